@@ -1,9 +1,10 @@
 """What is linked into a release's files: crates, the Rust standard library, and zig's unwinder.
 
-Cargo says which crates: cargo tree with each product's own features, for both architectures, without build scripts, tests and
-procedural macros. The standard library is asked the same way, by its sources (rustup component add rust-src). The licence texts are
-those that the sources have. Not counted are glibc's start-up code and wrappers of stat, which every program contains: their licence
-sets no condition for such a program.
+`cargo tree` lists the crates, with each product's own features, for both architectures, without
+build scripts, tests and procedural macros. It also lists the crates of the standard library, from
+the library's sources (rustup component add rust-src). The licence texts are those in the sources.
+Not counted are glibc's start-up code and wrappers of stat, which every program contains: their
+licence sets no condition for such a program.
 """
 
 import html
@@ -43,7 +44,7 @@ class Part:
 
 
 def parts():
-    """All of them, by key and in its order."""
+    """Returns all parts by key, in the order of the keys."""
     ours, std = crates(Path("Cargo.toml"), PRODUCTS), standard_library()
     std_key = next(key for key in std if key.startswith("rust-std "))
     unwinder = zig_unwinder()
@@ -74,7 +75,7 @@ def sysroot_folder():
 
 
 def crates(manifest, packages, options=()):
-    """What is linked into the packages of a workspace, and they themselves."""
+    """Returns these packages of a workspace and the crates that are linked into them, by key."""
     at = ("--locked", "--quiet", "--manifest-path", str(manifest), *options)
     keys, known, edges = set(), {}, {}
     for target in TARGETS:
@@ -115,7 +116,7 @@ def texts_below(folder):
 
 
 def standard_library():
-    """The crates of Rust's own repository as one part, and those that it takes from elsewhere."""
+    """Returns the library crates of Rust's repository as one part, and each other crate, by key."""
     sysroot = sysroot_folder()
     library, notices = sysroot / "lib/rustlib/src/rust/library", sysroot / "share/doc/rust/COPYRIGHT-library.html"
     for path, cure in ((library, "rustup component add rust-src"), (notices, "install Rust with rustup")):

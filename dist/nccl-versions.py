@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Which plugin interfaces each NCCL on PyPI looks for, beside those that this library has.
+"""Compares the plugin interfaces of each NCCL on PyPI with this library's.
 
-Reads the wheels of nvidia-nccl-cu12 and nvidia-nccl-cu13 for x86-64 and aarch64, from 2.27 to the newest, and prints a table in
-Markdown. NCCL finds a plugin by the name of its symbol (ncclNetPlugin_v11, ncclTunerPlugin_v5, ...), so the names stand in its
-library as text. The two architectures of a version must agree.
+Reads the wheels of nvidia-nccl-cu12 and nvidia-nccl-cu13 for x86-64 and aarch64, from 2.27 to the
+newest, and prints a table in Markdown. NCCL finds a plugin by the name of the plugin's symbol
+(ncclNetPlugin_v11, ncclTunerPlugin_v5, ...), so NCCL's library contains these names as text. The
+two architectures of a version must agree.
 
-Exit status 1: a version looks for no net interface that this library has, or looks first for a newer net or tuner interface than it
-has. Exit status 2: wrong arguments, or a wheel could not be read. Downloads some hundred MB a wheel with pip, one at a time, and
-keeps none of them.
+Exit status 1: an NCCL version looks for no net interface that this library has, or looks first for
+a newer net or tuner interface than this library has. Exit status 2: wrong arguments, or a wheel
+could not be read. Downloads some hundred MB a wheel with pip, one at a time, and keeps none of
+them.
 
     python3 dist/nccl-versions.py [--min VERSION] [--package NAME]...
 """
@@ -89,7 +91,7 @@ def find_versions(arguments):
 
 
 def versions_of(version, packages):
-    """What this version looks for, which must be the same in all its wheels."""
+    """Returns the interfaces that this version looks for. All its wheels must agree."""
     seen = {}
     for package in packages:
         for machine, platforms in PLATFORMS.items():

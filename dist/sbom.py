@@ -1,4 +1,6 @@
-"""Prints the SBOM of the release as CycloneDX 1.6 JSON: what is linked into a file of it, and nothing that only builds or tests it."""
+"""Prints the SBOM of the release as CycloneDX 1.6 JSON: everything that is linked into its files.
+
+It has no parts that are only used to build or test."""
 
 import os
 from datetime import datetime, timezone

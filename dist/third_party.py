@@ -16,8 +16,8 @@ from license_expression import get_spdx_licensing
 from linked import parts
 
 HEAD = """\
-The programs and libraries of nccl-net-spark contain the following software of others. Where it has a choice of licences, any of them
-may be taken. The licence texts are below, each with the names of those that it came with.
+The programs and libraries of nccl-net-spark contain the following third-party software. If it offers several licences, you may choose
+any. The licence texts are below, each with the names of those that it came with.
 """
 APACHE = re.compile(r"Apache License\s+Version 2\.0, January 2004.*?END OF TERMS AND CONDITIONS", re.DOTALL)
 DEBIAN_APACHE = """\

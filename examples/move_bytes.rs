@@ -74,7 +74,7 @@ unsafe fn move_bytes(net: &NetV8) {
             }
         }
         assert!(arrived as usize == BYTES && from == to, "{arrived} bytes arrived, or wrong ones");
-        println!("{arrived} bytes arrived, each as it was sent");
+        println!("{arrived} bytes arrived, all correct");
 
         check("deregMr", net.dereg_mr.unwrap()(sender, out));
         check("deregMr", net.dereg_mr.unwrap()(receiver, into));

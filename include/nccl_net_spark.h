@@ -2,7 +2,7 @@
  * The C interface of nccl-net-spark: the tables that NCCL looks up. They are tables of the network
  * plugin (versions 8 to 12) and of the tuner plugin (versions 4 to 7).
  *
- * This header is C11 and needs no other header of NCCL's. If a program also includes NCCL's own
+ * This header is C11 and needs none of NCCL's headers. If a program also includes NCCL's own
  * network headers, define NCCL_NET_SPARK_HAVE_NCCL first: this header then declares only the
  * network's exported symbols. If the program also includes NCCL's tuner headers, define
  * NCCL_NET_SPARK_HAVE_NCCL_TUNER as well: this header then also declares the tuner's exported

@@ -27,7 +27,7 @@ pub use names::NameFilter;
 pub use qp::QpConfig;
 use std::path::PathBuf;
 use std::time::Duration;
-use value::{Parsed, Refusal, millis, number, optional, optional_text, path, seconds, switch, text};
+use value::{Parsed, Refusal, choice, millis, number, optional, optional_text, path, seconds, switch, text};
 
 /// Row of the table of settings.
 #[derive(Debug, Clone, Copy)]
@@ -185,7 +185,7 @@ settings! {
     qp.timeout = "NCCL_IB_TIMEOUT", "14", number::<u8, 1, 31>, "1 to 31.",
         "How long a queue pair waits for an acknowledgement before it retransmits: 4.096 us x 2^n.";
     qp.retry_count = "NCCL_IB_RETRY_CNT", "6", number::<u8, 0, 7>, "0 to 7.",
-        "How often a queue pair retransmits before its rail counts as lost.";
+        "How many times a queue pair retransmits before its rail counts as lost.";
     setup.qps_per_rail = "NCCL_IB_QPS_PER_CONNECTION", "", optional::<u8, 1, 16>, "1 to 16.",
         "Queue pairs per connection and rail; unset: chosen from the rails.";
     rails.relaxed_ordering = "NCCL_IB_PCI_RELAXED_ORDERING", "2", relaxed_ordering,
@@ -217,7 +217,7 @@ settings! {
     data_path.stall_warn = "NCCL_SPARK_STALL_WARN_S", "60", seconds::<1, 86_400>, "1 to 86400 seconds.",
         "How long a request may make no progress before a warning is logged.";
     recovery.stall_abort_s = "NCCL_SPARK_STALL_ABORT_S", "", optional::<u64, 1, 86_400>, "1 to 86400 seconds.",
-        "How long posted requests may make no progress before the connection fails, if two answers of the peer, or two missing answers, agree on the cause; unset: it never fails for this reason.";
+        "How long posted requests may make no progress before the connection fails, if two answers of the peer in a row show the same cause, or if it does not answer for 10 seconds; unset: it never fails for this reason.";
     recovery.loss_timeout = "NCCL_SPARK_LOSS_TIMEOUT_S", "30", seconds::<1, 3600>, "1 to 3600 seconds.",
         "How long a connection may have no working rail before it fails.";
     tuner.mode = "NCCL_SPARK_TUNER", "auto", tuner_mode, "auto (on a GB10), on or off.",
@@ -295,7 +295,7 @@ pub struct Setting {
 /// All settings in effect, checked.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    held: Vec<Setting>,
+    in_effect: Vec<Setting>,
     files: Vec<PathBuf>,
     ignored: Vec<&'static str>,
     removed: Vec<String>,
@@ -321,7 +321,7 @@ impl Settings {
     /// The errors of [`Config::from_environment`].
     pub fn gather(variables: &[(String, String)], standard: &[PathBuf]) -> Result<Settings> {
         let own = variables.iter().filter(|(name, _)| name.starts_with(OWN_PREFIX));
-        let (gone, own): (Vec<_>, Vec<_>) = own.partition(|(name, _)| is_removed(name));
+        let (removed, own): (Vec<_>, Vec<_>) = own.partition(|(name, _)| is_removed(name));
         own.into_iter().map(|(name, value)| known(name, value, name)).collect::<Result<Vec<_>>>()?;
         let environment = |wanted: &str| {
             let found = variables.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.trim().to_owned());
@@ -335,7 +335,7 @@ impl Settings {
             }
         };
         files.iter().try_for_each(check)?;
-        let held: Vec<Setting> = TABLE
+        let in_effect: Vec<Setting> = TABLE
             .iter()
             .map(|row| {
                 match (environment(row.name), files.iter().find_map(|file| Some((file, file.line(row.name)?)))) {
@@ -349,17 +349,17 @@ impl Settings {
             })
             .collect();
         let mut config = Config::default();
-        held.iter().try_for_each(|one| one.row.parse(&mut config, &one.value, one.row.name))?;
+        in_effect.iter().try_for_each(|one| one.row.parse(&mut config, &one.value, one.row.name))?;
         let ignored = nccl::ignored().map(|(name, _)| name).filter(|name| environment(name).is_some()).collect();
-        let gone = gone.into_iter().map(|(name, _)| name.clone()).chain(files.iter().flat_map(removed_lines));
-        let removed = gone.map(|shown| format!("{shown} has no effect: this version has no such setting")).collect();
+        let removed = removed.into_iter().map(|(name, _)| name.clone()).chain(files.iter().flat_map(removed_lines));
+        let removed = removed.map(|shown| format!("{shown} has no effect: this version has no such setting")).collect();
         let files = files.into_iter().map(|file| file.path).collect();
-        Ok(Settings { held, files, ignored, removed, config })
+        Ok(Settings { in_effect, files, ignored, removed, config })
     }
 
     /// Returns every setting, in the table's order.
-    pub fn held(&self) -> &[Setting] {
-        &self.held
+    pub fn in_effect(&self) -> &[Setting] {
+        &self.in_effect
     }
 
     /// Returns the settings files that were read.
@@ -377,9 +377,9 @@ impl Settings {
     pub fn from_files(&self) -> Vec<String> {
         let line = |path: &PathBuf| {
             let here = |one: &&Setting| matches!(&one.source, Source::File { path: of, .. } if of == path);
-            let held = self.held.iter().filter(here).map(|one| format!("{}={}", one.row.name, one.value));
-            let held: Vec<String> = held.collect();
-            let what = if held.is_empty() { "no setting in effect".to_owned() } else { held.join(", ") };
+            let in_effect = self.in_effect.iter().filter(here).map(|one| format!("{}={}", one.row.name, one.value));
+            let in_effect: Vec<String> = in_effect.collect();
+            let what = if in_effect.is_empty() { "no setting in effect".to_owned() } else { in_effect.join(", ") };
             format!("settings from {}: {what}", path.display())
         };
         self.files.iter().map(line).collect()
@@ -409,8 +409,8 @@ fn is_removed(name: &str) -> bool {
 }
 
 fn removed_lines(file: &SettingsFile) -> impl Iterator<Item = String> {
-    let gone = file.lines.iter().filter(|line| is_removed(&line.name));
-    gone.map(|line| file::place(&file.path, line.number, &line.name))
+    let removed = file.lines.iter().filter(|line| is_removed(&line.name));
+    removed.map(|line| file::place(&file.path, line.number, &line.name))
 }
 
 /// Finds a setting's row. Errors call the setting `shown`.
@@ -435,13 +435,13 @@ fn nearest(name: &str) -> Option<&'static str> {
 /// Checks every line of a file, including lines that the environment overrides.
 fn check(file: &SettingsFile) -> Result<()> {
     for line in file.lines.iter().filter(|line| !is_removed(&line.name)) {
-        let told = file::place(&file.path, line.number, &line.name);
-        let row = known(&line.name, &line.value, &told)?;
+        let place = file::place(&file.path, line.number, &line.name);
+        let row = known(&line.name, &line.value, &place)?;
         if row.name == SETTINGS_FILE {
-            return Err(Error::Setting { name: told, value: line.value.clone(), fault: SettingFault::NamesAFile });
+            return Err(Error::Setting { name: place, value: line.value.clone(), fault: SettingFault::NamesAFile });
         }
         if !line.value.is_empty() {
-            row.parse(&mut Config::default(), &line.value, &told)?;
+            row.parse(&mut Config::default(), &line.value, &place)?;
         }
     }
     Ok(())
@@ -456,7 +456,7 @@ impl SettingRow {
     }
 }
 
-/// NCCL's own default is -1 (`NCCL_PARAM(IbTc, "IB_TC", -1)`, net_ib).
+/// Returns `None` for -1, NCCL's own default (`NCCL_PARAM(IbTc, "IB_TC", -1)`, net_ib).
 fn unless_minus_one<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Option<u8>> {
     if value == "-1" { Ok(None) } else { number::<u8, LOW, HIGH>(value).map(Some) }
 }
@@ -474,12 +474,7 @@ fn is_trace(value: &str) -> Parsed<bool> {
 }
 
 fn tuner_mode(value: &str) -> Parsed<Mode> {
-    match value {
-        "auto" => Ok(Mode::Auto),
-        "on" => Ok(Mode::On),
-        "off" => Ok(Mode::Off),
-        _ => Err(Refusal::default()),
-    }
+    choice(value, &[("auto", Mode::Auto), ("on", Mode::On), ("off", Mode::Off)])
 }
 
 fn tuner_table(value: &str) -> Parsed<Option<Table>> {
@@ -487,21 +482,11 @@ fn tuner_table(value: &str) -> Parsed<Option<Table>> {
 }
 
 fn relaxed_ordering(value: &str) -> Parsed<RelaxedOrdering> {
-    match value {
-        "0" => Ok(RelaxedOrdering::Off),
-        "1" => Ok(RelaxedOrdering::On),
-        "2" => Ok(RelaxedOrdering::Auto),
-        _ => Err(Refusal::default()),
-    }
+    choice(value, &[("0", RelaxedOrdering::Off), ("1", RelaxedOrdering::On), ("2", RelaxedOrdering::Auto)])
 }
 
 fn socket_family(value: &str) -> Parsed<SocketFamily> {
-    match value {
-        "" => Ok(SocketFamily::Any),
-        "AF_INET" => Ok(SocketFamily::V4),
-        "AF_INET6" => Ok(SocketFamily::V6),
-        _ => Err(Refusal::default()),
-    }
+    choice(value, &[("", SocketFamily::Any), ("AF_INET", SocketFamily::V4), ("AF_INET6", SocketFamily::V6)])
 }
 
 #[cfg(test)]

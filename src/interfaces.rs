@@ -1,13 +1,13 @@
-//! Network interfaces in this process's network namespace. [`holder`] finds the interface that has
-//! the address of a GID. Only this file queries the system for interfaces; `routes` queries routes
-//! through `netlink`.
+//! Network interfaces in this process's network namespace. [`gid_owner`] finds the interface that
+//! has the address of a GID. Only this file queries the system for interfaces; `routes` queries
+//! routes through `netlink`.
 //!
 //! A port's GID table always has the link-local address that follows from its interface's MAC
 //! address (`ib_cache_gid_set_default_gid` in Linux' `drivers/infiniband/core/cache.c`). The
 //! interface itself may not have that address. With NetworkManager's stable-privacy it has another
 //! link-local address; with IPv6 off or netplan's `link-local: []` it has none. Neighbour
 //! solicitations for such an address get no answer, and connecting a QP to it fails after a second
-//! (`ETIMEDOUT`) or immediately (`ENETUNREACH`). [`holder`] detects such GIDs. It is called
+//! (`ETIMEDOUT`) or immediately (`ENETUNREACH`). [`gid_owner`] detects such GIDs. It is called
 //! for each port when the plugin looks for rails at init, and again for each connection.
 
 pub mod netlink;
@@ -96,7 +96,7 @@ pub struct TableEntry<'a> {
 
 /// The network interface that has the address of a GID, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Holder<'i> {
+pub enum GidOwner<'i> {
     /// An interface of this namespace.
     Found {
         /// The interface.
@@ -113,21 +113,21 @@ pub enum Holder<'i> {
 }
 
 /// Finds the interface that has the address of a GID. `sysfs` is the mount point of sysfs ("/sys").
-pub fn holder<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interface]) -> Holder<'i> {
+pub fn gid_owner<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interface]) -> GidOwner<'i> {
     let gid = Ipv6Addr::from(entry.gid);
     let own = if gid.is_unicast_link_local() { own_interface(sysfs, entry, interfaces) } else { None };
     let ip = gid.to_canonical();
     let found = |interface: &'i Interface| {
         let address = interface.addresses.iter().find(|each| each.address.ip() == ip)?;
-        Some(Holder::Found { interface, prefix: address.prefix })
+        Some(GidOwner::Found { interface, prefix: address.prefix })
     };
     if let Some(own) = own {
-        return found(own).unwrap_or(Holder::Missing(own));
+        return found(own).unwrap_or(GidOwner::Missing(own));
     }
     // The index may be from another namespace, and an unrelated interface may have the same index
     // here. So `found` compares the address.
     let by_index = interfaces.iter().find(|interface| interface.index == entry.ifindex).and_then(found);
-    by_index.or_else(|| interfaces.iter().find_map(found)).unwrap_or(Holder::Elsewhere)
+    by_index.or_else(|| interfaces.iter().find_map(found)).unwrap_or(GidOwner::Elsewhere)
 }
 
 /// Returns the kernel's name of the network interface for an entry of a port's GID table.

@@ -8,12 +8,12 @@
 //!   all backed by one set of functions. One file converts every pointer from NCCL, and no panic
 //!   leaves the library.
 //! - [`plugin`], [`config`]: the process. The first `init` reads the settings and opens the devices
-//!   and rails; later calls are only counted. `plugin` determines the properties that NCCL sees.
+//!   and rails; later calls open nothing. `plugin` determines the properties that NCCL sees.
 //! - [`rails`], [`interfaces`]: the host. They select the ports that become rails, and determine
 //!   which of them share a PCIe link or a cable, and their combined bandwidth. Plain data in, plain
 //!   data out.
 //! - [`comm`]: connections. Set-up over TCP, the data path (`isend`, `irecv`, `test`), and the
-//!   service thread, which watches lost rails. Combines [`flow`], [`wire`] and [`verbs`].
+//!   service thread, which recovers lost rails. Combines [`flow`], [`wire`] and [`verbs`].
 //! - [`flow`], [`wire`]: state, without I/O, clock, lock or `unsafe`. [`flow`] decides which
 //!   receives are granted, which sends run, and which bytes each rail carries. It tracks each rail
 //!   from loss to return. [`wire`] encodes and checks all data exchanged with a peer.

@@ -13,7 +13,7 @@ use crate::verbs::{self, Context, Library, Pd};
 use crate::wire::cts::MAX_RECEIVE_BYTES;
 use crate::wire::handle::HANDLE_BYTES;
 use crate::wire::ids::RailId;
-use crate::wire::immediate::MAX_LEADS;
+use crate::wire::immediate::MAX_FULL_CHUNKS;
 use crate::wire::{MAX_OFFERED_RAILS, PARTS};
 use once_cell::sync::OnceCell;
 use std::ffi::CStr;
@@ -85,7 +85,7 @@ pub fn tuner(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Tuner {
     let Some(plugin) = PLUGIN.get() else {
         return Tuner::Inert { reason: "this network is not initialised".to_owned() };
     };
-    let is_ours = comm_id.is_none_or(|id| communicators(|all| all.is_carried(id)));
+    let is_ours = comm_id.is_none_or(|id| communicators(|all| all.is_on_this_network(id)));
     plugin.policy.tuner(ranks, nodes, is_ours)
 }
 
@@ -404,7 +404,7 @@ impl DeviceProperties {
             Some(rail.device.pd().ok()?.context().limits().max_qp / u32::from(queue_pairs))
         });
         let chunk = survey.rails.iter().map(|rail| rail.max_message_bytes).min().unwrap_or(0);
-        let largest = (u64::from(chunk) * (MAX_LEADS + 1)).min(MAX_RECEIVE_BYTES) as usize;
+        let largest = (u64::from(chunk) * (MAX_FULL_CHUNKS + 1)).min(MAX_RECEIVE_BYTES) as usize;
         Self {
             name: DEVICE_NAME,
             guid: survey.guid,

@@ -2,19 +2,20 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use common::CRun;
+use std::path::PathBuf;
+use std::process::Command;
 
 #[test]
 fn without_a_verbs_library_every_call_fails_cleanly_and_the_warning_names_it() {
     let output = drive(&[("NCCL_IBVERBS_LIB", "libibverbs-not-there.so.1")]);
-    assert!(output.stderr.contains("libibverbs-not-there.so.1"), "{}", output.stderr);
+    assert!(output.text.contains("libibverbs-not-there.so.1"), "{}", output.text);
 }
 
 #[test]
 fn without_a_device_every_call_fails_cleanly_and_a_warning_says_so() {
     let output = drive(&[("NCCL_IB_HCA", "=not-there")]);
-    assert!(output.stderr.contains("init: "), "{}", output.stderr);
+    assert!(output.text.contains("init: "), "{}", output.text);
 }
 
 #[test]
@@ -22,7 +23,7 @@ fn details_reach_nccls_log_only_at_level_trace() {
     // `[5]` is NCCL's level TRACE. Each finalize without an init logs at this level.
     let detail = |level: &str| {
         let said = drive(&[("NCCL_IB_HCA", "=not-there"), ("NCCL_DEBUG", level)]);
-        said.stderr.lines().filter(|line| line.starts_with("[5] ")).count()
+        said.text.lines().filter(|line| line.starts_with("[5] ")).count()
     };
     assert!(detail("trace") > 0);
     assert_eq!(detail("INFO"), 0);
@@ -31,10 +32,10 @@ fn details_reach_nccls_log_only_at_level_trace() {
 #[test]
 fn a_misspelt_setting_is_named() {
     let program = common::drive_program();
-    let output = run(&program, &[("NCCL_SPARK_CONECT_TIMEOUT_S", "3")]);
+    let output = common::run_c_program(&program, &[], [("NCCL_SPARK_CONECT_TIMEOUT_S", "3")]);
     // The program expects ncclSystemError from the first init, as on a host without RDMA.
-    assert!(!output.success, "{}", output.stderr);
-    assert!(output.stderr.contains("NCCL_SPARK_CONECT_TIMEOUT_S"), "{}", output.stderr);
+    assert!(!output.success, "{}", output.text);
+    assert!(output.text.contains("NCCL_SPARK_CONECT_TIMEOUT_S"), "{}", output.text);
 }
 
 #[test]
@@ -96,26 +97,8 @@ fn the_library_exports_its_nine_tables_and_nothing_else() {
     assert_eq!(names, expected);
 }
 
-struct Said {
-    success: bool,
-    stderr: String,
-}
-
-fn drive(variables: &[(&str, &str)]) -> Said {
-    let said = run(&common::drive_program(), variables);
-    assert!(said.success, "{}", said.stderr);
+fn drive(variables: &[(&str, &str)]) -> CRun {
+    let said = common::run_c_program(&common::drive_program(), &[], variables.iter().copied());
+    assert!(said.success, "{}", said.text);
     said
-}
-
-fn run(program: &Path, variables: &[(&str, &str)]) -> Said {
-    let Output { status, stdout, stderr } = Command::new(program)
-        .arg(common::plugin_library())
-        .env_remove("SPARK_TEST_RDMA")
-        .env("SPARK_TEST_VERBOSE", "1")
-        .envs(variables.iter().copied())
-        .output()
-        .expect("the program runs");
-    let stdout = String::from_utf8_lossy(&stdout);
-    let stderr = format!("{status}\n{stdout}{}", String::from_utf8_lossy(&stderr));
-    Said { success: status.success() && stdout.ends_with("done\n"), stderr }
 }

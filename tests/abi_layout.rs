@@ -175,7 +175,8 @@ fn nccls_structs() -> BTreeMap<String, Struct> {
     .collect()
 }
 
-/// Makes names comparable: `reg_mr_dma_buf` and `regMrDmaBuf`, or `perChMaxNVLSTreeBws`.
+/// Reduces a field's Rust name and C name to the same text: `reg_mr_dma_buf` and `regMrDmaBuf` both
+/// become `regmrdmabuf`. This also works for names like `perChMaxNVLSTreeBws`.
 fn plain(name: &str) -> String {
     name.replace('_', "").to_lowercase()
 }

@@ -187,7 +187,8 @@ fn parameters_in(text: &str, field: &str) -> String {
 fn plain(c: &str) -> String {
     let merged = |from: &str, to: &str, text: String| text.replace(from, to);
     let mut text = merged("Properties_v10_t", "Properties_v9_t", c.to_owned());
-    // C passes this enum like an int. Rust uses an int, because its enums cannot hold every number.
+    // C passes an enum without negative values, such as this one, like an int. Rust uses an int,
+    // because its enums cannot hold every number.
     text = merged("ncclFunc_t", "int", text);
     for version in ["v6", "v7"] {
         text = merged(&format!("NvlDomainInfo_{version}_t"), "NvlDomainInfo_v5_t", text);

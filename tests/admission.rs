@@ -1,5 +1,6 @@
 //! Attacks on the bootstrap port and the control channel over loopback, while honest peers connect
-//! and transfer data. Every byte is compared. `tests/lies.rs` covers lies outside TCP.
+//! and transfer data. Every byte is compared. `tests/lies.rs` covers the false data that an
+//! admitted peer writes to memory or posts on its queue pairs.
 //!
 //! The tests run one at a time, because they measure descriptors and memory of the whole process.
 
@@ -18,24 +19,18 @@ use attack::{
     HEADER_BYTES, Listener, TOKEN, Taken, connect_through_proxy, dial, host, proxy, proxy_after_drops, read_frame,
 };
 use common::ends::{CHECKED, Ends};
-use common::until;
+use common::{turn, until};
 use nccl_net_spark::error::Error;
 use nccl_net_spark::wire::PROTOCOL_VERSION;
-use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, Received};
+use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Received};
 use nccl_net_spark::wire::ids::LaneId;
 use nccl_net_spark::wire::message::Message;
 use socket2::{Domain, SockRef, Socket, Type};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-static TURN: Mutex<()> = Mutex::new(());
-
-fn turn() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Frames of an honest peer's handshake with another listener, whose token is not valid here.
 fn old_handshake() -> Vec<Vec<u8>> {
@@ -73,7 +68,7 @@ fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
         Message::Control(ControlFrame {
             number: 1,
             received: 0,
-            asks: true,
+            awaits_confirmation: true,
             message: ControlMessage::Bye { delivered: 0 }.encode(),
         })
         .encode(),
@@ -371,7 +366,7 @@ fn a_falsified_handshake_message_fails_with_an_error_that_names_the_peer() {
 }
 
 fn send(stream: &mut TcpStream, number: u64, message: Vec<u8>) {
-    let frame = ControlFrame { number, received: 0, asks: true, message };
+    let frame = ControlFrame { number, received: 0, awaits_confirmation: true, message };
     stream.write_all(&Message::Control(frame).encode()).unwrap();
 }
 
@@ -386,7 +381,8 @@ fn invalid_control_data_fails_the_connection_with_an_error_that_names_the_peer()
     let hosts = [host(0), host(1)];
     let claims = [0x50, 0x53, 6, PROTOCOL_VERSION as u8, 0xff, 0xff, 0xff, 0x7f];
     let mut huge =
-        Message::Control(ControlFrame { number: 1, received: 0, asks: true, message: vec![6; 2000] }).encode();
+        Message::Control(ControlFrame { number: 1, received: 0, awaits_confirmation: true, message: vec![6; 2000] })
+            .encode();
     let at = HEADER_BYTES + 17;
     huge.resize(HEADER_BYTES + 20_000, 0);
     huge[4..8].copy_from_slice(&20_000_u32.to_le_bytes());
@@ -394,7 +390,7 @@ fn invalid_control_data_fails_the_connection_with_an_error_that_names_the_peer()
     let attacks: [(&[u8], &str); 4] = [
         (b"GET / HTTP/1.1\r\n\r\n", "not a message of this plugin"),
         (&claims, "bytes announced; at most"),
-        (&[0x50, 0x53, 6, 99, 0, 0, 0, 0], "speaks protocol 99"),
+        (&[0x50, 0x53, 6, 99, 0, 0, 0, 0], "uses protocol version 99"),
         (&huge, "message: 19981, at most"),
     ];
     for (bytes, expected_text) in attacks {
@@ -440,11 +436,13 @@ fn meaningless_frames_are_ignored() {
         ControlMessage::Joined {
             lane,
             attempt: 1,
-            connector_gid: gid,
-            acceptor_gid: gid,
-            mtu_bytes: 1024,
-            end: Default::default(),
-            epoch: Default::default(),
+            answer: JoinAnswer {
+                connector_gid: gid,
+                acceptor_gid: gid,
+                mtu_bytes: 1024,
+                end: Default::default(),
+                epoch: Default::default(),
+            },
         }
         .encode(),
         ControlMessage::AreYouThere.encode(),

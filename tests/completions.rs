@@ -93,5 +93,5 @@ fn lost_completions_cost_the_receiver_its_connection(fabric: &mut Fabric) {
 fn number_of(path: &dyn SharedPath) -> usize {
     let mut path = path.borrow().unwrap();
     let lane = &path.rails().lanes[0];
-    (1..1 << 20).find(|cq| lane.is_on(*cq)).unwrap()
+    (1..1 << 20).find(|cq| lane.has_cq(*cq)).unwrap()
 }

@@ -294,7 +294,7 @@ fn without_a_common_rail_both_ends_fail_immediately_and_list_both_sides() {
 fn a_bye_directly_after_the_handshake_is_received() {
     let (a, b) = (host(0, &[]), host(1, &[]));
     let (listener, mut handle) = b.listen().unwrap();
-    // The connecting side stops once the accepting side is ready: its handshake is incomplete.
+    // The connecting side stops once the accepting side is ready, before its own handshake is over.
     let recv = until(|| {
         assert!(a.connect(&mut handle, None).unwrap().is_none());
         (0..50).find_map(|_| {

@@ -170,7 +170,7 @@ fn a_rail_that_leaves_and_returns_is_one_loss_and_one_recovery() {
     job.write_line("close");
     job.wait_for_line("closed");
     let said = job.end();
-    let block = said.iter().filter(|line| line.contains("; lost 1 x, recovered 1 x, away ")).count();
+    let block = said.iter().filter(|line| line.contains("; lost 1 time, recovered 1 time, unusable for ")).count();
     assert_eq!(block, 2, "{said:#?}");
 }
 
@@ -268,7 +268,7 @@ fn a_job_that_is_killed_leaves_nothing_behind() {
 #[test]
 fn a_job_without_counters_passes() {
     let bytes = (FILE_BYTES - 1).to_string();
-    let why = "no counters for other processes, the job runs without: ";
+    let why = "cannot create the counters' memory file (";
     for (variable, value, lines) in [("JOB_FILE_BYTES", bytes.as_str(), 2), ("JOB_COUNTERS", "0", 0)] {
         let job = Job::start(&[(variable, value)]);
         assert_eq!(job.files(), Vec::<PathBuf>::new(), "{variable}");
@@ -293,7 +293,7 @@ fn without_a_free_descriptor_a_connection_keeps_its_own_counters() {
         log.capture(|| common::without_files(|| counting.connection(Direction::Send, "b", &[lane(), lane()])));
     let said = log.take();
     assert_eq!(said.len(), 1, "{said:?}");
-    assert!(said[0].1.starts_with("no counters for other processes, the job runs without: "), "{said:?}");
+    assert!(said[0].1.starts_with("cannot create the counters' memory file ("), "{said:?}");
     use nccl_net_spark::counters::layout::Word;
     connection.record(1).add(Word::Bytes, 7);
     assert_eq!((connection.record(1).read(Word::Bytes), connection.record(0).read(Word::Bytes)), (7, 0));

@@ -8,9 +8,9 @@
 mod bed;
 mod common;
 
-use bed::{Bed, RAILS, SLOT_BYTES, Stream, TURN, WINDOW, host, set};
+use bed::{Bed, RAILS, SLOT_BYTES, Stream, WINDOW, host, set};
 use common::comms::{Receiving, Sending};
-use common::{fill, until, without_files};
+use common::{fill, turn, until, without_files};
 use nccl_net_spark::comm::channel::Channel;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::Role;
@@ -33,7 +33,7 @@ use softverbs::control::Action;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -65,7 +65,7 @@ fn a_rail_dies_in_mid_transfer_and_returns() {
 
 #[test]
 fn a_device_removed_during_start_up_costs_only_its_rail() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = turn();
     // The first host creates the fabric.
     host(0, &[]);
     let rails = std::thread::scope(|scope| {
@@ -293,7 +293,7 @@ fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<Path
 
 #[test]
 fn a_connection_that_cannot_be_watched_is_dropped_and_the_next_one_works() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = turn();
     let hosts = [host(0, &[]), host(1, &[])];
     let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(NeverBorrowed::default()));
     let mut was_called = false;
@@ -359,7 +359,7 @@ impl SharedPath for PanicsOnRelease {
 
 #[test]
 fn a_panic_of_the_service_thread_fails_newly_added_connections_too() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = turn();
     let host = host(0, &[]);
     let ((entered, has_entered), (releaser, release)) = (channel(), channel());
     let (line, driver, _, _far) = watched(&host, Arc::new(PanicsOnRelease { entered, release: Mutex::new(release) }));
@@ -407,7 +407,7 @@ fn receiving_process() {
 fn a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for() {
     use nix::sys::signal::{Signal, kill};
     use std::io::{BufRead, BufReader};
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = turn();
     let (_, library) = common::test_rails();
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "receiving_process", "--ignored", "--nocapture"])

@@ -11,14 +11,7 @@ use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// A process has one fabric and one virtual clock, so the tests run one at a time.
-static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
-
-fn turn() -> MutexGuard<'static, Option<Fabric>> {
-    FABRIC.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use std::sync::Arc;
 
 fn talk(fabric: &mut Fabric, pair: &mut Pair) {
     for _ in 0..10 {
@@ -46,7 +39,7 @@ fn break_path(pair: &Pair, side: usize) {
 
 #[test]
 fn a_data_path_with_a_fault_does_not_say_that_it_has_stopped_a_rail() {
-    let mut fabric = turn();
+    let mut fabric = sim::lock_fabric();
     let fabric = fabric.get_or_insert_with(Fabric::new);
     for broken in [0, 1] {
         let mut pair = fabric.connect(2, 1);
@@ -62,7 +55,7 @@ fn a_data_path_with_a_fault_does_not_say_that_it_has_stopped_a_rail() {
 
 #[test]
 fn a_failed_data_path_is_not_used_again_and_both_ends_close_in_good_order() {
-    let mut fabric = turn();
+    let mut fabric = sim::lock_fabric();
     let fabric = fabric.get_or_insert_with(Fabric::new);
     for broken in [0, 1] {
         let mut pair = fabric.connect(2, 1);

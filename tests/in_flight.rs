@@ -13,10 +13,7 @@ use nccl_net_spark::error::Internal;
 use nccl_net_spark::flow::in_flight::Bound;
 use nccl_net_spark::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair, Start};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// A process has one fabric and one virtual clock, so the tests run one at a time.
-static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
+use std::sync::{Arc, MutexGuard};
 
 /// Virtual time after which a test counts as hanging.
 const PATIENCE_NS: u64 = 60_000_000_000;
@@ -35,7 +32,7 @@ struct Stage {
 
 impl Stage {
     fn new(rails: usize, most_bytes: u64) -> Self {
-        let mut fabric = FABRIC.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fabric = sim::lock_fabric();
         let there = fabric.get_or_insert_with(Fabric::new);
         (0..rails).for_each(|rail| there.set(rail, true));
         let bound = Arc::new(Bound::new(most_bytes));
@@ -181,7 +178,7 @@ fn two_connections_share_the_in_flight_limit_and_a_larger_message_is_sent_alone(
         });
         assert!(stage.fabric().now_ns() < limit, "a send hangs");
     }
-    assert_eq!(stage.bound.taken_bytes(), 0);
+    assert_eq!(stage.bound.reserved_bytes(), 0);
     assert!(refused > 0 && alone >= 4 && fullest > 3000, "{refused} refused, {alone} alone, {fullest} at most");
 }
 
@@ -191,11 +188,11 @@ fn a_refused_peer_leaves_once_the_other_connection_is_done() {
     let receives = [stage.grant(0), stage.grant(1)];
     stage.settle();
     let first = stage.isend(0, 3000).expect("room");
-    assert_eq!((stage.isend(1, 1001), stage.bound.taken_bytes()), (None, 3000));
+    assert_eq!((stage.isend(1, 1001), stage.bound.reserved_bytes()), (None, 3000));
     assert_eq!(stage.finish(0, first, receives[0]), 3000);
     let second = stage.isend(1, 1001).expect("room, now that the other is done");
     assert_eq!(stage.finish(1, second, receives[1]), 1001);
-    assert_eq!(stage.bound.taken_bytes(), 0);
+    assert_eq!(stage.bound.reserved_bytes(), 0);
 }
 
 #[test]
@@ -211,11 +208,11 @@ fn a_lost_rail_returns_its_share_of_the_in_flight_limit() {
         stage.fabric().set(0, false);
         assert_eq!(stage.isend(1, 1), None, "it is not done");
         assert_eq!(stage.finish(0, send, receives[0]), 4000);
-        assert_eq!(stage.bound.taken_bytes(), 0, "after {delay_ns} ns");
+        assert_eq!(stage.bound.reserved_bytes(), 0, "after {delay_ns} ns");
         let other = stage.isend(1, 4000).expect("room");
         stage.fabric().set(0, true);
         assert_eq!(stage.finish(1, other, receives[1]), 4000);
-        assert_eq!(stage.bound.taken_bytes(), 0);
+        assert_eq!(stage.bound.reserved_bytes(), 0);
     }
 }
 
@@ -227,19 +224,19 @@ fn a_connection_that_ends_returns_its_bytes_in_flight_once() {
         let receive = stage.grant(1);
         stage.settle();
         stage.isend(0, 3500).expect("room");
-        assert_eq!((stage.isend(1, 600), stage.bound.taken_bytes()), (None, 3500));
+        assert_eq!((stage.isend(1, 600), stage.bound.reserved_bytes()), (None, 3500));
         if drops {
             stage.pairs[0] = None;
         } else {
             let mut path = stage.pair(0).send.borrow().expect("no panic went through it");
             path.end(Box::new(Internal::PathPanicked.into()));
         }
-        assert_eq!(stage.bound.taken_bytes(), 0);
+        assert_eq!(stage.bound.reserved_bytes(), 0);
         let other = stage.isend(1, 600).expect("room");
-        assert_eq!(stage.bound.taken_bytes(), 600);
+        assert_eq!(stage.bound.reserved_bytes(), 600);
         stage.pairs[0] = None;
-        assert_eq!(stage.bound.taken_bytes(), 600, "it returned bytes of another send");
+        assert_eq!(stage.bound.reserved_bytes(), 600, "it returned bytes of another send");
         assert_eq!(stage.finish(1, other, receive), 600);
-        assert_eq!(stage.bound.taken_bytes(), 0);
+        assert_eq!(stage.bound.reserved_bytes(), 0);
     }
 }

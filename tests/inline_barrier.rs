@@ -25,7 +25,7 @@ fn each_inline_post_has_a_load_barrier_before_it() {
     let output = output.expect("aarch64-linux-gnu-objdump, of binutils-aarch64-linux-gnu");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("plain text");
-    // One for v8, whose lengths are `int`, and one for all later versions.
+    // `isend` has two entry points: v8's, with lengths of type `int`, and that of later versions.
     let is_entry =
         |name: &str| ["10net_tables8isend_v817h", "5calls5isend17h"].iter().any(|entry| name.contains(entry));
     let entries: Vec<Function> = functions(&text).filter(|function| is_entry(function.name)).collect();
@@ -61,7 +61,8 @@ fn functions(text: &str) -> impl Iterator<Item = Function<'_>> {
 }
 
 impl Function<'_> {
-    /// Returns the calls by pointer after the inline size check, on the branch for inline writes.
+    /// Returns the calls of `post_send` for inline writes: the first calls by pointer after a check
+    /// of the inline size, on the branch where the write is not too long.
     fn inline_posts(&self) -> BTreeSet<u64> {
         let refusals =
             self.instructions.iter().filter(|(_, text)| text.starts_with("bl\t") && text.contains(INLINE_PATH));
@@ -112,7 +113,8 @@ impl Function<'_> {
         seen
     }
 
-    /// Returns the possible next instructions of `at` within the function. A call returns.
+    /// Returns the possible next instructions of `at` within the function. Assumes that
+    /// every called function returns.
     fn next(&self, at: u64) -> Vec<u64> {
         let Some(text) = self.instructions.get(&at) else { return Vec::new() };
         let (operation, operands) = text.split_once('\t').unwrap_or((text, ""));

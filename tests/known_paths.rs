@@ -1,8 +1,9 @@
 //! Connections that are set up while a path is dead, on a Spark's rails of the software fabric. One
 //! connection detects the dead path for all.
 //!
-//! The tests run one at a time, because they share the fabric's rails. They count attempts. After a
-//! failed attempt none follows for two seconds, even on a slow machine.
+//! The tests run one at a time, because they share the fabric's rails. They count attempts. No
+//! attempt follows a failed one for two seconds. This limits the number of attempts even if a slow
+//! machine takes longer (`at_most`).
 
 #![allow(unsafe_code)]
 
@@ -20,7 +21,7 @@ use nccl_net_spark::wire::handle::HANDLE_BYTES;
 use softverbs::control::{Action, control, status};
 use softverbs::path::PathFault;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier, MutexGuard};
 use std::time::{Duration, Instant};
 
 const CONNECTIONS: usize = 32;
@@ -35,8 +36,7 @@ struct Bed {
 
 impl Bed {
     fn new(settings: &[(&str, &str)]) -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = common::turn();
         let (rails, library) = common::test_rails_of("spark-1cable");
         let host = |side: usize| {
             let name = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
@@ -61,7 +61,7 @@ impl Bed {
     }
 
     /// Returns how many queue pairs failed to resolve an address, out of `of` injected failures.
-    fn found_nobody(&self, of: u32) -> u32 {
+    fn unresolved_count(&self, of: u32) -> u32 {
         let status = status(&common::fabric_folder(), &common::fabric_name()).unwrap();
         let rail = status.nodes[0].rails.iter().find(|rail| rail.device == DEAD).unwrap();
         of - rail.unanswered
@@ -182,13 +182,13 @@ fn one_connection_resolves_an_address_for_all() {
     bed.set(Action::Unresolved(1000));
     let (words, took) = bed.connect(CONNECTIONS);
     assert_eq!(connected_over(&words, "1 rail"), 2 * CONNECTIONS, "{words:#?}");
-    let tried = bed.found_nobody(1000) as usize;
+    let tried = bed.unresolved_count(1000) as usize;
     assert!((1..=at_most(took)).contains(&tried), "tried {tried} times in {took:?}");
     let left_out = words.iter().filter(|line| line.contains(DEAD) && line.contains("Connection timed out")).count();
     assert_eq!(left_out, 2 * CONNECTIONS, "{words:#?}");
     // The next connections know the failure, and do not resolve the address again.
     let (words, later) = bed.connect(CONNECTIONS);
-    let tried = bed.found_nobody(1000) as usize;
+    let tried = bed.unresolved_count(1000) as usize;
     assert!((1..=at_most(took + later)).contains(&tried), "tried {tried} times in {took:?} and {later:?}");
     assert_eq!(connected_over(&words, "1 rail"), 2 * CONNECTIONS, "{words:#?}");
     comes_back(&bed);
@@ -228,7 +228,7 @@ fn an_abandoned_connection_blocks_no_path_for_others() {
     // and other connections could not try the path for more than a minute.
     let begun = Instant::now();
     until(|| matches!(ask(), Advice::Try(_)).then_some(()));
-    assert!(begun.elapsed() < Duration::from_secs(30), "the connection waited for it");
+    assert!(begun.elapsed() < Duration::from_secs(30), "the abandoned connection still blocks the path");
 }
 
 /// Prints the time of 32 connections, half in each direction, on one thread of each host: `cargo

@@ -30,11 +30,8 @@ use nccl_net_spark::wire::mailbox::INBOX_AT;
 use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
 use sim::Dice;
 use sim::fabric::{Fabric, Pair};
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// A process has one fabric and one virtual clock, so the tests run one at a time.
-static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
 
 struct Stage {
     fabric: MutexGuard<'static, Option<Fabric>>,
@@ -43,7 +40,7 @@ struct Stage {
 
 impl Stage {
     fn new(rails: usize) -> Self {
-        let mut fabric = FABRIC.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fabric = sim::lock_fabric();
         let pair = fabric.get_or_insert_with(Fabric::of_small_packets).connect(rails, 1);
         Self { fabric, pair }
     }
@@ -84,7 +81,7 @@ impl Stage {
     }
 
     /// Posts an empty write with an immediate on the sending end's queue pair.
-    fn say(&mut self, immediate: u32) {
+    fn post_immediate(&mut self, immediate: u32) {
         let write = LaneWrite { work: Work::Probe, immediate: Some(immediate), signaled: true, ..LaneWrite::default() };
         // Waits for room in the queue while earlier writes are confirmed.
         for _ in 0..10_000 {
@@ -111,10 +108,10 @@ impl Stage {
         path.test(&self.pair.contexts[1], request, |_, _| {})
     }
 
-    /// Continues until `told` returns a value, for at most a second of virtual time.
-    fn until_told<T>(&mut self, mut told: impl FnMut(&mut Self) -> Option<T>) -> Option<T> {
-        let mut look = |_| (self.fabric().pass(1_000_000), told(self)).1;
-        (0..1000).find_map(&mut look)
+    /// Continues until `poll` returns a value, for at most a second of virtual time.
+    fn poll_until<T>(&mut self, mut poll: impl FnMut(&mut Self) -> Option<T>) -> Option<T> {
+        let mut round = |_| (self.fabric().pass(1_000_000), poll(self)).1;
+        (0..1000).find_map(&mut round)
     }
 
     fn check(&mut self) {
@@ -124,17 +121,17 @@ impl Stage {
                 *byte = (at * 13 + bytes) as u8;
             }
             fabric.to[..bytes].fill(0xee);
-            let receive = self.until_told(|stage| stage.irecv(&[bytes]).unwrap()).expect("a receive is granted");
-            let send = self.until_told(|stage| stage.isend(bytes, 0).unwrap()).expect("a send begins");
+            let receive = self.poll_until(|stage| stage.irecv(&[bytes]).unwrap()).expect("a receive is granted");
+            let send = self.poll_until(|stage| stage.isend(bytes, 0).unwrap()).expect("a send begins");
             let mut sent = false;
-            self.until_told(|stage| {
+            self.poll_until(|stage| {
                 let mut path = stage.pair.send.enter().unwrap();
                 sent = sent || path.test(&stage.pair.contexts[0], send).unwrap().is_some();
                 drop(path);
                 (stage.received(receive).unwrap()).then_some(())
             })
             .expect("the message arrives");
-            self.until_told(|stage| {
+            self.poll_until(|stage| {
                 let mut path = stage.pair.send.enter().unwrap();
                 sent = sent || path.test(&stage.pair.contexts[0], send).unwrap().is_some();
                 sent.then_some(())
@@ -146,9 +143,10 @@ impl Stage {
     }
 
     /// Passes a control message to the driver of `side`, in a control frame with this number.
-    fn tell(&mut self, side: usize, number: u64, message: Vec<u8>) {
+    fn deliver_control(&mut self, side: usize, number: u64, message: Vec<u8>) {
         let now = self.fabric().now();
-        self.pair.drivers[side].receive_frame(&ControlFrame { number, received: 0, asks: true, message }, now);
+        self.pair.drivers[side]
+            .receive_frame(&ControlFrame { number, received: 0, awaits_confirmation: true, message }, now);
     }
 
     fn complaint(&mut self, side: usize) -> Option<Box<Error>> {
@@ -253,7 +251,7 @@ fn a_grant_of_foreign_memory_ends_the_connection_and_writes_nothing() {
         let send = stage.isend(4096, 0).unwrap().expect("nothing is wrong with the grant itself");
         let error = (0..20).find_map(|_| {
             stage.talk(20);
-            stage.until_told(|stage| {
+            stage.poll_until(|stage| {
                 let mut path = stage.pair.send.enter().unwrap();
                 path.test(&stage.pair.contexts[0], send).map(|done| assert_eq!(done, None)).err()
             })
@@ -302,22 +300,22 @@ fn no_grant_crashes_the_sender() {
 #[test]
 fn an_invalid_immediate_ends_the_connection_with_an_error() {
     let mut stage = Stage::new(1);
-    let good = Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, leads: 0 };
+    let good = Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, full_chunks: 0 };
     let lies: [(Vec<Immediate>, &str); 5] = [
         (vec![Immediate { part: 2, ..good }], "unexpected share 0 of part 2"),
         (vec![Immediate { part: 7, ..good }], "unexpected share 0 of part 7"),
         (vec![Immediate { share: 1, ..good }], "unexpected share 1 of part 0"),
-        (vec![Immediate { leads: 4095, ..good }], "1048320 bytes for a receive of 100"),
+        (vec![Immediate { full_chunks: 4095, ..good }], "1048320 bytes for a receive of 100"),
         (
             vec![Immediate { shares: 2, ..good }, Immediate { shares: 3, share: 1, ..good }],
-            "message of 3 shares, announced as 2",
+            "immediates of one message disagree: 2 and 3 shares",
         ),
     ];
     for (words, told) in lies {
         stage.again();
         let receive = stage.irecv(&[100, 100]).unwrap().unwrap();
-        words.iter().for_each(|word| stage.say(word.encode()));
-        let error = stage.until_told(|stage| stage.received(receive).map(|done| assert!(!done, "it is done")).err());
+        words.iter().for_each(|word| stage.post_immediate(word.encode()));
+        let error = stage.poll_until(|stage| stage.received(receive).map(|done| assert!(!done, "it is done")).err());
         let error = error.unwrap_or_else(|| panic!("{told}: nothing was said of it"));
         assert!(breaks_protocol(&error, "end 0", told), "{error}");
         assert!(stage.irecv(&[1]).is_err());
@@ -328,15 +326,16 @@ fn an_invalid_immediate_ends_the_connection_with_an_error() {
 fn repeated_empty_shares_are_ignored() {
     let mut stage = Stage::new(1);
     let receive = stage.irecv(&[100]).unwrap().unwrap();
-    let share = |share| Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 2, share, leads: 0 }.encode();
+    let share =
+        |share| Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 2, share, full_chunks: 0 }.encode();
     // More immediates than posted receives: the receiver posts new ones.
     for _ in 0..2000 {
-        stage.say(share(0));
+        stage.post_immediate(share(0));
         stage.fabric().pass(1_000_000);
         assert_eq!(stage.received(receive), Ok(false));
     }
-    stage.say(share(1));
-    stage.until_told(|stage| stage.received(receive).unwrap().then_some(())).expect("the other share arrives");
+    stage.post_immediate(share(1));
+    stage.poll_until(|stage| stage.received(receive).unwrap().then_some(())).expect("the other share arrives");
 }
 
 #[test]
@@ -345,17 +344,19 @@ fn stale_and_misplaced_immediates_are_ignored() {
     let receive = stage.irecv(&[100]).unwrap().unwrap();
     for number in 0..2000_u64 {
         let slot = Slot::of(1 + number % (SLOTS as u64 - 1));
-        let other_slot = Immediate { slot, part: 7, generation: 0, shares: 8, share: 7, leads: 4095 };
+        let other_slot = Immediate { slot, part: 7, generation: 0, shares: 8, share: 7, full_chunks: 4095 };
         let other_time = Immediate { slot: Slot::of(0), generation: 1 + (number % 63) as u8, ..other_slot };
-        stage.say(if number % 2 == 0 { other_slot } else { other_time }.encode());
+        stage.post_immediate(if number % 2 == 0 { other_slot } else { other_time }.encode());
     }
     for _ in 0..100 {
         stage.fabric().pass(1_000_000);
         assert_eq!(stage.received(receive), Ok(false));
     }
     assert_eq!(stage.received(32), Err(Box::new(Argument::NotInFlight(32).into())), "no such slot");
-    stage.say(Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, leads: 0 }.encode());
-    stage.until_told(|stage| stage.received(receive).unwrap().then_some(())).expect("the true share arrives");
+    stage.post_immediate(
+        Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, full_chunks: 0 }.encode(),
+    );
+    stage.poll_until(|stage| stage.received(receive).unwrap().then_some(())).expect("the true share arrives");
 }
 
 #[test]
@@ -374,7 +375,7 @@ fn no_immediate_crashes_the_receiver() {
             if dice.one_in(2) {
                 word &= 31 | 7 << 5 | 1 << 14;
             }
-            stage.say(word);
+            stage.post_immediate(word);
             stage.fabric().pass(50_000);
             for receive in 0..SLOTS as u16 {
                 let _ = stage.received(receive);
@@ -398,14 +399,14 @@ fn impossible_claims_of_a_receiver_are_refused() {
     ] {
         stage.again();
         stage.check();
-        stage.tell(0, 1, ControlMessage::Fenced { lane: lane(1), received }.encode());
+        stage.deliver_control(0, 1, ControlMessage::Fenced { lane: lane(1), received }.encode());
         let error = stage.complaint(0).expect("an error");
         assert!(breaks_protocol(&error, "end 1", "FENCED claims"), "{error}");
     }
     for (side, delivered) in [(0, 5), (0, u64::MAX), (1, 1), (1, u64::MAX)] {
         stage.again();
         stage.check();
-        stage.tell(side, 1, ControlMessage::Bye { delivered }.encode());
+        stage.deliver_control(side, 1, ControlMessage::Bye { delivered }.encode());
         let text = stage.complaint(side).expect("an error").to_string();
         let told = format!("end {} violated the protocol: BYE claims {delivered} delivered messages", 1 - side);
         assert!(text.contains(&told), "{text}");
@@ -416,20 +417,24 @@ fn impossible_claims_of_a_receiver_are_refused() {
 #[test]
 fn a_control_message_from_the_wrong_side_ends_the_connection() {
     let mut stage = Stage::new(2);
-    let lies = [(0, join(lane(1), 1)), (0, ControlMessage::Live { lane: lane(1) }), (1, joined(1024, &QPS))];
-    for (side, message) in lies {
+    let lies = [
+        (0, join(lane(1), 1), "the accepting side must not send JOIN"),
+        (0, ControlMessage::Live { lane: lane(1) }, "the accepting side must not send LIVE"),
+        (1, joined(1024, &QPS), "the connecting side must not send JOINED"),
+    ];
+    for (side, message, why) in lies {
         for is_down in [false, true] {
             stage.again();
             stage.check();
             let mut number = 1;
             if is_down {
                 let received = Received { granted: if side == 0 { 4 } else { 0 }, open: Vec::new() };
-                stage.tell(side, number, ControlMessage::Fenced { lane: lane(1), received }.encode());
+                stage.deliver_control(side, number, ControlMessage::Fenced { lane: lane(1), received }.encode());
                 number += 1;
             }
-            stage.tell(side, number, message.encode());
+            stage.deliver_control(side, number, message.encode());
             let text = stage.complaint(side).expect("an error").to_string();
-            let told = format!("end {} violated the protocol: message invalid for this role", 1 - side);
+            let told = format!("end {} violated the protocol: {why}", 1 - side);
             assert!(text.contains(&told), "{text}");
         }
     }
@@ -448,7 +453,7 @@ fn unusable_offers_for_a_lost_rail_leave_it_lost_and_the_other_carries() {
         stage.again();
         stage.check();
         let received = Received { granted: 4, open: Vec::new() };
-        stage.tell(0, 1, ControlMessage::Fenced { lane: lane(1), received }.encode());
+        stage.deliver_control(0, 1, ControlMessage::Fenced { lane: lane(1), received }.encode());
         // The driver asks for the rail's return. `message` is the answer.
         let now = stage.fabric().now() + std::time::Duration::from_secs(5);
         stage.pair.drivers[0].poll(now, true, &mut |_| true);
@@ -457,7 +462,7 @@ fn unusable_offers_for_a_lost_rail_leave_it_lost_and_the_other_carries() {
             "{}",
             stage.pair.drivers[0].text()
         );
-        stage.tell(0, 2, message.encode());
+        stage.deliver_control(0, 2, message.encode());
         let text = stage.pair.drivers[0].text();
         assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
         assert_eq!(stage.isend(8, 0), Ok(None));
@@ -465,8 +470,12 @@ fn unusable_offers_for_a_lost_rail_leave_it_lost_and_the_other_carries() {
     // The receiving side gets requests for an unknown rail, with queue pairs that do not exist.
     for rail in [advert(None), advert(Some(0)), RailAdvert { addresses: Vec::new(), ..advert(None) }] {
         stage.again();
-        stage.tell(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
-        stage.tell(1, 2, ControlMessage::Join { lane: lane(1), attempt: 1, rail, end: end(&[QPS[0]; 16]) }.encode());
+        stage.deliver_control(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
+        stage.deliver_control(
+            1,
+            2,
+            ControlMessage::Join { lane: lane(1), attempt: 1, rail, end: end(&[QPS[0]; 16]) }.encode(),
+        );
         let text = stage.pair.drivers[1].text();
         assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
     }
@@ -479,16 +488,13 @@ fn an_unsupported_path_mtu_keeps_a_lost_rail_lost_until_a_supported_one_is_offer
     for lie in [2048, 4096, 0, 1, 1023, 1500, 8192, u32::MAX] {
         stage.again();
         stage.check();
-        stage.pair.send.enter().unwrap().lose_by(&stage.pair.contexts[0], lane(1), "pulled".to_owned());
+        stage.pair.send.enter().unwrap().lose_rail(&stage.pair.contexts[0], lane(1), "pulled".to_owned());
         let (mut told, log) = (0, CapturedLog::default());
         let lied = |frame: &mut ControlFrame| {
-            if let Ok(ControlMessage::Joined { lane, attempt, connector_gid, acceptor_gid, mtu_bytes, end, epoch }) =
-                ControlMessage::decode(&frame.message)
-            {
-                assert_eq!(mtu_bytes, 1024);
-                frame.message =
-                    ControlMessage::Joined { lane, attempt, connector_gid, acceptor_gid, mtu_bytes: lie, end, epoch }
-                        .encode();
+            if let Ok(ControlMessage::Joined { lane, attempt, mut answer }) = ControlMessage::decode(&frame.message) {
+                assert_eq!(answer.mtu_bytes, 1024);
+                answer.mtu_bytes = lie;
+                frame.message = ControlMessage::Joined { lane, attempt, answer }.encode();
                 told += 1;
             }
         };
@@ -516,11 +522,11 @@ fn an_unsupported_path_mtu_keeps_a_lost_rail_lost_until_a_supported_one_is_offer
 #[test]
 fn a_peer_that_sends_and_never_reads_is_disconnected() {
     let mut stage = Stage::new(2);
-    stage.tell(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
+    stage.deliver_control(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
     let mut told = None;
     for number in 2..10_000 {
         // The receiving side answers each request with a refusal, which is never delivered.
-        stage.tell(1, number, join(lane(1), 1).encode());
+        stage.deliver_control(1, number, join(lane(1), 1).encode());
         told = stage.complaint(1).map(|error| (number, error));
         if told.is_some() {
             break;
@@ -554,10 +560,11 @@ fn no_content_of_mailbox_or_control_queue_crashes_a_side() {
                 _ => ControlMessage::AreYouThere.encode(),
             };
             if dice.one_in(2) {
-                stage.tell(side, number, message);
+                stage.deliver_control(side, number, message);
             } else {
                 // In the form of the mailbox, sometimes with a damaged word.
-                let mut words = ControlFrame { number, received: dice.below(3), asks: true, message }.to_words();
+                let mut words =
+                    ControlFrame { number, received: dice.below(3), awaits_confirmation: true, message }.to_words();
                 if dice.one_in(3) {
                     let at = dice.below(words.len() as u64) as usize;
                     words[at] = dice.below(u64::MAX);

@@ -2,6 +2,8 @@
 //! fail and return. Every byte is compared. Memory, descriptors, threads, registrations and queue
 //! pairs are sampled, and must be back at their initial values once everything is closed.
 //!
+//! The tests run one at a time: there are few processors, and the samples are of whole processes.
+//!
 //! `tests/long/load.sh` runs these tests for a chosen time; `cargo test` does not.
 
 #![allow(unsafe_code)]
@@ -9,7 +11,7 @@
 mod common;
 mod strain;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use common::turn;
 use std::time::{Duration, Instant};
 use strain::bed::{Bed, Carried};
 use strain::end;
@@ -24,13 +26,6 @@ static ALLOCATOR: Counting = Counting;
 const WARM_UP: u64 = 24;
 /// Number of samples while many connections follow each other.
 const SAMPLES: u64 = 100;
-
-/// The tests run one at a time: there are few processors, and the samples are of whole processes.
-static TURN: Mutex<()> = Mutex::new(());
-
-fn turn() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn wanted(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: a number")))

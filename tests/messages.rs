@@ -1,9 +1,9 @@
 //! docs/guide/messages.md lists every text of the sources that a user may read, and no others.
 //!
-//! A text is a string literal of two or more words in `src/`, except in comments and tests: in a
-//! log macro, an error, or a reason that becomes part of another text. Braces are a placeholder,
-//! whatever their content; the document writes `<name>`. In the document each text is in backticks
-//! in a list item, without backticks of its own.
+//! A text is a string literal of two or more words in `src/`: a log line, an error, or a reason
+//! that becomes part of another text. Comments, tests and the macros of `SKIPPED_MACROS` have none.
+//! Braces are a placeholder, whatever their content; the document writes `<name>`. In the document
+//! each text is in backticks in a list item, without backticks of its own.
 //!
 //! Not checked: texts of one word (`lost`, `{what}: {why}`), of other crates and of the kernel;
 //! values of placeholders; `debug!` and `trace!`, which NCCL shows only under `NCCL_DEBUG=TRACE`;
@@ -15,11 +15,11 @@ use std::path::Path;
 
 const DOCUMENT: &str = "docs/guide/messages.md";
 
-/// Files without messages: test code, generated code, and the output of `nccl-spark rails`.
-const WITHOUT: &[&str] = &["tests.rs", "fake.rs", "testbed.rs", "rails/report.rs"];
+/// Files without messages: test code, and the output of `nccl-spark rails`.
+const FILES_WITHOUT_MESSAGES: &[&str] = &["tests.rs", "fake.rs", "testbed.rs", "rails/report.rs"];
 
 /// Macros of texts for developers, and macros of the command line's tables (`settings`, `ignored`).
-const PASSED_OVER: &[&str] = &["debug", "trace", "assert", "assert_eq", "unreachable", "asm", "settings", "ignored"];
+const SKIPPED_MACROS: &[&str] = &["debug", "trace", "assert", "assert_eq", "unreachable", "asm", "settings", "ignored"];
 
 #[test]
 fn messages_md_lists_every_message_and_no_others() {
@@ -58,7 +58,7 @@ fn read_folder(folder: &Path, texts: &mut BTreeMap<String, Found>) {
             if !path.ends_with("tests") {
                 read_folder(&path, texts);
             }
-        } else if name.ends_with(".rs") && !WITHOUT.iter().any(|end| name.ends_with(end)) {
+        } else if name.ends_with(".rs") && !FILES_WITHOUT_MESSAGES.iter().any(|end| name.ends_with(end)) {
             let mut found = Vec::new();
             read_tokens(std::fs::read_to_string(&path).unwrap().parse().unwrap(), None, &mut found);
             for (text, level) in found {
@@ -70,7 +70,7 @@ fn read_folder(folder: &Path, texts: &mut BTreeMap<String, Found>) {
     }
 }
 
-/// Collects texts. The first literal directly among the tokens gets `level`.
+/// Collects texts, also those inside groups. Only the first literal outside groups gets `level`.
 fn read_tokens(tokens: TokenStream, mut level: Option<&'static str>, found: &mut Vec<(String, Option<&'static str>)>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut at = 0;
@@ -114,7 +114,7 @@ fn read_macro(name: &str, inside: &Group, found: &mut Vec<(String, Option<&'stat
     let level = match name {
         "warn" | "error" => Some("WARN"),
         "info" => Some("INFO"),
-        _ if PASSED_OVER.contains(&name) => return,
+        _ if SKIPPED_MACROS.contains(&name) => return,
         _ => None,
     };
     read_tokens(inside.stream(), level, found);

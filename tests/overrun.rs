@@ -25,7 +25,7 @@ fn an_overrun_ends_the_receivers_connection_with_an_error_that_the_sender_gets_t
     // Time that the sender waits, because the receiver never confirms that it has fenced the rail.
     variables.push(("NCCL_SPARK_LOSS_TIMEOUT_S".to_owned(), "1".to_owned()));
     variables.extend(library);
-    // One host for both ends: a fault affects only one open device of this process.
+    // One host for both ends: if a process opens a device twice, only one of the two gets an event.
     let host = bring_up(Config::from_variables(&variables).unwrap()).unwrap().0;
     let (listener, mut handle) = host.listen().unwrap();
     let (mut send, mut recv) = (None, None);

@@ -39,7 +39,7 @@ fn log_of_all_threads() -> &'static captured_log::CapturedLog {
 }
 
 /// Maps a listener's handle to the handle given to the connecting side.
-type Lead<'a> = dyn FnMut([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES] + 'a;
+type HandleMap<'a> = dyn FnMut([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES] + 'a;
 
 #[derive(Clone, Copy)]
 enum Waiting {
@@ -47,7 +47,7 @@ enum Waiting {
     Receive(u16),
 }
 
-/// A connection over two rails and a breakable network. It is closed at the end, because the
+/// A connection over two rails and a breakable network. It is closed at the end. Otherwise the
 /// service thread would keep watching it during the next test.
 struct Scene {
     bed: Bed,
@@ -57,11 +57,11 @@ struct Scene {
 
 impl Scene {
     fn new(settings: &[(&str, &str)]) -> Self {
-        Self::over(|lead| Bed::new_by(settings, lead))
+        Self::over(|map_handle| Bed::new_with_handle(settings, map_handle))
     }
 
     /// Creates a scene. `connect` makes its connection with the handle that leads to the network.
-    fn over(connect: impl FnOnce(&mut Lead<'_>) -> Bed) -> Self {
+    fn over(connect: impl FnOnce(&mut HandleMap<'_>) -> Bed) -> Self {
         log_of_all_threads();
         let mut network = None;
         let bed = connect(&mut |handle| {
@@ -101,7 +101,7 @@ impl Scene {
     }
 
     /// Starts a send without a receive (side 0), or a receive without a send (side 1).
-    fn wait_on(&self, side: usize) -> Waiting {
+    fn post_unmatched(&self, side: usize) -> Waiting {
         let Self { bed, stream, .. } = self;
         if side == 0 {
             return Waiting::ToSend;
@@ -205,7 +205,7 @@ fn closed_tcp_without_any_rail_is_redialled_immediately() {
 }
 
 /// Returns the log lines about lost TCP and about returned TCP.
-fn of_tcp(lines: &[(tracing::Level, String)]) -> [Vec<String>; 2] {
+fn tcp_lines(lines: &[(tracing::Level, String)]) -> [Vec<String>; 2] {
     ["continue over the rails", "are back after"].map(|part| {
         let told = lines.iter().filter(|(_, line)| line.contains(part));
         told.map(|(level, line)| format!("{level} {line}")).collect()
@@ -219,7 +219,7 @@ fn lost_tcp_is_one_line_and_its_return_is_another() {
     let _turn = first.bed.turn.take();
     let hosts = first.bed.hosts.clone();
     let mut scenes = vec![first];
-    (1..6).for_each(|_| scenes.push(Scene::over(|lead| Bed::by(hosts.clone(), lead))));
+    (1..6).for_each(|_| scenes.push(Scene::over(|map_handle| Bed::with_handle(hosts.clone(), map_handle))));
     let name = scenes[0].bed.hosts[0].process().name.clone();
     log.take();
     // One after another, each redialled before the next one breaks.
@@ -235,17 +235,17 @@ fn lost_tcp_is_one_line_and_its_return_is_another() {
     let mut lines = Vec::new();
     until(|| {
         lines.extend(log.take());
-        (of_tcp(&lines)[0].len() == 2).then_some(())
+        (tcp_lines(&lines)[0].len() == 2).then_some(())
     });
     scenes.iter().for_each(|scene| scene.network.set(Mode::Carries));
     scenes.iter_mut().for_each(|scene| scene.until_resumed(2));
     until(|| {
         lines.extend(log.take());
-        (of_tcp(&lines)[1].len() == 2).then_some(())
+        (tcp_lines(&lines)[1].len() == 2).then_some(())
     });
     drop(scenes);
     lines.extend(log.take());
-    let [lost, back] = of_tcp(&lines);
+    let [lost, back] = tcp_lines(&lines);
     let continues = format!("; connections with {name} continue over the rails");
     let returned = format!("INFO bootstrap connections with {name} are back after ");
     assert!(
@@ -343,7 +343,7 @@ fn a_later_attempt_replaces_an_earlier_one() {
     let mut first = dial(address);
     first.write_all(&Message::Redial(Redial { token: real.token, attempt: 1 }).encode()).unwrap();
     assert_eq!(read_frame(&mut first).expect("an answer")[2], 8);
-    // The connecting side's attempts count as late until their numbers exceed this one.
+    // The accepting side refuses the connecting side's attempts until their numbers exceed 1.
     scene.until_resumed(1);
     until(|| {
         scene.stream.step(&scene.bed).unwrap();
@@ -375,8 +375,8 @@ fn a_new_tcp_connection_that_closes_immediately_proves_nothing_about_a_peer_that
 }
 
 /// Like [`dial_and_close`] without a rail. The scene's TCP connection is dead, but its connecting
-/// side does not know it. The peer cannot be dialled for longer than it has to answer after a
-/// close.
+/// side does not know it. The peer cannot be dialled for 4 s, longer than the time that it has for
+/// an answer after a close.
 fn dial_and_close_late(scene: &mut Scene) {
     let (address, real) = scene.network.redial_at().unwrap();
     let resumed = scene.network.resumed();
@@ -466,7 +466,7 @@ fn a_dead_peer_is_detected_whatever_the_state_of_its_tcp() {
         let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "5")]);
         let frozen = Frozen::new(&scene.bed.hosts[side]);
         scene.finish();
-        let waiting = scene.wait_on(1 - side);
+        let waiting = scene.post_unmatched(1 - side);
         if matches!(death, Death::Away) {
             log.take();
             scene.network.set(Mode::Silent);
@@ -501,16 +501,16 @@ fn the_listener_closes_with_the_last_connection_and_reopens_with_the_next() {
     let _turn = first.bed.turn.take();
     let hosts = first.bed.hosts.clone();
     let address = first.network.redial_at().unwrap().0;
-    let mut second = Scene::over(|lead| Bed::by(hosts.clone(), lead));
+    let mut second = Scene::over(|map_handle| Bed::with_handle(hosts.clone(), map_handle));
     assert_eq!(second.network.redial_at().unwrap().0, address, "one listener for all connections");
     drop(first);
     second.network.cut();
     second.until_resumed(1);
     drop(second);
-    // Dialling ends without an answer if the listener's process accepts nothing.
+    // With a time limit, because an open listener may not answer if nothing accepts.
     let refused = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
     until(|| TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_err_and(refused).then_some(()));
-    let mut third = Scene::over(|lead| Bed::by(hosts, lead));
+    let mut third = Scene::over(|map_handle| Bed::with_handle(hosts, map_handle));
     third.network.cut();
     third.until_resumed(1);
 }
@@ -522,14 +522,15 @@ fn without_a_descriptor_one_connection_cannot_redial_and_the_next_one_can() {
     let channel = Channel::from_stream(listener.accept().unwrap().0).unwrap();
     let (mut redial_handle, warning, log) =
         (RedialHandle::default(), Arc::new(DescriptorWarning::default()), captured_log::CapturedLog::default());
-    let _turn = bed::TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let refused = common::without_files(|| log.capture(|| [0, 1].map(|_| redial_handle.invite(&channel, &warning).1)));
+    let _turn = common::turn();
+    let refused =
+        common::without_files(|| log.capture(|| [0, 1].map(|_| redial_handle.prepare_redial(&channel, &warning).1)));
     assert_eq!(refused, [None, None]);
     let warnings: Vec<_> = log.take().into_iter().filter(|(level, _)| *level == tracing::Level::WARN).collect();
     assert!(
-        matches!(&warnings[..], [(_, line)] if line.contains("continue over the rails alone: cannot listen on 127.0.0.1:0")),
+        matches!(&warnings[..], [(_, line)] if line.contains("cannot accept redials (cannot listen on 127.0.0.1:0")),
         "{warnings:?}"
     );
-    let redial = redial_handle.invite(&channel, &warning).1.expect("there are descriptors");
+    let redial = redial_handle.prepare_redial(&channel, &warning).1.expect("there are descriptors");
     assert!(TcpStream::connect(("127.0.0.1", redial.port.get())).is_ok());
 }

@@ -47,6 +47,6 @@ fn sends_get_local_write_access_only_where_needed_and_peers_get_none() {
     assert!(pair.recv.enter().unwrap().test(&pair.contexts[1], receive, |_, _| {}).unwrap());
     assert_eq!(fabric.to[..BYTES], buffers[1]);
     // No peer may write there: no key for peers exists.
-    assert!(!out.takes(from, BYTES) && out.packed_keys(true) == out.packed_keys(false));
+    assert!(!out.allows_write(from, BYTES) && out.packed_keys(true) == out.packed_keys(false));
     assert!(out.packed_keys(true).iter().all(|word| *word == 0));
 }

@@ -20,10 +20,7 @@ use sim::fabric::{Fabric, Pair, RAILS};
 use sim::threads;
 use softverbs::hotplug::Phase;
 use softverbs::path::PathFault;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// A process has one fabric and one virtual clock, so the tests run one at a time.
-static FABRIC: Mutex<Option<Fabric>> = Mutex::new(None);
+use std::sync::MutexGuard;
 
 struct Stage {
     fabric: MutexGuard<'static, Option<Fabric>>,
@@ -32,7 +29,7 @@ struct Stage {
 
 impl Stage {
     fn new(connections: usize, rails: usize) -> Self {
-        let mut turn = FABRIC.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turn = sim::lock_fabric();
         let fabric = turn.get_or_insert_with(Fabric::new);
         // Clears the faults of the previous test.
         for rail in 0..RAILS {
@@ -222,7 +219,7 @@ fn a_loss_over_a_device_that_was_cut_off_keeps_its_first_reason() {
     let (mut stage, log, lane) = (Stage::new(1, 2), CapturedLog::default(), LaneId::new(1).unwrap());
     stage.fabric().move_to(1, Phase::Cut);
     let pair = &stage.pairs[0];
-    pair.send.enter().unwrap().lose_by(&pair.contexts[0], lane, "a write failed".to_owned());
+    pair.send.enter().unwrap().lose_rail(&pair.contexts[0], lane, "a write failed".to_owned());
     log.capture(|| stage.talk(20, |_| {}));
     let lines = log.take();
     let expected = "rail x1:1 to end 1 lost: its device was removed: a write failed (peer rail x1:1); ";

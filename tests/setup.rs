@@ -20,7 +20,7 @@ use softverbs::control::{Action, control, priorities};
 use softverbs::path::PathFault;
 use std::io::Write;
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tracing::Level;
 
@@ -38,13 +38,12 @@ impl Bed {
         Self::with_ports(settings, true)
     }
 
-    /// Like `new`; unless `are_up`, all ports come up only while the hosts wait for one.
+    /// Like `new`. If `are_up` is false, all ports are down at first, and come up while the hosts
+    /// wait for a port.
     fn with_ports(settings: &[(&str, &str)], are_up: bool) -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
         static LOG: Mutex<Option<CapturedLog>> = Mutex::new(None);
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = common::turn();
         let log = LOG.lock().unwrap().get_or_insert_with(common::captured_log::everywhere).clone();
-        let _turn = turn;
         let host = |side: usize| host(side, settings);
         let hosts = if are_up {
             [0, 1].map(host)
@@ -153,7 +152,8 @@ impl Pair {
         (errors.map(Option::unwrap), begun.elapsed())
     }
 
-    /// Transfers a message that uses every rail, in packets of any size.
+    /// Transfers a message of `bytes` bytes, over several rails if they are up, and checks the
+    /// bytes that arrive.
     fn carries(&self, bytes: usize, seed: u64) {
         let (send, recv) = (self.send.as_ref().unwrap(), self.recv.as_ref().unwrap());
         let (mut from, to) = (vec![0; bytes], vec![0; bytes]);
@@ -244,7 +244,7 @@ fn a_switch_port_that_blocks_after_link_up_is_awaited_with_warnings() {
     pair.carries(1 << 20, 4);
     assert!(took >= Duration::from_secs(5), "it took {took:?} while frames were dropped for 7 s");
     let warnings = bed.lines(Level::WARN);
-    let waited = warnings.iter().find(|line| line.contains("carries after 5 s")).expect("a warning after 5 s");
+    let waited = warnings.iter().find(|line| line.contains("works after 5 s")).expect("a warning after 5 s");
     for rail in TWINS {
         assert!(
             waited.contains(&format!("{rail}:1 to {rail}:1")) && waited.contains(&format!("{rail}:1 (")),
@@ -270,7 +270,7 @@ fn a_port_that_comes_up_during_set_up_is_used() {
 #[test]
 fn addresses_that_do_not_resolve_at_first_are_tried_again() {
     let bed = Bed::new(&[]);
-    // More failures than the attempts of the handshake: one for each rail and side.
+    // The handshake tries each rail of each side once. Here the first six attempts fail.
     bed.both(Action::Unresolved(6));
     let (pair, _) = Pair::make(&bed);
     pair.carries(1 << 20, 6);
@@ -355,7 +355,7 @@ fn a_peer_with_another_traffic_class_is_named_once() {
     let [line] = &about_priority(&bed)[..] else { panic!("not once") };
     let said = "sends with traffic class 0 and service level 0, this host with 106 and 0";
     assert!(line.contains(said), "{line}");
-    // Without a setting here, the communicator may have chosen the peer's class.
+    // If the accepting host has no setting, the peer's class may be the communicator's choice.
     bed.hosts = [host(0, &[("NCCL_IB_TC", "106")]), host(1, &[])];
     assert_eq!(about_priority(&bed), [""; 0]);
     bed.hosts[1] = host(1, &[("NCCL_IB_SL", "3")]);
@@ -371,14 +371,16 @@ fn two_versions_of_the_protocol_refuse_each_other() {
     assert_eq!(ours, PROTOCOL_VERSION);
     pair.handle[8..10].copy_from_slice(&(ours - 1).to_le_bytes());
     let refused = bed.hosts[0].connect(&mut pair.handle, None).map(|_| ()).unwrap_err();
-    let expected = format!("speaks protocol {}, this one {ours}: install the same plugin version", ours - 1);
+    let expected =
+        format!("uses protocol version {}, this plugin uses {ours}: install the same plugin version", ours - 1);
     assert!(matches!(refused, Error::Usage(_)) && refused.to_string().contains(&expected), "{refused}");
     // A connecting side of the older version has that version in its HELLO's header.
     pair.handle[8..10].copy_from_slice(&ours.to_le_bytes());
     let address = Handle::decode(&pair.handle).unwrap().address;
     let mut older = TcpStream::connect(address).unwrap();
     older.write_all(&[0x50, 0x53, 1, (ours - 1) as u8, 0, 0, 0, 0]).unwrap();
-    let expected = format!("speaks protocol {}, this host {ours}: install the same plugin version", ours - 1);
+    let expected =
+        format!("uses protocol version {}, this host uses {ours}: install the same plugin version", ours - 1);
     until(|| {
         assert!(pair.listener.accept().unwrap().is_none());
         bed.lines(Level::INFO).iter().any(|line| line.contains(&expected)).then_some(())

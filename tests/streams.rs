@@ -15,12 +15,11 @@ mod refusals;
 
 use bed::{
     Buffer, FAR, NEAR, RING_TCP, apart, connect, host, irecv, is_by_tcp, receive_error, send_error, sizes, transfer,
-    turn,
 };
 use common::captured_log::CapturedLog;
 use common::comms::{Receiving, Sending};
 use common::ends::{every_size, full_window};
-use common::{fill, is_filled, until};
+use common::{fill, is_filled, turn, until};
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -143,13 +142,14 @@ fn many_connections_both_ways() {
 
 #[test]
 fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
+    // A test of `refusals` makes faults on the rails that this one uses.
     let _turn = turn();
     let (here, near, far) = (host(NEAR, &[RING_TCP]), host(NEAR, &[RING_TCP]), host(FAR, &[RING_TCP]));
     let log = CapturedLog::default();
     let (by_rails, by_tcp, again) =
         log.capture(|| (connect(&here, &near).unwrap(), connect(&here, &far).unwrap(), connect(&here, &far).unwrap()));
     assert!(!is_by_tcp(&by_rails) && is_by_tcp(&by_tcp) && is_by_tcp(&again));
-    // Both hosts are in this process and share a name. Each logs its line once.
+    // All ends are in this process. Each host logs its line for a peer at INFO only once.
     let said = log.take();
     let lines: Vec<_> = said.iter().filter(|(_, line)| line.contains("by TCP over lo, 4 streams")).collect();
     let infos = lines.iter().filter(|(level, _)| *level == Level::INFO).count();

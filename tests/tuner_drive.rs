@@ -2,8 +2,6 @@
 
 mod common;
 
-use std::process::{Command, Output};
-
 const VERSIONS: [u8; 4] = [4, 5, 6, 7];
 const TABLE: &str = "for=*;all_reduce@2:1000-1999=ring/ll/2";
 
@@ -54,15 +52,8 @@ fn count(said: &str, line: &str) -> usize {
 }
 
 fn drive(version: u8, scene: &str, settings: &[(String, String)]) -> String {
-    let Output { status, stdout, stderr } = Command::new(common::c_program("tuner", &["tuner.c", "log.c"]))
-        .arg(common::plugin_library())
-        .args([version.to_string().as_str(), scene])
-        .env_remove("NCCL_NET")
-        .env("SPARK_TEST_VERBOSE", "1")
-        .envs(settings.iter().cloned())
-        .output()
-        .expect("the program runs");
-    let said = String::from_utf8_lossy(&stderr).into_owned();
-    assert!(status.success() && stdout.ends_with(b"done\n"), "v{version} {scene}: {status}\n{said}");
-    said
+    let program = common::c_program("tuner", &["tuner.c", "log.c"]);
+    let run = common::run_c_program(&program, &[version.to_string().as_str(), scene], settings.iter().cloned());
+    assert!(run.success, "v{version} {scene}: {}", run.text);
+    run.text
 }

@@ -51,7 +51,8 @@ fn compare(regenerated: &str) {
     }
 }
 
-/// Newer headers may add to enums and structs in compatible ways. They never remove anything.
+/// Returns the first checked-in line that is missing or out of order in the regenerated text. Newer
+/// headers may add to enums and structs in compatible ways. They never remove anything.
 fn first_line_not_in<'a>(checked_in: &'a str, regenerated: &str) -> Option<&'a str> {
     let mut regenerated = regenerated.lines();
     checked_in.lines().find(|line| !regenerated.any(|candidate| candidate == *line))

@@ -155,7 +155,8 @@ fn refusal(bootstrap: &Bootstrap, sent: &[u8]) -> Option<&'static str> {
 /// Inputs of clients with the token (in one piece or many), and of clients without the token.
 pub fn seeds() -> Seeds {
     let hello = Message::Hello(handshake::hello([0; 16], Vec::new())).encode();
-    let frame = Message::Control(ControlFrame { number: 1, received: 0, asks: true, message: vec![7] }).encode();
+    let frame =
+        Message::Control(ControlFrame { number: 1, received: 0, awaits_confirmation: true, message: vec![7] }).encode();
     let mut at_once = Writer::default();
     at_once.u8(1).u8(hello.len() as u8).bytes(&hello);
     let mut by_bytes = Writer::default();

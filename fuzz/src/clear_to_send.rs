@@ -2,8 +2,9 @@
 //! follow from it. The peer lies about address, size, tag, part, group, sequence and received
 //! shares, and sends its messages at any time.
 //!
-//! The model reads the whole ring independently, and follows every send: each byte must be sent
-//! exactly once, into the granted buffer.
+//! The model reads the ring itself, without `Sends`, and must find the same receive for each tag.
+//! It follows every send: the writes must cover each byte of a share once, into the granted buffer.
+//! A share that was lost with its lane starts again.
 
 use crate::memory;
 use crate::tape::{Tape, lane};
@@ -23,7 +24,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const LANES: usize = 4;
-/// Bytes of a chunk, the largest single write: the smallest that a handshake agrees on.
+/// Bytes of a chunk. A chunk is the largest single write, and 4096 bytes are the smallest chunk
+/// that a handshake accepts.
 const CHUNK: u64 = 4096;
 /// Address of the data that this side sends.
 const LOCAL: u64 = 0x7f00_0000_0000;
@@ -68,8 +70,10 @@ struct Model<'a> {
     sends: Sends,
     /// Number of receives granted by the peer.
     granted: u64,
-    /// Number of the receive at the head. `waiting` has its untaken parts once all have arrived.
+    /// Number of the receive at the head of the ring.
     sequence: u64,
+    /// Parts of this receive that no send has matched yet. `None` until a send finds that all parts
+    /// have arrived.
     waiting: Option<Vec<u8>>,
     requests: BTreeMap<u16, Sent>,
     under_way: Vec<Posted>,
@@ -84,7 +88,7 @@ pub fn check(data: &[u8]) -> bool {
         ring.iter().for_each(|word| word.store(0, Relaxed));
         let mut model = Model {
             ring,
-            sends: Sends::new(),
+            sends: Sends::default(),
             granted: 0,
             sequence: 0,
             waiting: None,
@@ -193,7 +197,7 @@ impl Model<'_> {
             Peek::Search => self.sends.search(self.ring, tag),
         };
         let expected = self.expect(tag);
-        let fields = |head: &Head| (head.part, head.addr, head.room_bytes);
+        let fields = |head: &Head| (head.part, head.addr, head.buffer_bytes);
         let terms = |(part, entry): &(u8, Entry)| (*part, entry.addr(), entry.bytes());
         assert_eq!(found.map(|head| head.as_ref().map(fields)), expected.map(|found| found.as_ref().map(terms)));
         found
@@ -207,16 +211,16 @@ impl Model<'_> {
         }
         let Ok(Some(head)) = self.find(tag) else { return };
         assert_eq!(head.sequence, self.sequence);
-        assert!(head.room_bytes <= MAX_RECEIVE_BYTES && usize::from(head.part) < PARTS);
-        assert!(head.addr.checked_add(head.room_bytes).is_some(), "{head:?} ends behind the end of memory");
+        assert!(head.buffer_bytes <= MAX_RECEIVE_BYTES && usize::from(head.part) < PARTS);
+        assert!(head.addr.checked_add(head.buffer_bytes).is_some(), "{head:?} ends behind the end of memory");
         for lane in LaneId::all(MAX_RAILS) {
             let (word, shift) = rkey_in(lane);
             let at = entry_word(head.sequence, usize::from(head.part));
             assert_eq!(head.rkey(self.ring, lane), (self.ring[at + word].load(Relaxed) >> shift) as u32);
         }
-        let bytes = wanted.min(head.room_bytes);
+        let bytes = wanted.min(head.buffer_bytes);
         let (request, sent) = if how & 1 == 0 && bytes <= CHUNK {
-            self.start_whole(head, bytes)
+            self.start_single_write(head, bytes)
         } else {
             self.start_cut(head, bytes, how)
         };
@@ -237,9 +241,9 @@ impl Model<'_> {
         from_there_on.find(|lane| !self.is_lost[lane.index()]).expect("a lane is open")
     }
 
-    fn start_whole(&mut self, head: Head, bytes: u64) -> (u16, Sent) {
+    fn start_single_write(&mut self, head: Head, bytes: u64) -> (u16, Sent) {
         let lane = self.open_lane(head.part);
-        let (started, allocated) = memory::peak(|| self.sends.start_whole(head, (LOCAL, 7), bytes, lane));
+        let (started, allocated) = memory::peak(|| self.sends.start_single_write(head, (LOCAL, 7), bytes, lane));
         let (request, immediate) = started.expect("there is room");
         assert_eq!((immediate, allocated), (expected_immediate(&head, 0, 1, 0), 0));
         self.under_way.push(Posted { request, share: 0, lane });
@@ -295,8 +299,8 @@ impl Model<'_> {
                     assert!(!piece.is_closed, "more is posted than there is");
                     assert_eq!((next.lane, u64::from(next.bytes)), (piece.share.lane, size));
                     assert_eq!((next.local_addr, next.remote_addr), (LOCAL + from, sent.head.addr + from));
-                    let leads = (piece.share.bytes.saturating_sub(1) / CHUNK) as u16;
-                    let immediate = expected_immediate(&sent.head, number, usize::from(count), leads);
+                    let full_chunks = (piece.share.bytes.saturating_sub(1) / CHUNK) as u16;
+                    let immediate = expected_immediate(&sent.head, number, usize::from(count), full_chunks);
                     assert_eq!(next.immediate, is_last.then_some(immediate));
                     self.sends.posted(request, number, &next);
                     (piece.posted, piece.is_closed) = (piece.posted + size, is_last);
@@ -376,7 +380,8 @@ impl Model<'_> {
         if self.is_lost[other.index()] {
             return;
         }
-        // A share waits while its entry is incomplete or has keys of an earlier epoch.
+        // A lost share is resent only if its entry is complete and has keys for the other lane. No
+        // lane of the model joins again, so the first epoch with its keys is the default epoch.
         let has_keys = |sequence, part: u8| {
             let at = entry_word(sequence, usize::from(part));
             let entry = Entry::whole(std::array::from_fn(|word| self.ring[at + word].load(Relaxed)), sequence);
@@ -403,7 +408,7 @@ impl Model<'_> {
         assert_eq!((moved, self.sends.has_lost_shares()), (moved_here, is_left));
     }
 
-    /// Handles the peer's BYE, which has a number of delivered receives.
+    /// Handles the peer's BYE, which claims that all receives below a number were delivered.
     fn bye(&mut self, tape: &mut Tape<'_>) {
         let delivered =
             if tape.u8() & 1 == 1 { tape.u64() } else { self.sequence.saturating_sub(u64::from(tape.u8())) };
@@ -421,15 +426,15 @@ impl Model<'_> {
 
     fn check_counts(&self) {
         let running = self.requests.values().filter(|sent| !sent.is_done()).map(|sent| sent.head.sequence);
-        assert_eq!(self.sends.span(), (running.min().unwrap_or(self.sequence), self.sequence));
+        assert_eq!(self.sends.message_range(), (running.min().unwrap_or(self.sequence), self.sequence));
         assert_eq!(self.sends.has_room(), self.requests.len() < REQUESTS);
     }
 }
 
-fn expected_immediate(head: &Head, share: u8, shares: usize, leads: u16) -> Immediate {
+fn expected_immediate(head: &Head, share: u8, shares: usize, full_chunks: u16) -> Immediate {
     let slot = Slot::new((head.sequence % SLOTS as u64) as u16).expect("it is below SLOTS");
     let generation = (head.sequence / SLOTS as u64 % 64) as u8;
-    Immediate { slot, part: head.part, generation, shares: shares as u8, share, leads }
+    Immediate { slot, part: head.part, generation, shares: shares as u8, share, full_chunks }
 }
 
 fn keys(sequence: u64, part: u8) -> PackedKeys {

@@ -9,7 +9,7 @@ use crate::tape::{Tape, lane};
 use crate::target::Seeds;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{
-    ControlFrame, ControlMessage, FRAME_WORDS, MAX_CONTROL_BYTES, OpenReceive, Progress, Received,
+    ControlFrame, ControlMessage, FRAME_WORDS, JoinAnswer, MAX_CONTROL_BYTES, OpenReceive, Progress, Received,
 };
 use nccl_net_spark::wire::cts::Epoch;
 use nccl_net_spark::wire::fields::{Address, Attachment, LaneEnd, QpEnd, RailAdvert};
@@ -34,24 +34,24 @@ fn check_message(bytes: &[u8]) -> bool {
     assert!(encoded.len() <= bytes.len().min(MAX_CONTROL_BYTES), "{} bytes of {}", encoded.len(), bytes.len());
     assert_eq!(ControlMessage::decode(&encoded).as_ref(), Ok(&message));
     // The decoder must return the lane that is in the bytes.
-    let is_said = |lane: LaneId| assert_eq!(lane.index(), usize::from(bytes[1]));
+    let assert_lane = |lane: LaneId| assert_eq!(lane.index(), usize::from(bytes[1]));
     match &message {
         ControlMessage::Fenced { lane, received } => {
-            is_said(*lane);
+            assert_lane(*lane);
             assert!(received.open.len() <= SLOTS);
             check_received(received);
         }
         ControlMessage::Join { lane, rail, end, .. } => {
-            is_said(*lane);
+            assert_lane(*lane);
             check_rail(rail);
             check_queue_pairs(&end.qps);
         }
-        ControlMessage::Joined { lane, mtu_bytes, end, .. } => {
-            is_said(*lane);
-            assert!((256..=4096).contains(mtu_bytes) && mtu_bytes.is_power_of_two());
-            check_queue_pairs(&end.qps);
+        ControlMessage::Joined { lane, answer, .. } => {
+            assert_lane(*lane);
+            assert!((256..=4096).contains(&answer.mtu_bytes) && answer.mtu_bytes.is_power_of_two());
+            check_queue_pairs(&answer.end.qps);
         }
-        ControlMessage::NotNow { lane, .. } | ControlMessage::Live { lane } => is_said(*lane),
+        ControlMessage::NotNow { lane, .. } | ControlMessage::Live { lane } => assert_lane(*lane),
         ControlMessage::AreYouThere
         | ControlMessage::Bye { .. }
         | ControlMessage::StallQuery { .. }
@@ -108,7 +108,7 @@ fn check_mix(tape: &mut Tape<'_>) -> bool {
     let mut frame = || ControlFrame {
         number: u64::from(tape.u8()),
         received: u64::from(tape.u8()),
-        asks: tape.u8() & 1 == 1,
+        awaits_confirmation: tape.u8() & 1 == 1,
         message: {
             let count = usize::from(tape.u8());
             tape.bytes(count).to_vec()
@@ -166,11 +166,13 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
             ControlMessage::Joined {
                 lane: lane(0),
                 attempt: 1,
-                connector_gid: gid,
-                acceptor_gid: [7; 16],
-                mtu_bytes: 1024,
-                end,
-                epoch: Epoch::default(),
+                answer: JoinAnswer {
+                    connector_gid: gid,
+                    acceptor_gid: [7; 16],
+                    mtu_bytes: 1024,
+                    end,
+                    epoch: Epoch::default(),
+                },
             },
         ),
         ("not-now", ControlMessage::NotNow { lane: lane(1), attempt: 2, why: "its port is down".into() }),
@@ -201,8 +203,8 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
 pub fn seeds() -> Seeds {
     let mut seeds: Seeds =
         messages().into_iter().map(|(name, message)| (name, [&[0][..], &message.encode()].concat())).collect();
-    let frame = ControlFrame { number: 4, received: 9, asks: true, message: messages()[0].1.encode() };
-    let echo = ControlFrame { number: 4, received: 10, asks: false, message: Vec::new() };
+    let frame = ControlFrame { number: 4, received: 9, awaits_confirmation: true, message: messages()[0].1.encode() };
+    let echo = ControlFrame { number: 4, received: 10, awaits_confirmation: false, message: Vec::new() };
     let words =
         |frame: &ControlFrame| -> Vec<u8> { frame.to_words().iter().flat_map(|word| word.to_le_bytes()).collect() };
     seeds.push(("frame", [&[1][..], &words(&frame)].concat()));

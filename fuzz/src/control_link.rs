@@ -13,7 +13,7 @@ use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
 /// received message is accepted only if its number is the next one.
 #[derive(Default)]
 struct Model {
-    said: Vec<ControlMessage>,
+    queued: Vec<ControlMessage>,
     sent: u64,
     confirmed: u64,
     received: u64,
@@ -22,16 +22,16 @@ struct Model {
 
 impl Model {
     fn go_on(&mut self) {
-        if self.sent == self.confirmed && self.sent < self.said.len() as u64 {
+        if self.sent == self.confirmed && self.sent < self.queued.len() as u64 {
             self.sent += 1;
             self.is_due = true;
         }
     }
 
     fn frame(&self) -> ControlFrame {
-        let asks = self.sent > self.confirmed;
-        let message = if asks { self.said[self.sent as usize - 1].encode() } else { Vec::new() };
-        ControlFrame { number: self.sent, received: self.received, asks, message }
+        let awaits_confirmation = self.sent > self.confirmed;
+        let message = if awaits_confirmation { self.queued[self.sent as usize - 1].encode() } else { Vec::new() };
+        ControlFrame { number: self.sent, received: self.received, awaits_confirmation, message }
     }
 
     /// Takes a frame. Returns true if its message is new.
@@ -40,8 +40,8 @@ impl Model {
             self.confirmed = self.sent;
             self.go_on();
         }
-        let is_next = frame.asks && frame.number.checked_sub(1) == Some(self.received);
-        let is_old = frame.asks && frame.number <= self.received;
+        let is_next = frame.awaits_confirmation && frame.number.checked_sub(1) == Some(self.received);
+        let is_old = frame.awaits_confirmation && frame.number <= self.received;
         self.is_due |= is_next || is_old;
         self.received += u64::from(is_next);
         is_next
@@ -52,13 +52,13 @@ impl Model {
 pub fn check(data: &[u8]) -> bool {
     let (mut control_link, mut model, mut tape) = (ControlLink::default(), Model::default(), Tape::new(data));
     let known = messages();
-    let mut messages_heard = 0;
+    let mut received_count = 0;
     while let Some(step) = tape.step() {
         match step % 4 {
             0 => {
                 let (_, message) = &known[tape.below(known.len())];
                 control_link.queue(message.clone());
-                model.said.push(message.clone());
+                model.queued.push(message.clone());
                 model.go_on();
             }
             1 => {
@@ -76,13 +76,13 @@ pub fn check(data: &[u8]) -> bool {
                     (told, true) => assert_eq!(told, &ControlMessage::decode(&frame.message).map(Some)),
                     (told, false) => panic!("{told:?} of {frame:?}"),
                 }
-                messages_heard += u32::from(matches!(told, Ok(Some(_))));
+                received_count += u32::from(matches!(told, Ok(Some(_))));
             }
         }
         assert_eq!(control_link.frame(), model.frame());
-        assert_eq!(control_link.is_waiting(), model.confirmed < model.said.len() as u64);
+        assert_eq!(control_link.is_waiting(), model.confirmed < model.queued.len() as u64);
     }
-    messages_heard > 0
+    received_count > 0
 }
 
 /// Reads a frame whose numbers are mostly close to the right ones.
@@ -93,7 +93,7 @@ fn frame(tape: &mut Tape<'_>, model: &Model) -> ControlFrame {
     };
     let (number, received) = (number(model.received + 1, kind & 1 == 1), number(model.sent, kind & 2 == 2));
     let count = if kind & 4 == 4 { usize::from(tape.u16()) } else { usize::from(tape.u8() % 32) };
-    ControlFrame { number, received, asks: kind & 8 == 0, message: tape.bytes(count).to_vec() }
+    ControlFrame { number, received, awaits_confirmation: kind & 8 == 0, message: tape.bytes(count).to_vec() }
 }
 
 /// A valid exchange, and an invalid one.

@@ -229,7 +229,8 @@ fn messages() -> Vec<(&'static str, Message)> {
         pairs: vec![carries, PairGo::NotYet("no answer".into())],
         redial: Some(redial),
     };
-    let frame = ControlFrame { number: 3, received: 2, asks: true, message: control::messages()[1].1.encode() };
+    let frame =
+        ControlFrame { number: 3, received: 2, awaits_confirmation: true, message: control::messages()[1].1.encode() };
     vec![
         ("hello", Message::Hello(hello([3; 16], rails))),
         ("hello-without-rails", Message::Hello(hello([4; 16], Vec::new()))),

@@ -69,9 +69,9 @@ pub fn check(data: &[u8]) -> bool {
 }
 
 fn frame(tape: &mut Tape<'_>) -> ControlFrame {
-    let (number, received, asks) = (u64::from(tape.u8()), u64::from(tape.u8()), tape.u8() & 1 == 1);
+    let (number, received, awaits_confirmation) = (u64::from(tape.u8()), u64::from(tape.u8()), tape.u8() & 1 == 1);
     let count = usize::from(tape.u16() % 2100);
-    ControlFrame { number, received, asks, message: tape.bytes(count).to_vec() }
+    ControlFrame { number, received, awaits_confirmation, message: tape.bytes(count).to_vec() }
 }
 
 fn inbox_words(mailbox: &Mailboxes) -> [u64; FRAME_WORDS] {

@@ -1,5 +1,7 @@
-//! A receiver's handling of immediates, the 32 bits with a share's last write. The peer lies about
-//! slot, part, share, leads (earlier writes) and bytes, between grants, tests and lost lanes.
+//! A receiver's handling of immediates. A share is the part of a message that is sent on one rail.
+//! Its last write carries an immediate of 32 bits, which names among others the slot, the part, the
+//! share, and the number of writes before this one (full chunks). The peer lies about these and
+//! about the byte count. Grants, tests and losses of lanes happen between the immediates.
 //!
 //! The model keeps the arrived shares of each slot with their bytes, and predicts the result of
 //! each call.
@@ -18,24 +20,24 @@ use nccl_net_spark::wire::{PARTS, SLOTS};
 use std::collections::BTreeMap;
 
 const LANES: usize = 4;
-/// Bytes of a chunk, the largest single write: the smallest that a handshake agrees on.
+/// Bytes of a chunk, the largest single write. No handshake agrees on a smaller chunk.
 const CHUNK: u64 = 4096;
 
 #[derive(Debug, Clone, Default)]
 struct Part {
-    room: u64,
+    buffer_bytes: u64,
     /// Number of shares that the peer announced; `None` before the first share.
     announced: Option<u8>,
-    came: BTreeMap<u8, u64>,
+    arrived: BTreeMap<u8, u64>,
 }
 
 impl Part {
     fn bytes(&self) -> u64 {
-        self.came.values().sum()
+        self.arrived.values().sum()
     }
 
     fn is_whole(&self) -> bool {
-        self.announced.is_some_and(|count| self.came.len() == usize::from(count))
+        self.announced.is_some_and(|count| self.arrived.len() == usize::from(count))
     }
 }
 
@@ -44,9 +46,9 @@ struct Open {
     sequence: u64,
     parts: Vec<Part>,
     optional: bool,
-    told: bool,
+    reported_done: bool,
     lane: LaneId,
-    /// True if the lane of its clear-to-send was lost, so that the entry must be repeated.
+    /// True if the lane of its clear-to-send was lost, so that the clear-to-send must be repeated.
     to_repeat: bool,
 }
 
@@ -82,7 +84,7 @@ pub fn check(data: &[u8]) -> bool {
         }
         model.check_counts();
     }
-    model.check_what_is_told();
+    model.check_loss_report();
     model.whole > 0
 }
 
@@ -90,21 +92,21 @@ impl Model {
     fn grant(&mut self, tape: &mut Tape<'_>) {
         let how = tape.u8();
         let (count, optional, lane) = (usize::from(how & 7) + 1, how & 8 == 8, lane(usize::from(how >> 4) % LANES));
-        let room = |tape: &mut Tape<'_>| match tape.u8() {
+        let buffer_bytes = |tape: &mut Tape<'_>| match tape.u8() {
             255 => MAX_RECEIVE_BYTES,
             kib @ 128.. => u64::from(kib - 127) << 10,
             bytes => u64::from(bytes),
         };
-        let rooms: Vec<u64> = (0..count).map(|_| room(tape)).collect();
+        let buffer_sizes: Vec<u64> = (0..count).map(|_| buffer_bytes(tape)).collect();
         let at = self.granted as usize % SLOTS;
         let is_free = self.slots[at].is_none() && self.repeating[at].is_none();
         assert_eq!(self.receives.has_room(), is_free);
-        let (grant, allocated) = memory::peak(|| self.receives.grant(rooms.iter().copied(), optional, lane));
+        let (grant, allocated) = memory::peak(|| self.receives.grant(buffer_sizes.iter().copied(), optional, lane));
         assert_eq!((grant, allocated), (is_free.then_some(Grant { slot: slot(at), sequence: self.granted }), 0));
         if is_free {
-            let parts = rooms.into_iter().map(|room| Part { room, ..Part::default() }).collect();
+            let parts = buffer_sizes.into_iter().map(|buffer_bytes| Part { buffer_bytes, ..Part::default() }).collect();
             let sequence = self.granted;
-            self.slots[at] = Some(Open { sequence, parts, optional, told: false, lane, to_repeat: false });
+            self.slots[at] = Some(Open { sequence, parts, optional, reported_done: false, lane, to_repeat: false });
             self.granted += 1;
         }
     }
@@ -121,7 +123,7 @@ impl Model {
             generation: Immediate::generation_of(sequence),
             shares,
             share: share % shares,
-            leads: u16::from(shape & 3),
+            full_chunks: u16::from(shape & 3),
         };
         let mut bytes = u32::from(tape.u8());
         if lies & 1 == 1 {
@@ -131,7 +133,7 @@ impl Model {
             immediate.share = share;
         }
         if lies & 4 == 4 {
-            immediate.leads = tape.u16() & 0xfff;
+            immediate.full_chunks = tape.u16() & 0xfff;
         }
         if lies & 8 == 8 {
             bytes = tape.u32();
@@ -147,7 +149,7 @@ impl Model {
     }
 
     fn expect(&mut self, immediate: Immediate, bytes: u64) -> Result<Arrival, Violation> {
-        let Immediate { slot, part, generation, shares, share, leads } = immediate;
+        let Immediate { slot, part, generation, shares, share, full_chunks } = immediate;
         let slot = &mut self.slots[slot.index()];
         let Some(open) = slot.as_mut().filter(|open| Immediate::generation_of(open.sequence) == generation) else {
             return Ok(Arrival::Stale);
@@ -157,7 +159,7 @@ impl Model {
         if share >= shares {
             return Err(unknown);
         }
-        if wanted.came.contains_key(&share) {
+        if wanted.arrived.contains_key(&share) {
             // A repeated immediate without bytes is ignored.
             let is_harmless = bytes == 0 && wanted.announced == Some(shares);
             return if is_harmless {
@@ -169,21 +171,21 @@ impl Model {
         if let Some(before) = wanted.announced.filter(|before| *before != shares) {
             return Err(Violation::Shares { before, now: shares });
         }
-        let came = u64::from(leads) * CHUNK + bytes;
-        let (bytes, room) = (wanted.bytes() + came, wanted.room);
-        if bytes > room {
-            return Err(Violation::Overrun { bytes, room });
+        let share_bytes = u64::from(full_chunks) * CHUNK + bytes;
+        let (bytes, buffer_bytes) = (wanted.bytes() + share_bytes, wanted.buffer_bytes);
+        if bytes > buffer_bytes {
+            return Err(Violation::Overrun { bytes, buffer_bytes });
         }
         wanted.announced = Some(shares);
-        wanted.came.insert(share, came);
+        wanted.arrived.insert(share, share_bytes);
         if !open.is_whole() {
             return Ok(Arrival::Part);
         }
         self.whole += 1;
-        if open.told {
+        if open.reported_done {
             *slot = None;
         }
-        Ok(Arrival::Whole)
+        Ok(Arrival::Complete)
     }
 
     fn test(&mut self, request: u16) {
@@ -194,7 +196,7 @@ impl Model {
         let (done, allocated) = memory::peak(|| self.receives.test(slot, |part, bytes| sizes.push((part, bytes))));
         assert_eq!(allocated, 0);
         let place = &mut self.slots[slot.index()];
-        let Some(open) = place.clone().filter(|open| !open.told) else {
+        let Some(open) = place.clone().filter(|open| !open.reported_done) else {
             assert_eq!((done, sizes.len()), (Err(NotInFlight(request)), 0));
             return;
         };
@@ -203,14 +205,14 @@ impl Model {
             assert_eq!((done, sizes.len()), (Ok(false), 0));
             return;
         }
-        let told = |part: &Part| if whole { part.bytes() } else { part.room };
-        let expected: Vec<(usize, u64)> = open.parts.iter().map(told).enumerate().collect();
+        let reported = |part: &Part| if whole { part.bytes() } else { part.buffer_bytes };
+        let expected: Vec<(usize, u64)> = open.parts.iter().map(reported).enumerate().collect();
         assert_eq!((done, &sizes), (Ok(true), &expected));
         assert!(
-            sizes.iter().zip(&open.parts).all(|((_, bytes), part)| *bytes <= part.room),
+            sizes.iter().zip(&open.parts).all(|((_, bytes), part)| *bytes <= part.buffer_bytes),
             "more than there is room for"
         );
-        *place = if whole { None } else { Some(Open { told: true, ..open }) };
+        *place = if whole { None } else { Some(Open { reported_done: true, ..open }) };
     }
 
     fn lose(&mut self, lane: LaneId) {
@@ -251,19 +253,20 @@ impl Model {
         let open = self.slots.iter().flatten().filter(|open| !open.is_whole());
         let oldest = open.clone().map(|open| open.sequence).min().unwrap_or(self.granted);
         assert_eq!((self.receives.open(), self.receives.delivered()), (open.count(), oldest));
-        assert_eq!(self.receives.span(), (oldest, self.granted));
+        assert_eq!(self.receives.message_range(), (oldest, self.granted));
         assert!(oldest >= self.delivered, "a delivered receive is open again");
         self.delivered = oldest;
     }
 
-    /// Checks the report that a sender gets of a lost rail. It must fit a control frame.
-    fn check_what_is_told(&self) {
+    /// Checks the list of arrived shares that a sender gets when a rail is lost. It must fit a
+    /// control frame.
+    fn check_loss_report(&self) {
         let received = self.receives.received();
         assert_eq!(received.granted, self.granted);
         for open in self.slots.iter().flatten() {
             for (at, part) in open.parts.iter().enumerate() {
                 for share in 0..part.announced.unwrap_or(8) {
-                    let has = open.is_whole() || part.came.contains_key(&share);
+                    let has = open.is_whole() || part.arrived.contains_key(&share);
                     assert_eq!(received.has(open.sequence, at as u8, share), has, "share {share} of {open:?}");
                 }
             }
@@ -281,8 +284,8 @@ fn slot(number: usize) -> Slot {
 
 /// A receive in one share, a group in several, an optional one, losses, and lies of each kind.
 pub fn seeds() -> Seeds {
-    let nearly = |w: &mut Writer, slot: u8, (share, shares, leads): (u8, u8, u8), part: u8, bytes: u8| {
-        w.u8(2).u8(slot).u8((shares - 1) << 5 | share << 2 | leads).u8(0).u8(part).u8(bytes);
+    let nearly = |w: &mut Writer, slot: u8, (share, shares, full_chunks): (u8, u8, u8), part: u8, bytes: u8| {
+        w.u8(2).u8(slot).u8((shares - 1) << 5 | share << 2 | full_chunks).u8(0).u8(part).u8(bytes);
     };
     let mut one = Writer::default();
     one.u8(0).u8(0).u8(100);

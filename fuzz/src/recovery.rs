@@ -7,10 +7,10 @@
 use crate::control::messages;
 use crate::tape::Tape;
 use crate::target::Seeds;
-use nccl_net_spark::flow::recovery::{Action, Answer, Failure, Limits, Recovery, Role, State};
+use nccl_net_spark::flow::recovery::{Action, Failure, Limits, Recovery, Role, State};
 use nccl_net_spark::flow::redial::Need;
 use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, Progress, Received};
+use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Progress, Received};
 use nccl_net_spark::wire::cts::Epoch;
 use nccl_net_spark::wire::fields::{LaneEnd, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::LaneId;
@@ -140,7 +140,7 @@ impl Caller {
         }
         // Confirms this side's messages, so that none pile up.
         let received = self.recovery.frame().number;
-        let frame = ControlFrame { number, received, asks: true, message: message.encode() };
+        let frame = ControlFrame { number, received, awaits_confirmation: true, message: message.encode() };
         self.recovery.receive_frame(&frame, begun, self.now);
     }
 
@@ -179,7 +179,7 @@ impl Caller {
         }
     }
 
-    /// Fences again each rail that is still fencing: its device may have stopped since then.
+    /// Fences again each rail that is still fencing: its device may have stopped meanwhile.
     fn fence_again(&mut self) {
         for lane in LaneId::all(RAILS) {
             if matches!(self.recovery.state(lane), Some(State::Fencing { .. })) {
@@ -281,10 +281,10 @@ impl Caller {
     }
 
     fn check_failure(&self, failure: &Failure) {
-        let is_dark = !self.rails.contains(&Rail::Used);
+        let has_no_rail = !self.rails.contains(&Rail::Used);
         let is_true = match failure {
-            Failure::NoFirstRail => is_dark && !self.was_up,
-            Failure::NoRail(_) => is_dark && self.was_up,
+            Failure::NoFirstRail => has_no_rail && !self.was_up,
+            Failure::NoRail(_) => has_no_rail && self.was_up,
             Failure::NotAcknowledged(lane) => self.rails[lane.index()] == Rail::Stopped { by_peer: false },
             Failure::NotStopped(lane) => self.rails[lane.index()] == Rail::CutOff,
             Failure::Protocol(_) => true,
@@ -324,7 +324,7 @@ impl Caller {
             Some(State::Answering) => {
                 self.rails[lane.index()] = if failed { stopped } else { Rail::Connected };
                 let (connector_gid, acceptor_gid, mtu_bytes, epoch) = ([1; 16], [2; 16], 1024, Epoch::default());
-                let answer = Answer { connector_gid, acceptor_gid, mtu_bytes, end: end(2), epoch };
+                let answer = JoinAnswer { connector_gid, acceptor_gid, mtu_bytes, end: end(2), epoch };
                 self.recovery.answered(lane, if failed { Err(fails()) } else { Ok(answer) }, self.now);
             }
             other => panic!("a thread works for rail {lane} in {other:?}"),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Excluded setting, because it could name any file.
-const NOT_FROM_HERE: &str = "NCCL_SPARK_SETTINGS_FILE";
+const EXCLUDED_SETTING: &str = "NCCL_SPARK_SETTINGS_FILE";
 
 thread_local! {
     static SCRATCH: OnceCell<Scratch> = const { OnceCell::new() };
@@ -44,7 +44,7 @@ pub fn check(data: &[u8]) -> bool {
     let variables: Vec<(String, String)> = variables
         .lines()
         .filter_map(|line| line.split_once('='))
-        .filter(|(name, _)| *name != NOT_FROM_HERE)
+        .filter(|(name, _)| *name != EXCLUDED_SETTING)
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
     SCRATCH.with(|scratch| {
@@ -67,8 +67,8 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
     };
     assert_eq!(settings.files(), standard);
     assert_eq!(settings.from_files().len(), 1);
-    assert_eq!(settings.held().len(), table().len());
-    for (held, row) in settings.held().iter().zip(table()) {
+    assert_eq!(settings.in_effect().len(), table().len());
+    for (held, row) in settings.in_effect().iter().zip(table()) {
         assert_eq!((held.row.name, held.value.trim()), (row.name, held.value.as_str()));
         match &held.source {
             Source::Default => assert_eq!(held.value, row.default),
@@ -83,15 +83,15 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
     let is_comment = |value: &str| {
         value.match_indices('#').any(|(at, _)| value[..at].chars().next_back().is_none_or(char::is_whitespace))
     };
-    if settings.held().iter().any(|held| held.source == Source::Environment && is_comment(&held.value)) {
+    if settings.in_effect().iter().any(|held| held.source == Source::Environment && is_comment(&held.value)) {
         check_values(&settings);
         return true;
     }
-    let set = settings.held().iter().filter(|held| held.source != Source::Default);
+    let set = settings.in_effect().iter().filter(|held| held.source != Source::Default);
     let lines: String = set.map(|held| format!("{} = {}\n", held.row.name, held.value)).collect();
     std::fs::write(path, &lines).expect("the scratch file is written");
     let again = Settings::gather(&[], &standard).unwrap_or_else(|error| panic!("{error}, in {lines}"));
-    for (before, after) in settings.held().iter().zip(again.held()) {
+    for (before, after) in settings.in_effect().iter().zip(again.in_effect()) {
         assert_eq!(before.value, after.value, "{}", before.row.name);
     }
     check_values(&settings);
@@ -100,9 +100,9 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
 
 /// Checks the ranges that the rest of the plugin relies on.
 fn check_values(settings: &Settings) {
-    let held = settings.held().iter().map(|held| (held.row.name.to_owned(), held.value.clone()));
+    let held = settings.in_effect().iter().map(|held| (held.row.name.to_owned(), held.value.clone()));
     // Passed only as variables: the table's ranges are the same for every source.
-    let variables: Vec<_> = held.filter(|(name, _)| name != NOT_FROM_HERE).collect();
+    let variables: Vec<_> = held.filter(|(name, _)| name != EXCLUDED_SETTING).collect();
     let config = Config::from_variables(&variables).expect("what holds is allowed");
     assert!(config.rails.gid_index.is_none_or(|index| index <= 255));
     assert!(
@@ -129,7 +129,7 @@ pub fn seeds() -> Seeds {
         NCCL_SOCKET_IFNAME=enp1s0f0np0\nNCCL_SOCKET_FAMILY=AF_INET6\nNCCL_SPARK_PROBE_TIMEOUT_MS=100\nNCCL_IB_SL=\nNCCL_IBVERBS_LIB=#\n";
     let ranges: String = table()
         .iter()
-        .filter(|row| row.name != NOT_FROM_HERE && !row.default.is_empty())
+        .filter(|row| row.name != EXCLUDED_SETTING && !row.default.is_empty())
         .map(|row| format!("{}={}\n", row.name, row.default))
         .collect();
     let both = "NCCL_IB_TC=1\nNCCL_IB_TIMEOUT=20\n\0NCCL_IB_TC= 255 \nNCCL_SPARK_MIN_SHARE_BYTES=128\nNCCL_ALGO=Ring\n\

@@ -29,7 +29,7 @@ pub fn check(data: &[u8]) -> bool {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Part {
-    room: u64,
+    buffer_bytes: u64,
     /// Size of the message; `None` before the first chunk was announced.
     total: Option<u64>,
     announced: u64,
@@ -76,23 +76,26 @@ fn receive(tape: &mut Tape<'_>) {
 impl Receiver {
     fn grant(&mut self, tape: &mut Tape<'_>) {
         let count = 1 + tape.below(PARTS);
-        let rooms: Vec<u64> = (0..count).map(|_| u64::from(tape.u32()) << (tape.u8() % 9)).collect();
+        let buffer_sizes: Vec<u64> = (0..count).map(|_| u64::from(tape.u32()) << (tape.u8() % 9)).collect();
         let place = Slot::of(self.granted).index();
         let mut told = Vec::new();
-        let granted = self.inbound.grant(rooms.iter().map(|room| (7, *room)), |grant| told.push(grant));
+        let granted =
+            self.inbound.grant(buffer_sizes.iter().map(|buffer_bytes| (7, *buffer_bytes)), |grant| told.push(grant));
         assert_eq!(granted.is_some(), self.slots[place].is_none());
         if granted.is_none() {
             assert!(told.is_empty());
             return;
         }
-        for (part, (grant, room)) in (0..).zip(told.iter().zip(&rooms)) {
-            let expected = StreamGrant { sequence: self.granted, part, parts: count as u8, tag: 7, room: *room };
+        for (part, (grant, buffer_bytes)) in (0..).zip(told.iter().zip(&buffer_sizes)) {
+            let expected =
+                StreamGrant { sequence: self.granted, part, parts: count as u8, tag: 7, buffer_bytes: *buffer_bytes };
             assert_eq!(
                 (*grant, StreamFrame::decode(&StreamFrame::Grant(*grant).encode())),
                 (expected, Ok(StreamFrame::Grant(expected)))
             );
         }
-        let parts = rooms.iter().map(|room| Part { room: *room, ..Part::default() }).collect();
+        let parts =
+            buffer_sizes.iter().map(|buffer_bytes| Part { buffer_bytes: *buffer_bytes, ..Part::default() }).collect();
         self.slots[place] = Some(Open { sequence: self.granted, parts });
         self.granted += 1;
     }
@@ -112,7 +115,7 @@ impl Receiver {
         let part = tape.below(PARTS) as u8;
         let of_slot = self.slots[Slot::of(sequence).index()].as_ref();
         let known = of_slot.and_then(|open| open.parts.get(usize::from(part))).copied().unwrap_or_default();
-        let total = known.total.unwrap_or(known.room).wrapping_add_signed(i64::from(tape.u8() as i8 >> 6));
+        let total = known.total.unwrap_or(known.buffer_bytes).wrapping_add_signed(i64::from(tape.u8() as i8 >> 6));
         let offset = known.announced / LINE_BYTES * LINE_BYTES;
         let left = total.saturating_sub(offset).min(u64::from(MAX_CHUNK_BYTES));
         let bytes = left.saturating_sub(u64::from(tape.u16() >> (tape.u8() % 16))) as u32;
@@ -133,7 +136,9 @@ impl Receiver {
         };
         let announced = place.announced + u64::from(bytes);
         let expected = match place.total {
-            None if total > place.room => Err(StreamViolation::Overrun { total, room: place.room }),
+            None if total > place.buffer_bytes => {
+                Err(StreamViolation::Overrun { total, buffer_bytes: place.buffer_bytes })
+            }
             Some(before) if before != total => Err(StreamViolation::Total { before, now: total }),
             _ if announced > total => Err(StreamViolation::Surplus { announced, total }),
             _ => Ok(()),
@@ -141,7 +146,7 @@ impl Receiver {
         assert_eq!(said.map(|_| ()), expected);
         if let Ok(landing) = said {
             assert_eq!((landing.part, landing.offset, landing.bytes), (part, offset, bytes));
-            assert!(offset + u64::from(bytes) <= place.room, "beyond the buffer");
+            assert!(offset + u64::from(bytes) <= place.buffer_bytes, "beyond the buffer");
             (place.total, place.announced) = (Some(total), announced);
             self.coming.push((landing.slot, part, bytes));
         }
@@ -187,9 +192,9 @@ impl Receiver {
 }
 
 fn send(tape: &mut Tape<'_>) {
-    let mut outbound = Outbound::new();
+    let mut outbound = Outbound::default();
     let mut taken = Vec::new();
-    let mut honest = StreamGrant { sequence: 0, part: 0, parts: 1, tag: 0, room: 0 };
+    let mut honest = StreamGrant { sequence: 0, part: 0, parts: 1, tag: 0, buffer_bytes: 0 };
     while let Some(step) = tape.step() {
         match step % 5 {
             0 => {
@@ -203,7 +208,8 @@ fn send(tape: &mut Tape<'_>) {
             }
             1 => {
                 let parts = if honest.part > 0 { honest.parts } else { 1 + tape.below(PARTS) as u8 };
-                let grant = StreamGrant { parts, tag: i32::from(tape.u8() & 3), room: u64::from(tape.u32()), ..honest };
+                let grant =
+                    StreamGrant { parts, tag: i32::from(tape.u8() & 3), buffer_bytes: u64::from(tape.u32()), ..honest };
                 match outbound.granted(&grant) {
                     Ok(()) => honest = after(&grant),
                     Err(violation) => assert!(matches!(violation, StreamViolation::GrantAhead(_)), "{violation}"),
@@ -214,7 +220,7 @@ fn send(tape: &mut Tape<'_>) {
                 if let Ok(Some(head)) = outbound.find(tag)
                     && outbound.has_room()
                 {
-                    let bytes = head.room_bytes.saturating_sub(u64::from(tape.u16()));
+                    let bytes = head.buffer_bytes.saturating_sub(u64::from(tape.u16()));
                     let request = outbound.start(head, bytes).expect("there was room");
                     assert_eq!(outbound.test(request), Ok(None));
                 }
@@ -265,7 +271,8 @@ pub fn seeds() -> Seeds {
     received.u8(1).bytes(&data(256, 44)).u8(4).u8(0).u8(0).u8(1).bytes(&data(0, 256)).u8(4).u8(0).u8(0).u8(5).u8(0);
     let mut lied_to = Writer::default();
     lied_to.u8(0).u8(0).u8(0).u32(200).u8(0).u8(1).bytes(&data(0, 128)).u8(2).bytes(&[0; 6]).u8(5).u8(0);
-    let grant = StreamFrame::Grant(StreamGrant { sequence: 0, part: 0, parts: 1, tag: 2, room: 200_000 }).encode();
+    let grant =
+        StreamFrame::Grant(StreamGrant { sequence: 0, part: 0, parts: 1, tag: 2, buffer_bytes: 200_000 }).encode();
     let mut sent = Writer::default();
     sent.u8(1).u8(0).bytes(&grant).u8(2).u8(2).u16(0).u8(3).u8(3).u8(4).u8(1).u8(4).u8(0);
     let mut granted = Writer::default();

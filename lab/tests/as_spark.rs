@@ -1,9 +1,9 @@
-//! `spark-lab as-spark` and `one-version`: a shell script in place of nccl-spark reads what NCCL
-//! would read.
+//! `spark-lab as-spark` and `one-version`. For as-spark, a shell script in place of nccl-spark
+//! reads the graph and the variables that NCCL would read.
 
 mod common;
 
-use common::{Fake, Said, say, spark_lab};
+use common::{Fake, ProgramOutput, say, spark_lab};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -34,11 +34,11 @@ impl Script {
         self.0.path().join(name)
     }
 
-    fn run(&self, options: &[&str], arguments: &str) -> Said {
+    fn run(&self, options: &[&str], arguments: &str) -> ProgramOutput {
         self.run_with(options, arguments, None)
     }
 
-    fn run_with(&self, options: &[&str], arguments: &str, tuner: Option<&str>) -> Said {
+    fn run_with(&self, options: &[&str], arguments: &str, tuner: Option<&str>) -> ProgramOutput {
         let mut command = spark_lab();
         command.env("PATH", format!("{}:{}", self.0.path().display(), std::env::var("PATH").unwrap()));
         command.env_remove("NCCL_SPARK_TUNER").envs(tuner.map(|value| ("NCCL_SPARK_TUNER", value)));
@@ -101,7 +101,8 @@ fn a_sparks_graph_has_the_device_that_the_plugin_announces() {
         let mut command = spark_lab();
         command.args(["bench", "latency", "--seconds", "0.01", "--rounds", "1", "-b", "8", "-e", "8", "--json", "-"]);
         command.args(["--profile", profile, "--scale", scale, "--plugin"]).arg(&plugin);
-        let real: Said = command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS").output().unwrap().into();
+        let real: ProgramOutput =
+            command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS").output().unwrap().into();
         let report: serde_json::Value = serde_json::from_str(&real.out).unwrap_or_else(|_| panic!("{real:?}"));
         let network = &report["sides"][0]["networks"][0];
         let (device, speed) = (network["device"].as_str().unwrap(), network["speed_mbps"].as_u64().unwrap());
@@ -121,8 +122,8 @@ fn a_copy_of_the_plugin_shows_one_version_of_the_interface() {
         let made = say(&["one-version", version, "--out", out, "--plugin", plugin]);
         let expected = format!("{out}/libnccl-net-spark-v{version}.so");
         assert_eq!((made.status, made.out.trim_end()), (Some(0), expected.as_str()), "{made:?}");
-        let said = say(&["bench", "connections", "--fabric", "verbs", "--plugin", &expected, "--abi", "10"]);
-        assert!(said.status == Some(1) && said.err.contains("no symbol ncclNetPlugin_v10"), "{said:?}");
+        let output = say(&["bench", "connections", "--fabric", "verbs", "--plugin", &expected, "--abi", "10"]);
+        assert!(output.status == Some(1) && output.err.contains("no symbol ncclNetPlugin_v10"), "{output:?}");
     }
     let newest = Fake::compile(&[]);
     let none = say(&["one-version", "9", "--out", out, "--plugin", newest.library().to_str().unwrap()]);

@@ -2,19 +2,19 @@
 
 mod common;
 
-use common::{Fakes, Said, say, spark_lab};
+use common::{Fakes, ProgramOutput, say, spark_lab};
 use std::path::Path;
 
 #[test]
 fn without_a_gpu_one_error_says_so_before_anything_starts() {
     if Path::new("/dev/nvidia0").exists() {
-        let said = say(&["communicators", "--fabric", "soft", "--profile", "unpaced", "--count", "20"]);
-        assert_eq!(said.status, Some(0), "{said:?}");
+        let output = say(&["communicators", "--fabric", "soft", "--profile", "unpaced", "--count", "20"]);
+        assert_eq!(output.status, Some(0), "{output:?}");
         return;
     }
-    let said = say(&["communicators", "several", "lost", "--fabric", "soft"]);
-    assert_eq!((said.status, said.out.as_str(), said.err.lines().count()), (Some(1), "", 1), "{said:?}");
-    assert!(said.err.starts_with("spark-lab: communicators needs an NVIDIA GPU"), "{said:?}");
+    let output = say(&["communicators", "several", "lost", "--fabric", "soft"]);
+    assert_eq!((output.status, output.out.as_str(), output.err.lines().count()), (Some(1), "", 1), "{output:?}");
+    assert!(output.err.starts_with("spark-lab: communicators needs an NVIDIA GPU"), "{output:?}");
 }
 
 #[test]
@@ -22,15 +22,16 @@ fn a_driver_without_a_gpu_is_distinguished_from_no_driver() {
     let fake = Fakes::new();
     let mut command = spark_lab();
     command.args(["communicators", "--fabric", "verbs", "--plugin"]).arg(fake.plugin.library());
-    let said: Said = command.env("LD_LIBRARY_PATH", fake.folder()).env("FAKE_GPUS", "0").output().unwrap().into();
-    assert_eq!((said.status, said.out.as_str(), said.err.lines().count()), (Some(1), "", 1), "{said:?}");
-    assert!(said.err.contains("needs an NVIDIA GPU and its driver: cuInit returned"), "{said:?}");
+    let output: ProgramOutput =
+        command.env("LD_LIBRARY_PATH", fake.folder()).env("FAKE_GPUS", "0").output().unwrap().into();
+    assert_eq!((output.status, output.out.as_str(), output.err.lines().count()), (Some(1), "", 1), "{output:?}");
+    assert!(output.err.contains("needs an NVIDIA GPU and its driver: cuInit returned"), "{output:?}");
 }
 
 #[test]
 fn a_wrong_command_line_is_reported() {
-    let said = say(&["communicators", "sever"]);
-    assert!(said.status == Some(2) && said.err.contains("several"), "{said:?}");
-    let said = say(&["communicators", "-r", "1"]);
-    assert!(said.status == Some(2) && said.err.contains("must be 2 to 16"), "{said:?}");
+    let output = say(&["communicators", "sever"]);
+    assert!(output.status == Some(2) && output.err.contains("several"), "{output:?}");
+    let output = say(&["communicators", "-r", "1"]);
+    assert!(output.status == Some(2) && output.err.contains("must be 2 to 16"), "{output:?}");
 }

@@ -37,7 +37,7 @@ pub(crate) struct Functions {
 
 /// Defines an enum for a function. Each variant has one type of the function and is named after the
 /// first version with this type.
-macro_rules! one_of {
+macro_rules! versioned_functions {
     ($($function:ident: $($version:ident($type:ty))*;)*) => {$(
         #[derive(Clone, Copy)]
         pub(crate) enum $function {
@@ -52,22 +52,23 @@ macro_rules! one_of {
     )*};
 }
 
-one_of! {
+versioned_functions! {
     Init: V8(InitV8) V10(InitV10) V11(InitV11);
-    GetProperties: V8(Describe<PropertiesV8>) V9(Describe<PropertiesV9>) V11(Describe<PropertiesV11>) V12(Describe<PropertiesV12>);
+    GetProperties: V8(GetPropertiesFn<PropertiesV8>) V9(GetPropertiesFn<PropertiesV9>)
+        V11(GetPropertiesFn<PropertiesV11>) V12(GetPropertiesFn<PropertiesV12>);
     Listen: V8(ListenV8) V11(ListenV11);
     Connect: V8(ConnectV8) V10(ConnectV10) V11(ConnectV11);
     Isend: V8(IsendV8) V9(IsendV9) V10(IsendV10);
     Irecv: V8(IrecvV8) V9(IrecvV9) V10(IrecvV10);
 }
 
-type Describe<Properties> = types::functions::GetProperties<Properties>;
+type GetPropertiesFn<Properties> = types::functions::GetProperties<Properties>;
 
 impl Functions {
-    pub(crate) fn of<I, P, L, C, S, R, M: More>(version: u32, net: &Net<I, P, L, C, S, R, M>) -> Self
+    pub(crate) fn of<I, P, L, C, S, R, M: OptionalFunctions>(version: u32, net: &Net<I, P, L, C, S, R, M>) -> Self
     where
         I: Into<Init> + Copy,
-        Describe<P>: Into<GetProperties>,
+        GetPropertiesFn<P>: Into<GetProperties>,
         L: Into<Listen> + Copy,
         C: Into<Connect> + Copy,
         S: Into<Isend> + Copy,
@@ -95,17 +96,17 @@ impl Functions {
     }
 }
 
-pub(crate) trait More {
+pub(crate) trait OptionalFunctions {
     fn finalize(&self) -> Option<Finalize> {
         None
     }
 }
 
-impl More for () {}
+impl OptionalFunctions for () {}
 
-impl More for MoreV9 {}
+impl OptionalFunctions for MoreV9 {}
 
-impl<const N: usize> More for MoreV11<N> {
+impl<const N: usize> OptionalFunctions for MoreV11<N> {
     fn finalize(&self) -> Option<Finalize> {
         self.finalize
     }

@@ -28,7 +28,7 @@ pub enum Kind {
 
 /// The fabric that the command line asks for.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Wish {
+pub struct FabricRequest {
     /// Kind of the fabric. `None`: RDMA devices if the machine has any, else the software fabric.
     pub kind: Option<Kind>,
     /// A built-in profile of the software fabric, or a file.
@@ -71,27 +71,27 @@ const DEVICES: &str = "/sys/class/infiniband";
 const PREFIX: &str = "nccl-spark-";
 /// The built-in profile without limits.
 pub const UNPACED: &str = "unpaced";
-/// Makes the fabric that `wish` asks for. `own_library` is the verbs library that the user's
+/// Makes the fabric that `request` asks for. `own_library` is the verbs library that the user's
 /// environment names.
 ///
 /// # Errors
 /// Fails on a mistake on the command line, and when the fabric cannot be made.
-pub fn set_up(wish: &Wish, ranks: usize, own_library: Option<&str>) -> Result<Fabric> {
+pub fn set_up(request: &FabricRequest, ranks: usize, own_library: Option<&str>) -> Result<Fabric> {
     let devices = rdma_devices(Path::new(DEVICES));
     let verbs = |about: String| Fabric { kind: Kind::Verbs, about, environment: Vec::new(), soft: None };
     let present = || match devices.is_empty() {
         true => "this machine has no RDMA device".to_owned(),
         false => format!("RDMA devices here: {}", devices.join(", ")),
     };
-    match (wish.kind, own_library) {
-        (Some(Kind::Soft), _) => soft(wish, ranks, &format!("as asked ({})", present())),
-        (Some(Kind::Verbs), _) => Ok(verbs(format!("verbs, as asked; {}", present()))),
+    match (request.kind, own_library) {
+        (Some(Kind::Soft), _) => soft(request, ranks, &format!("as requested ({})", present())),
+        (Some(Kind::Verbs), _) => Ok(verbs(format!("verbs, as requested; {}", present()))),
         (None, Some(library)) => Ok(verbs(format!("verbs, for NCCL_IBVERBS_LIB={library}; {}", present()))),
         (None, None) if !devices.is_empty() => Ok(verbs(format!("verbs; {}", present()))),
-        (None, None) if wish.library.is_file() => soft(wish, ranks, "because this machine has no RDMA device"),
+        (None, None) if request.library.is_file() => soft(request, ranks, "because this machine has no RDMA device"),
         (None, None) => Ok(verbs(format!(
             "verbs, although this machine has no RDMA device: the software fabric's library is not at {}",
-            wish.library.display()
+            request.library.display()
         ))),
     }
 }
@@ -103,16 +103,17 @@ fn rdma_devices(folder: &Path) -> Vec<String> {
     names
 }
 
-fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
-    let profile = Profile::load(&wish.profile, wish.scale).map_err(|error| wrong(format!("--profile: {error}")))?;
+fn soft(request: &FabricRequest, ranks: usize, why: &str) -> Result<Fabric> {
+    let profile =
+        Profile::load(&request.profile, request.scale).map_err(|error| wrong(format!("--profile: {error}")))?;
     // Every rank is a node.
     let most = profile.wires.nodes().unwrap_or(MAX_NODES);
     if ranks > most {
-        let profile = &wish.profile;
+        let profile = &request.profile;
         Err(wrong(format!("{ranks} ranks: the software fabric with --profile {profile} has at most {most}")))?;
     }
-    let library = wish.library.canonicalize().with_context(|| {
-        let path = wish.library.display();
+    let library = request.library.canonicalize().with_context(|| {
+        let path = request.library.display();
         format!(
             "software fabric {path} not found: build it with `{}`, or name it with --softverbs",
             places::build_command()
@@ -120,17 +121,17 @@ fn soft(wish: &Wish, ranks: usize, why: &str) -> Result<Fabric> {
     })?;
     let dir = settings::dir();
     control::remove_unused(&dir, is_of_a_run);
-    let name = wish.name.clone().unwrap_or_else(|| own_name(&dir));
+    let name = request.name.clone().unwrap_or_else(|| own_name(&dir));
     let prepared = control::prepare(&dir, &name, &profile, ranks);
     let prepared = prepared.map_err(|error| anyhow!("make a software fabric: {error}"))?;
     interrupt::remove_at_exit(prepared.folder());
     let mut environment = prepared.environment.clone();
     environment.push(("NCCL_IBVERBS_LIB".to_owned(), library.display().to_string()));
-    environment.push(("SOFTVERBS_NIC".to_owned(), wish.nic.name().to_owned()));
-    let about = about(wish, &name, why);
-    let soft = Soft { dir, name, library, profile, slow_rails: wish.slow_rails.clone(), prepared };
-    let slowed = wish.slow_rails.iter().map(|(rail, factor)| ("--slow-rail", rail, Action::Slow(*factor)));
-    let broken = wish.path_faults.iter().map(|(rail, fault)| ("--path-fault", rail, Action::Path(*fault, true)));
+    environment.push(("SOFTVERBS_NIC".to_owned(), request.nic.name().to_owned()));
+    let about = about(request, &name, why);
+    let soft = Soft { dir, name, library, profile, slow_rails: request.slow_rails.clone(), prepared };
+    let slowed = request.slow_rails.iter().map(|(rail, factor)| ("--slow-rail", rail, Action::Slow(*factor)));
+    let broken = request.path_faults.iter().map(|(rail, fault)| ("--path-fault", rail, Action::Path(*fault, true)));
     for (option, rail, action) in slowed.chain(broken) {
         if let Err(error) = soft.act(None, rail, action) {
             soft.remove();
@@ -154,13 +155,13 @@ fn is_of_a_run(name: &str) -> bool {
     })
 }
 
-fn about(wish: &Wish, name: &str, why: &str) -> String {
-    let scale = if wish.scale == 1.0 { String::new() } else { format!(" x {}", wish.scale) };
-    let slow = wish.slow_rails.iter().map(|(rail, factor)| format!(", {rail} at {factor} of its rate"));
-    let broken = wish.path_faults.iter().map(|(rail, fault)| format!(", {rail} with path fault {fault}"));
+fn about(request: &FabricRequest, name: &str, why: &str) -> String {
+    let scale = if request.scale == 1.0 { String::new() } else { format!(" x {}", request.scale) };
+    let slow = request.slow_rails.iter().map(|(rail, factor)| format!(", {rail} at {factor} of its rate"));
+    let broken = request.path_faults.iter().map(|(rail, fault)| format!(", {rail} with path fault {fault}"));
     let faults = slow.chain(broken).collect::<String>();
-    let nic = if wish.nic == Nic::default() { String::new() } else { format!(", as {}", wish.nic.name()) };
-    format!("soft, {why}: profile {}{scale}{faults}{nic}; each rank is a node; fabric {name}", wish.profile)
+    let nic = if request.nic == Nic::default() { String::new() } else { format!(", as {}", request.nic.name()) };
+    format!("soft, {why}: profile {}{scale}{faults}{nic}; each rank is a node; fabric {name}", request.profile)
 }
 
 impl Fabric {
@@ -200,11 +201,12 @@ impl Fabric {
     }
 
     /// Returns the limit from node 0 to node 1 of a software fabric, which is the same between any
-    /// two cabled nodes. `fallen` lists rails that carry only a part of their rate: name and part.
-    pub fn limit(&self, fallen: &[(String, f64)]) -> Option<Limit> {
+    /// two cabled nodes. `slowed_rails` lists rails that carry only a part of their rate: name and
+    /// part.
+    pub fn limit(&self, slowed_rails: &[(String, f64)]) -> Option<Limit> {
         let Soft { profile, slow_rails, .. } = self.soft.as_ref()?;
         let factor = |name: &str| {
-            let slowed = fallen.iter().rev().chain(slow_rails.iter().rev()).find(|(rail, _)| rail == name);
+            let slowed = slowed_rails.iter().rev().chain(slow_rails.iter().rev()).find(|(rail, _)| rail == name);
             slowed.map_or(1.0, |(_, factor)| *factor)
         };
         let count = profile.rails.len();
@@ -305,9 +307,9 @@ mod tests {
     use super::*;
     use crate::usage;
 
-    fn wish(kind: Option<Kind>) -> Wish {
+    fn request(kind: Option<Kind>) -> FabricRequest {
         let (profile, scale) = ("spark-1cable".to_owned(), 1.0);
-        Wish {
+        FabricRequest {
             kind,
             profile,
             nic: Nic::default(),
@@ -321,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_users_own_library_counts_as_verbs() {
-        let fabric = set_up(&wish(None), 2, Some("libmine.so")).unwrap();
+        let fabric = set_up(&request(None), 2, Some("libmine.so")).unwrap();
         assert_eq!((fabric.kind, fabric.environment(1)), (Kind::Verbs, Vec::new()));
         assert!(fabric.about.contains("libmine.so"), "{}", fabric.about);
     }
@@ -332,7 +334,8 @@ mod tests {
         {
             // Any file works as the library, because nothing is loaded here.
             let (profile, library) = (UNPACED.to_owned(), "/dev/null".into());
-            let fabric = set_up(&Wish { profile, library, nic, ..wish(Some(Kind::Soft)) }, 2, None).unwrap();
+            let fabric =
+                set_up(&FabricRequest { profile, library, nic, ..request(Some(Kind::Soft)) }, 2, None).unwrap();
             let told = |environment: &[(String, String)]| {
                 environment.contains(&("SOFTVERBS_NIC".to_owned(), nic.name().to_owned()))
             };
@@ -343,9 +346,10 @@ mod tests {
 
     #[test]
     fn missing_objects_are_named() {
-        let error = |wish: &Wish, ranks| usage::text(&set_up(wish, ranks, None).map(|_| ()).unwrap_err());
-        assert!(error(&wish(Some(Kind::Soft)), 2).contains("/no/library"));
-        let of = |profile: &str| Wish { profile: profile.to_owned(), ..wish(Some(Kind::Soft)) };
+        let error =
+            |request: &FabricRequest, ranks| usage::text(&set_up(request, ranks, None).map(|_| ()).unwrap_err());
+        assert!(error(&request(Some(Kind::Soft)), 2).contains("/no/library"));
+        let of = |profile: &str| FabricRequest { profile: profile.to_owned(), ..request(Some(Kind::Soft)) };
         let room =
             |profile: &str, most: usize| format!("the software fabric with --profile {profile} has at most {most}");
         assert_eq!(error(&of("unpaced"), 17), format!("17 ranks: {}", room("unpaced", 16)));
@@ -359,7 +363,7 @@ mod tests {
     fn between_two_sparks_of_a_triangle_is_one_cable() {
         for profile in ["spark-triangle", "spark-ring"] {
             let (profile, library) = (profile.to_owned(), "/dev/null".into());
-            let fabric = set_up(&Wish { profile, library, ..wish(Some(Kind::Soft)) }, 3, None).unwrap();
+            let fabric = set_up(&FabricRequest { profile, library, ..request(Some(Kind::Soft)) }, 3, None).unwrap();
             assert_eq!(fabric.limit(&[]).unwrap().payload_mbps, Some(195_000.0));
         }
     }

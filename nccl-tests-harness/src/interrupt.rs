@@ -28,15 +28,15 @@ use std::time::{Duration, Instant};
 const GRACE: Duration = Duration::from_secs(3);
 /// Time for the main thread to clean up once no process is left.
 const CLEAN_UP: Duration = Duration::from_secs(1);
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Number of the received signal, or 0. The handler sets it before a thread sees a rank die by the
 /// same Ctrl-C.
 static RECEIVED: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
 /// Seconds that the main thread asked for, else 0.
 static WANTED_S: AtomicU64 = AtomicU64::new(0);
-/// Additional time for processes if the main thread asked for time: a process may be this program,
-/// whose own processes have [`GRACE`].
+/// Additional time for child processes if the main thread asked for time: a child may run this
+/// program too, and give its own children [`GRACE`].
 const NESTED_GRACE: Duration = Duration::from_secs(5);
 /// True if signals are only noted ([`note`]).
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
@@ -147,7 +147,7 @@ fn end(number: i32) {
                 let _ = signal::kill(child, Signal::SIGTERM);
             }
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     for folder in folders(std::mem::take) {
         // There is nowhere to report this error.

@@ -27,6 +27,7 @@ pub mod program;
 pub mod ranks;
 pub mod scene;
 pub mod sizes;
+mod unique;
 pub mod usage;
 mod words;
 

@@ -9,8 +9,8 @@ use std::ffi::{OsStr, OsString};
 ///
 /// A `--json` without its own FILE becomes `--json=-`. Otherwise clap would take the next word as
 /// the FILE, even if it is an argument, such as a test of nccl-tests. A negative number becomes a
-/// part of the option before it, as in `-b=-5`. No option has such a name, and clap's error then
-/// names the option and its allowed values.
+/// part of the option before it, as in `-b=-5`. Otherwise clap would take `-5` for an option. Now
+/// its error names the option `-b` and the allowed values.
 pub fn prepared(program: &Command, words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let (mut command, mut prepared) = (program, Vec::new());
     let mut words = words.into_iter().peekable();
@@ -58,8 +58,8 @@ fn is_negative(word: &OsStr) -> bool {
 /// value.
 pub fn not_utf8(program: &Command, words: &[OsString]) -> Option<Error> {
     let text = |word: &OsString| OsString::from(word.to_string_lossy().into_owned());
-    // Paths may have any bytes. The cause is the first word with which clap's error disappears,
-    // when the words up to it are converted to text.
+    // Paths may have any bytes. The words are converted to text one after another. The cause
+    // is the word whose conversion makes clap's error disappear.
     let is_cause = |at: &usize| {
         let mended = words[..=*at].iter().map(text).chain(words[at + 1..].iter().cloned());
         !program.clone().try_get_matches_from(mended).is_err_and(|error| error.kind() == ErrorKind::InvalidUtf8)

@@ -3,15 +3,13 @@
 
 mod common;
 
-use common::{Said, nccl_spark};
-use nix::pty::{Winsize, openpty};
+use common::{ProgramOutput, nccl_spark, run_on_terminal};
+use nix::pty::Winsize;
 use serde_json::Value;
-use std::fs::File;
-use std::io::Read;
 use std::process::{Command, Stdio};
 
 /// Runs the doctor with only these environment variables.
-fn doctor(arguments: &str, variables: &str) -> Said {
+fn doctor(arguments: &str, variables: &str) -> ProgramOutput {
     let mut command = Command::new(nccl_spark().get_program());
     command.env_clear().arg("doctor").args(arguments.split_whitespace());
     command.envs(variables.split_whitespace().filter_map(|pair| pair.split_once('=')));
@@ -32,8 +30,8 @@ fn the_exit_status_reports_faults() {
         ("--pid 4194303", "", 2),
         ("--json /no/such/folder/x.json --env", "", 2),
     ] {
-        let said = doctor(arguments, variables);
-        assert_eq!(said.status, Some(status), "{arguments} {variables}: {said:?}");
+        let output = doctor(arguments, variables);
+        assert_eq!(output.status, Some(status), "{arguments} {variables}: {output:?}");
     }
 }
 
@@ -44,9 +42,9 @@ fn a_missing_plugin_is_a_fault() {
     let plugin = folder.path().join("libnccl-net-spark.so");
     let variables = format!("NCCL_NET=Spark NCCL_NET_PLUGIN={}", plugin.display());
     let assert_judged = |arguments: &str, why: &str| {
-        let said = doctor(arguments, &variables);
-        assert_eq!(said.status, Some(3), "{arguments}: {said:?}");
-        let json: Value = serde_json::from_str(&said.out).unwrap();
+        let output = doctor(arguments, &variables);
+        assert_eq!(output.status, Some(3), "{arguments}: {output:?}");
+        let json: Value = serde_json::from_str(&output.out).unwrap();
         let finding = json["findings"].as_array().unwrap().iter().find(|one| one["id"] == "plugin-kept-out").unwrap();
         let texts = [&finding["text"], &json["variables"][1]["text"]].map(|text| text.as_str().unwrap());
         let words = format!("{why} {}", plugin.display());
@@ -66,9 +64,9 @@ fn a_missing_plugin_is_a_fault() {
 #[test]
 fn an_empty_root_is_judged_broken_and_missing_parts_are_listed() {
     let root = tempfile::tempdir().unwrap();
-    let said = doctor(&format!("--root {} --json -", root.path().display()), "NCCL_NET=Spark");
-    assert_eq!(said.status, Some(3), "{said:?}");
-    let json: Value = serde_json::from_str(&said.out).unwrap();
+    let output = doctor(&format!("--root {} --json -", root.path().display()), "NCCL_NET=Spark");
+    assert_eq!(output.status, Some(3), "{output:?}");
+    let json: Value = serde_json::from_str(&output.out).unwrap();
     assert_eq!((&json["schema"], &json["verdict"]), (&1.into(), &"broken".into()));
     let ids: Vec<_> =
         json["findings"].as_array().unwrap().iter().map(|finding| finding["id"].as_str().unwrap()).collect();
@@ -83,7 +81,7 @@ fn an_empty_root_is_judged_broken_and_missing_parts_are_listed() {
         json["not_seen"].as_array().unwrap().iter().map(|one| one["what"].as_str().unwrap()).collect();
     assert!(not_seen.contains(&"the limit of locked memory"), "{not_seen:?}");
     // With `--json -` the text goes to standard error. It begins with the verdict.
-    assert!(said.err.starts_with("The plugin does not work: "), "{said:?}");
+    assert!(output.err.starts_with("The plugin does not work: "), "{output:?}");
 }
 
 #[test]
@@ -91,12 +89,12 @@ fn a_running_process_is_judged_by_its_own_environment() {
     let mut process = Command::new("sleep");
     process.arg("60").env_clear().env("NCCL_NET", "IB").env("HF_TOKEN", "secret");
     let mut process = process.spawn().unwrap();
-    let said = doctor(&format!("--env --pid {}", process.id()), "NCCL_NET=Spark");
+    let output = doctor(&format!("--env --pid {}", process.id()), "NCCL_NET=Spark");
     process.kill().unwrap();
     process.wait().unwrap();
-    assert_eq!(said.status, Some(3), "{said:?}");
-    assert!(said.out.contains("NCCL_NET=IB") && said.out.contains("[network-not-spark]"), "{said:?}");
-    assert!(!said.out.contains("secret") && !said.out.contains("HF_TOKEN"), "{said:?}");
+    assert_eq!(output.status, Some(3), "{output:?}");
+    assert!(output.out.contains("NCCL_NET=IB") && output.out.contains("[network-not-spark]"), "{output:?}");
+    assert!(!output.out.contains("secret") && !output.out.contains("HF_TOKEN"), "{output:?}");
 }
 
 /// The process may belong to another user, who chose the variables' names and values. A terminal
@@ -107,21 +105,24 @@ fn control_characters_of_variables_are_not_printed() {
     let mut process = Command::new("sleep");
     process.arg("60").env_clear().env("NCCL_DEBUG", forged).env("NCCL_NET", forged).env("NCCL_\x1b[2J", "x");
     let mut process = process.spawn().unwrap();
-    let said = doctor(&format!("--env --pid {}", process.id()), "");
+    let output = doctor(&format!("--env --pid {}", process.id()), "");
     process.kill().unwrap();
     process.wait().unwrap();
-    assert!(said.out.contains("NCCL_DEBUG=x?]0;pwned??[2J?BROKEN:") && said.out.contains("NCCL_?[2J=x"), "{said:?}");
-    assert!(said.out.chars().all(|c| c == '\n' || !c.is_control()), "{said:?}");
-    assert!(!said.out.contains("\nBROKEN: forged"), "{said:?}");
+    assert!(
+        output.out.contains("NCCL_DEBUG=x?]0;pwned??[2J?BROKEN:") && output.out.contains("NCCL_?[2J=x"),
+        "{output:?}"
+    );
+    assert!(output.out.chars().all(|c| c == '\n' || !c.is_control()), "{output:?}");
+    assert!(!output.out.contains("\nBROKEN: forged"), "{output:?}");
 }
 
 #[test]
 fn doctor_runs_without_root_and_hides_unrelated_variables() {
-    let said = doctor("", "HF_TOKEN=secret");
-    assert!(matches!(said.status, Some(0 | 1 | 3)), "{said:?}");
-    assert_eq!(said.err, "", "{said:?}");
-    assert!(said.out.starts_with("The plugin ") && said.out.contains("\n# -v lists what was read ("), "{said:?}");
-    assert!(!said.out.contains("secret"), "{said:?}");
+    let output = doctor("", "HF_TOKEN=secret");
+    assert!(matches!(output.status, Some(0 | 1 | 3)), "{output:?}");
+    assert_eq!(output.err, "", "{output:?}");
+    assert!(output.out.starts_with("The plugin ") && output.out.contains("\n# -v lists what was read ("), "{output:?}");
+    assert!(!output.out.contains("secret"), "{output:?}");
 }
 
 #[test]
@@ -129,21 +130,21 @@ fn verbose_text_and_all_json_list_what_was_read_and_not_seen() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
     std::fs::write(root.path().join("proc/sys/kernel/osrelease"), "6.17.0-1014-nvidia\n").unwrap();
-    let said = |arguments: &str| doctor(&format!("--root {} {arguments}", root.path().display()), "");
+    let output = |arguments: &str| doctor(&format!("--root {} {arguments}", root.path().display()), "");
     let listed = ["\nRead:\n", "\n  kernel: 6.17.0-1014-nvidia\n", "\nNot seen:\n", "\n  the BIOS version: "];
-    let brief = said("");
+    let brief = output("");
     assert!(listed.iter().all(|part| !brief.out.contains(part)), "{brief:?}");
     assert!(
         brief.out.contains("\n# -v lists what was read (") && brief.out.contains("could not be seen ("),
         "{brief:?}"
     );
-    assert!(!said("-q").out.contains("# -v"));
+    assert!(!output("-q").out.contains("# -v"));
     for option in ["-v", "--verbose"] {
-        let long = said(option);
+        let long = output(option);
         assert!(listed.iter().all(|part| long.out.contains(part)) && !long.out.contains("# -v"), "{long:?}");
     }
     for option in ["--json -", "--json - -v"] {
-        let json: Value = serde_json::from_str(&said(option).out).unwrap();
+        let json: Value = serde_json::from_str(&output(option).out).unwrap();
         let lists = ["facts", "not_seen"].map(|list| json[list].as_array().unwrap().len());
         assert!(lists.iter().all(|length| *length > 0), "{json}");
     }
@@ -157,17 +158,10 @@ fn sentences_are_wrapped_to_the_width_of_the_terminal() {
         let mut command = Command::new(nccl_spark().get_program());
         command.env_clear().args(["doctor", "--root"]).arg(root.path());
         command.envs(columns.map(|columns| ("COLUMNS", columns)));
-        let Some(ws_col) = terminal else { return Said::from(command.output().unwrap()).out };
+        let Some(ws_col) = terminal else { return ProgramOutput::from(command.output().unwrap()).out };
         let size = Winsize { ws_row: 24, ws_col, ws_xpixel: 0, ws_ypixel: 0 };
-        let terminal = openpty(&size, None).unwrap();
-        command.stdin(Stdio::null()).stdout(Stdio::from(terminal.slave));
-        let mut process = command.spawn().unwrap();
-        drop(command);
-        let mut text = Vec::new();
-        // At the end of the output, a terminal returns an error instead of an end of file.
-        let _ = File::from(terminal.master).read_to_end(&mut text);
-        process.wait().unwrap();
-        String::from_utf8_lossy(&text).into_owned()
+        command.stdin(Stdio::null());
+        run_on_terminal(command, Some(&size)).1
     };
     for (columns, terminal, width) in [
         (Some("40"), None, 40),

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Said, built, is_built, nccl_spark};
+use common::{ProgramOutput, built, is_built, nccl_spark};
 use serde_json::Value;
 use softverbs::control::{self, Action, Prepared};
 use softverbs::path::PathFault;
@@ -21,7 +21,7 @@ const FABRIC: &str = "bed";
 /// Longer than any delay of the machine: only a hung program exceeds it.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-struct Bed {
+struct TestFabric {
     dir: tempfile::TempDir,
     prepared: Prepared,
 }
@@ -34,7 +34,7 @@ struct Partner {
     _out: BufReader<ChildStdout>,
 }
 
-impl Bed {
+impl TestFabric {
     fn new(profile: &str, nodes: usize) -> Self {
         let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let profile = Profile::load(profile, SCALE).unwrap();
@@ -71,7 +71,7 @@ impl Bed {
         Partner { process, address: address.to_owned(), token: token.to_owned(), _out: out }
     }
 
-    fn examine(&self, partner: &Partner) -> Said {
+    fn examine(&self, partner: &Partner) -> ProgramOutput {
         let mut command = self.program(0, &["doctor", "--json", "-", "--peer", &partner.address]);
         command.env("SPARK_DOCTOR_TOKEN", &partner.token).output().unwrap().into()
     }
@@ -124,12 +124,12 @@ impl Partner {
     }
 }
 
-fn told(said: &Said) -> Value {
-    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
+fn json(output: &ProgramOutput) -> Value {
+    serde_json::from_str(&output.out).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
 /// Returns the ids of the findings that concern both hosts.
-fn ids(told: &Value) -> Vec<&str> {
+fn ids(json: &Value) -> Vec<&str> {
     let known = [
         "peer-",
         "switch-mtu",
@@ -143,17 +143,17 @@ fn ids(told: &Value) -> Vec<&str> {
         "asymmetric",
         "arp-",
     ];
-    let all = told["findings"].as_array().unwrap().iter().map(|finding| finding["id"].as_str().unwrap());
+    let all = json["findings"].as_array().unwrap().iter().map(|finding| finding["id"].as_str().unwrap());
     all.filter(|id| known.iter().any(|known| id.starts_with(known))).collect()
 }
 
-fn text_of<'a>(told: &'a Value, id: &str) -> &'a str {
-    let finding = told["findings"].as_array().unwrap().iter().find(|finding| finding["id"] == id);
-    finding.unwrap_or_else(|| panic!("no {id}: {told}"))["text"].as_str().unwrap()
+fn text_of<'a>(json: &'a Value, id: &str) -> &'a str {
+    let finding = json["findings"].as_array().unwrap().iter().find(|finding| finding["id"] == id);
+    finding.unwrap_or_else(|| panic!("no {id}: {json}"))["text"].as_str().unwrap()
 }
 
-fn paths(told: &Value) -> &Vec<Value> {
-    told["peer"]["paths"].as_array().unwrap_or_else(|| panic!("{told}"))
+fn paths(json: &Value) -> &Vec<Value> {
+    json["peer"]["paths"].as_array().unwrap_or_else(|| panic!("{json}"))
 }
 
 /// Without rates in the profile, none is expected, so a busy machine does not count as slow.
@@ -162,14 +162,14 @@ fn two_healthy_hosts_are_measured_rail_by_rail_and_nothing_is_found() {
     if !is_built() {
         return;
     }
-    let bed = Bed::new("unpaced", 2);
-    let mut partner = bed.partner();
-    let said = bed.examine(&partner);
-    let told = told(&said);
-    assert_eq!(ids(&told), Vec::<&str>::new(), "{said:?}");
-    assert!(paths(&told).len() == 3 && paths(&told).iter().all(|path| path["expected_mbps"].is_null()), "{told}");
+    let fabric = TestFabric::new("unpaced", 2);
+    let mut partner = fabric.partner();
+    let output = fabric.examine(&partner);
+    let json = json(&output);
+    assert_eq!(ids(&json), Vec::<&str>::new(), "{output:?}");
+    assert!(paths(&json).len() == 3 && paths(&json).iter().all(|path| path["expected_mbps"].is_null()), "{json}");
     let mtus = |path: &Value| [&path["measured"]["path_mtu_bytes"], &path["port_mtu_bytes"]].map(Value::as_u64);
-    assert!(paths(&told).iter().all(|path| mtus(path) == [Some(4096); 2]), "{told}");
+    assert!(paths(&json).iter().all(|path| mtus(path) == [Some(4096); 2]), "{json}");
     assert_eq!(partner.status(), Some(0));
 }
 
@@ -178,34 +178,34 @@ fn rails_are_compared_with_the_capacity_of_links_and_cables() {
     if !is_built() {
         return;
     }
-    let bed = Bed::new("spark-2cable", 2);
-    let said = bed.examine(&bed.partner());
-    let told = told(&said);
-    let paths = paths(&told);
-    assert_eq!((paths.len(), paths[4]["here"].as_array().unwrap().len()), (5, 4), "{told}");
-    assert!(paths[..4].iter().all(|path| path["here"] == path["there"]), "{told}");
+    let fabric = TestFabric::new("spark-2cable", 2);
+    let output = fabric.examine(&fabric.partner());
+    let json = json(&output);
+    let paths = paths(&json);
+    assert_eq!((paths.len(), paths[4]["here"].as_array().unwrap().len()), (5, 4), "{json}");
+    assert!(paths[..4].iter().all(|path| path["here"] == path["there"]), "{json}");
     // Computed by hand: one link of 112 Gb/s for each rail, and two links for all rails, at a
     // five-thousandth of their rate.
     let expected: Vec<f64> = paths.iter().map(|path| path["expected_mbps"].as_f64().unwrap()).collect();
     assert_eq!(
         expected.iter().map(|mbps| (mbps * 10.0).round() / 10.0).collect::<Vec<_>>(),
         [22.4, 22.4, 22.4, 22.4, 44.8],
-        "{told}"
+        "{json}"
     );
     let mut grades = Vec::new();
     for path in paths {
         let figures = &path["measured"];
-        assert!(figures["wrong_bytes"] == 0 && figures["latency_us"].as_f64().unwrap() > 0.0, "{told}");
+        assert!(figures["wrong_bytes"] == 0 && figures["latency_us"].as_f64().unwrap() > 0.0, "{json}");
         for way in ["to_peer", "from_peer"] {
             let (mbps, expected) = (figures[way]["mbps"].as_f64().unwrap(), path["expected_mbps"].as_f64().unwrap());
             // Bytes that were queued before the measurement count too, but they are few.
-            assert!(mbps > 0.0 && mbps < expected * 1.2, "{told}");
+            assert!(mbps > 0.0 && mbps < expected * 1.2, "{json}");
             grades.push(figures[way]["grade"].as_str().unwrap());
         }
     }
     // A machine that is too busy for these rates has slow rails, and the doctor reports them.
-    assert!(ids(&told).is_empty() || grades.iter().any(|grade| *grade != "good"), "{said:?}");
-    assert!(said.err.contains("# 1/5 ") && said.err.contains("# 5/5 all rails together: "), "{said:?}");
+    assert!(ids(&json).is_empty() || grades.iter().any(|grade| *grade != "good"), "{output:?}");
+    assert!(output.err.contains("# 1/5 ") && output.err.contains("# 5/5 all rails together: "), "{output:?}");
 }
 
 #[test]
@@ -213,25 +213,25 @@ fn a_slow_rail_with_correct_attributes_is_found_over_ssh() {
     if !is_built() {
         return;
     }
-    let bed = Bed::new("spark-1cable", 2);
-    bed.plant(1, "roceP2p1s0f0", Action::Slow(0.1));
-    let ssh = bed.ssh("echo Welcome to DGX OS; echo '# a remark' >&2");
+    let fabric = TestFabric::new("spark-1cable", 2);
+    fabric.plant(1, "roceP2p1s0f0", Action::Slow(0.1));
+    let ssh = fabric.ssh("echo Welcome to DGX OS; echo '# a remark' >&2");
     let program = nccl_spark().get_program().to_owned();
     let arguments =
         ["doctor", "--json", "-", "--peer", "node1", "--interface", "lo", "--ssh", &ssh, "--partner-program"];
-    let said: Said = bed.program(0, &arguments).arg(program).output().unwrap().into();
-    let told = told(&said);
-    let grade = |at: usize, way: &str| paths(&told)[at]["measured"][way]["grade"].as_str().unwrap();
-    assert_eq!((grade(1, "to_peer"), grade(1, "from_peer")), ("bad", "bad"), "{told}");
+    let output: ProgramOutput = fabric.program(0, &arguments).arg(program).output().unwrap().into();
+    let json = json(&output);
+    let grade = |at: usize, way: &str| paths(&json)[at]["measured"][way]["grade"].as_str().unwrap();
+    assert_eq!((grade(1, "to_peer"), grade(1, "from_peer")), ("bad", "bad"), "{json}");
     // If the machine is too busy for both rails, neither is slower than the other.
     let id = if [grade(0, "to_peer"), grade(0, "from_peer")].contains(&"bad") { "slow-path" } else { "slow-rail" };
-    let finding = told["findings"].as_array().unwrap().iter().find(|finding| {
+    let finding = json["findings"].as_array().unwrap().iter().find(|finding| {
         finding["id"] == id && finding["text"].as_str().unwrap().starts_with("roceP2p1s0f0:1 to roceP2p1s0f0:1 of ")
     });
-    let text = finding.unwrap_or_else(|| panic!("{told}"))["text"].as_str().unwrap();
+    let text = finding.unwrap_or_else(|| panic!("{json}"))["text"].as_str().unwrap();
     assert!(text.contains(" back of 0.0224 Gb/s"), "{text}");
-    assert!(matches!(said.status, Some(1 | 3)), "{said:?}");
-    assert!(said.err.contains("\nBetween here and ") && said.err.contains("BAD"), "{said:?}");
+    assert!(matches!(output.status, Some(1 | 3)), "{output:?}");
+    assert!(output.err.contains("\nBetween here and ") && output.err.contains("BAD"), "{output:?}");
 }
 
 #[test]
@@ -239,16 +239,16 @@ fn a_rail_that_does_not_carry_is_named_and_the_others_are_measured() {
     if !is_built() {
         return;
     }
-    let bed = Bed::new("unpaced", 2);
-    let silent = bed.rail(0);
-    bed.plant(0, &silent, Action::Path(PathFault::Silent, true));
-    let said = bed.examine(&bed.partner());
-    let told = told(&said);
-    let text = text_of(&told, "pair-unreachable");
-    assert_eq!(ids(&told), ["pair-unreachable"], "{said:?}");
-    assert!(text.contains(&format!("{silent}:1 to {silent}:1 (it does by other rails)")), "{text}");
-    let [silent, good, merged] = &paths(&told)[..] else { panic!("{told}") };
-    assert!(silent["failed"].is_string() && good["measured"].is_object() && merged["measured"].is_object(), "{told}");
+    let fabric = TestFabric::new("unpaced", 2);
+    let silent = fabric.rail(0);
+    fabric.plant(0, &silent, Action::Path(PathFault::Silent, true));
+    let output = fabric.examine(&fabric.partner());
+    let json = json(&output);
+    let text = text_of(&json, "pair-unreachable");
+    assert_eq!(ids(&json), ["pair-unreachable"], "{output:?}");
+    assert!(text.contains(&format!("{silent}:1 to {silent}:1 (other rails work)")), "{text}");
+    let [silent, good, merged] = &paths(&json)[..] else { panic!("{json}") };
+    assert!(silent["failed"].is_string() && good["measured"].is_object() && merged["measured"].is_object(), "{json}");
 }
 
 #[test]
@@ -256,18 +256,18 @@ fn a_switch_that_drops_large_packets_is_found_despite_large_path_mtus() {
     if !is_built() {
         return;
     }
-    let bed = Bed::new("unpaced", 2);
-    let narrow = bed.rail(0);
-    bed.plant(0, &narrow, Action::Path(PathFault::SwitchMtu, true));
-    let said = bed.examine(&bed.partner());
-    let told = told(&said);
-    assert_eq!(ids(&told), ["switch-mtu"], "{said:?}");
-    let text = text_of(&told, "switch-mtu");
+    let fabric = TestFabric::new("unpaced", 2);
+    let narrow = fabric.rail(0);
+    fabric.plant(0, &narrow, Action::Path(PathFault::SwitchMtu, true));
+    let output = fabric.examine(&fabric.partner());
+    let json = json(&output);
+    assert_eq!(ids(&json), ["switch-mtu"], "{output:?}");
+    let text = text_of(&json, "switch-mtu");
     assert!(text.contains(&format!("above 1024 bytes get lost between {narrow}:1 here and {narrow}:1 of ")), "{text}");
     assert!(text.contains("whose ports have path MTU 4096"), "{text}");
-    let mtus: Vec<_> = paths(&told)[..2].iter().map(|path| path["measured"]["path_mtu_bytes"].as_u64()).collect();
-    assert_eq!(mtus, [Some(1024), Some(4096)], "{told}");
-    assert!(matches!(said.status, Some(1 | 3)), "{said:?}");
+    let mtus: Vec<_> = paths(&json)[..2].iter().map(|path| path["measured"]["path_mtu_bytes"].as_u64()).collect();
+    assert_eq!(mtus, [Some(1024), Some(4096)], "{json}");
+    assert!(matches!(output.status, Some(1 | 3)), "{output:?}");
 }
 
 #[test]
@@ -275,17 +275,17 @@ fn a_client_with_a_wrong_token_learns_nothing_and_the_partner_keeps_waiting() {
     if !is_built() {
         return;
     }
-    let bed = Bed::new("spark-1cable", 2);
-    let mut partner = bed.partner();
-    let wrong = bed.dir.path().join("token");
+    let fabric = TestFabric::new("spark-1cable", 2);
+    let mut partner = fabric.partner();
+    let wrong = fabric.dir.path().join("token");
     std::fs::write(&wrong, "0123456789abcdef0123456789abcdef\n").unwrap();
     let arguments = ["doctor", "--peer", &partner.address, "--token-file", wrong.to_str().unwrap()];
-    let said: Said = bed.program(0, &arguments).output().unwrap().into();
-    assert_eq!((said.status, said.out.as_str()), (Some(1), ""), "{said:?}");
+    let output: ProgramOutput = fabric.program(0, &arguments).output().unwrap().into();
+    assert_eq!((output.status, output.out.as_str()), (Some(1), ""), "{output:?}");
     let error = "refused this doctor: the token is wrong, or was used before: each start of a partner has a new one\n";
-    assert!(said.err.starts_with("nccl-spark: ") && said.err.ends_with(error), "{said:?}");
-    assert_eq!(said.err.lines().count(), 1, "{said:?}");
-    assert!(paths(&told(&bed.examine(&partner))).len() == 3);
+    assert!(output.err.starts_with("nccl-spark: ") && output.err.ends_with(error), "{output:?}");
+    assert_eq!(output.err.lines().count(), 1, "{output:?}");
+    assert!(paths(&json(&fabric.examine(&partner))).len() == 3);
     assert_eq!(partner.status(), Some(0));
 }
 
@@ -294,12 +294,12 @@ fn a_silent_or_invalid_partner_is_one_error() {
     if !is_built() {
         return;
     }
-    let bed = Bed::new("spark-1cable", 2);
+    let fabric = TestFabric::new("spark-1cable", 2);
     let welcome = "{\"Welcome\":{\"environment\":[]}}\n";
     let long = format!("{welcome}{}", "x".repeat(1 << 20));
     let other = format!("{welcome}{{\"port\":1,\"token\":\"\",\"expected_mbps\":null}}\n");
     for (speech, error) in [
-        ("", "said nothing more for "),
+        ("", "sent no complete message in "),
         ("HTTP/1.1 400 Bad Request\n", "sent no message of nccl-spark: \"HTTP/1.1 400 Bad Request\""),
         ("{\"Refused\":{\"reason\":\"go\\u001b[2J\"}}\n", "refused this doctor: go?[2J"),
         (&long, "sent a line of more than 262144 bytes"),
@@ -314,10 +314,10 @@ fn a_silent_or_invalid_partner_is_one_error() {
             let _ = stream.write_all(speech.as_bytes());
             let _ = stream.read_to_end(&mut Vec::new());
         });
-        let mut command = bed.program(0, &["doctor", "--peer", &address, "--limit", "4"]);
-        let said: Said = command.env("SPARK_DOCTOR_TOKEN", "0".repeat(32)).output().unwrap().into();
-        assert_eq!((said.status, said.out.as_str(), said.err.lines().count()), (Some(1), "", 1), "{said:?}");
-        assert!(said.err.contains(&address) && said.err.contains(error), "{error}: {said:?}");
+        let mut command = fabric.program(0, &["doctor", "--peer", &address, "--limit", "4"]);
+        let output: ProgramOutput = command.env("SPARK_DOCTOR_TOKEN", "0".repeat(32)).output().unwrap().into();
+        assert_eq!((output.status, output.out.as_str(), output.err.lines().count()), (Some(1), "", 1), "{output:?}");
+        assert!(output.err.contains(&address) && output.err.contains(error), "{error}: {output:?}");
         talking.join().unwrap();
     }
 }
@@ -327,9 +327,9 @@ fn a_partner_that_dies_is_a_finding_and_earlier_measurements_are_kept() {
     if !is_built() {
         return;
     }
-    let bed = Bed::new("spark-2cable", 2);
-    let mut partner = bed.partner();
-    let mut command = bed.program(0, &["doctor", "--json", "-", "--peer", &partner.address]);
+    let fabric = TestFabric::new("spark-2cable", 2);
+    let mut partner = fabric.partner();
+    let mut command = fabric.program(0, &["doctor", "--json", "-", "--peer", &partner.address]);
     let mut doctor = command.env("SPARK_DOCTOR_TOKEN", &partner.token).spawn().unwrap();
     let mut progress = BufReader::new(doctor.stderr.take().unwrap());
     let mut line = String::new();
@@ -342,10 +342,10 @@ fn a_partner_that_dies_is_a_finding_and_earlier_measurements_are_kept() {
     let (mut out, mut err) = (String::new(), String::new());
     doctor.stdout.take().unwrap().read_to_string(&mut out).unwrap();
     progress.read_to_string(&mut err).unwrap();
-    let said = Said { status: doctor.wait().unwrap().code(), out, err };
-    let told = told(&said);
-    assert!(text_of(&told, "peer-lost").contains("ended before all rail pairs were measured"), "{said:?}");
-    assert!(said.status == Some(3) && paths(&told)[0]["measured"].is_object(), "{said:?}");
+    let output = ProgramOutput { status: doctor.wait().unwrap().code(), out, err };
+    let json = json(&output);
+    assert!(text_of(&json, "peer-lost").contains("ended before all rail pairs were measured"), "{output:?}");
+    assert!(output.status == Some(3) && paths(&json)[0]["measured"].is_object(), "{output:?}");
 }
 
 #[test]
@@ -353,12 +353,12 @@ fn an_unused_partner_ends_at_its_limit() {
     if !is_built() {
         return;
     }
-    let bed = Bed::new("spark-1cable", 2);
-    let said: Said =
-        bed.program(1, &["doctor", "--partner", "--interface", "lo", "--limit", "3"]).output().unwrap().into();
-    assert_eq!(said.status, Some(1), "{said:?}");
-    let last = said.err.lines().last().unwrap();
-    assert!(last.starts_with("nccl-spark: nobody connected to 127.0.0.1:"), "{said:?}");
+    let fabric = TestFabric::new("spark-1cable", 2);
+    let output: ProgramOutput =
+        fabric.program(1, &["doctor", "--partner", "--interface", "lo", "--limit", "3"]).output().unwrap().into();
+    assert_eq!(output.status, Some(1), "{output:?}");
+    let last = output.err.lines().last().unwrap();
+    assert!(last.starts_with("nccl-spark: no doctor connected to 127.0.0.1:"), "{output:?}");
 }
 
 #[test]
@@ -366,15 +366,16 @@ fn a_host_that_ssh_cannot_reach_is_one_error() {
     if !is_built() {
         return;
     }
-    let bed = Bed::new("spark-1cable", 2);
-    let refused = bed.ssh("echo 'Permission denied (publickey).' >&2; exit 255");
-    let said: Said = bed.program(0, &["doctor", "--peer", "node1", "--ssh", &refused]).output().unwrap().into();
-    assert_eq!((said.status, said.out.as_str()), (Some(1), ""), "{said:?}");
-    assert_eq!(said.err, "nccl-spark: ssh node1: exited with status 255: Permission denied (publickey).\n");
-    let silent = bed.ssh("exec sleep 600");
-    let said: Said =
-        bed.program(0, &["doctor", "--peer", "node1", "--ssh", &silent, "--limit", "3"]).output().unwrap().into();
-    assert_eq!((said.status, said.err.as_str()), (Some(1), "nccl-spark: node1 did not answer by ssh in time\n"));
+    let fabric = TestFabric::new("spark-1cable", 2);
+    let refused = fabric.ssh("echo 'Permission denied (publickey).' >&2; exit 255");
+    let output: ProgramOutput =
+        fabric.program(0, &["doctor", "--peer", "node1", "--ssh", &refused]).output().unwrap().into();
+    assert_eq!((output.status, output.out.as_str()), (Some(1), ""), "{output:?}");
+    assert_eq!(output.err, "nccl-spark: ssh node1: exited with status 255: Permission denied (publickey).\n");
+    let silent = fabric.ssh("exec sleep 600");
+    let output: ProgramOutput =
+        fabric.program(0, &["doctor", "--peer", "node1", "--ssh", &silent, "--limit", "3"]).output().unwrap().into();
+    assert_eq!((output.status, output.err.as_str()), (Some(1), "nccl-spark: node1 did not answer by ssh in time\n"));
 }
 
 /// Without `--limit` the doctor would wait for half a minute.
@@ -383,8 +384,8 @@ fn silent_hosts_are_waited_for_until_the_limit() {
     let mut command = Command::new(nccl_spark().get_program());
     command.args(["doctor", "--hosts", "spark-1,spark-2", "--limit", "1", "--ssh", "sh -c cat"]);
     let begun = Instant::now();
-    let said: Said = command.stdin(Stdio::null()).output().unwrap().into();
-    assert_eq!((said.status, said.err.as_str()), (Some(1), "nccl-spark: spark-1 did not answer by ssh in time\n"));
+    let output: ProgramOutput = command.stdin(Stdio::null()).output().unwrap().into();
+    assert_eq!((output.status, output.err.as_str()), (Some(1), "nccl-spark: spark-1 did not answer by ssh in time\n"));
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
 
@@ -409,9 +410,10 @@ fn mistakes_on_the_command_line_are_reported_before_anything_starts() {
         ("--hosts spark-1,-oProxyCommand=id", "a host is a name or address"),
     ] {
         let mut command = Command::new(nccl_spark().get_program());
-        let said: Said = command.env_clear().arg("doctor").args(arguments.split_whitespace()).output().unwrap().into();
-        assert_eq!((said.status, said.out.as_str()), (Some(2), ""), "{arguments}: {said:?}");
-        assert!(said.err.contains(error), "{arguments}: {said:?}");
+        let output: ProgramOutput =
+            command.env_clear().arg("doctor").args(arguments.split_whitespace()).output().unwrap().into();
+        assert_eq!((output.status, output.out.as_str()), (Some(2), ""), "{arguments}: {output:?}");
+        assert!(output.err.contains(error), "{arguments}: {output:?}");
     }
 }
 
@@ -421,23 +423,23 @@ fn the_hosts_of_a_ring_are_put_in_the_order_of_their_cables() {
     if !is_built() {
         return;
     }
-    let bed = Bed::new("spark-ring", 4);
+    let fabric = TestFabric::new("spark-ring", 4);
     let program = nccl_spark().get_program().to_owned();
-    let hosts = |names: &str, before: &str| -> Said {
-        let ssh = bed.ssh(before);
+    let hosts = |names: &str, before: &str| -> ProgramOutput {
+        let ssh = fabric.ssh(before);
         let arguments = ["doctor", "--json", "-", "--hosts", names, "--ssh", &ssh, "--partner-program"];
-        bed.program(0, &arguments).arg(&program).output().unwrap().into()
+        fabric.program(0, &arguments).arg(&program).output().unwrap().into()
     };
-    let said = hosts("node0,node2,node1,node3", "echo Welcome to DGX OS");
-    let ring = told(&said);
-    assert_eq!(said.status, Some(0), "{said:?}");
-    assert_eq!(ring["order"], serde_json::json!(["node0", "node1", "node2", "node3"]), "{said:?}");
-    assert_eq!(ring["apart"], serde_json::json!([["node0", "node2"], ["node1", "node3"]]), "{said:?}");
-    assert_eq!(ring["hosts"][0]["pairs"], serde_json::json!([0, 0, 2, 2]), "{said:?}");
-    assert!(said.err.contains("node0 -- node1 -- node2 -- node3 -- node0"), "{said:?}");
-    let said = hosts("node0,node1,node2", "");
-    assert!(said.status == Some(1) && told(&said)["order"].is_null(), "{said:?}");
-    let said = hosts("node0,node1", "echo 'Connection refused' >&2; exit 255");
-    assert_eq!(said.status, Some(1), "{said:?}");
-    assert!(said.err.contains("ssh node0: exited with status 255: Connection refused"), "{said:?}");
+    let output = hosts("node0,node2,node1,node3", "echo Welcome to DGX OS");
+    let ring = json(&output);
+    assert_eq!(output.status, Some(0), "{output:?}");
+    assert_eq!(ring["order"], serde_json::json!(["node0", "node1", "node2", "node3"]), "{output:?}");
+    assert_eq!(ring["apart"], serde_json::json!([["node0", "node2"], ["node1", "node3"]]), "{output:?}");
+    assert_eq!(ring["hosts"][0]["pairs"], serde_json::json!([0, 0, 2, 2]), "{output:?}");
+    assert!(output.err.contains("node0 -- node1 -- node2 -- node3 -- node0"), "{output:?}");
+    let output = hosts("node0,node1,node2", "");
+    assert!(output.status == Some(1) && json(&output)["order"].is_null(), "{output:?}");
+    let output = hosts("node0,node1", "echo 'Connection refused' >&2; exit 255");
+    assert_eq!(output.status, Some(1), "{output:?}");
+    assert!(output.err.contains("ssh node0: exited with status 255: Connection refused"), "{output:?}");
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Fake, Said, nccl_spark, say};
+use common::{Fake, ProgramOutput, nccl_spark, say};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
@@ -32,17 +32,17 @@ impl Place {
         self.prefix.join(path)
     }
 
-    fn install(&self) -> Said {
+    fn install(&self) -> ProgramOutput {
         self.install_by(nccl_spark())
     }
 
-    fn install_by(&self, mut command: Command) -> Said {
+    fn install_by(&self, mut command: Command) -> ProgramOutput {
         command.args(["install", "--plugin"]).arg(self.fake.library());
         command.arg("--softverbs").arg(self.fake.folder().join("fabric")).arg("--prefix").arg(&self.prefix);
         command.output().unwrap().into()
     }
 
-    fn uninstall(&self) -> Said {
+    fn uninstall(&self) -> ProgramOutput {
         say(&["uninstall", "--prefix", self.prefix.to_str().unwrap()])
     }
 
@@ -64,18 +64,18 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
 }
 
 #[track_caller]
-fn assert_fails(said: &Said, parts: &[&str]) {
-    assert_eq!((said.status, said.out.as_str()), (Some(1), ""), "{said:?}");
+fn assert_fails(output: &ProgramOutput, parts: &[&str]) {
+    assert_eq!((output.status, output.out.as_str()), (Some(1), ""), "{output:?}");
     for part in parts {
-        assert!(said.err.contains(part), "{part}: {said:?}");
+        assert!(output.err.contains(part), "{part}: {output:?}");
     }
 }
 
 #[test]
 fn the_installed_program_replaces_and_removes_itself() {
     let place = Place::new();
-    let said = place.install();
-    assert_eq!((said.status, said.err.as_str()), (Some(0), ""), "{said:?}");
+    let output = place.install();
+    assert_eq!((output.status, output.err.as_str()), (Some(0), ""), "{output:?}");
     assert_eq!(fs::read(place.file(PLUGIN)).unwrap(), fs::read(place.fake.library()).unwrap());
     assert_eq!(fs::read(place.file(FABRIC)).unwrap(), b"a software fabric");
     assert_eq!(fs::metadata(place.file(PROGRAM)).unwrap().mode() & 0o7777, 0o755);
@@ -84,23 +84,26 @@ fn the_installed_program_replaces_and_removes_itself() {
         assert_eq!(fs::metadata(place.file("share").join(path)).unwrap().mode() & 0o7777, 0o644, "{path}");
     }
     let variable = format!("export NCCL_NET_PLUGIN={}\n", place.file(PLUGIN).display());
-    assert!(said.out.contains(&variable) && said.out.contains("export NCCL_NET=Spark\n"), "{said:?}");
-    assert!(said.out.contains("not set NCCL_NET in a login script"), "{said:?}");
-    assert!(said.out.contains(&format!("export PATH={}:$PATH", place.file("bin").display())), "{said:?}");
+    assert!(output.out.contains(&variable) && output.out.contains("export NCCL_NET=Spark\n"), "{output:?}");
+    assert!(output.out.contains("not set NCCL_NET in a login script"), "{output:?}");
+    assert!(output.out.contains(&format!("export PATH={}:$PATH", place.file("bin").display())), "{output:?}");
 
-    // The installed program writes a new file, because a job that has mapped the old one keeps it.
+    // The installed program writes a new file, so that a job that has mapped the old one keeps it.
     let files = place.files();
     let before = fs::metadata(place.file(PLUGIN)).unwrap().ino();
     let old = fs::File::open(place.file(PLUGIN)).unwrap();
-    let said = place.install_by(Command::new(place.file(PROGRAM)));
-    assert!(said.status == Some(0) && said.out.starts_with("Upgraded "), "{said:?}");
+    let output = place.install_by(Command::new(place.file(PROGRAM)));
+    assert!(output.status == Some(0) && output.out.starts_with("Upgraded "), "{output:?}");
     assert_ne!(fs::metadata(place.file(PLUGIN)).unwrap().ino(), before);
     drop(old);
     assert_eq!(place.files(), files, "something is left over");
 
     // Uninstalling needs neither the folder of the build nor the prefix's name.
-    let said = Said::from(Command::new(place.file(PROGRAM)).arg("uninstall").output().unwrap());
-    assert!(said.status == Some(0) && said.out.contains(&format!("Removed {} files", files.len() - 1)), "{said:?}");
+    let output = ProgramOutput::from(Command::new(place.file(PROGRAM)).arg("uninstall").output().unwrap());
+    assert!(
+        output.status == Some(0) && output.out.contains(&format!("Removed {} files", files.len() - 1)),
+        "{output:?}"
+    );
     assert!(!place.prefix.exists(), "{:?}", place.files());
     assert_fails(&place.uninstall(), &["nothing is installed in", "--prefix"]);
 }
@@ -134,9 +137,9 @@ fn a_file_that_was_changed_is_kept_and_named() {
     fs::write(place.file(PAGE), "my own").unwrap();
     let changed = format!("{} was changed since it was installed", place.file(PAGE).display());
     assert_fails(&place.install(), &[&changed, "nothing was installed"]);
-    let said = place.uninstall();
+    let output = place.uninstall();
     let kept = format!("kept {}: it was changed", place.file(PAGE).display());
-    assert!(said.status == Some(0) && said.out.contains(&kept), "{said:?}");
+    assert!(output.status == Some(0) && output.out.contains(&kept), "{output:?}");
     assert_eq!(place.files(), [place.file(PAGE)]);
     assert_eq!(fs::read(place.file(PAGE)).unwrap(), b"my own");
 }
@@ -146,7 +149,9 @@ fn an_upgrade_removes_what_the_new_version_does_not_have() {
     let place = Place::new();
     assert_eq!(place.install().status, Some(0));
     let list = fs::read_to_string(place.file(MANIFEST)).unwrap();
-    let sum = Said::from(Command::new("sha256sum").args(["-c", MANIFEST]).current_dir(&place.prefix).output().unwrap());
+    let sum = ProgramOutput::from(
+        Command::new("sha256sum").args(["-c", MANIFEST]).current_dir(&place.prefix).output().unwrap(),
+    );
     assert_eq!(sum.status, Some(0), "{sum:?}");
     // The state that an older version leaves: other content, and two more files.
     let page = list.lines().find(|line| line.ends_with(PAGE)).unwrap();
@@ -156,9 +161,9 @@ fn an_upgrade_removes_what_the_new_version_does_not_have() {
     for (path, text) in [(PAGE, "old"), ("share/gone.1", "old"), ("share/changed.1", "mine")] {
         fs::write(place.file(path), text).unwrap();
     }
-    let said = place.install();
-    assert_eq!(said.status, Some(0), "{said:?}");
-    assert!(said.out.contains(&format!("kept {}", place.file("share/changed.1").display())), "{said:?}");
+    let output = place.install();
+    assert_eq!(output.status, Some(0), "{output:?}");
+    assert!(output.out.contains(&format!("kept {}", place.file("share/changed.1").display())), "{output:?}");
     assert!(!place.file("share/gone.1").exists());
     assert_ne!(fs::read(place.file(PAGE)).unwrap(), b"old");
     assert_eq!(fs::read_to_string(place.file(MANIFEST)).unwrap(), list);
@@ -167,8 +172,8 @@ fn an_upgrade_removes_what_the_new_version_does_not_have() {
 fn sha256(text: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("text"), text).unwrap();
-    let said = Said::from(Command::new("sha256sum").arg(folder.path().join("text")).output().unwrap());
-    said.out.split_whitespace().next().unwrap().to_owned()
+    let output = ProgramOutput::from(Command::new("sha256sum").arg(folder.path().join("text")).output().unwrap());
+    output.out.split_whitespace().next().unwrap().to_owned()
 }
 
 #[test]
@@ -180,10 +185,11 @@ fn the_installed_program_needs_only_its_prefix() {
     let fabric = Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs");
     let mut command = nccl_spark();
     command.args(["install", "--plugin"]).arg(common::built().unwrap()).arg("--softverbs").arg(fabric);
-    let said = Said::from(command.arg("--prefix").arg(folder.path()).output().unwrap());
-    assert_eq!(said.status, Some(0), "{said:?}");
-    // A copy elsewhere finds no plugin, so the plugin found below is the prefix's.
-    let run = |program: &Path| -> Said {
+    let output = ProgramOutput::from(command.arg("--prefix").arg(folder.path()).output().unwrap());
+    assert_eq!(output.status, Some(0), "{output:?}");
+    // A copy elsewhere finds no plugin. So the plugin that the installed program finds is the
+    // prefix's.
+    let run = |program: &Path| -> ProgramOutput {
         let mut command = Command::new(program);
         command.args(["all_gather", "--fabric", "soft", "--profile", "unpaced", "-b", "8", "-e", "1M", "-f", "512"]);
         command.env_clear().env("PATH", "/usr/bin:/bin").current_dir("/").output().unwrap().into()
@@ -192,9 +198,9 @@ fn the_installed_program_needs_only_its_prefix() {
     fs::copy(folder.path().join(PROGRAM), &copy).unwrap();
     let alone = run(&copy);
     assert!(alone.status == Some(1) && alone.err.contains("build it with `cargo build"), "{alone:?}");
-    let said = run(&folder.path().join(PROGRAM));
-    assert_eq!((said.status, said.err.as_str()), (Some(0), ""), "{said:?}");
-    assert!(said.out.contains("# Out of bounds values : 0 OK") && said.out.contains("network Spark"), "{said:?}");
+    let output = run(&folder.path().join(PROGRAM));
+    assert_eq!((output.status, output.err.as_str()), (Some(0), ""), "{output:?}");
+    assert!(output.out.contains("# Out of bounds values : 0 OK") && output.out.contains("network Spark"), "{output:?}");
 }
 
 #[test]
@@ -215,8 +221,8 @@ fn an_unwritable_place_is_named_before_anything_is_written() {
     let file = place.fake.folder().join("file");
     fs::write(&file, "").unwrap();
     place.prefix = file.clone();
-    let said = place.install();
-    assert_fails(&said, &[&format!("cannot write to {}/bin: {} is not a folder", file.display(), file.display())]);
+    let output = place.install();
+    assert_fails(&output, &[&format!("cannot write to {}/bin: {} is not a folder", file.display(), file.display())]);
 
     // As a user who is not root: `nobody`, or the test's own user.
     let place = Place::new();
@@ -233,18 +239,18 @@ fn an_unwritable_place_is_named_before_anything_is_written() {
         }
         command
     };
-    let said = place.install_by(user());
+    let output = place.install_by(user());
     let prefix = place.prefix.display();
     let advice = format!("run it as root: sudo {} install --prefix {prefix}", program.display());
-    assert_fails(&said, &[&format!("cannot write to {prefix}: permission denied"), &advice]);
-    assert_eq!((said.err.lines().count(), place.files().len()), (1, 0), "{said:?}");
+    assert_fails(&output, &[&format!("cannot write to {prefix}: permission denied"), &advice]);
+    assert_eq!((output.err.lines().count(), place.files().len()), (1, 0), "{output:?}");
 
     fs::set_permissions(&place.prefix, Permissions::from_mode(0o755)).unwrap();
     assert_eq!(place.install().status, Some(0));
     fs::set_permissions(place.file("bin"), Permissions::from_mode(0o555)).unwrap();
     let files = place.files();
-    let said = Said::from(user().args(["uninstall", "--prefix"]).arg(&place.prefix).output().unwrap());
-    assert_fails(&said, &["permission denied", "sudo"]);
+    let output = ProgramOutput::from(user().args(["uninstall", "--prefix"]).arg(&place.prefix).output().unwrap());
+    assert_fails(&output, &["permission denied", "sudo"]);
     assert_eq!(place.files(), files, "nothing is removed unless all can be");
     fs::set_permissions(place.file("bin"), Permissions::from_mode(0o755)).unwrap();
 }
@@ -261,7 +267,7 @@ fn debian_root() -> tempfile::TempDir {
     root
 }
 
-fn by(program: &Path, arguments: &[&str]) -> Said {
+fn by(program: &Path, arguments: &[&str]) -> ProgramOutput {
     Command::new(program).args(arguments).output().unwrap().into()
 }
 
@@ -279,12 +285,12 @@ fn a_packaged_program_names_the_command_that_installs_and_removes_it() {
     ];
     for (program, package, remove) in packages {
         let owner = format!("{} belongs to the {package} nccl-net-spark", program.display());
-        let said = by(&program, &["install"]);
-        assert_fails(&said, &[&owner, "nothing to install", "`nccl-spark env`"]);
-        assert_eq!(said.err.lines().count(), 1, "{said:?}");
-        let said = by(&program, &["uninstall"]);
-        assert_fails(&said, &[&owner, remove, "--prefix"]);
-        assert_eq!(said.err.lines().count(), 1, "{said:?}");
+        let output = by(&program, &["install"]);
+        assert_fails(&output, &[&owner, "nothing to install", "`nccl-spark env`"]);
+        assert_eq!(output.err.lines().count(), 1, "{output:?}");
+        let output = by(&program, &["uninstall"]);
+        assert_fails(&output, &[&owner, remove, "--prefix"]);
+        assert_eq!(output.err.lines().count(), 1, "{output:?}");
         assert!(program.exists());
 
         // Files that install put in another place earlier are removed as usual.
@@ -317,14 +323,14 @@ fn files_of_the_debian_package_are_neither_replaced_nor_removed() {
     fs::remove_file(&list).unwrap();
     assert_eq!(place.install().status, Some(0));
     fs::write(&list, text).unwrap();
-    let said = place.uninstall();
+    let output = place.uninstall();
     let kept = format!("kept {}: it belongs to the Debian package nccl-net-spark", place.file(PROGRAM).display());
-    assert!(said.status == Some(0) && said.out.contains(&kept), "{said:?}");
+    assert!(output.status == Some(0) && output.out.contains(&kept), "{output:?}");
     assert_eq!(place.files(), [place.file(PROGRAM), place.file(PAGE)]);
 }
 
 #[test]
 fn settings_are_listed_with_their_defaults() {
-    let said = say(&["settings"]);
-    assert!(said.status == Some(0) && said.out.contains("NCCL_IB_HCA [default: "), "{said:?}");
+    let output = say(&["settings"]);
+    assert!(output.status == Some(0) && output.out.contains("NCCL_IB_HCA [default: "), "{output:?}");
 }

@@ -2,16 +2,16 @@
 
 mod common;
 
-use common::{Fake, Fakes, Said, say};
+use common::{Fake, Fakes, ProgramOutput, say};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-fn printed(said: &Said) -> Value {
-    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
+fn printed(output: &ProgramOutput) -> Value {
+    serde_json::from_str(&output.out).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
-fn run(fake: &Fake, arguments: &str) -> Said {
+fn run(fake: &Fake, arguments: &str) -> ProgramOutput {
     let library = fake.library();
     let mut words: Vec<&str> = arguments.split_whitespace().collect();
     words.extend(["--fabric", "verbs", "--plugin", library.to_str().unwrap()]);
@@ -26,12 +26,12 @@ fn files(folder: &Path) -> Vec<String> {
 #[test]
 fn without_a_file_the_result_is_printed() {
     let fake = Fake::compile(&[]);
-    let told = printed(&run(&fake, "all-gather -b 64 -e 64 -n 1 --json"));
-    assert_eq!((&told["collective"], &told["ok"]), (&"all-gather".into(), &true.into()), "{told}");
+    let json = printed(&run(&fake, "all-gather -b 64 -e 64 -n 1 --json"));
+    assert_eq!((&json["collective"], &json["ok"]), (&"all-gather".into(), &true.into()), "{json}");
     let settings = fake.folder().join("none.conf");
     let tune = "tune --json -b 64K -e 64K -n 1 -w 0 --rounds 1 --qps 2 --min-share 16K --dry-run --output";
-    let told = printed(&run(&fake, &format!("{tune} {}", settings.display())));
-    assert_eq!(told["tried"].as_array().unwrap().len(), 1, "{told}");
+    let json = printed(&run(&fake, &format!("{tune} {}", settings.display())));
+    assert_eq!(json["tried"].as_array().unwrap().len(), 1, "{json}");
     assert!(printed(&Fakes::new().run("--json -b 8", ""))["kinds"].is_array());
     for command in [&["rails", "--json"][..], &["fabric", "status", "--json"], &["doctor", "--env", "--json"]] {
         assert!(printed(&say(command)).is_object(), "{command:?}");
@@ -43,21 +43,21 @@ fn without_a_file_the_result_is_printed() {
 fn a_run_without_a_report_leaves_no_file_and_keeps_one_that_was_there() {
     let fake = Fake::compile(&[]);
     let file = fake.folder().join("out.json");
-    let json = format!("--json {}", file.display());
+    let option = format!("--json {}", file.display());
     let without = [
         ("doctor --pid 4194303", 2),
         ("tune --qps 2 --min-share 16K --dry-run --rank-env 1:FAKE_FAIL=1 --fabric verbs", 1),
         ("nccl-tests --dir /no/such/folder", 1),
     ];
     for (command, status) in without {
-        let words = format!("{command} {json}");
+        let words = format!("{command} {option}");
         let mut words: Vec<&str> = words.split(' ').collect();
         let library = fake.library();
         if command.starts_with("tune") {
             words.extend(["--plugin", library.to_str().unwrap()]);
         }
-        let said = say(&words);
-        assert!(said.status == Some(status) && !file.exists(), "{command}: {said:?}");
+        let output = say(&words);
+        assert!(output.status == Some(status) && !file.exists(), "{command}: {output:?}");
         fs::write(&file, "of before").unwrap();
         say(&words);
         assert_eq!(fs::read_to_string(&file).unwrap(), "of before", "{command}");
@@ -65,9 +65,9 @@ fn a_run_without_a_report_leaves_no_file_and_keeps_one_that_was_there() {
     }
     // The new report replaces a longer one.
     fs::write(&file, "x".repeat(100_000)).unwrap();
-    let said = run(&fake, &format!("all-gather -b 64 -e 64 -n 1 {json}"));
-    let told: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
-    assert!(said.status == Some(0) && told["ok"] == true, "{said:?}");
+    let output = run(&fake, &format!("all-gather -b 64 -e 64 -n 1 {option}"));
+    let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    assert!(output.status == Some(0) && json["ok"] == true, "{output:?}");
 }
 
 #[test]
@@ -79,8 +79,8 @@ fn an_unwritable_file_is_named() {
         (folder.trim_end_matches('/'), 2, "Is a directory (os error 21)"),
         ("/dev/full", 1, "No space left on device (os error 28)"),
     ] {
-        let said = run(&fake, &format!("sendrecv -b 64 -e 64 -n 1 --json {file}"));
+        let output = run(&fake, &format!("sendrecv -b 64 -e 64 -n 1 --json {file}"));
         let line = format!("nccl-spark: --json {file}: {why}\n");
-        assert!(said.status == Some(status) && said.err == line, "{file}: {said:?}");
+        assert!(output.status == Some(status) && output.err == line, "{file}: {output:?}");
     }
 }

@@ -3,12 +3,12 @@
 
 mod common;
 
-use common::{Fake, Said, has_mpirun, nccl_spark};
+use common::{Fake, ProgramOutput, has_mpirun, nccl_spark};
 use std::net::{TcpListener, ToSocketAddrs};
 use std::process::{Command, Output, Stdio};
 
 /// Runs a process for each environment at the same time, and returns their outputs.
-fn launch(arguments: &str, fake: &Fake, environments: &[Vec<(&str, String)>]) -> Vec<Said> {
+fn launch(arguments: &str, fake: &Fake, environments: &[Vec<(&str, String)>]) -> Vec<ProgramOutput> {
     let start = |environment: &Vec<(&str, String)>| {
         let mut command = nccl_spark();
         command.args(arguments.split_whitespace()).args(["--fabric", "verbs", "--plugin"]).arg(fake.library());
@@ -48,7 +48,7 @@ fn mpirun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
 }
 
 fn torchrun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
-    // Rank 0 takes the port after torchrun's, so that one must be free.
+    // Rank 0 takes the port after torchrun's, so the port after must be free.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port() - 1;
     let of = |rank: usize| {
         vec![
@@ -78,12 +78,13 @@ fn srun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
     (0..ranks).map(of).collect()
 }
 
-fn assert_one_table(said: &[Said], launcher: &str) {
+fn assert_one_table(output: &[ProgramOutput], launcher: &str) {
     // A busy machine starts some ranks seconds after the others, which then report that they wait.
-    let is_silent = |one: &Said| one.err.lines().all(|line| line.starts_with("# rank ") && line.contains(" waits "));
-    assert!(said.iter().all(|one| one.status == Some(0) && is_silent(one)), "{said:?}");
-    assert!(said[1..].iter().all(|one| one.out.is_empty()), "only rank 0 speaks: {said:?}");
-    let out = &said[0].out;
+    let is_silent =
+        |one: &ProgramOutput| one.err.lines().all(|line| line.starts_with("# rank ") && line.contains(" waits "));
+    assert!(output.iter().all(|one| one.status == Some(0) && is_silent(one)), "{output:?}");
+    assert!(output[1..].iter().all(|one| one.out.is_empty()), "only rank 0 speaks: {output:?}");
+    let out = &output[0].out;
     assert!(out.contains(&format!("# Using ranks that {launcher} started")), "{out}");
     assert!(out.contains("# Out of bounds values : 0 OK\n"), "{out}");
     let rows = out.lines().filter(|line| !line.starts_with('#') && line.ends_with(" 0")).count();
@@ -94,16 +95,16 @@ fn assert_one_table(said: &[Said], launcher: &str) {
 fn every_launchers_ranks_find_each_other() {
     let fake = Fake::compile(&[]);
     for (launcher, environments) in [("mpirun", mpirun(3)), ("torchrun", torchrun(2)), ("srun", srun(3))] {
-        let said = launch("all-reduce -b 8 -e 8M -f 1000 -n 2", &fake, &environments);
-        assert_one_table(&said, launcher);
+        let output = launch("all-reduce -b 8 -e 8M -f 1000 -n 2", &fake, &environments);
+        assert_one_table(&output, launcher);
     }
 }
 
 #[test]
 fn a_given_number_of_ranks_runs_on_this_machine() {
     let fake = Fake::compile(&[]);
-    let said = launch("all-gather -r 2 -b 8 -e 8", &fake, &mpirun(5)[4..]);
-    assert!(said[0].status == Some(0) && said[0].out.contains("# Using ranks on this machine\n"), "{said:?}");
+    let output = launch("all-gather -r 2 -b 8 -e 8", &fake, &mpirun(5)[4..]);
+    assert!(output[0].status == Some(0) && output[0].out.contains("# Using ranks on this machine\n"), "{output:?}");
 }
 
 #[test]
@@ -113,10 +114,11 @@ fn a_failed_rank_is_named_by_rank_0_and_all_ranks_end() {
         ("FAKE_FAIL=2", "rank 2: channel 0: isend returned ncclRemoteError (6): NET/Fake: planted: the cable is gone"),
         ("FAKE_DIE=2", " ended without an error message"),
     ] {
-        let said = launch(&format!("sendrecv -b 64 -e 64 --rank-env 2:{fault}"), &fake, &mpirun(3));
-        let told = said[0].err.lines().any(|line| line.starts_with("nccl-spark: rank 2: ") && line.ends_with(reason));
-        assert!(told && said[0].status == Some(1), "{fault}: {said:?}");
-        assert!(said[1..].iter().all(|one| one.status != Some(0)), "{fault}: {said:?}");
+        let output = launch(&format!("sendrecv -b 64 -e 64 --rank-env 2:{fault}"), &fake, &mpirun(3));
+        let is_reported =
+            output[0].err.lines().any(|line| line.starts_with("nccl-spark: rank 2: ") && line.ends_with(reason));
+        assert!(is_reported && output[0].status == Some(1), "{fault}: {output:?}");
+        assert!(output[1..].iter().all(|one| one.status != Some(0)), "{fault}: {output:?}");
     }
 }
 
@@ -124,17 +126,17 @@ fn a_failed_rank_is_named_by_rank_0_and_all_ranks_end() {
 fn ranks_that_do_not_meet_end_with_an_error() {
     let fake = Fake::compile(&[]);
     let alone = |environment: &[Vec<(&str, String)>]| launch("sendrecv -b 64 -e 64 -T 1", &fake, environment);
-    let said = alone(&mpirun(3)[..1]);
-    assert!(said[0].status == Some(1) && said[0].err.contains("did not connect: 1, 2;"), "{said:?}");
-    let said = alone(&mpirun(3)[1..2]);
+    let output = alone(&mpirun(3)[..1]);
+    assert!(output[0].status == Some(1) && output[0].err.contains("did not connect: 1, 2;"), "{output:?}");
+    let output = alone(&mpirun(3)[1..2]);
     assert!(
-        said[0].status == Some(1) && said[0].err.contains("rank 1: rank 0 was not found at 127.0.0.1:"),
-        "{said:?}"
+        output[0].status == Some(1) && output[0].err.contains("rank 1: rank 0 was not found at 127.0.0.1:"),
+        "{output:?}"
     );
     let mut apart = mpirun(2);
     apart.iter_mut().for_each(|environment| environment.retain(|(name, _)| !name.contains("LOCAL")));
-    let said = alone(&apart);
-    assert!(said.iter().all(|one| one.status == Some(1) && one.err.contains("--rendezvous HOST:PORT")), "{said:?}");
+    let output = alone(&apart);
+    assert!(output.iter().all(|one| one.status == Some(1) && one.err.contains("--rendezvous HOST:PORT")), "{output:?}");
 }
 
 #[test]
@@ -151,12 +153,12 @@ fn a_rank_says_what_it_waits_for() {
         let unresolved = scope.spawn(|| alone(nowhere, 1));
         (first.join().unwrap(), unresolved.join().unwrap(), alone(&format!("{nowhere} -q"), 1))
     });
-    for (said, line) in [
+    for (output, line) in [
         (first, format!("# rank 0 waits up to 5 s at {free} for ranks 1, 2\n")),
         (unresolved, format!("# rank 1 waits up to 5 s for rank 0 at {nowhere}: ")),
     ] {
-        let is_told_once = said.err.starts_with(&line) && said.err.matches(" waits up to ").count() == 1;
-        assert!(said.status == Some(1) && is_told_once, "{said:?}");
+        let is_told_once = output.err.starts_with(&line) && output.err.matches(" waits up to ").count() == 1;
+        assert!(output.status == Some(1) && is_told_once, "{output:?}");
     }
     assert!(quiet.status == Some(1) && !quiet.err.contains(" waits up to "), "{quiet:?}");
 }
@@ -175,9 +177,9 @@ fn mpirun_itself_starts_ranks() {
         command.args(["alltoall", "--fabric", "verbs", "-b", "8", "-e", "8M", "-f", "1000", "-n", "2", "--plugin"]);
         command.arg(fake.library()).args(more).env_remove("NCCL_DEBUG").output().unwrap()
     };
-    let said = [Said::from(run(&[]))];
-    assert_one_table(&said, "mpirun");
-    let failed = Said::from(run(&["--rank-env", "1:FAKE_FAIL=2"]));
+    let output = [ProgramOutput::from(run(&[]))];
+    assert_one_table(&output, "mpirun");
+    let failed = ProgramOutput::from(run(&["--rank-env", "1:FAKE_FAIL=2"]));
     assert_ne!(failed.status, Some(0), "{failed:?}");
     assert!(failed.err.contains("nccl-spark: rank 1: channel 1: isend"), "{failed:?}");
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Said, built, is_built, nccl_spark};
+use common::{ProgramOutput, built, is_built, nccl_spark};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ impl LossyFabric {
         self.folder.path().join(name)
     }
 
-    fn on_node_0(&self, arguments: &[&str]) -> Said {
+    fn on_node_0(&self, arguments: &[&str]) -> ProgramOutput {
         let mut command = nccl_spark();
         command.args(arguments).env("NCCL_SPARK_SYSFS", self.path("bed/sys/nodes/0"));
         command.env("SOFTVERBS_DIR", self.folder.path()).env("SOFTVERBS_FABRIC", "bed").env("SOFTVERBS_NODE", "0");
@@ -54,9 +54,9 @@ impl LossyFabric {
         let program = nccl_spark().get_program().to_owned();
         let library = PathBuf::from(program).with_file_name("softverbs-ibverbs");
         command.env("NCCL_IBVERBS_LIB", library).env("NCCL_NET_PLUGIN", plugin);
-        let said: Said = command.output().unwrap().into();
-        assert_eq!(said.status, Some(0), "{said:?}");
-        said
+        let output: ProgramOutput = command.output().unwrap().into();
+        assert_eq!(output.status, Some(0), "{output:?}");
+        output
     }
 
     /// Waits until node 0 has lost at least `least_lost` packets and is still losing some. Returns
@@ -64,8 +64,8 @@ impl LossyFabric {
     fn ports(&self, least_lost: u64) -> Vec<Value> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let said = self.on_node_0(&["top", "--json", "--count", "1", "--interval", "0.5"]);
-            let snapshot: Value = serde_json::from_str(&said.out).unwrap();
+            let output = self.on_node_0(&["top", "--json", "--count", "1", "--interval", "0.5"]);
+            let snapshot: Value = serde_json::from_str(&output.out).unwrap();
             let ports = snapshot["ports"].as_array().unwrap().clone();
             let is_growing = ports.iter().any(|port| port["per_s"]["packet_seq_err"].as_f64() > Some(0.0));
             if is_growing && ports.iter().map(lost).sum::<u64>() >= least_lost {
@@ -119,8 +119,8 @@ fn a_lossy_rail_is_warned_about_once_and_every_view_shows_its_counters() {
     let value = text.lines().find_map(|line| line.strip_prefix(&series)?.parse::<u64>().ok());
     assert!(value >= Some(count(RAIL, "packet_seq_err")), "{text}");
 
-    let said = fabric.on_node_0(&["report", "--only", "machine", "--output", "-"]);
-    let report: Value = serde_json::from_str(&said.out).unwrap();
+    let output = fabric.on_node_0(&["report", "--only", "machine", "--output", "-"]);
+    let report: Value = serde_json::from_str(&output.out).unwrap();
     let functions = report["parts"][0]["facts"]["functions"].as_array().unwrap();
     let function = functions.iter().find(|function| function["device"] == RAIL).unwrap();
     assert!(function["counters"]["packet_seq_err"].as_u64() >= value, "{function:#}");
@@ -135,13 +135,13 @@ fn the_last_lines_of_a_job_list_loss_counters_on_mlx5_and_soft_roce() {
         [("mlx5", ["packet_seq_err", "out_of_sequence"]), ("soft-roce", ["rcvd_seq_err", "out_of_seq_request"])]
     {
         let fabric = LossyFabric::new();
-        let said: Said = fabric.job("100", nic).env("NCCL_DEBUG", "INFO").output().unwrap().into();
-        assert_eq!(said.status, Some(0), "{said:?}");
-        let count = |text: &str| said.err.lines().filter(|line| line.contains(text)).count();
+        let output: ProgramOutput = fabric.job("100", nic).env("NCCL_DEBUG", "INFO").output().unwrap().into();
+        assert_eq!(output.status, Some(0), "{output:?}");
+        let count = |text: &str| output.err.lines().filter(|line| line.contains(text)).count();
         // Both ranks have lost packets by the end of the job, and each has warned once.
-        assert_eq!(count("more than one packet in 100000 is lost"), 2, "{}", said.err);
-        let ends: Vec<&str> = said.err.lines().filter(|line| line.contains("counters of the rails' ports")).collect();
-        assert_eq!(ends.len(), 2, "{}", said.err);
+        assert_eq!(count("more than one packet in 100000 is lost"), 2, "{}", output.err);
+        let ends: Vec<&str> = output.err.lines().filter(|line| line.contains("counters of the rails' ports")).collect();
+        assert_eq!(ends.len(), 2, "{}", output.err);
         for line in ends {
             assert!(errors.iter().all(|name| line.contains(&format!(" {name}"))), "{nic}: {line}");
             assert!(line.ends_with(&format!(" on {RAIL}")), "another rail lost packets: {line}");

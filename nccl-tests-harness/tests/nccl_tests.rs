@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Said, nccl_spark};
+use common::{ProgramOutput, nccl_spark};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -31,11 +31,11 @@ impl Program {
         Self(folder)
     }
 
-    fn run(&self, arguments: &[&str]) -> Said {
+    fn run(&self, arguments: &[&str]) -> ProgramOutput {
         self.run_over("verbs", arguments)
     }
 
-    fn run_over(&self, fabric: &str, arguments: &[&str]) -> Said {
+    fn run_over(&self, fabric: &str, arguments: &[&str]) -> ProgramOutput {
         self.command(fabric, arguments).output().unwrap().into()
     }
 
@@ -49,7 +49,7 @@ impl Program {
     }
 }
 
-fn said(mut command: Command) -> Said {
+fn run_command(mut command: Command) -> ProgramOutput {
     command.output().unwrap().into()
 }
 
@@ -57,8 +57,8 @@ fn said(mut command: Command) -> Said {
 fn a_run_over_the_plugin_shows_its_environment_its_table_and_its_network() {
     let program =
         Program::new(r##"log_channel Spark; head; row 8 13.2 0.00 0; row 1048576 240 2.18 0; echo "# told: $*""##);
-    let said = program.run(&["-r", "1", "--", "-b", "8", "-g", "2"]);
-    assert_eq!(said.status, Some(0), "{said:?}");
+    let output = program.run(&["-r", "1", "--", "-b", "8", "-g", "2"]);
+    assert_eq!(output.status, Some(0), "{output:?}");
     for part in [
         "NCCL_NET=Spark",
         "NCCL_DEBUG=INFO",
@@ -68,33 +68,33 @@ fn a_run_over_the_plugin_shows_its_environment_its_table_and_its_network() {
         "told: -b 8 -g 2",
         "0 wrong",
     ] {
-        assert!(said.out.contains(part), "{part}: {said:?}");
+        assert!(output.out.contains(part), "{part}: {output:?}");
     }
-    assert!(!said.out.contains("Channel 00"), "NCCL's log is for --log: {said:?}");
+    assert!(!output.out.contains("Channel 00"), "NCCL's log is for --log: {output:?}");
 }
 
 #[test]
 fn a_run_over_another_network_fails_with_the_reason() {
     let body = r#"echo "h:1:1 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net-spark.so"; log_channel Socket; head; row 8 13.2 0.1 0"#;
-    let said = Program::new(body).run(&["-r", "1"]);
-    assert_eq!(said.status, Some(1), "{said:?}");
+    let output = Program::new(body).run(&["-r", "1"]);
+    assert_eq!(output.status, Some(1), "{output:?}");
     assert!(
-        said.err.contains("NET/Socket instead of NET/Spark") && said.err.contains("libnccl-net-spark.so"),
-        "{said:?}"
+        output.err.contains("NET/Socket instead of NET/Spark") && output.err.contains("libnccl-net-spark.so"),
+        "{output:?}"
     );
 }
 
 #[test]
 fn wrong_data_and_missing_tables_are_failures() {
-    let said = Program::new("log_channel Spark; head; row 8 13.2 0.1 4").run(&["-r", "1"]);
-    assert_eq!(said.status, Some(1), "{said:?}");
-    assert!(said.out.contains("8 WRONG"), "{said:?}");
-    let said = Program::new("log_channel Spark; echo oh dear").run(&["-r", "1"]);
-    assert!(said.status == Some(1) && said.err.contains("no table; its last line: oh dear"), "{said:?}");
-    let said = Program::new("echo 'h:1:1 [0] NCCL WARN Cuda failure 999'; exit 3").run(&["-r", "1"]);
+    let output = Program::new("log_channel Spark; head; row 8 13.2 0.1 4").run(&["-r", "1"]);
+    assert_eq!(output.status, Some(1), "{output:?}");
+    assert!(output.out.contains("8 WRONG"), "{output:?}");
+    let output = Program::new("log_channel Spark; echo oh dear").run(&["-r", "1"]);
+    assert!(output.status == Some(1) && output.err.contains("no table; its last line: oh dear"), "{output:?}");
+    let output = Program::new("echo 'h:1:1 [0] NCCL WARN Cuda failure 999'; exit 3").run(&["-r", "1"]);
     assert!(
-        said.status == Some(1) && said.err.contains("status 3") && said.err.contains("Cuda failure 999"),
-        "{said:?}"
+        output.status == Some(1) && output.err.contains("status 3") && output.err.contains("Cuda failure 999"),
+        "{output:?}"
     );
 }
 
@@ -108,7 +108,7 @@ fn networks_are_measured_in_turns_and_a_failing_one_is_reported() {
         esac"#;
     let program = Program::new(body);
     let (json, plots) = (program.0.path().join("out.json"), program.0.path().join("plots"));
-    let said = program.run(&[
+    let output = program.run(&[
         "-r",
         "1",
         "--compare",
@@ -120,13 +120,13 @@ fn networks_are_measured_in_turns_and_a_failing_one_is_reported() {
         "--plot",
         plots.to_str().unwrap(),
     ]);
-    assert_eq!(said.status, Some(0), "{said:?}");
-    assert!(said.out.contains("ib: not measured") && said.out.contains("No device found"), "{said:?}");
-    assert_eq!(said.out.matches("not measured").count(), 1, "it is tried once: {said:?}");
-    let mut lines = said.out.lines().skip_while(|line| !line.starts_with("        4096  spark "));
-    assert!(lines.next().unwrap().contains("4.00..4.00"), "{said:?}");
+    assert_eq!(output.status, Some(0), "{output:?}");
+    assert!(output.out.contains("ib: not measured") && output.out.contains("No device found"), "{output:?}");
+    assert_eq!(output.out.matches("not measured").count(), 1, "it is tried once: {output:?}");
+    let mut lines = output.out.lines().skip_while(|line| !line.starts_with("        4096  spark "));
+    assert!(lines.next().unwrap().contains("4.00..4.00"), "{output:?}");
     let socket = lines.find(|line| line.trim_start().starts_with("socket ")).unwrap();
-    assert!(socket.ends_with(" 2.500"), "{said:?}");
+    assert!(socket.ends_with(" 2.500"), "{output:?}");
     let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
     assert_eq!(report["networks"][0]["rounds"].as_array().unwrap().len(), 3);
     assert_eq!(report["networks"][0]["medians"][1]["busbw_gb_s"], 4.0);
@@ -146,14 +146,14 @@ fn several_programs_and_size_ranges_run_in_one_command() {
     fs::copy(program.0.path().join("all_gather_perf"), program.0.path().join("all_reduce_perf")).unwrap();
     let json = program.0.path().join("out.json");
     let tests = ["all_gather", "all_reduce", "--compare", "spark,socket", "--rounds", "1", "--sizes", "8-16,24-48"];
-    let said = program.run(&[&["-r", "1", "--json", json.to_str().unwrap()][..], &tests].concat());
-    assert_eq!(said.status, Some(0), "{said:?}");
-    let lines: Vec<&str> = said.out.lines().filter(|line| line.starts_with("# slowest")).collect();
+    let output = program.run(&[&["-r", "1", "--json", json.to_str().unwrap()][..], &tests].concat());
+    assert_eq!(output.status, Some(0), "{output:?}");
+    let lines: Vec<&str> = output.out.lines().filter(|line| line.starts_with("# slowest")).collect();
     let expected = ["# slowest against socket: 2.00 at 8", "# slowest against socket: 0.50 at 8"];
     assert_eq!(
         lines,
         [&expected[..], &["# slowest against socket: 0.50 at 8 of all_reduce_perf"]].concat(),
-        "{said:?}"
+        "{output:?}"
     );
     let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
     let sizes = report[1]["networks"][0]["medians"].as_array().unwrap().iter().map(|point| point["bytes"].clone());
@@ -164,10 +164,10 @@ fn several_programs_and_size_ranges_run_in_one_command() {
 #[test]
 fn json_without_a_file_is_alone_on_standard_output() {
     let program = Program::new("log_channel Spark; head; row 8 13.2 0.1 0");
-    let said = program.run(&["-r", "1", "--json", "all_gather"]);
-    let report: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{said:?}"));
-    assert_eq!((said.status, &report["networks"][0]["wrong"]), (Some(0), &0.0.into()), "{said:?}");
-    assert!(said.err.contains("spark: 0 wrong"), "{said:?}");
+    let output = program.run(&["-r", "1", "--json", "all_gather"]);
+    let report: serde_json::Value = serde_json::from_str(&output.out).unwrap_or_else(|_| panic!("{output:?}"));
+    assert_eq!((output.status, &report["networks"][0]["wrong"]), (Some(0), &0.0.into()), "{output:?}");
+    assert!(output.err.contains("spark: 0 wrong"), "{output:?}");
 }
 
 #[test]
@@ -176,9 +176,9 @@ fn nccls_own_verbs_transport_finds_the_software_fabric() {
         [ -n "$SOFTVERBS_FABRIC" ] && [ "$SOFTVERBS_NODE" = 0 ] || exit 7
         if [ "$NCCL_NET" = IB ]; then [ -f "${LD_LIBRARY_PATH%%:*}/libibverbs.so.1" ] && [ "$NCCL_IB_GID_INDEX" = 1 ] || exit 8; fi
         log_channel "$NCCL_NET"; head; row 8 10 0.10 0"#;
-    let said = Program::new(body).run_over("soft", &["-r", "1", "--compare", "spark,ib", "--rounds", "1"]);
-    assert_eq!(said.status, Some(0), "{said:?}");
-    assert!(said.out.contains("ib: 0 wrong") && !said.out.contains("not measured"), "{said:?}");
+    let output = Program::new(body).run_over("soft", &["-r", "1", "--compare", "spark,ib", "--rounds", "1"]);
+    assert_eq!(output.status, Some(0), "{output:?}");
+    assert!(output.out.contains("ib: 0 wrong") && !output.out.contains("not measured"), "{output:?}");
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn the_tuner_is_compared_in_rotating_order_with_a_control() {
     let compare = ["--compare", "spark,spark-untuned", "--rounds", "2", "--json", json.to_str().unwrap()];
     let mut command = program.command("verbs", &["-r", "1"]);
     command.args(compare).env("NCCL_SPARK_TUNER", "on");
-    let compared = said(command);
+    let compared = run_command(command);
     let runs = fs::read_to_string(program.0.path().join("runs")).unwrap();
     // Round 1: spark, spark-untuned, control. Round 2: spark-untuned, control, spark.
     let expected = ["on", "off", "off", "off", "off", "on"].map(|tuner| format!("Spark:{tuner}"));
@@ -227,7 +227,7 @@ fn the_users_tuner_setting_reaches_nccl() {
     );
     let tuner = |mut command: Command, set: Option<&str>| {
         set.map(|value| command.env("NCCL_SPARK_TUNER", value));
-        let run = said(command);
+        let run = run_command(command);
         let line = run.out.lines().find_map(|line| line.strip_prefix("tuner: ")).map(str::to_owned);
         line.unwrap_or_else(|| panic!("{run:?}"))
     };
@@ -267,20 +267,20 @@ fn a_table_with_a_missing_row_is_rejected() {
 
 #[test]
 fn a_hanging_program_is_killed_after_the_timeout() {
-    let said = Program::new("echo started; exec sleep 600").run(&["-r", "1", "-T", "1"]);
-    assert!(said.status == Some(1) && said.err.contains("stopped after 1 s"), "{said:?}");
+    let output = Program::new("echo started; exec sleep 600").run(&["-r", "1", "-T", "1"]);
+    assert!(output.status == Some(1) && output.err.contains("stopped after 1 s"), "{output:?}");
 }
 
 #[test]
 fn missing_programs_are_named() {
     let folder = tempfile::tempdir().unwrap();
-    let said = common::say(&["nccl-tests", "alltoall", "--dir", folder.path().to_str().unwrap()]);
-    assert!(said.status == Some(1) && said.err.contains("no alltoall_perf in"), "{said:?}");
+    let output = common::say(&["nccl-tests", "alltoall", "--dir", folder.path().to_str().unwrap()]);
+    assert!(output.status == Some(1) && output.err.contains("no alltoall_perf in"), "{output:?}");
     let program = Program::new("");
     let file = program.0.path().join("all_gather_perf");
     fs::write(&file, "#!/bin/sh\n").unwrap();
-    let said = program.run(&[]);
-    assert!(said.status == Some(1) && said.err.contains("built without MPI"), "{said:?}");
+    let output = program.run(&[]);
+    assert!(output.status == Some(1) && output.err.contains("built without MPI"), "{output:?}");
 }
 
 #[test]
@@ -291,11 +291,14 @@ fn each_mpirun_rank_has_its_own_host_id() {
     let body = r##"echo "# I am $NCCL_HOSTID, device $NCCL_TESTS_DEVICE"; log_channel Spark; [ "$OMPI_COMM_WORLD_RANK" = 0 ] || exit 0; head; row 8 10 0.1 0"##;
     let program = Program::new(body);
     let log = program.0.path().join("log");
-    let said = program.run(&["-r", "2", "--log", log.to_str().unwrap()]);
-    assert_eq!(said.status, Some(0), "{said:?}");
-    let hosts: Vec<&str> = said.out.lines().filter_map(|line| line.strip_prefix("# I am nccl-spark-")).collect();
-    assert!(hosts.len() == 2 && hosts[0] != hosts[1] && hosts.iter().all(|host| host.contains("device ")), "{said:?}");
-    assert!(said.out.contains("NET/Spark at 2 ends of channels"), "{said:?}");
+    let output = program.run(&["-r", "2", "--log", log.to_str().unwrap()]);
+    assert_eq!(output.status, Some(0), "{output:?}");
+    let hosts: Vec<&str> = output.out.lines().filter_map(|line| line.strip_prefix("# I am nccl-spark-")).collect();
+    assert!(
+        hosts.len() == 2 && hosts[0] != hosts[1] && hosts.iter().all(|host| host.contains("device ")),
+        "{output:?}"
+    );
+    assert!(output.out.contains("NET/Spark at 2 ends of channels"), "{output:?}");
     assert!(fs::read_to_string(log).unwrap().contains("spark: h:1:2 [0] NCCL INFO Channel 00/0"));
 }
 

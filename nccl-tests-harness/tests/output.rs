@@ -2,13 +2,13 @@
 
 mod common;
 
-use common::{Fake, Said, nccl_spark, say};
+use common::{Fake, ProgramOutput, nccl_spark, read_terminal, say};
 use serde_json::Value;
 use std::fs::File;
 use std::io::Read;
 use std::process::Stdio;
 
-fn run(arguments: &str, fake: &Fake) -> Said {
+fn run(arguments: &str, fake: &Fake) -> ProgramOutput {
     let library = fake.library();
     let mut all: Vec<&str> = arguments.split_whitespace().collect();
     all.extend(["--fabric", "verbs", "--plugin", library.to_str().unwrap()]);
@@ -19,19 +19,20 @@ fn run(arguments: &str, fake: &Fake) -> Said {
 fn json_contains_the_table() {
     let fake = Fake::compile(&[]);
     let path = fake.folder().join("run.json");
-    let said = run(&format!("all-reduce -r 3 -b 64 -e 4096 -f 64 -n 2 --percentiles --json {}", path.display()), &fake);
-    assert_eq!((said.status, said.err.as_str()), (Some(0), ""), "{said:?}");
-    let told: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let output =
+        run(&format!("all-reduce -r 3 -b 64 -e 4096 -f 64 -n 2 --percentiles --json {}", path.display()), &fake);
+    assert_eq!((output.status, output.err.as_str()), (Some(0), ""), "{output:?}");
+    let json: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     for (name, value) in [("collective", "all-reduce"), ("element", "int8"), ("operation", "sum"), ("fabric", "verbs")]
     {
-        assert_eq!(told[name], value, "{told}");
+        assert_eq!(json[name], value, "{json}");
     }
-    assert_eq!((&told["ranks"], &told["ok"], &told["error"]), (&3.into(), &true.into(), &Value::Null));
-    assert_eq!(told["networks"][2]["device"], "Fake0");
-    assert_eq!(told["connections"][0][0], "NET/Fake: connected with loopback over 2 rails");
-    let rows = told["rows"].as_array().unwrap();
-    let table: Vec<_> = said.out.lines().filter(|line| !line.starts_with('#')).collect();
-    assert_eq!((rows.len(), table.len()), (2, 2), "{told}");
+    assert_eq!((&json["ranks"], &json["ok"], &json["error"]), (&3.into(), &true.into(), &Value::Null));
+    assert_eq!(json["networks"][2]["device"], "Fake0");
+    assert_eq!(json["connections"][0][0], "NET/Fake: connected with loopback over 2 rails");
+    let rows = json["rows"].as_array().unwrap();
+    let table: Vec<_> = output.out.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!((rows.len(), table.len()), (2, 2), "{json}");
     for (row, line) in rows.iter().zip(table) {
         let cells: Vec<_> = line.split_whitespace().collect();
         assert_eq!((row["size_bytes"].to_string(), row["wrong"].to_string()), (cells[0].to_owned(), "0".to_owned()));
@@ -50,16 +51,16 @@ fn json_contains_the_table() {
 #[test]
 fn json_on_standard_output_is_alone_there_and_has_the_errors() {
     let fake = Fake::compile(&[]);
-    let said = run("sendrecv -b 4096 -e 4096 -n 2 --json - --rank-env 0:FAKE_CORRUPT=4", &fake);
-    let told: Value = serde_json::from_str(&said.out).unwrap();
-    assert_eq!((said.status, &told["ok"], &told["rows"][0]["wrong"]), (Some(1), &false.into(), &1.into()), "{told}");
-    assert!(told["rows"][0]["first_wrong"][0].as_str().unwrap().starts_with("rank 0: byte 2048 of rank 1's data"));
-    assert!(said.err.contains("# Out of bounds values : 1 FAILED"), "{said:?}");
+    let output = run("sendrecv -b 4096 -e 4096 -n 2 --json - --rank-env 0:FAKE_CORRUPT=4", &fake);
+    let json: Value = serde_json::from_str(&output.out).unwrap();
+    assert_eq!((output.status, &json["ok"], &json["rows"][0]["wrong"]), (Some(1), &false.into(), &1.into()), "{json}");
+    assert!(json["rows"][0]["first_wrong"][0].as_str().unwrap().starts_with("rank 0: byte 2048 of rank 1's data"));
+    assert!(output.err.contains("# Out of bounds values : 1 FAILED"), "{output:?}");
 
-    let said = run("sendrecv -b 64 -e 64 --json - --rank-env 1:FAKE_FAIL=1", &fake);
-    let told: Value = serde_json::from_str(&said.out).unwrap();
-    assert!(told["error"].as_str().unwrap().contains("rank 1: channel 0: isend returned"), "{told}");
-    assert_eq!((said.status, &told["ok"]), (Some(1), &false.into()), "{told}");
+    let output = run("sendrecv -b 64 -e 64 --json - --rank-env 1:FAKE_FAIL=1", &fake);
+    let json: Value = serde_json::from_str(&output.out).unwrap();
+    assert!(json["error"].as_str().unwrap().contains("rank 1: channel 0: isend returned"), "{json}");
+    assert_eq!((output.status, &json["ok"]), (Some(1), &false.into()), "{json}");
 }
 
 #[test]
@@ -76,9 +77,9 @@ fn an_output_that_cannot_be_written_is_named() {
         &collective,
     ] {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let said: Said = nccl_spark().args(arguments).stdout(full).output().unwrap().into();
+        let output: ProgramOutput = nccl_spark().args(arguments).stdout(full).output().unwrap().into();
         let line = "nccl-spark: standard output: No space left on device (os error 28)";
-        assert_eq!((said.status, said.err.lines().last()), (Some(1), Some(line)), "{arguments:?}: {said:?}");
+        assert_eq!((output.status, output.err.lines().last()), (Some(1), Some(line)), "{arguments:?}: {output:?}");
     }
 }
 
@@ -96,15 +97,7 @@ fn on_a_terminal(fake: &Fake, arguments: &str, shares: bool) -> (String, String)
     }
     let mut process = command.stderr(Stdio::from(terminal.slave)).spawn().unwrap();
     drop(command);
-    let reader = std::thread::spawn(move || {
-        let (mut screen, mut part) = (Vec::new(), [0; 4096]);
-        let mut master = File::from(terminal.master);
-        // Reading at the end of a terminal is an error.
-        while let Ok(bytes @ 1..) = master.read(&mut part) {
-            screen.extend_from_slice(&part[..bytes]);
-        }
-        String::from_utf8_lossy(&screen).into_owned()
-    });
+    let reader = std::thread::spawn(move || read_terminal(terminal.master));
     let mut table = String::new();
     if let Some(mut output) = process.stdout.take() {
         output.read_to_string(&mut table).unwrap();
@@ -152,8 +145,8 @@ fn a_closed_pipe_ends_the_program_quietly() {
         }
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let said: Said = command.stdout(writer).stderr(Stdio::piped()).output().unwrap().into();
-        assert_eq!((said.status, said.err.as_str()), (Some(141), ""), "{arguments:?}");
+        let output: ProgramOutput = command.stdout(writer).stderr(Stdio::piped()).output().unwrap().into();
+        assert_eq!((output.status, output.err.as_str()), (Some(141), ""), "{arguments:?}");
     }
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Said, built, is_built, nccl_spark};
+use common::{ProgramOutput, built, is_built, is_running, nccl_spark};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -185,7 +185,7 @@ impl Bed {
         command
     }
 
-    fn run(&self, arguments: &str) -> Said {
+    fn run(&self, arguments: &str) -> ProgramOutput {
         self.command(arguments).output().unwrap().into()
     }
 
@@ -281,7 +281,7 @@ fn the_report_contains_nothing_planted_in_its_inputs() {
         ["NCCL_HOSTID", "NCCL_COMM_ID", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE", "NCCL_SPARK_SYSFS", "NCCL_IB_HCA"];
     for (at, planted) in PLANTED.iter().enumerate() {
         let bed = Bed::new();
-        // A file that has only a number would rightly accept a planted number.
+        // A planted number in a file that has only a number may rightly be in the report.
         let is_text = |text: &str| text.parse::<u64>().is_err() || planted.parse::<u64>().is_err();
         // The planted text replaces the contents of the file, or follows them.
         for (path, text) in FILES.iter().filter(|(_, text)| is_text(text)) {
@@ -295,8 +295,8 @@ fn the_report_contains_nothing_planted_in_its_inputs() {
         let mut command = bed.command(ALL);
         command.envs(variables.map(|name| (name, planted)));
         command.env(format!("NCCL_{planted}"), planted).env("MY_SERVICE_KEY", planted);
-        let said: Said = command.output().unwrap().into();
-        assert_eq!(said.status, Some(0), "{said:?}");
+        let output: ProgramOutput = command.output().unwrap().into();
+        assert_eq!(output.status, Some(0), "{output:?}");
         assert_eq!(found(&bed.text()), [""; 0], "{planted}: {}", bed.text());
     }
 }
@@ -304,8 +304,8 @@ fn the_report_contains_nothing_planted_in_its_inputs() {
 #[test]
 fn the_report_has_a_sparks_facts() {
     let bed = Bed::new();
-    let said = bed.command(ALL).env("NCCL_IB_TIMEOUT", "22").env("NCCL_PROTO", "LL128").output().unwrap();
-    assert!(said.status.success(), "{said:?}");
+    let output = bed.command(ALL).env("NCCL_IB_TIMEOUT", "22").env("NCCL_PROTO", "LL128").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
     let report = bed.report();
     let parts = report["parts"].as_array().unwrap();
     let names: Vec<&str> = parts.iter().map(|part| part["part"].as_str().unwrap()).collect();
@@ -366,8 +366,8 @@ fn keys(json: &Value, into: &mut BTreeSet<String>) {
 #[test]
 fn the_keys_match_the_guide() {
     let bed = Bed::new();
-    let said: Said = bed.command(ALL).env("NCCL_PROTO", "LL128").output().unwrap().into();
-    assert_eq!(said.status, Some(0), "{said:?}");
+    let output: ProgramOutput = bed.command(ALL).env("NCCL_PROTO", "LL128").output().unwrap().into();
+    assert_eq!(output.status, Some(0), "{output:?}");
     let mut written = BTreeSet::new();
     keys(&bed.report(), &mut written);
     let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guide/report.md");
@@ -388,49 +388,43 @@ fn a_hanging_or_failing_part_is_named_and_the_others_run() {
                   doctor) kill -SEGV $$;;\nesac";
     bed.program("nccl-spark", script);
     let began = Instant::now();
-    let said = bed.run("--output r.json --hosts a,b --only memory --part-limit 1");
-    assert_eq!(said.status, Some(0), "{said:?}");
+    let output = bed.run("--output r.json --hosts a,b --only memory --part-limit 1");
+    assert_eq!(output.status, Some(0), "{output:?}");
     // The sleeps are longer than this limit.
     assert!(began.elapsed() < Duration::from_secs(300), "{:?}", began.elapsed());
     let only = |at: usize, key: &str| bed.report()["parts"][at][key].clone();
     assert_eq!((only(0, "state"), only(0, "facts")), (json!("out_of_time"), Value::Null));
-    assert!(said.err.contains("# report: 1/1 memory: no facts: not done in time: ended"), "{said:?}");
+    assert!(output.err.contains("# report: 1/1 memory: no facts: ended at its time limit"), "{output:?}");
     let child = fs::read_to_string(bed.path("child")).unwrap();
     assert!(!is_running(child.trim()), "{child}");
     fs::remove_file(bed.path("r.json")).unwrap();
-    let said = bed.run("--output r.json --only machine,hosts,all-gather,tune");
-    assert_eq!(said.status, Some(0), "{said:?}");
+    let output = bed.run("--output r.json --only machine,hosts,all-gather,tune");
+    assert_eq!(output.status, Some(0), "{output:?}");
     assert_eq!(
         (only(0, "state"), only(1, "state"), only(3, "state")),
         (json!("ended"), json!("no_hosts"), json!("no_nccl_tests"))
     );
     assert_eq!((only(2, "state"), only(2, "exit_status"), only(2, "facts")), (json!("ended"), json!(7), Value::Null));
     assert!(!only(0, "facts").is_null() && !bed.text().contains("gx10"), "{}", bed.text());
-    assert!(said.err.contains("# report: 3/4 all-gather: no facts: ended: broken by gx10-a1b2"), "{said:?}");
+    assert!(output.err.contains("# report: 3/4 all-gather: no facts: ended: broken by gx10-a1b2"), "{output:?}");
     fs::remove_file(bed.path("r.json")).unwrap();
     assert_eq!(bed.run("--output r.json --only peer --hosts a,b").status, Some(0));
     assert_eq!((only(0, "state"), only(0, "signal")), (json!("ended"), json!(11)));
-}
-
-/// Returns true while the process runs, and false for a zombie.
-fn is_running(pid: &str) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).is_some_and(|state| state != "Z")
 }
 
 #[test]
 fn an_existing_file_is_not_overwritten_and_nothing_runs() {
     let bed = Bed::new();
     bed.write("r.json", "mine");
-    let said = bed.run("--output r.json --only memory");
-    assert!(said.status == Some(1) && said.err.contains("r.json is there already"), "{said:?}");
+    let output = bed.run("--output r.json --only memory");
+    assert!(output.status == Some(1) && output.err.contains("r.json exists and is not overwritten"), "{output:?}");
     assert!(bed.text() == "mine" && !bed.path("ran").exists());
-    let said = bed.run("--output no/such/folder/r.json --only memory");
-    assert!(said.status == Some(1) && said.err.contains("--output no/such/folder/r.json"), "{said:?}");
+    let output = bed.run("--output no/such/folder/r.json --only memory");
+    assert!(output.status == Some(1) && output.err.contains("--output no/such/folder/r.json"), "{output:?}");
     // A file that appears meanwhile is not overwritten either.
     bed.program("nccl-spark", "echo theirs > new.json");
-    let said = bed.run("--output new.json --only memory");
-    assert!(said.status == Some(1) && said.err.contains("write new.json"), "{said:?}");
+    let output = bed.run("--output new.json --only memory");
+    assert!(output.status == Some(1) && output.err.contains("write new.json"), "{output:?}");
     assert_eq!(fs::read_to_string(bed.path("new.json")).unwrap(), "theirs\n");
     let left: Vec<_> = fs::read_dir(&bed.folder).unwrap().flatten().map(|entry| entry.file_name()).collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(".nccl-spark")), "{left:?}");
@@ -449,11 +443,11 @@ fn mistakes_are_reported_and_a_dry_run_runs_nothing() {
         ("--only memory --skip memory", "leave no part"),
         ("--ssh x", "--hosts"),
     ] {
-        let said = bed.run(arguments);
-        assert!(said.status == Some(2) && said.err.contains(allowed), "{arguments}: {said:?}");
+        let output = bed.run(arguments);
+        assert!(output.status == Some(2) && output.err.contains(allowed), "{arguments}: {output:?}");
     }
-    let said = bed.run("--dry-run --hosts a,b --nccl-tests tests");
-    assert_eq!(said.status, Some(0), "{said:?}");
+    let output = bed.run("--dry-run --hosts a,b --nccl-tests tests");
+    assert_eq!(output.status, Some(0), "{output:?}");
     for line in [
         "machine: at most 120 s: reads files, and asks the drivers\n",
         "nccl-spark doctor --peer b --ssh ssh --json ",
@@ -464,7 +458,7 @@ fn mistakes_are_reported_and_a_dry_run_runs_nothing() {
         ".json -- -b 8 -e 128M -f 4\n",
         "nccl-spark tune collectives --dry-run --dir ",
     ] {
-        assert!(said.out.contains(line), "{line}: {}", said.out);
+        assert!(output.out.contains(line), "{line}: {}", output.out);
     }
     assert!(!bed.path("ran").exists());
     let files: Vec<_> = fs::read_dir(&bed.folder).unwrap().flatten().map(|entry| entry.file_name()).collect();
@@ -487,9 +481,9 @@ fn ctrl_c_ends_the_part_and_writes_the_rest() {
         std::thread::sleep(Duration::from_millis(20));
     }
     signal::kill(Pid::from_raw(report.id() as i32), Signal::SIGINT).unwrap();
-    let said: Said = report.wait_with_output().unwrap().into();
-    assert_eq!(said.status, Some(130), "{said:?}");
-    assert!(said.err.contains("interrupted; what there is was written to r.json"), "{said:?}");
+    let output: ProgramOutput = report.wait_with_output().unwrap().into();
+    assert_eq!(output.status, Some(130), "{output:?}");
+    assert!(output.err.contains("interrupted; what there is was written to r.json"), "{output:?}");
     let report = bed.report();
     let states: Vec<&str> =
         report["parts"].as_array().unwrap().iter().map(|part| part["state"].as_str().unwrap()).collect();
@@ -512,9 +506,9 @@ fn the_report_uses_the_software_fabric_where_no_other_exists() {
     let library = tempfile::tempdir().unwrap();
     symlink(built().unwrap(), library.path().join("libnccl-net-spark.so")).unwrap();
     command.env("LD_LIBRARY_PATH", library.path());
-    let said: Said = command.output().unwrap().into();
-    assert_eq!(said.status, Some(0), "{said:?}");
-    let report: Value = serde_json::from_str(&said.out).unwrap();
+    let output: ProgramOutput = command.output().unwrap().into();
+    assert_eq!(output.status, Some(0), "{output:?}");
+    let report: Value = serde_json::from_str(&output.out).unwrap();
     let [machine, all_gather] = &report["parts"].as_array().unwrap()[..] else { panic!("{report:#}") };
     assert!(machine["facts"]["versions"]["plugin_sha256"].is_string(), "{report:#}");
     let rows = all_gather["facts"]["rows"].as_array().unwrap();
@@ -522,6 +516,6 @@ fn the_report_uses_the_software_fabric_where_no_other_exists() {
     for interface in fs::read_dir("/sys/class/net").unwrap().flatten() {
         let mac = fs::read_to_string(interface.path().join("address")).unwrap_or_default();
         let is_own = !mac.trim().is_empty() && mac.trim() != "00:00:00:00:00:00";
-        assert!(!is_own || !said.out.contains(mac.trim()), "{}", said.out);
+        assert!(!is_own || !output.out.contains(mac.trim()), "{}", output.out);
     }
 }

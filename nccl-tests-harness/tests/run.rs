@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Fake, Said, nccl_spark, say};
+use common::{Fake, ProgramOutput, is_running, nccl_spark, say};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Longer than any delay of the machine: only a hung program exceeds it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn run(collective: &str, arguments: &str) -> Said {
+fn run(collective: &str, arguments: &str) -> ProgramOutput {
     let fake = Fake::compile(&[]);
     let library = fake.library();
     let mut all = vec![collective, "--fabric", "verbs", "--plugin", library.to_str().unwrap()];
@@ -19,12 +19,12 @@ fn run(collective: &str, arguments: &str) -> Said {
 }
 
 /// Returns the rows of the table: size, count, busbw, wrong.
-fn rows(said: &Said) -> Vec<(u64, u64, f64, String)> {
-    rows_of(said, "none", "-1")
+fn rows(output: &ProgramOutput) -> Vec<(u64, u64, f64, String)> {
+    rows_of(output, "none", "-1")
 }
 
-fn rows_of(said: &Said, operation: &str, root: &str) -> Vec<(u64, u64, f64, String)> {
-    let rows = said.out.lines().filter(|line| !line.starts_with('#'));
+fn rows_of(output: &ProgramOutput, operation: &str, root: &str) -> Vec<(u64, u64, f64, String)> {
+    let rows = output.out.lines().filter(|line| !line.starts_with('#'));
     rows.map(|row| {
         let cells: Vec<_> = row.split_whitespace().collect();
         assert_eq!((cells.len(), cells[2], cells[3], cells[4]), (9, "int8", operation, root), "{row}");
@@ -33,18 +33,18 @@ fn rows_of(said: &Said, operation: &str, root: &str) -> Vec<(u64, u64, f64, Stri
     .collect()
 }
 
-fn assert_all_right(said: &Said, sizes: &[(u64, u64)]) {
-    assert_right(said, sizes, "none", "-1");
+fn assert_all_right(output: &ProgramOutput, sizes: &[(u64, u64)]) {
+    assert_right(output, sizes, "none", "-1");
 }
 
-fn assert_right(said: &Said, sizes: &[(u64, u64)], operation: &str, root: &str) {
-    assert_eq!(said.status, Some(0), "{said:?}");
+fn assert_right(output: &ProgramOutput, sizes: &[(u64, u64)], operation: &str, root: &str) {
+    assert_eq!(output.status, Some(0), "{output:?}");
     // The fake plugin prints a message if it is not closed in order.
-    assert_eq!(said.err, "", "{said:?}");
-    let rows = rows_of(said, operation, root);
-    assert_eq!(rows.iter().map(|row| (row.0, row.1)).collect::<Vec<_>>(), sizes, "{said:?}");
-    assert!(rows.iter().all(|row| row.3 == "0"), "{said:?}");
-    assert!(said.out.contains("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : "), "{said:?}");
+    assert_eq!(output.err, "", "{output:?}");
+    let rows = rows_of(output, operation, root);
+    assert_eq!(rows.iter().map(|row| (row.0, row.1)).collect::<Vec<_>>(), sizes, "{output:?}");
+    assert!(rows.iter().all(|row| row.3 == "0"), "{output:?}");
+    assert!(output.out.contains("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : "), "{output:?}");
 }
 
 #[test]
@@ -108,42 +108,42 @@ fn damage_in_the_other_collectives_is_found() {
         ("alltoall", "FAKE_CORRUPT=4", "1"),
         ("alltoall", "FAKE_STALE=4", "2048"),
     ] {
-        let said = run(collective, &format!("-b 4096 -e 4096 -n 2 --rank-env 1:{fault}"));
-        let row = said.out.lines().find(|line| !line.starts_with('#')).unwrap_or_default();
+        let output = run(collective, &format!("-b 4096 -e 4096 -n 2 --rank-env 1:{fault}"));
+        let row = output.out.lines().find(|line| !line.starts_with('#')).unwrap_or_default();
         let found = row.split_whitespace().last();
         if fault.contains("STALE") && collective == "reduce-scatter" {
             // The rank's own data is added to the result of the iteration before, so some bytes are
             // right by chance.
-            assert!(found.unwrap().parse::<u32>().unwrap() > 1900, "{collective} {fault}: {said:?}");
+            assert!(found.unwrap().parse::<u32>().unwrap() > 1900, "{collective} {fault}: {output:?}");
         } else {
-            assert_eq!(found, Some(wrong), "{collective} {fault}: {said:?}");
+            assert_eq!(found, Some(wrong), "{collective} {fault}: {output:?}");
         }
-        assert_eq!(said.status, Some(1), "{collective} {fault}: {said:?}");
+        assert_eq!(output.status, Some(1), "{collective} {fault}: {output:?}");
     }
 }
 
 #[test]
 fn the_last_lines_state_what_nccl_would_see() {
-    let said = run("sendrecv", "-b 8 -e 8");
+    let output = run("sendrecv", "-b 8 -e 8");
     let expected = "# On every rank NCCL would see network Fake, device Fake0 (1 of 1), 40000 Mb/s\n\
                     # every rank: NET/Fake: merged 2 rails into one device: lo0 lo1\n\
                     # rank 0: NET/Fake: connected with loopback over 2 rails\n\
                     # rank 1: NET/Fake: connected with loopback over 2 rails\n";
-    assert!(said.out.ends_with(expected), "{said:?}");
+    assert!(output.out.ends_with(expected), "{output:?}");
 }
 
 #[test]
 fn information_is_shown_when_asked_for_and_rank_env_reaches_its_rank_alone() {
-    let said = run("sendrecv", "-b 8 -e 8 --rank-env 1:NCCL_DEBUG=INFO");
+    let output = run("sendrecv", "-b 8 -e 8 --rank-env 1:NCCL_DEBUG=INFO");
     let expected = "rank 1: NCCL INFO NET/Fake: merged 2 rails into one device: lo0 lo1\n\
                     rank 1: NCCL INFO NET/Fake: connected with loopback over 2 rails\n";
-    assert_eq!(said.err, expected, "{said:?}");
+    assert_eq!(output.err, expected, "{output:?}");
 }
 
 #[test]
 fn without_checks_no_result_is_called_right() {
-    let said = run("all-gather", "-b 64 -e 64 -c 0 --rank-env 0:FAKE_CORRUPT=2");
-    assert_eq!((said.status, rows(&said)[0].3.as_str()), (Some(0), "N/A"), "{said:?}");
+    let output = run("all-gather", "-b 64 -e 64 -c 0 --rank-env 0:FAKE_CORRUPT=2");
+    assert_eq!((output.status, rows(&output)[0].3.as_str()), (Some(0), "N/A"), "{output:?}");
 }
 
 /// Message 4 belongs to the checked iteration, after one for warming up and two timed ones.
@@ -166,8 +166,8 @@ fn damaged_swapped_and_stale_data_is_counted_and_fails_the_run() {
 
 #[test]
 fn the_last_timed_iteration_is_checked_too() {
-    let said = run("sendrecv", "-b 4096 -e 4096 -n 2 --rank-env 1:FAKE_CORRUPT=3");
-    assert_eq!((said.status, rows(&said)[0].3.as_str()), (Some(1), "1"), "{said:?}");
+    let output = run("sendrecv", "-b 4096 -e 4096 -n 2 --rank-env 1:FAKE_CORRUPT=3");
+    assert_eq!((output.status, rows(&output)[0].3.as_str()), (Some(1), "1"), "{output:?}");
 }
 
 #[test]
@@ -180,21 +180,21 @@ fn a_failing_call_ends_the_run_with_its_reason() {
         ("FAKE_NO_DEVICE=1", "the plugin has no device"),
         ("FAKE_DEVICE_ONLY=1", "device Fake0 does not take host memory"),
     ] {
-        let said = run("sendrecv", &format!("-r 3 -b 64 -e 64 --rank-env 1:{fault}"));
-        assert_eq!(said.status, Some(1), "{fault}: {said:?}");
-        assert!(said.err.lines().any(|line| line == format!("nccl-spark: rank 1: {reason}")), "{fault}: {said:?}");
+        let output = run("sendrecv", &format!("-r 3 -b 64 -e 64 --rank-env 1:{fault}"));
+        assert_eq!(output.status, Some(1), "{fault}: {output:?}");
+        assert!(output.err.lines().any(|line| line == format!("nccl-spark: rank 1: {reason}")), "{fault}: {output:?}");
     }
 }
 
 #[test]
 fn the_reason_for_a_failed_or_hanging_init_is_shown_once() {
-    let said = run("sendrecv", "-b 64 -e 64 --rank-env 1:FAKE_INIT_FAILS=1");
+    let output = run("sendrecv", "-b 64 -e 64 --rank-env 1:FAKE_INIT_FAILS=1");
     let line = "nccl-spark: rank 1: init returned ncclSystemError (2): NET/Fake: planted: no such hardware\n";
-    assert_eq!((said.status, said.err.as_str()), (Some(1), line), "{said:?}");
-    let said = run("sendrecv", "-b 64 -e 64 -T 4 --rank-env 1:FAKE_INIT_HANGS=1");
+    assert_eq!((output.status, output.err.as_str()), (Some(1), line), "{output:?}");
+    let output = run("sendrecv", "-b 64 -e 64 -T 4 --rank-env 1:FAKE_INIT_HANGS=1");
     let line = "rank 1: NCCL WARN NET/Fake: planted: no port has a link\n";
-    assert!(said.status == Some(1) && said.err.starts_with(line), "{said:?}");
-    assert!(said.err.contains("no progress for 4 s (--timeout)"), "{said:?}");
+    assert!(output.status == Some(1) && output.err.starts_with(line), "{output:?}");
+    assert!(output.err.contains("no progress for 4 s (--timeout)"), "{output:?}");
 }
 
 #[test]
@@ -202,10 +202,10 @@ fn a_rank_that_dies_ends_the_run_with_how_it_died() {
     for (fault, end) in
         [("FAKE_DIE", "killed by signal 9 (SIGKILL)"), ("FAKE_EXIT", "exited with status 3 and no error message")]
     {
-        let said = run("all-gather", &format!("-r 3 -b 3M -e 3M --rank-env 2:{fault}=5"));
-        assert_eq!(said.status, Some(1), "{said:?}");
-        let first = said.err.lines().find(|line| line.starts_with("nccl-spark: ")).unwrap_or_default();
-        assert_eq!(first, format!("nccl-spark: rank 2: {end}"), "{said:?}");
+        let output = run("all-gather", &format!("-r 3 -b 3M -e 3M --rank-env 2:{fault}=5"));
+        assert_eq!(output.status, Some(1), "{output:?}");
+        let first = output.err.lines().find(|line| line.starts_with("nccl-spark: ")).unwrap_or_default();
+        assert_eq!(first, format!("nccl-spark: rank 2: {end}"), "{output:?}");
     }
 }
 
@@ -225,14 +225,14 @@ fn a_hang_ends_the_run_and_names_the_call() {
 
 #[test]
 fn a_library_that_is_no_plugin_is_an_error_that_names_it() {
-    let said = say(&["sendrecv", "--fabric", "verbs", "--plugin", env!("CARGO_BIN_EXE_nccl-spark")]);
+    let output = say(&["sendrecv", "--fabric", "verbs", "--plugin", env!("CARGO_BIN_EXE_nccl-spark")]);
     assert!(
-        said.status == Some(1) && said.err.starts_with("nccl-spark: rank") && said.err.contains(": load "),
-        "{said:?}"
+        output.status == Some(1) && output.err.starts_with("nccl-spark: rank") && output.err.contains(": load "),
+        "{output:?}"
     );
     let fake = Fake::compile(&["-DncclNetPlugin_v11=another_symbol"]);
-    let said = say(&["sendrecv", "--fabric", "verbs", "--plugin", fake.library().to_str().unwrap()]);
-    assert!(said.err.contains("is not a usable NCCL plugin: no symbol ncclNetPlugin_v8 to _v12"), "{said:?}");
+    let output = say(&["sendrecv", "--fabric", "verbs", "--plugin", fake.library().to_str().unwrap()]);
+    assert!(output.err.contains("is not a usable NCCL plugin: no symbol ncclNetPlugin_v8 to _v12"), "{output:?}");
 }
 
 #[test]
@@ -240,9 +240,9 @@ fn wrong_options_are_one_line_and_exit_status_2() {
     for arguments in
         [&["all-gather", "-r", "1"][..], &["sendrecv", "-b", "2M", "-e", "1M"], &["gather"], &["settings", "x"]]
     {
-        let said = say(arguments);
-        assert_eq!((said.status, said.out.as_str(), said.err.lines().count()), (Some(2), "", 1), "{said:?}");
-        assert!(said.err.starts_with("nccl-spark: "), "{said:?}");
+        let output = say(arguments);
+        assert_eq!((output.status, output.out.as_str(), output.err.lines().count()), (Some(2), "", 1), "{output:?}");
+        assert!(output.err.starts_with("nccl-spark: "), "{output:?}");
     }
     assert_eq!(say(&[]).status, Some(2));
     assert_eq!(say(&["--help"]).status, Some(0));
@@ -251,10 +251,11 @@ fn wrong_options_are_one_line_and_exit_status_2() {
 #[test]
 fn an_unusable_setting_is_reported_once_before_any_rank_starts() {
     for command in ["all-gather", "memory"] {
-        let said: Said = nccl_spark().arg(command).env("NCCL_SPARK_STALL_WARM_S", "3").output().unwrap().into();
+        let output: ProgramOutput =
+            nccl_spark().arg(command).env("NCCL_SPARK_STALL_WARM_S", "3").output().unwrap().into();
         let expected = "nccl-spark: NCCL_SPARK_STALL_WARM_S=\"3\" is not usable: no such setting; did you mean \
                         NCCL_SPARK_STALL_WARN_S? `nccl-spark settings` lists all\n";
-        assert_eq!((said.status, said.out.as_str(), said.err.as_str()), (Some(1), "", expected), "{command}");
+        assert_eq!((output.status, output.out.as_str(), output.err.as_str()), (Some(1), "", expected), "{command}");
     }
 }
 
@@ -289,14 +290,14 @@ fn a_mistake_on_the_command_line_has_status_2() {
         (&["all-gather", "-r", "257"], "invalid value '257' for '--ranks <N>': must be 2 to 256"),
         (&[&["all-gather", "--slow-rail", "mlx5_0=0.5"], &soft[..]].concat(), "--slow-rail: "),
     ] {
-        let said = say(arguments);
-        let is_told = said.err.starts_with(&format!("nccl-spark: {why}")) && said.err.lines().count() == 1;
-        assert!((said.status, said.out.as_str()) == (Some(2), "") && is_told, "{arguments:?}: {said:?}");
+        let output = say(arguments);
+        let is_told = output.err.starts_with(&format!("nccl-spark: {why}")) && output.err.lines().count() == 1;
+        assert!((output.status, output.out.as_str()) == (Some(2), "") && is_told, "{arguments:?}: {output:?}");
     }
     // The run's report has the same text.
-    let said = say(&[&["all-gather", "--profile", "/no/such", "--json"], &soft[..]].concat());
-    let told: serde_json::Value = serde_json::from_str(&said.out).unwrap();
-    assert_eq!(format!("nccl-spark: {}\n", told["error"].as_str().unwrap()), said.err, "{said:?}");
+    let output = say(&[&["all-gather", "--profile", "/no/such", "--json"], &soft[..]].concat());
+    let json: serde_json::Value = serde_json::from_str(&output.out).unwrap();
+    assert_eq!(format!("nccl-spark: {}\n", json["error"].as_str().unwrap()), output.err, "{output:?}");
 }
 
 #[test]
@@ -310,7 +311,7 @@ fn ranks_do_not_outlive_a_killed_parent() {
     parent.kill().unwrap();
     parent.wait().unwrap();
     let deadline = Instant::now() + PATIENCE;
-    while ranks.iter().any(|pid| runs(*pid)) {
+    while ranks.iter().any(is_running) {
         assert!(Instant::now() < deadline, "a rank of {ranks:?} outlives its parent");
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -323,9 +324,4 @@ fn pids_of_ranks(parent: &mut Child) -> Vec<u32> {
     let head = lines.take_while(|line| !line.contains("(elements)")).collect::<Vec<_>>();
     let pid = |line: &String| line.split_once(" Pid ")?.1.split_whitespace().next()?.parse().ok();
     head.iter().filter_map(pid).collect()
-}
-
-fn runs(pid: u32) -> bool {
-    let state = std::fs::read_to_string(format!("/proc/{pid}/stat"));
-    state.is_ok_and(|text| !text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Said, built, is_built, nccl_spark};
+use common::{ProgramOutput, built, is_built, nccl_spark};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ fn start(arguments: &str) -> Child {
     command(arguments).spawn().unwrap()
 }
 
-fn run(arguments: &str) -> Said {
+fn run(arguments: &str) -> ProgramOutput {
     start(arguments).wait_with_output().unwrap().into()
 }
 
@@ -45,8 +45,9 @@ impl Endless {
         let dir = tempfile::tempdir().unwrap();
         let endless = format!("all-gather --fabric soft --profile unpaced -b 1K -e 1K -n 4000000000 -w 0 {arguments}");
         let inner = command(&endless);
-        // A shell starts a background job with SIGINT ignored, and the tests may be such a job. A
-        // user's shell would not ignore SIGINT for this job, so `env` resets it.
+        // A shell starts a background job with SIGINT ignored. The tests may be such a job, and
+        // then this job inherits that. A user starts the job in the foreground, where SIGINT is not
+        // ignored, so `env` resets it.
         let mut outer = Command::new("env");
         outer.arg("--default-signal=INT,TERM").arg(inner.get_program()).args(inner.get_args());
         outer.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -65,7 +66,7 @@ impl Endless {
         endless
     }
 
-    fn fabric(&self, arguments: &str) -> Said {
+    fn fabric(&self, arguments: &str) -> ProgramOutput {
         let fabric = command(&format!("fabric {arguments}")).env("SOFTVERBS_DIR", self.dir.path()).output();
         fabric.unwrap().into()
     }
@@ -82,7 +83,7 @@ impl Endless {
         if to_all { signal::killpg(pid, signal) } else { signal::kill(pid, signal) }.unwrap();
     }
 
-    fn ended(mut self) -> (Said, tempfile::TempDir, Vec<u64>) {
+    fn ended(mut self) -> (ProgramOutput, tempfile::TempDir, Vec<u64>) {
         let deadline = Instant::now() + PATIENCE;
         while self.job.try_wait().unwrap().is_none() {
             if Instant::now() > deadline {
@@ -95,9 +96,9 @@ impl Endless {
     }
 }
 
-fn pids(said: &Said) -> Vec<u64> {
-    let Ok(told) = serde_json::from_str::<Value>(&said.out) else { panic!("{said:?}") };
-    let nodes = told["fabrics"].as_array().unwrap().iter().flat_map(|fabric| fabric["nodes"].as_array().unwrap());
+fn pids(output: &ProgramOutput) -> Vec<u64> {
+    let Ok(json) = serde_json::from_str::<Value>(&output.out) else { panic!("{output:?}") };
+    let nodes = json["fabrics"].as_array().unwrap().iter().flat_map(|fabric| fabric["nodes"].as_array().unwrap());
     nodes.flat_map(|node| node["pids"].as_array().unwrap()).map(|pid| pid.as_u64().unwrap()).collect()
 }
 
@@ -107,15 +108,16 @@ fn every_collective_is_right_over_merged_rails() {
         return;
     }
     for collective in ["all-gather", "all-reduce", "reduce-scatter", "broadcast", "alltoall", "sendrecv"] {
-        let said = run(&format!("{collective} --fabric soft --profile unpaced -r 3 -b 16 -e 2M -f 256 -n 2 --json -"));
-        assert_eq!(said.status, Some(0), "{collective}: {said:?}");
-        let told: Value = serde_json::from_str(&said.out).unwrap();
-        assert_eq!((&told["fabric"], &told["networks"][0]["name"]), (&"soft".into(), &"Spark".into()), "{told}");
-        let rows = told["rows"].as_array().unwrap();
-        assert!(rows.len() == 3 && rows.iter().all(|row| row["wrong"] == 0), "{collective}: {told}");
-        let connected = told["connections"][1][0].as_str().unwrap();
+        let output =
+            run(&format!("{collective} --fabric soft --profile unpaced -r 3 -b 16 -e 2M -f 256 -n 2 --json -"));
+        assert_eq!(output.status, Some(0), "{collective}: {output:?}");
+        let json: Value = serde_json::from_str(&output.out).unwrap();
+        assert_eq!((&json["fabric"], &json["networks"][0]["name"]), (&"soft".into(), &"Spark".into()), "{json}");
+        let rows = json["rows"].as_array().unwrap();
+        assert!(rows.len() == 3 && rows.iter().all(|row| row["wrong"] == 0), "{collective}: {json}");
+        let connected = json["connections"][1][0].as_str().unwrap();
         assert!(connected.contains("over 2 rails"), "{collective}: {connected}");
-        assert!(said.err.contains("# fabric: soft, as asked"), "{collective}: {said:?}");
+        assert!(output.err.contains("# fabric: soft, as requested"), "{collective}: {output:?}");
     }
 }
 
@@ -125,12 +127,12 @@ fn a_collective_is_right_over_rails_that_behave_as_soft_roce() {
         return;
     }
     // Messages above soft-RoCE's largest message size, which take several writes.
-    let said = run("all-gather --nic soft-roce --profile unpaced -b 32M -e 64M -f 2 -n 1 -w 0 --json -");
-    assert_eq!(said.status, Some(0), "{said:?}");
-    let told: Value = serde_json::from_str(&said.out).unwrap();
-    let rows = told["rows"].as_array().unwrap();
-    assert!(rows.len() == 2 && rows.iter().all(|row| row["wrong"] == 0), "{told}");
-    assert!(said.err.contains("profile unpaced, as soft-roce;"), "{said:?}");
+    let output = run("all-gather --nic soft-roce --profile unpaced -b 32M -e 64M -f 2 -n 1 -w 0 --json -");
+    assert_eq!(output.status, Some(0), "{output:?}");
+    let json: Value = serde_json::from_str(&output.out).unwrap();
+    let rows = json["rows"].as_array().unwrap();
+    assert!(rows.len() == 2 && rows.iter().all(|row| row["wrong"] == 0), "{json}");
+    assert!(output.err.contains("profile unpaced, as soft-roce;"), "{output:?}");
     let wrong = run("all-gather --nic rxe");
     assert!(wrong.status == Some(2) && wrong.err.contains("mlx5, soft-roce"), "{wrong:?}");
 }
@@ -145,21 +147,25 @@ fn a_rail_is_slowed_while_a_job_runs_and_nothing_stays_behind() {
     let mut job = start(&job);
     let slow = |rail: &str| run(&format!("fabric slow {rail} 0.25 --fabric-name {name}"));
     let deadline = Instant::now() + PATIENCE;
-    let told = loop {
-        let told = slow("1:roceP2p1s0f0");
-        if told.status == Some(0) || Instant::now() > deadline || job.try_wait().unwrap().is_some() {
-            break told;
+    let slowed = loop {
+        let slowed = slow("1:roceP2p1s0f0");
+        if slowed.status == Some(0) || Instant::now() > deadline || job.try_wait().unwrap().is_some() {
+            break slowed;
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    assert_eq!(told.out, format!("fabric {name}: roceP2p1s0f0 of node 1: limited to 0.25 of its rate\n"), "{told:?}");
+    assert_eq!(
+        slowed.out,
+        format!("fabric {name}: roceP2p1s0f0 of node 1: limited to 0.25 of its rate\n"),
+        "{slowed:?}"
+    );
     let wrong = slow("*:mlx5_9");
     assert!(wrong.status == Some(1) && wrong.err.contains("mlx5_9"), "{wrong:?}");
     let nowhere = slow("2:rocep1s0f0");
     assert!(nowhere.status == Some(1) && nowhere.err.ends_with("has no node 2; its nodes: 0, 1\n"), "{nowhere:?}");
-    let said = Said::from(job.wait_with_output().unwrap());
-    assert!(said.status == Some(0) && said.out.contains("rocep1s0f0 at 0.5 of its rate"), "{said:?}");
-    assert!(said.out.contains(&format!("each rank is a node; fabric {name}\n")), "{said:?}");
+    let output = ProgramOutput::from(job.wait_with_output().unwrap());
+    assert!(output.status == Some(0) && output.out.contains("rocep1s0f0 at 0.5 of its rate"), "{output:?}");
+    assert!(output.out.contains(&format!("each rank is a node; fabric {name}\n")), "{output:?}");
     let gone = slow("*:rocep1s0f0");
     assert!(gone.status == Some(1) && gone.err.contains(&name), "{gone:?}");
 }
@@ -185,7 +191,7 @@ fn a_job_survives_the_removal_and_return_of_all_functions_of_a_node() {
     // A firmware reset on the other node.
     let reset = fabric("reset 1:roceP2p1s0f1");
     if reset.out != format!("fabric {name}: roceP2p1s0f1 of node 1: reset\n") {
-        panic!("{reset:?}; the job: {:?}", Said::from(job.wait_with_output().unwrap()));
+        panic!("{reset:?}; the job: {:?}", ProgramOutput::from(job.wait_with_output().unwrap()));
     }
     std::thread::sleep(Duration::from_secs(1));
     for (node, rail) in all.iter().flat_map(|rail| [(0, rail), (1, rail)]) {
@@ -194,10 +200,10 @@ fn a_job_survives_the_removal_and_return_of_all_functions_of_a_node() {
     for (node, rail) in all.iter().flat_map(|rail| [(1, rail), (0, rail)]) {
         assert_eq!(fabric(&format!("plug {node}:{rail}")).status, Some(0));
     }
-    let said = Said::from(job.wait_with_output().unwrap());
-    assert_eq!(said.status, Some(0), "{said:?}");
+    let output = ProgramOutput::from(job.wait_with_output().unwrap());
+    assert_eq!(output.status, Some(0), "{output:?}");
     for text in ["lost: its device was removed", "its device is back", "recovered after"] {
-        assert!(said.out.contains(text) || said.err.contains(text), "{text}: {said:?}");
+        assert!(output.out.contains(text) || output.err.contains(text), "{text}: {output:?}");
     }
 }
 
@@ -221,32 +227,36 @@ fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
         ("0:rocep1s0f0 spanning-tree:2 --off", "spanning-tree:2 ended"),
     ] {
         let node = &arguments[..1];
-        let said = job.fabric(&format!("path {arguments}"));
-        assert_eq!(said.out, format!("fabric {name}: rocep1s0f0 of node {node}: path fault {effect}\n"), "{said:?}");
+        let output = job.fabric(&format!("path {arguments}"));
+        assert_eq!(
+            output.out,
+            format!("fabric {name}: rocep1s0f0 of node {node}: path fault {effect}\n"),
+            "{output:?}"
+        );
     }
-    let said = job.fabric("status");
-    assert_eq!(said.status, Some(0), "{said:?}");
+    let output = job.fabric("status");
+    assert_eq!(output.status, Some(0), "{output:?}");
     let first = format!("fabric {name}: 2 nodes, files in {}\n", folder.display());
-    assert!(said.out.starts_with(&first) && said.out.matches("port down\n").count() == 2, "{said:?}");
-    let told: Value = serde_json::from_str(&job.fabric(&format!("status --fabric-name {name} --json -")).out).unwrap();
-    let rail = &told["fabrics"][0]["nodes"][1]["rails"][0];
-    assert!(told["ok"] == true && rail["device"] == "rocep1s0f0" && rail["full_mbps"].is_null(), "{told}");
-    assert!(rail["now_mbps"].as_f64().unwrap() > 0.0 && rail["down"] == false, "{told}");
-    let faults = |node: usize| told["fabrics"][0]["nodes"][node]["rails"][0]["path_faults"].clone();
-    assert_eq!([faults(0), faults(1)], [json!([]), json!(["switch-mtu", "spanning-tree:0.01"])], "{told}");
+    assert!(output.out.starts_with(&first) && output.out.matches("port down\n").count() == 2, "{output:?}");
+    let json: Value = serde_json::from_str(&job.fabric(&format!("status --fabric-name {name} --json -")).out).unwrap();
+    let rail = &json["fabrics"][0]["nodes"][1]["rails"][0];
+    assert!(json["ok"] == true && rail["device"] == "rocep1s0f0" && rail["full_mbps"].is_null(), "{json}");
+    assert!(rail["now_mbps"].as_f64().unwrap() > 0.0 && rail["down"] == false, "{json}");
+    let faults = |node: usize| json["fabrics"][0]["nodes"][node]["rails"][0]["path_faults"].clone();
+    assert_eq!([faults(0), faults(1)], [json!([]), json!(["switch-mtu", "spanning-tree:0.01"])], "{json}");
     job.signal(Signal::SIGKILL, true);
     let (_, dir, _) = job.ended();
     // The fabric's files still exist, but no process uses them.
     assert!(folder.join("fabric").exists());
-    let fabric = |arguments: &str| -> Said {
+    let fabric = |arguments: &str| -> ProgramOutput {
         command(&format!("fabric {arguments}")).env("SOFTVERBS_DIR", dir.path()).output().unwrap().into()
     };
-    let said = fabric("status");
-    assert!(said.status == Some(1) && said.out.starts_with("no software fabric runs in "), "{said:?}");
-    let said = fabric("down *:rocep1s0f0");
-    assert!(said.status == Some(1) && said.err.contains("no software fabric runs in "), "{said:?}");
-    let said = fabric(&format!("up 0:rocep1s0f0 --fabric-name {name}"));
-    assert!(said.status == Some(1) && said.err.ends_with("running: none\n"), "{said:?}");
+    let output = fabric("status");
+    assert!(output.status == Some(1) && output.out.starts_with("no software fabric runs in "), "{output:?}");
+    let output = fabric("down *:rocep1s0f0");
+    assert!(output.status == Some(1) && output.err.contains("no software fabric runs in "), "{output:?}");
+    let output = fabric(&format!("up 0:rocep1s0f0 --fabric-name {name}"));
+    assert!(output.status == Some(1) && output.err.ends_with("running: none\n"), "{output:?}");
     // The next job removes the files.
     let next = command("all-gather --fabric soft --profile unpaced -b 1K -e 1K -n 1")
         .env("SOFTVERBS_DIR", dir.path())
@@ -265,10 +275,10 @@ fn an_interrupted_job_is_reported_and_leaves_neither_ranks_nor_files() {
         let job = Endless::start("--fabric-name mine");
         let began = Instant::now();
         job.signal(signal, to_all);
-        let (said, dir, ranks) = job.ended();
-        assert_eq!(said.status, Some(status), "{signal}: {said:?}");
-        let told: Vec<&str> = said.err.lines().collect();
-        assert_eq!(told, [format!("nccl-spark: interrupted by {signal}: stopping the ranks")], "{said:?}");
+        let (output, dir, ranks) = job.ended();
+        assert_eq!(output.status, Some(status), "{signal}: {output:?}");
+        let lines: Vec<&str> = output.err.lines().collect();
+        assert_eq!(lines, [format!("nccl-spark: interrupted by {signal}: stopping the ranks")], "{output:?}");
         assert!(began.elapsed() < Duration::from_secs(30), "{signal}: {:?}", began.elapsed());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "{signal}");
         assert!(!ranks.iter().any(|pid| Path::new(&format!("/proc/{pid}")).exists()), "{signal}: {ranks:?}");
@@ -291,15 +301,15 @@ fn a_job_in_another_pid_namespace_leaves_a_running_fabric_alone() {
     }
     // A name like the default one, with a PID that does not exist in the other namespace.
     let job = Endless::start("--fabric-name nccl-spark-4000000");
-    let elsewhere = |arguments: &str| -> Said {
+    let elsewhere = |arguments: &str| -> ProgramOutput {
         let inner = command(arguments);
         let mut outer = unshare(inner.get_program().to_str().unwrap());
         outer.args(inner.get_args()).env("SOFTVERBS_DIR", job.dir.path()).env_remove("NCCL_SPARK_SYSFS");
         outer.env_remove("NCCL_IB_HCA").env_remove("NCCL_IBVERBS_LIB").output().unwrap().into()
     };
-    let said = elsewhere("fabric status");
+    let output = elsewhere("fabric status");
     let ranks: Vec<String> = job.ranks.iter().map(|pid| format!("(process {pid})")).collect();
-    assert!(said.status == Some(0) && ranks.iter().all(|rank| said.out.contains(rank)), "{said:?}");
+    assert!(output.status == Some(0) && ranks.iter().all(|rank| output.out.contains(rank)), "{output:?}");
     let soft = "all-gather --fabric soft --profile unpaced -b 1K -e 1K -n 1";
     assert_eq!(elsewhere(soft).status, Some(0));
     let taken = elsewhere(&format!("{soft} --fabric-name nccl-spark-4000000"));
@@ -308,7 +318,7 @@ fn a_job_in_another_pid_namespace_leaves_a_running_fabric_alone() {
     let mut outsider = unshare(env!("CARGO_BIN_EXE_nccl-spark"));
     outsider.arg("rails").env("SOFTVERBS_DIR", job.dir.path()).env("SOFTVERBS_FABRIC", "nccl-spark-4000000");
     outsider.env("NCCL_IBVERBS_LIB", Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs"));
-    let refused = Said::from(outsider.output().unwrap());
+    let refused = ProgramOutput::from(outsider.output().unwrap());
     assert!(refused.status == Some(1) && refused.err.contains("another PID namespace"), "{refused:?}");
     assert!(job.folder().join("fabric").exists());
     job.signal(Signal::SIGTERM, false);
@@ -321,22 +331,22 @@ fn rails_of_a_software_fabric_need_no_variables_and_a_line_each_if_short() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let rails = |arguments: &str, filter: &str| -> Said {
+    let rails = |arguments: &str, filter: &str| -> ProgramOutput {
         let mut command = command(&format!("rails {arguments}"));
         command.env("SOFTVERBS_DIR", dir.path()).env("NCCL_IB_HCA", filter);
         command.env_remove("NCCL_SPARK_SYSFS").env_remove("NCCL_IBVERBS_LIB").output().unwrap().into()
     };
-    let said = rails("--fabric soft", "");
+    let output = rails("--fabric soft", "");
     let first = "2 rails are merged into one device: rocep1s0f0:1, roceP2p1s0f0:1\n";
-    assert!(said.status == Some(0) && said.out.starts_with(first), "{said:?}");
-    let said = rails("--profile spark-2cable --short", "=rocep1s0f0,roceP2p1s0f0,rocep1s0f1");
+    assert!(output.status == Some(0) && output.out.starts_with(first), "{output:?}");
+    let output = rails("--profile spark-2cable --short", "=rocep1s0f0,roceP2p1s0f0,rocep1s0f1");
     let lines = [
         "rocep1s0f0:1    enp1s0f0np0    p0  used    200 Gb/s",
         "roceP2p1s0f0:1  enP2p1s0f0np0  p0  used    200 Gb/s",
         "rocep1s0f1:1    enp1s0f1np1    p1  used    200 Gb/s",
         "roceP2p1s0f1:1  enP2p1s0f1np1  p1  unused  200 Gb/s",
     ];
-    assert_eq!((said.status, said.out.lines().collect::<Vec<_>>()), (Some(0), lines.to_vec()), "{said:?}");
+    assert_eq!((output.status, output.out.lines().collect::<Vec<_>>()), (Some(0), lines.to_vec()), "{output:?}");
     let file = dir.path().join("profile");
     let rail = |number| {
         format!(
@@ -346,12 +356,12 @@ fn rails_of_a_software_fabric_need_no_variables_and_a_line_each_if_short() {
     };
     let link = "link L pci=0000:01:00 gts=32 width=4 payload=0\n";
     std::fs::write(&file, [link, &rail(0), &rail(1), "wire a ends=0.p0,1.p0 subnets=each\n"].concat()).unwrap();
-    let said = rails(&format!("--profile {} --short", file.display()), "");
-    assert_eq!(said.out, "r0:1  e0  p0  used  40 Gb/s\nr1:1  e1  p1  down  -\n", "{said:?}");
-    let told: Value = serde_json::from_str(&rails("--fabric soft --json", "").out).unwrap();
-    assert!(told["ok"] == true && told["rails"].as_array().unwrap().len() == 2, "{told}");
-    let said = rails("--fabric soft", "nobody");
-    assert!(said.status == Some(1) && said.out.starts_with("No rail is usable:\n"), "{said:?}");
+    let output = rails(&format!("--profile {} --short", file.display()), "");
+    assert_eq!(output.out, "r0:1  e0  p0  used  40 Gb/s\nr1:1  e1  p1  down  -\n", "{output:?}");
+    let json: Value = serde_json::from_str(&rails("--fabric soft --json", "").out).unwrap();
+    assert!(json["ok"] == true && json["rails"].as_array().unwrap().len() == 2, "{json}");
+    let output = rails("--fabric soft", "nobody");
+    assert!(output.status == Some(1) && output.out.starts_with("No rail is usable:\n"), "{output:?}");
     assert_eq!(rails("--fabric soft --json /no/such/x", "").status, Some(2));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "the profile alone is left");
 }
@@ -364,32 +374,32 @@ fn rails_begins_with_the_usable_ports_and_sets_the_exit_status() {
     let dir = tempfile::tempdir().unwrap();
     let library = Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs");
     let sysfs = dir.path().join("default/sys");
-    let rails = |arguments: &str, filter: &str, sysfs: &Path| -> Said {
+    let rails = |arguments: &str, filter: &str, sysfs: &Path| -> ProgramOutput {
         let mut command = command(&format!("rails {arguments}"));
         command.env("SOFTVERBS_DIR", dir.path()).env("SOFTVERBS_PROFILE", "spark-2cable");
         command.env("NCCL_IBVERBS_LIB", &library).env("NCCL_SPARK_SYSFS", sysfs).env("NCCL_IB_HCA", filter);
         command.output().unwrap().into()
     };
-    let said = rails("", "", &sysfs);
+    let output = rails("", "", &sysfs);
     let first = "4 rails are merged into one device: rocep1s0f0:1, roceP2p1s0f0:1, rocep1s0f1:1,\n  roceP2p1s0f1:1\n\
                  expected payload: 224.1 Gb/s (28.0 GB/s) each way, limited by the PCIe links\n";
-    assert!(said.status == Some(0) && said.out.starts_with(first), "{said:?}");
-    assert!(said.out.lines().all(|line| line.len() <= 80), "{said:?}");
-    let said = rails("--json -", "", &sysfs);
-    let told: Value = serde_json::from_str(&said.out).unwrap();
-    assert!(told["ok"] == true && told["rails"].as_array().unwrap().len() == 4, "{told}");
-    assert_eq!((&told["expected_mbps"], &told["limited_by"]), (&224_054.into(), &"pcie".into()), "{told}");
-    let said = rails("", "nobody", &sysfs);
-    assert!(said.status == Some(1) && said.out.starts_with("No rail is usable:\n"), "{said:?}");
-    let told: Value = serde_json::from_str(&rails("--json -", "nobody", &sysfs).out).unwrap();
-    assert!(told["ok"] == false && told["unused"][0]["reason"] == "NCCL_IB_HCA excludes it", "{told}");
-    let said = rails("", "", Path::new("/no/such/sys"));
-    assert!(said.status == Some(1) && said.out.is_empty() && said.err.lines().count() == 1, "{said:?}");
+    assert!(output.status == Some(0) && output.out.starts_with(first), "{output:?}");
+    assert!(output.out.lines().all(|line| line.len() <= 80), "{output:?}");
+    let output = rails("--json -", "", &sysfs);
+    let json: Value = serde_json::from_str(&output.out).unwrap();
+    assert!(json["ok"] == true && json["rails"].as_array().unwrap().len() == 4, "{json}");
+    assert_eq!((&json["expected_mbps"], &json["limited_by"]), (&224_054.into(), &"pcie".into()), "{json}");
+    let output = rails("", "nobody", &sysfs);
+    assert!(output.status == Some(1) && output.out.starts_with("No rail is usable:\n"), "{output:?}");
+    let json: Value = serde_json::from_str(&rails("--json -", "nobody", &sysfs).out).unwrap();
+    assert!(json["ok"] == false && json["unused"][0]["reason"] == "NCCL_IB_HCA excludes it", "{json}");
+    let output = rails("", "", Path::new("/no/such/sys"));
+    assert!(output.status == Some(1) && output.out.is_empty() && output.err.lines().count() == 1, "{output:?}");
     assert!(
-        said.err.starts_with("nccl-spark: NCCL_SPARK_SYSFS=\"/no/such/sys\" is not usable: No such file"),
-        "{said:?}"
+        output.err.starts_with("nccl-spark: NCCL_SPARK_SYSFS=\"/no/such/sys\" is not usable: No such file"),
+        "{output:?}"
     );
     assert_eq!(rails("--jsn", "", &sysfs).status, Some(2));
-    let told: Value = serde_json::from_str(&rails("--json -", "", Path::new("/no/such/sys")).out).unwrap();
-    assert!(told["ok"] == false && told["error"].as_str().unwrap().contains("NCCL_SPARK_SYSFS"), "{told}");
+    let json: Value = serde_json::from_str(&rails("--json -", "", Path::new("/no/such/sys")).out).unwrap();
+    assert!(json["ok"] == false && json["error"].as_str().unwrap().contains("NCCL_SPARK_SYSFS"), "{json}");
 }

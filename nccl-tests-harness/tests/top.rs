@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Said, built, is_built, nccl_spark, skip};
+use common::{ProgramOutput, built, is_built, nccl_spark, skip};
 use nccl_net_spark::counters::layout::{
     FILE_BYTES, FILE_NAME, HEADER_WORDS, HeaderWord, MAGIC, RECORD_WORDS, RECORDS, VERSION, Word, text_words,
 };
@@ -91,7 +91,7 @@ impl FakeJob {
         command
     }
 
-    fn run(&self, arguments: &[&str]) -> Said {
+    fn run(&self, arguments: &[&str]) -> ProgramOutput {
         self.top(arguments).output().unwrap().into()
     }
 }
@@ -171,24 +171,24 @@ fn rates_are_differences_of_two_readings() {
 #[test]
 fn plain_lines_are_a_table_and_quiet_ones_have_no_remarks() {
     let fake = FakeJob::new();
-    let said = fake.run(&["--count", "2", "--peers", "-q"]);
-    let rows: Vec<Vec<&str>> = said.out.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!((said.status, said.err.as_str(), rows.len()), (Some(0), "", 6), "{said:?}");
+    let output = fake.run(&["--count", "2", "--peers", "-q"]);
+    let rows: Vec<Vec<&str>> = output.out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!((output.status, output.err.as_str(), rows.len()), (Some(0), "", 6), "{output:?}");
     let expected = [["all", "all"], ["spark-b", "all"], ["spark-b", "rocep1s0f0:1"]];
     for (row, names) in rows.iter().zip(expected.iter().cycle()) {
-        assert_eq!((row[0], row[1], row[2], &row[3..5]), (fake.pid().as_str(), "3", "sleep", &names[..]), "{said:?}");
+        assert_eq!((row[0], row[1], row[2], &row[3..5]), (fake.pid().as_str(), "3", "sleep", &names[..]), "{output:?}");
     }
-    let said = fake.run(&["--count", "1"]);
-    assert!(said.out.starts_with("# 20") && said.out.contains(" UTC: 1 job\n#"), "{said:?}");
+    let output = fake.run(&["--count", "1"]);
+    assert!(output.out.starts_with("# 20") && output.out.contains(" UTC: 1 job\n#"), "{output:?}");
 }
 
 #[test]
 fn hostile_contents_are_skipped_with_a_message() {
     let reason_shown_for = |fake: &FakeJob| {
-        let said = fake.run(&["--count", "1"]);
-        assert_eq!((said.status, said.err.as_str()), (Some(0), ""), "{said:?}");
+        let output = fake.run(&["--count", "1"]);
+        assert_eq!((output.status, output.err.as_str()), (Some(0), ""), "{output:?}");
         let prefix = format!("# process {}: ", fake.pid());
-        said.out.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap_or_default().to_owned()
+        output.out.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap_or_default().to_owned()
     };
     assert_eq!(reason_shown_for(&FakeJob::sized(4096)), format!("its counters: 4096 bytes instead of {FILE_BYTES}"));
     assert_eq!(reason_shown_for(&FakeJob::sized(FILE_BYTES as u64)), "its counters: the file has no valid header");
@@ -198,10 +198,11 @@ fn hostile_contents_are_skipped_with_a_message() {
     fake.header(HeaderWord::Version, VERSION);
     fake.header(HeaderWord::Used, u64::MAX);
     assert_eq!(reason_shown_for(&fake), "its counters: its header contradicts its layout");
-    let missing: Said = nccl_spark().args(["top", "-n1", "-i0.1", "--pid", "4194304"]).output().unwrap().into();
-    let told = "nccl-spark: --pid 4194304: there is no such process\n";
-    assert_eq!((missing.status, missing.out.as_str(), missing.err.as_str()), (Some(2), "", told));
-    let none: Said = nccl_spark().args(["top", "-n1", "-i0.1", "--pid", "1"]).output().unwrap().into();
+    let missing: ProgramOutput =
+        nccl_spark().args(["top", "-n1", "-i0.1", "--pid", "4194304"]).output().unwrap().into();
+    let expected = "nccl-spark: --pid 4194304: there is no such process\n";
+    assert_eq!((missing.status, missing.out.as_str(), missing.err.as_str()), (Some(2), "", expected));
+    let none: ProgramOutput = nccl_spark().args(["top", "-n1", "-i0.1", "--pid", "1"]).output().unwrap().into();
     assert!(
         none.out.contains("# process 1: it has no counters file\n") || none.out.contains("another user"),
         "{none:?}"
@@ -261,11 +262,11 @@ fn missing_permissions_are_reported_with_the_advice_to_use_sudo() {
     } else {
         Command::new(&program)
     };
-    let said: Said = command.args(["top", "-n1", "-i0.1", "--pid", "1"]).output().unwrap().into();
-    assert!(said.out.contains("# 1 process of another user cannot be read: run with sudo\n"), "{said:?}");
+    let output: ProgramOutput = command.args(["top", "-n1", "-i0.1", "--pid", "1"]).output().unwrap().into();
+    assert!(output.out.contains("# 1 process of another user cannot be read: run with sudo\n"), "{output:?}");
 }
 
-fn promtool(file: &Path) -> Option<Said> {
+fn promtool(file: &Path) -> Option<ProgramOutput> {
     let mut command = Command::new("promtool");
     command.args(["check", "metrics"]).stdin(File::open(file).unwrap());
     match command.output() {
@@ -285,8 +286,8 @@ fn promtool_accepts_the_file_and_only_count_leaves_it_behind() {
     let fake = FakeJob::new();
     fake.set(0, Word::Bytes, 123_456_789);
     fake.text(0, Word::Rail, "r\"\\{}");
-    let said = fake.run(&["--count", "1", "--prometheus", file]);
-    assert_eq!(said.status, Some(0), "{said:?}");
+    let output = fake.run(&["--count", "1", "--prometheus", file]);
+    assert_eq!(output.status, Some(0), "{output:?}");
     let text = fs::read_to_string(&path).unwrap();
     let expected = format!(
         "{{command=\"sleep\",pid=\"{}\",rank=\"3\",rail=\"r\\\"\\\\{{}}\",peer=\"spark-b\"}} 123456789\n",
@@ -294,8 +295,8 @@ fn promtool_accepts_the_file_and_only_count_leaves_it_behind() {
     );
     assert!(text.contains(&format!("nccl_spark_rail_sent_bytes_total{expected}")), "{text}");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o644);
-    if let Some(said) = promtool(&path) {
-        assert_eq!((said.status, said.out.as_str(), said.err.as_str()), (Some(0), "", ""), "{text}");
+    if let Some(output) = promtool(&path) {
+        assert_eq!((output.status, output.out.as_str(), output.err.as_str()), (Some(0), "", ""), "{text}");
         // promtool does report faults, for example a metric without its help.
         fs::write(folder.path().join("wrong"), text.replacen("# HELP nccl_spark_jobs ", "# ", 1)).unwrap();
         assert_ne!(promtool(&folder.path().join("wrong")).unwrap().status, Some(0));
@@ -313,13 +314,13 @@ fn promtool_accepts_the_file_and_only_count_leaves_it_behind() {
 
 #[test]
 fn wrong_options_are_one_clear_error() {
-    let said = common::say(&["top", "--prometheus", "/tmp/x.txt"]);
-    assert_eq!((said.status, said.err.lines().count()), (Some(2), 1), "{said:?}");
-    assert!(said.err.contains("--prometheus <FILE>") && said.err.contains("must end in .prom"), "{said:?}");
-    let said = common::say(&["top", "--count", "1", "--prometheus", "/no/such/folder/x.prom"]);
+    let output = common::say(&["top", "--prometheus", "/tmp/x.txt"]);
+    assert_eq!((output.status, output.err.lines().count()), (Some(2), 1), "{output:?}");
+    assert!(output.err.contains("--prometheus <FILE>") && output.err.contains("must end in .prom"), "{output:?}");
+    let output = common::say(&["top", "--count", "1", "--prometheus", "/no/such/folder/x.prom"]);
     assert!(
-        said.status == Some(1) && said.err.starts_with("nccl-spark: --prometheus /no/such/folder/x.prom: "),
-        "{said:?}"
+        output.status == Some(1) && output.err.starts_with("nccl-spark: --prometheus /no/such/folder/x.prom: "),
+        "{output:?}"
     );
     for (arguments, allowed) in [
         (["--interval", "0.05"], "must be 0.1 to 3600 seconds"),
@@ -327,8 +328,8 @@ fn wrong_options_are_one_clear_error() {
         (["--count", "0"], "must be at least 1"),
         (["--pid", "x"], "must be a whole number"),
     ] {
-        let said = common::say(&["top", arguments[0], arguments[1]]);
-        assert!(said.status == Some(2) && said.err.contains(allowed), "{arguments:?}: {said:?}");
+        let output = common::say(&["top", arguments[0], arguments[1]]);
+        assert!(output.status == Some(2) && output.err.contains(allowed), "{arguments:?}: {output:?}");
     }
 }
 
@@ -445,9 +446,9 @@ impl Job {
     fn look(&self) -> Vec<Value> {
         let mut command = nccl_spark();
         command.args(["top", "--json", "-n1", "-i0.5", "--pid"]).arg(self.ranks[0].to_string());
-        let said: Said = command.arg("--pid").arg(self.ranks[1].to_string()).output().unwrap().into();
-        assert_eq!(said.status, Some(0), "{said:?}");
-        let jobs = json(&said.out)["jobs"].as_array().unwrap().clone();
+        let output: ProgramOutput = command.arg("--pid").arg(self.ranks[1].to_string()).output().unwrap().into();
+        assert_eq!(output.status, Some(0), "{output:?}");
+        let jobs = json(&output.out)["jobs"].as_array().unwrap().clone();
         let of = |pid: &u64| jobs.iter().find(|job| job["pid"] == *pid).cloned();
         self.ranks.iter().filter_map(of).collect()
     }
@@ -462,8 +463,8 @@ impl Job {
 fn fabric(dir: &Path, arguments: &str) -> Value {
     let mut command = nccl_spark();
     command.arg("fabric").args(arguments.split_whitespace()).env("SOFTVERBS_DIR", dir);
-    let said: Said = command.output().unwrap().into();
-    serde_json::from_str(&said.out).unwrap_or(Value::Null)
+    let output: ProgramOutput = command.output().unwrap().into();
+    serde_json::from_str(&output.out).unwrap_or(Value::Null)
 }
 
 fn rail<'a>(job: &'a Value, device: &str) -> &'a Value {

@@ -2,17 +2,17 @@
 
 mod common;
 
-use common::{Said, built, is_built, nccl_spark};
+use common::{ProgramOutput, built, is_built, nccl_spark};
 use serde_json::Value;
 use softverbs::profile::Profile;
 use std::net::Ipv6Addr;
 use std::process::{Command, Stdio};
 
-fn run(arguments: &str) -> Said {
+fn run(arguments: &str) -> ProgramOutput {
     run_as(nccl_spark(), arguments)
 }
 
-fn run_as(mut command: Command, arguments: &str) -> Said {
+fn run_as(mut command: Command, arguments: &str) -> ProgramOutput {
     command.args(arguments.split_whitespace()).args(["--json", "-"]);
     command.arg("--plugin").arg(built().expect("is_built() was checked first"));
     command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS").env_remove("SOFTVERBS_DIR");
@@ -22,13 +22,13 @@ fn run_as(mut command: Command, arguments: &str) -> Said {
 
 /// Checks that all bytes are right, that nothing warns, and that `is_right` accepts all rails.
 #[track_caller]
-fn assert_right(said: &Said, rows: usize, is_right: impl Fn(&str) -> bool) {
-    assert_eq!(said.status, Some(0), "{said:?}");
-    assert!(!said.err.contains("WARN"), "{said:?}");
-    let told: Value = serde_json::from_str(&said.out).unwrap();
-    let table = told["rows"].as_array().unwrap();
-    assert!(table.len() == rows && table.iter().all(|row| row["wrong"] == 0), "{told}");
-    let ranks = told["connections"].as_array().unwrap();
+fn assert_right(output: &ProgramOutput, rows: usize, is_right: impl Fn(&str) -> bool) {
+    assert_eq!(output.status, Some(0), "{output:?}");
+    assert!(!output.err.contains("WARN"), "{output:?}");
+    let json: Value = serde_json::from_str(&output.out).unwrap();
+    let table = json["rows"].as_array().unwrap();
+    assert!(table.len() == rows && table.iter().all(|row| row["wrong"] == 0), "{json}");
+    let ranks = json["connections"].as_array().unwrap();
     let lines: Vec<&str> =
         ranks.iter().flat_map(|rank| rank.as_array().unwrap()).map(|line| line.as_str().unwrap()).collect();
     assert!(lines.len() >= ranks.len() && lines.iter().all(|line| is_right(line)), "{lines:#?}");
@@ -48,8 +48,8 @@ fn every_collective_of_three_is_right_over_a_triangle() {
         return;
     }
     for collective in ["all-gather", "all-reduce", "reduce-scatter", "broadcast", "alltoall", "sendrecv"] {
-        let said = run(&format!("{collective} -r 3 --profile spark-triangle --scale 0.01 -b 24 -e 1M -f 256 -n 2"));
-        assert_right(&said, 2, is_one_cable);
+        let output = run(&format!("{collective} -r 3 --profile spark-triangle --scale 0.01 -b 24 -e 1M -f 256 -n 2"));
+        assert_right(&output, 2, is_one_cable);
     }
     assert_right(
         &run("all-gather -r 3 --nic soft-roce --profile spark-triangle --scale 0.01 -b 1M -e 1M -n 2"),
@@ -58,7 +58,7 @@ fn every_collective_of_three_is_right_over_a_triangle() {
     );
 }
 
-/// As in NVIDIA's connect-three-sparks: both twins of a cable are in one /24.
+/// As in NVIDIA's playbook connect-three-sparks: both twins of a cable are in one /24.
 #[test]
 fn a_triangle_of_three_subnets_pairs_each_twin_with_its_own() {
     if !is_built() {
@@ -70,8 +70,8 @@ fn a_triangle_of_three_subnets_pairs_each_twin_with_its_own() {
     let text = profile.to_text().replace("subnets=each", "subnets=one");
     assert_eq!(text.matches("subnets=one").count(), 3);
     std::fs::write(&file, text).unwrap();
-    let said = run(&format!("alltoall -r 3 --profile {} -b 1M -e 1M -n 2", file.display()));
-    assert_right(&said, 1, is_one_cable);
+    let output = run(&format!("alltoall -r 3 --profile {} -b 1M -e 1M -n 2", file.display()));
+    assert_right(&output, 1, is_one_cable);
 }
 
 #[test]
@@ -80,8 +80,8 @@ fn ring_collectives_are_right_over_a_ring_of_four() {
         return;
     }
     for collective in ["all-gather", "all-reduce", "reduce-scatter", "broadcast", "sendrecv"] {
-        let said = run(&format!("{collective} -r 4 --profile spark-ring --scale 0.01 -b 32 -e 1M -f 256 -n 2"));
-        assert_right(&said, 2, is_one_cable);
+        let output = run(&format!("{collective} -r 4 --profile spark-ring --scale 0.01 -b 32 -e 1M -f 256 -n 2"));
+        assert_right(&output, 2, is_one_cable);
     }
 }
 
@@ -94,13 +94,13 @@ fn collectives_over_a_rings_diagonal_fail_and_name_both_sides() {
     }
     let swapped = "all-gather -r 4 --rank-env 1:SOFTVERBS_NODE=2 --rank-env 2:SOFTVERBS_NODE=1";
     for job in ["alltoall -r 4", swapped] {
-        let said = run(&format!("{job} --profile spark-ring --scale 0.01 -b 1M -e 1M -n 1"));
-        assert_eq!(said.status, Some(1), "{said:?}");
+        let output = run(&format!("{job} --profile spark-ring --scale 0.01 -b 1M -e 1M -n 1"));
+        assert_eq!(output.status, Some(1), "{output:?}");
         // A rank that fails closes its listeners, so other ranks may report that instead.
-        let errors = said.err.lines().filter(|line| line.starts_with("nccl-spark: rank "));
+        let errors = output.err.lines().filter(|line| line.starts_with("nccl-spark: rank "));
         let named: Vec<&str> =
             errors.filter_map(|line| line.split_once("no rail in common: ")).map(|(_, rest)| rest).collect();
-        assert!(!named.is_empty(), "{said:?}");
+        assert!(!named.is_empty(), "{output:?}");
         for rest in named {
             // The error names four rails of each side. Their addresses are 10.CABLE.TWIN.NODE, and
             // each side has two cables.
@@ -110,7 +110,7 @@ fn collectives_over_a_rings_diagonal_fail_and_name_both_sides() {
             assert!(rest.contains("(the diagonal of a ring)") && rest.contains("NCCL_ALGO=Ring"), "{rest}");
         }
         for late in ["timed out", "no progress", "Connection timed out"] {
-            assert!(!said.err.contains(late), "{late}: {said:?}");
+            assert!(!output.err.contains(late), "{late}: {output:?}");
         }
     }
 }
@@ -123,11 +123,11 @@ fn diagonals_of_a_ring_use_tcp_where_set_and_other_pairs_use_rails() {
     }
     let set: Vec<String> = (0..4).map(|rank| format!("--rank-env {rank}:NCCL_SPARK_RING_TCP=1")).collect();
     let job = format!("alltoall -r 4 {} --profile spark-ring --scale 0.01 -b 32 -e 1M -f 256 -n 2", set.join(" "));
-    let said = run(&job);
+    let output = run(&job);
     let by_tcp = |line: &str| line.contains("by TCP over") && line.contains("because no rail reaches it");
-    assert_right(&said, 2, |line| is_one_cable(line) || by_tcp(line));
-    let told: Value = serde_json::from_str(&said.out).unwrap();
-    for rank in told["connections"].as_array().unwrap() {
+    assert_right(&output, 2, |line| is_one_cable(line) || by_tcp(line));
+    let json: Value = serde_json::from_str(&output.out).unwrap();
+    for rank in json["connections"].as_array().unwrap() {
         let lines: Vec<&str> = rank.as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
         // Each host has one host on its diagonal, and two neighbours.
         let count = |is_one: &dyn Fn(&str) -> bool| lines.iter().filter(|line| is_one(line)).count();
@@ -135,7 +135,8 @@ fn diagonals_of_a_ring_use_tcp_where_set_and_other_pairs_use_rails() {
     }
 }
 
-/// Rails between which there are host routes: of hosts 0 and 2, and of hosts 1 and 3.
+/// Pairs of rails with host routes between them. The first is a rail of host 0 or 1. The second is
+/// a rail of the opposite host: 2 for host 0, 3 for host 1.
 const DIAGONAL: [[&str; 2]; 2] = [["rocep1s0f0", "rocep1s0f1"], ["roceP2p1s0f1", "roceP2p1s0f0"]];
 
 /// Returns commands that give a network namespace the interfaces of a ring of four hosts. Each
@@ -193,16 +194,16 @@ fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
         command.arg(nccl_spark().get_program()).env("NCCL_SOCKET_IFNAME", "lo");
         run_as(command, &format!("{job} --profile {}", file.display()))
     };
-    let said = job("alltoall -r 4 -b 32 -e 1M -f 256 -n 2", |_, _| true);
+    let output = job("alltoall -r 4 -b 32 -e 1M -f 256 -n 2", |_, _| true);
     let joins = |line: &str, one, other| line.contains(&format!("{one}:1 to {other}:1"));
     let diagonal = |line: &str| {
         line.contains("over 2 rails: ")
             && (DIAGONAL.iter().all(|[one, other]| joins(line, one, other))
                 || DIAGONAL.iter().all(|[one, other]| joins(line, other, one)))
     };
-    assert_right(&said, 2, |line| is_one_cable(line) || diagonal(line));
-    let told: Value = serde_json::from_str(&said.out).unwrap();
-    for rank in told["connections"].as_array().unwrap() {
+    assert_right(&output, 2, |line| is_one_cable(line) || diagonal(line));
+    let json: Value = serde_json::from_str(&output.out).unwrap();
+    for rank in json["connections"].as_array().unwrap() {
         let lines: Vec<&str> = rank.as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
         let peers = |is_one: &dyn Fn(&str) -> bool| {
             let found = lines.iter().filter(|line| is_one(line)).map(|line| line.split(" over ").next());
@@ -213,16 +214,19 @@ fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
 
     // TCP is allowed for hosts that share no subnet, so routes do not count.
     let tcp: String = (0..4).map(|rank| format!(" --rank-env {rank}:NCCL_SPARK_RING_TCP=1")).collect();
-    let said = job(&format!("alltoall -r 4 -b 1K -e 1K -n 1{tcp}"), |_, _| true);
-    assert_right(&said, 1, |line| is_one_cable(line) || line.contains("by TCP over"));
+    let output = job(&format!("alltoall -r 4 -b 1K -e 1K -n 1{tcp}"), |_, _| true);
+    assert_right(&output, 1, |line| is_one_cable(line) || line.contains("by TCP over"));
 
     // Two opposite hosts each have a route, but the rail at the other end has no route back.
-    let said = job("all-gather -r 2 --rank-env 1:SOFTVERBS_NODE=2 -b 1M -e 1M -n 1", |node, rail| {
+    let output = job("all-gather -r 2 --rank-env 1:SOFTVERBS_NODE=2 -b 1M -e 1M -n 1", |node, rail| {
         [(0, "rocep1s0f0"), (2, "roceP2p1s0f0")].contains(&(node, rail))
     });
     let why = "cannot use it: it has no route from 10.";
-    assert!(said.status == Some(1) && said.err.contains(why) && said.err.contains("via NEXT_HOST dev"), "{said:?}");
-    assert!(!said.err.contains("timed out"), "{said:?}");
+    assert!(
+        output.status == Some(1) && output.err.contains(why) && output.err.contains("via NEXT_HOST dev"),
+        "{output:?}"
+    );
+    assert!(!output.err.contains("timed out"), "{output:?}");
 }
 
 /// A pod has only some of a host's devices. The others are listed, but cannot be opened.
@@ -237,18 +241,18 @@ fn devices_missing_in_a_container_are_no_errors() {
     let pods = "node 0 forbids=rocep1s0f1,roceP2p1s0f1\nnode 1 forbids=rocep1s0f1,roceP2p1s0f1\n";
     std::fs::write(&file, profile.to_text() + pods).unwrap();
     let job = format!("all-gather --profile {} -b 1M -e 1M -n 2 --rank-env 1:NCCL_DEBUG=INFO", file.display());
-    let said = run(&job);
+    let output = run(&job);
     let twins = "over 2 rails: rocep1s0f0:1 to rocep1s0f0:1, roceP2p1s0f0:1 to roceP2p1s0f0:1";
-    assert_right(&said, 1, |line| line.contains(twins));
+    assert_right(&output, 1, |line| line.contains(twins));
     for device in ["rocep1s0f1", "roceP2p1s0f1"] {
         let line = format!("INFO NET/Spark: cannot open {device}: the device rules of this container leave it out");
-        assert!(said.err.contains(&line), "{line}: {said:?}");
+        assert!(output.err.contains(&line), "{line}: {output:?}");
     }
 
     let none = "node 1 forbids=rocep1s0f0,rocep1s0f1,roceP2p1s0f0,roceP2p1s0f1\n";
     std::fs::write(&file, profile.to_text() + none).unwrap();
-    let said = run(&job);
-    assert_eq!(said.status, Some(1), "{said:?}");
+    let output = run(&job);
+    assert_eq!(output.status, Some(1), "{output:?}");
     let why = "cannot open rocep1s0f0: the device rules of this container leave it out";
-    assert!(said.err.contains(why) && said.err.contains("--device /dev/infiniband"), "{said:?}");
+    assert!(output.err.contains(why) && output.err.contains("--device /dev/infiniband"), "{output:?}");
 }

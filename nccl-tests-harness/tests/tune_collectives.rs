@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Said, nccl_spark};
+use common::{ProgramOutput, nccl_spark};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -77,7 +77,7 @@ impl Programs {
 
     /// Tunes all_reduce, unless `arguments` name another collective. Returns `None` if mpirun is
     /// missing.
-    fn tune(&self, arguments: &str) -> Option<Said> {
+    fn tune(&self, arguments: &str) -> Option<ProgramOutput> {
         if !common::has_mpirun() {
             return None;
         }
@@ -123,20 +123,20 @@ fn clearly_better_choices_are_written_and_failing_ones_are_left_out() {
     fs::write(programs.file("spark.conf"), text).unwrap();
     let json = programs.file("out.json");
     let options = format!("-e 64K --protocols ll,simple --channels 1,2 -n 7 --json {}", json.display());
-    let Some(said) = programs.tune(&options) else { return };
-    assert_eq!(said.status, Some(0), "{said:?}");
+    let Some(output) = programs.tune(&options) else { return };
+    assert_eq!(output.status, Some(0), "{output:?}");
     for part in [
         "ring/simple/1 not measured further: all_reduce_perf exited with status 3; NCCL says: no memory for that",
         "ring/simple/2 not measured further: 16 WRONG elements",
         "# all_reduce with ring/simple/2: a run failed and is repeated once: 16 WRONG elements",
         "# hosts: NVIDIA_H200/4x224054/2.28.3, ranks: 2",
         "gain too small",
-        "no row, as before",
+        "  no row\n",
         "this GPU is not a GB10: the tuner uses the table only with NCCL_SPARK_TUNER=on",
     ] {
-        assert!(said.out.contains(part), "{part}: {said:?}");
+        assert!(output.out.contains(part), "{part}: {output:?}");
     }
-    assert!(said.out.lines().filter(|line| line.starts_with("  ")).all(|line| line.len() <= 80), "{said:?}");
+    assert!(output.out.lines().filter(|line| line.starts_with("  ")).all(|line| line.len() <= 80), "{output:?}");
     let settings = programs.settings();
     let lines: Vec<&str> = settings.lines().collect();
     assert_eq!((lines.len(), &lines[..2]), (4, &["# mine", "NCCL_IB_TC=106"][..]), "{settings}");
@@ -163,22 +163,22 @@ fn clearly_better_choices_are_written_and_failing_ones_are_left_out() {
 fn nothing_is_written_without_a_better_choice_or_on_a_dry_run() {
     let programs = Programs::new("time_us() { case $2 in none) echo 100 ;; *) echo 96 ;; esac; }");
     fs::write(programs.file("spark.conf"), "NCCL_IB_TC=106").unwrap();
-    let Some(said) = programs.tune("-e 16K --protocols ll --channels 1,2 --json") else { return };
-    assert!(said.status == Some(0) && said.err.contains("nothing is clearly better"), "{said:?}");
-    let report: serde_json::Value = serde_json::from_str(&said.out).unwrap_or_else(|_| panic!("{said:?}"));
+    let Some(output) = programs.tune("-e 16K --protocols ll --channels 1,2 --json") else { return };
+    assert!(output.status == Some(0) && output.err.contains("nothing is clearly better"), "{output:?}");
+    let report: serde_json::Value = serde_json::from_str(&output.out).unwrap_or_else(|_| panic!("{output:?}"));
     assert_eq!(report["collectives"][0]["collective"], "all_reduce", "{report}");
     // Having no table is not the same as having no tuner.
     for part in ["on a GB10 the tuner still uses the rows that the plugin ships", "set NCCL_SPARK_TUNER=off"] {
-        assert!(said.err.contains(part), "{part}: {said:?}");
+        assert!(output.err.contains(part), "{part}: {output:?}");
     }
     assert_eq!(
         (programs.settings().as_str(), programs.runs().len()),
         ("NCCL_IB_TC=106", 3),
         "no confirmation is needed"
     );
-    let said = programs.tune("-e 16K --protocols ll --channels 1 --gain 1.01 --dry-run").unwrap();
-    assert!(said.status == Some(0) && said.out.contains("no settings file is written (--dry-run)"), "{said:?}");
-    assert!(said.out.contains(";all_reduce@2:5793-23170=ring/ll/1\n"), "{said:?}");
+    let output = programs.tune("-e 16K --protocols ll --channels 1 --gain 1.01 --dry-run").unwrap();
+    assert!(output.status == Some(0) && output.out.contains("no settings file is written (--dry-run)"), "{output:?}");
+    assert!(output.out.contains(";all_reduce@2:5793-23170=ring/ll/1\n"), "{output:?}");
     assert_eq!(programs.settings(), "NCCL_IB_TC=106");
 }
 
@@ -192,16 +192,16 @@ fn times_measured_with_another_table_do_not_count() {
         esac
         time_us() { case $2 in none) echo 100 ;; *) echo 50 ;; esac; }"#;
     let programs = Programs::new(body);
-    let Some(said) = programs.tune("-e 8K --protocols ll --channels 1,2,4") else { return };
-    assert!(said.status == Some(0) && said.out.contains("this run writes no rows"), "{said:?}");
+    let Some(output) = programs.tune("-e 8K --protocols ll --channels 1,2,4") else { return };
+    assert!(output.status == Some(0) && output.out.contains("this run writes no rows"), "{output:?}");
     assert!(
-        said.out.contains("ring/ll/4 not measured further: NCCL did not use this plugin's tuner on every rank"),
-        "{said:?}"
+        output.out.contains("ring/ll/4 not measured further: NCCL did not use this plugin's tuner on every rank"),
+        "{output:?}"
     );
     for policy in ["shipped table of 3 rows, hash 2", "learned table of 0 rows"] {
         let text =
             format!("this run needs the tuner with a learned table of 1 row(s), but the plugin logs \"{policy}\"");
-        assert!(said.out.contains(&text), "{text}: {said:?}");
+        assert!(output.out.contains(&text), "{text}: {output:?}");
     }
     assert!(!programs.file("spark.conf").exists());
 }
@@ -221,19 +221,22 @@ fn a_row_that_is_not_confirmed_with_the_whole_table_is_removed() {
         }"#,
     );
     let options = "-e 16K --protocols ll --channels 4 --collectives all_reduce,all_gather";
-    let Some(said) = programs.tune(options) else { return };
-    assert!(said.status == Some(0) && said.out.contains("no row: gain too small"), "{said:?}");
+    let Some(output) = programs.tune(options) else { return };
+    assert!(output.status == Some(0) && output.out.contains("no row: gain too small"), "{output:?}");
     assert_eq!(rows(&programs.settings()), ["all_gather@2:5793-23170=ring/ll/4", "all_reduce@2:5793-11585=ring/ll/4"]);
 }
 
 #[test]
 fn differing_hosts_and_a_failure_of_nccls_choice_end_the_sweep() {
     let programs = Programs::new("host=GPU$rank/1x200000/2.28.3; time_us() { echo 100; }");
-    let Some(said) = programs.tune("-e 8K --protocols ll --channels 1") else { return };
-    assert!(said.status == Some(1) && said.err.contains("hosts differ (GPU0/1x200000/2.28.3 and GPU1/"), "{said:?}");
+    let Some(output) = programs.tune("-e 8K --protocols ll --channels 1") else { return };
+    assert!(
+        output.status == Some(1) && output.err.contains("hosts differ (GPU0/1x200000/2.28.3 and GPU1/"),
+        "{output:?}"
+    );
     let programs = Programs::new("wrong=1; time_us() { echo 100; }");
-    let said = programs.tune("-e 8K --protocols ll --channels 1").unwrap();
-    assert!(said.status == Some(1) && said.err.contains("all_reduce with NCCL's choice: 1 WRONG"), "{said:?}");
+    let output = programs.tune("-e 8K --protocols ll --channels 1").unwrap();
+    assert!(output.status == Some(1) && output.err.contains("all_reduce with NCCL's choice: 1 WRONG"), "{output:?}");
     assert!(!programs.file("spark.conf").exists());
 }
 
@@ -253,12 +256,12 @@ fn a_run_that_cannot_be_read_is_repeated_once() {
         time_us() { case $2 in none) echo 100 ;; *) echo 50 ;; esac; }"##;
     // The script defines `log` only after the body, so the body needs its own.
     let programs = Programs::new(&format!("log() {{ echo \"h:1:1 [0] NCCL INFO $*\"; }}\n{body}"));
-    let Some(said) = programs.tune("-e 8K --protocols ll --channels 1") else { return };
-    assert_eq!(said.status, Some(0), "{said:?}");
+    let Some(output) = programs.tune("-e 8K --protocols ll --channels 1") else { return };
+    assert_eq!(output.status, Some(0), "{output:?}");
     assert_eq!(
-        said.out.matches("all_reduce with NCCL's choice: a run failed and is repeated once: ").count(),
+        output.out.matches("all_reduce with NCCL's choice: a run failed and is repeated once: ").count(),
         1,
-        "{said:?}"
+        "{output:?}"
     );
     assert_eq!(rows(&programs.settings()), ["all_reduce@2:5793-11585=ring/ll/1"]);
 }
@@ -274,15 +277,15 @@ fn with_mpirun_a_process_of_each_machine_writes() {
     }
     let mut command = nccl_spark();
     command.args(options).arg(programs.0.path()).arg("--output").arg(programs.file("spark.conf"));
-    let said: Said = command.env("NCCL_SPARK_SETTINGS_FILE", "/dev/null").output().unwrap().into();
-    assert_eq!(said.status, Some(0), "{said:?}");
-    assert_eq!(said.out.matches(": wrote NCCL_SPARK_TUNER_TABLE").count(), 1, "{said:?}");
+    let output: ProgramOutput = command.env("NCCL_SPARK_SETTINGS_FILE", "/dev/null").output().unwrap().into();
+    assert_eq!(output.status, Some(0), "{output:?}");
+    assert_eq!(output.out.matches(": wrote NCCL_SPARK_TUNER_TABLE").count(), 1, "{output:?}");
     assert_eq!(rows(&programs.settings()), ["all_gather@2:5793-11585=ring/ll128/2"]);
     // A failed write by a single process is an error.
     let mut command = nccl_spark();
     command.args(["tune-collectives-write", "--table", "for=*", "--output", "/no/where/a.conf"]);
-    let said: Said = command.output().unwrap().into();
-    assert!(said.status == Some(1) && said.err.contains("cannot write /no/where/a.conf"), "{said:?}");
+    let output: ProgramOutput = command.output().unwrap().into();
+    assert!(output.status == Some(1) && output.err.contains("cannot write /no/where/a.conf"), "{output:?}");
 }
 
 #[test]
@@ -306,10 +309,10 @@ fn a_row_that_slows_groups_is_removed_where_groups_are_given() {
         ("--channels 1,2 --groups 2,4", vec![below, "all_reduce@2:46341-92681=ring/ll/2", above]),
     ] {
         let programs = Programs::new(body);
-        let Some(said) = programs.tune(&format!("-e 128K --protocols ll {options}")) else { return };
-        assert_eq!(said.status, Some(0), "{said:?}");
-        assert_eq!(rows(&programs.settings()), expected, "{options}: {said:?}");
-        assert_eq!(said.out.contains("slower in groups"), expected.len() == 2, "{said:?}");
+        let Some(output) = programs.tune(&format!("-e 128K --protocols ll {options}")) else { return };
+        assert_eq!(output.status, Some(0), "{output:?}");
+        assert_eq!(rows(&programs.settings()), expected, "{options}: {output:?}");
+        assert_eq!(output.out.contains("slower in groups"), expected.len() == 2, "{output:?}");
     }
 }
 
@@ -327,9 +330,9 @@ fn a_row_that_slows_groups_only_with_the_whole_table_is_removed_too() {
     let programs = Programs::new("");
     let body = format!("runs={}\n{body}", programs.file("runs").display());
     let programs = Programs::new(&body);
-    let Some(said) = programs.tune("-e 128K --protocols ll --channels 2 --groups 4") else { return };
-    assert_eq!(said.status, Some(0), "{said:?}");
+    let Some(output) = programs.tune("-e 128K --protocols ll --channels 2 --groups 4") else { return };
+    assert_eq!(output.status, Some(0), "{output:?}");
     let expected = ["all_reduce@2:5793-46340=ring/ll/2", "all_reduce@2:92682-185363=ring/ll/2"];
-    assert_eq!(rows(&programs.settings()), expected, "{said:?}");
-    assert!(said.out.contains("no row: slower in groups"), "{said:?}");
+    assert_eq!(rows(&programs.settings()), expected, "{output:?}");
+    assert!(output.out.contains("no row: slower in groups"), "{output:?}");
 }

@@ -268,8 +268,8 @@ fn set(rail_memory: &RailMemory, profile: &Profile, rail: usize, action: Action,
             let spec = &profile.rails[rail];
             let full = full_mbps(profile, spec).unwrap_or(spec.speed_mbps);
             let rate = if factor >= 1.0 { spec.line_mbps } else { full * factor };
-            rail_memory.way.tx.set_rate(rate);
-            rail_memory.way.rx.set_rate(rate);
+            rail_memory.line.tx.set_rate(rate);
+            rail_memory.line.rx.set_rate(rate);
         }
     }
 }
@@ -282,7 +282,7 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
         let is_down = rail_memory.down.load(Ordering::Acquire) != 0;
         let is_unplugged = rail_memory.presence().phase != Phase::Here;
         let full_mbps = full_mbps(&profile, spec);
-        let rate_mbps = Some(rail_memory.way.tx.rate_mbps()).filter(|mbps| *mbps > 0.0);
+        let rate_mbps = Some(rail_memory.line.tx.rate_mbps()).filter(|mbps| *mbps > 0.0);
         let now_mbps = [rate_mbps, full_mbps].into_iter().flatten().reduce(f64::min);
         RailStatus {
             device: spec.name.clone(),

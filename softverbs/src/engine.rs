@@ -17,7 +17,7 @@ pub const NAPPING: u32 = 1;
 pub const ASLEEP: u32 = 2;
 /// Time after a poll in which a process counts as polling: a post does not wake its napping engine.
 const POLLING_NS: u64 = 100_000;
-/// Maximum number of pieces that the engine serves of one queue pair before it serves others.
+/// Maximum number of pieces of one queue pair in one call of [`Engine::serve`].
 const PIECES_A_TURN: usize = 16;
 
 pub(crate) trait Serve: Send + Sync {

@@ -24,7 +24,7 @@ pub struct Node {
     /// The fabric's shared memory.
     pub memory: &'static FabricMemory,
     /// Index of this process in [`FabricMemory::processes`].
-    pub(crate) place: usize,
+    pub(crate) process_index: usize,
     pub(crate) node: usize,
     profile: Profile,
     nic: Nic,
@@ -127,7 +127,7 @@ impl Node {
         let wanted = Profile::load(&settings.profile, settings.scale)?;
         let (memory, profile) = folder.open(Some(&wanted))?;
         let user = folder.lock_as_user()?;
-        let (place, node) = claim_entry(memory, settings, profile.wires.nodes().unwrap_or(MAX_NODES))?;
+        let (process_index, node) = claim_entry(memory, settings, profile.wires.nodes().unwrap_or(MAX_NODES))?;
         let_peers_read();
         let devices: Vec<Device> =
             (0..profile.rails.len()).map(|index| Device::new(&profile, index, node, settings.nic)).collect();
@@ -136,7 +136,7 @@ impl Node {
         let node = Arc::new(Node {
             trees: folder.path().join("sys/nodes"),
             memory,
-            place,
+            process_index,
             node,
             profile,
             nic: settings.nic,
@@ -287,7 +287,7 @@ impl Node {
 
     /// This process's part of the shared memory.
     pub fn process(&self) -> &'static ProcessMemory {
-        &self.memory.processes[self.place]
+        &self.memory.processes[self.process_index]
     }
 
     pub(crate) fn qp_memory(&self, slot: usize) -> &'static QpMemory {
@@ -295,14 +295,14 @@ impl Node {
     }
 
     /// The resources that a message uses from one rail to another.
-    pub(crate) fn way(&self, from: RailOf, to: RailOf) -> [&'static Resource; 6] {
+    pub(crate) fn resources_between(&self, from: RailOf, to: RailOf) -> [&'static Resource; 6] {
         let shared = |at: RailOf| {
             let Device { spec, links, .. } = &self.devices[at.device];
             let of_node = &self.memory.shared[at.node];
             (&of_node[spec.link], &of_node[links + spec.cable])
         };
         let ((out_link, out_cable), (in_link, in_cable)) = (shared(from), shared(to));
-        let (out, home) = (&self.rail_of(from).way.tx, &self.rail_of(to).way.rx);
+        let (out, home) = (&self.rail_of(from).line.tx, &self.rail_of(to).line.rx);
         [out, &out_link.tx, &out_cable.tx, &in_cable.rx, &in_link.rx, home]
     }
 
@@ -346,7 +346,7 @@ impl Node {
         !self.memory.is_virtual() && !self.running.swap(true, Ordering::AcqRel)
     }
 
-    pub(crate) fn keep_until_gone(&self, device: usize, generation: u32, qp: Arc<dyn Serve>) {
+    pub(crate) fn destroy_after_removal(&self, device: usize, generation: u32, qp: Arc<dyn Serve>) {
         let mut orphans = lock(&self.orphans);
         orphans.push(Orphan { device, generation, qp });
         self.orphaned.store(orphans.len(), Ordering::Release);
@@ -421,9 +421,9 @@ fn claim_entry(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Resu
             settings.dir.display()
         ));
     }
-    for (place, process) in memory.processes.iter().enumerate() {
-        if process.pid.load(Ordering::Acquire) != 0 && !memory.is_alive(place) {
-            clear(memory, place);
+    for (index, process) in memory.processes.iter().enumerate() {
+        if process.pid.load(Ordering::Acquire) != 0 && !memory.is_alive(index) {
+            clear(memory, index);
         }
     }
     let taken = |node: usize| {
@@ -444,27 +444,27 @@ fn claim_entry(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Resu
     };
     let pid = std::process::id();
     let free = memory.processes.iter().position(|process| process.pid.load(Ordering::Acquire) == 0);
-    let place = free.ok_or(format!("{MAX_PROCESSES} processes are in the fabric already"))?;
+    let process_index = free.ok_or(format!("{MAX_PROCESSES} processes are in the fabric already"))?;
     if !taken(node) {
         // The machine's first process: its links come up.
         memory.rails[node].iter().for_each(|rail| rail.link_up(memory.now_ns()));
     }
-    let process = &memory.processes[place];
+    let process = &memory.processes[process_index];
     process.node.store(node as u32, Ordering::Relaxed);
     process.started.store(started(pid).unwrap_or(0), Ordering::Relaxed);
     process.pid.store(pid, Ordering::Release);
-    Ok((place, node))
+    Ok((process_index, node))
 }
 
-fn clear(memory: &FabricMemory, place: usize) {
+fn clear(memory: &FabricMemory, process_index: usize) {
     for qp in &memory.qps {
         // Otherwise the next process in this entry would seem to hold the queue.
-        let _ = qp.holder.compare_exchange(place as u32 + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
-        if qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Acquire) as usize == place {
+        let _ = qp.holder.compare_exchange(process_index as u32 + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
+        if qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Acquire) as usize == process_index {
             qp.number.store(0, Ordering::Release);
         }
     }
-    let process = &memory.processes[place];
+    let process = &memory.processes[process_index];
     process.rung.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     process
         .doorbells

@@ -5,7 +5,7 @@
 //! container that sees the file sees the lock, but process numbers mean nothing in another PID
 //! namespace. A child that was forked without an exec shares the lock until the child ends.
 
-use crate::os::process::FileLock;
+use crate::os::process::lock_file;
 use crate::os::shm::{self, FabricMemory, LAYOUT};
 use crate::profile::{MAX_NODES, Profile};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -31,19 +31,20 @@ impl Folder {
         &self.path
     }
 
-    /// Creates the folder and takes the membership lock. Only its holder may set the fabric up,
-    /// join it or check for users.
-    pub fn lock_membership(&self) -> Result<FileLock, String> {
+    /// Creates the folder and takes the membership lock. Waits while another process holds the
+    /// lock. Only the holder may set the fabric up, join it or check for users, until it drops the
+    /// returned file.
+    pub fn lock_membership(&self) -> Result<File, String> {
         loop {
             fs::create_dir_all(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;
             let membership = self.path.join("membership");
-            let lock = match FileLock::take(&membership) {
+            let lock = match lock_file(&membership) {
                 // Another process has removed the folder since it was created.
                 Err(_) if !self.path.exists() => continue,
                 lock => lock?,
             };
             let inode = |metadata: std::io::Result<fs::Metadata>| metadata.ok().map(|metadata| metadata.ino());
-            if inode(lock.file().metadata()) == inode(fs::metadata(&membership)) {
+            if inode(lock.metadata()) == inode(fs::metadata(&membership)) {
                 return Ok(lock);
             }
         }
@@ -92,7 +93,7 @@ impl Folder {
     /// Opens the fabric's file, and sets it up with `profile` if it is new.
     pub fn open(&self, profile: Option<&Profile>) -> Result<(&'static FabricMemory, Profile), String> {
         fs::create_dir_all(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;
-        let _lock = FileLock::take(&self.path.join("lock"))?;
+        let _lock = lock_file(&self.path.join("lock"))?;
         let path = self.path.join("fabric");
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let memory = shm::map(&file.map_err(|e| format!("{}: {e}", path.display()))?)?;
@@ -106,7 +107,7 @@ impl Folder {
                 memory.layout.store(LAYOUT, Ordering::Release);
                 Ok((memory, profile.clone()))
             }
-            _ if fresh => Err(format!("{} holds no fabric of this version", self.path.display())),
+            _ if fresh => Err(format!("{}: the fabric file is missing or has another version", self.path.display())),
             _ => Ok((memory, Profile::load(&text.display().to_string(), 1.0)?)),
         }
     }
@@ -138,8 +139,8 @@ fn set_up(memory: &FabricMemory, profile: &Profile) {
         for (rail, (place, spec)) in memory.rails[node].iter().zip(&profile.rails).enumerate() {
             place.down.store(u32::from(!profile.is_cabled(node, rail)), Ordering::Relaxed);
             place.set_path(spec.path);
-            place.way.tx.set_rate(spec.line_mbps);
-            place.way.rx.set_rate(spec.line_mbps);
+            place.line.tx.set_rate(spec.line_mbps);
+            place.line.rx.set_rate(spec.line_mbps);
         }
         let shared = profile.links.iter().map(|l| l.payload_mbps).chain(profile.cables.iter().map(|c| c.payload_mbps));
         for (place, rate) in memory.shared[node].iter().zip(shared) {

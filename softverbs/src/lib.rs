@@ -42,10 +42,10 @@
 //! - Everything in shared memory is an atomic, and every value is bounded when it is read, because
 //!   another process wrote it.
 //! - The model of time gets the time from its caller. Tests set a virtual clock (`tests/core.rs`).
-//! - Each difference between mlx5 and soft-RoCE is one method of [`nic::Nic`]. Its comment names
-//!   the sources of both behaviours, and `tests/nics.rs` tests both. The default is mlx5, the
-//!   strict device. There is no method where both sources agree or one of them leaves the behaviour
-//!   open.
+//! - Each difference between mlx5 and soft-RoCE is one method of [`nic::Nic`], whose comment
+//!   names the sources of both behaviours ([`nic`] names two exceptions). `tests/nics.rs` tests
+//!   both behaviours. The default is mlx5, the strict device. There is no method where both sources
+//!   agree or one of them leaves the behaviour open.
 //!
 //! # Machines and cables
 //!
@@ -53,8 +53,8 @@
 //! rail of the same name on every other machine. With `wire` lines, the rails of a port reach the
 //! rails of the port at the other end of its cable ([`wiring`], [`profile::Profile::reaches`]),
 //! whatever their names. So a queue pair's peer is identified by machine and device
-//! (`fabric::RailOf`), and a message uses resources of both ends (`Node::way`). The address of a
-//! rail without a cable does not answer (`Node::look_up`).
+//! (`fabric::RailOf`), and a message uses resources of both ends (`Node::resources_between`). The
+//! address of a rail without a cable does not answer (`Node::look_up`).
 
 #![deny(clippy::disallowed_methods)]
 

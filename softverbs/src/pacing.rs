@@ -128,8 +128,8 @@ mod tests {
     }
 
     fn send(posted_ns: u64, bytes: u64, shared: &[&Resource]) -> u64 {
-        let way = Route { queue_pair: &resource(0.0), shared, is_short: bytes <= SHORT_BYTES };
-        way.carry(way.begins_at_ns(posted_ns), bytes)
+        let route = Route { queue_pair: &resource(0.0), shared, is_short: bytes <= SHORT_BYTES };
+        route.carry(route.begins_at_ns(posted_ns), bytes)
     }
 
     #[test]
@@ -164,8 +164,8 @@ mod tests {
     #[test]
     fn a_short_request_does_not_overtake_its_own_queue_pair() {
         let (rail, qp) = (resource(8_000.0), resource(8_000.0));
-        let way = |is_short| Route { queue_pair: &qp, shared: &[], is_short };
-        assert_eq!(way(false).carry(0, 65_536), 65_536);
-        assert_eq!(Route { shared: &[&rail], ..way(true) }.begins_at_ns(10), 65_536);
+        let route = |is_short| Route { queue_pair: &qp, shared: &[], is_short };
+        assert_eq!(route(false).carry(0, 65_536), 65_536);
+        assert_eq!(Route { shared: &[&rail], ..route(true) }.begins_at_ns(10), 65_536);
     }
 }

@@ -459,16 +459,13 @@ impl Fields<'_> {
         let text = self.text(key)?;
         match text.parse::<f64>() {
             Ok(n) if n.is_finite() && n >= 0.0 => Ok(n),
-            _ => Err(format!("{key}={text}: must be a number from 0 on")),
+            _ => Err(format!("{key}={text}: must be a number, 0 or more")),
         }
     }
 }
 
 fn node(text: &str) -> Result<usize, String> {
-    text.parse()
-        .ok()
-        .filter(|node| *node < MAX_NODES)
-        .ok_or(format!("{text:?} is no node: must be 0 to {}", MAX_NODES - 1))
+    text.parse().ok().filter(|node| *node < MAX_NODES).ok_or(format!("node {text:?}: must be 0 to {}", MAX_NODES - 1))
 }
 
 #[cfg(test)]

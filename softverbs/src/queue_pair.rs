@@ -159,8 +159,8 @@ impl QueuePair {
     /// Creates a queue pair in the reset state.
     ///
     /// # Errors
-    /// `EINVAL` for sizes above the limits, `ENOMEM` if the fabric has no free slot, `EIO` if the
-    /// function was removed, `ENOLINK` if it has failed.
+    /// `EINVAL` for sizes above the limits, `ENOMEM` if the fabric has no free slot, `EIO` if
+    /// programs are cut off from the function, `ENOLINK` if its firmware has failed.
     pub fn new(
         node: &Arc<Node>,
         device: usize,
@@ -249,7 +249,7 @@ impl QueuePair {
     /// # Errors
     /// `EINVAL` if the state or a value does not allow it, `ENETUNREACH` if the port is down or the
     /// peer's GID cannot be reached, `ETIMEDOUT` after a second if the peer's GID does not answer,
-    /// `EIO` if the function was removed, `ENOLINK` if its firmware has failed.
+    /// `EIO` if programs are cut off from the function, `ENOLINK` if its firmware has failed.
     pub fn change(&self, change: Change) -> Result<(), i32> {
         match (self.rail().presence().check_generation(self.generation), change) {
             (Err(libc::ENOLINK), Change::Error | Change::Reset) => return Ok(()),
@@ -288,8 +288,8 @@ impl QueuePair {
                 let slot = remote_qp as usize % MAX_QPS;
                 local.remote = Some(Remote { slot, number: remote_qp, rail, receive_psn });
                 local.rnr_wait_ns = rnr_wait_ns(min_rnr_timer);
-                let is_astray = is_ipv4 && self.node.rail_of(rail).path().has(PathFault::CrossedArp);
-                memory.astray.store(u32::from(is_astray), Ordering::Relaxed);
+                let is_misrouted = is_ipv4 && self.node.rail_of(rail).path().has(PathFault::CrossedArp);
+                memory.misrouted.store(u32::from(is_misrouted), Ordering::Relaxed);
                 memory.mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
                 memory.remote.store(remote_qp, Ordering::Relaxed);
                 self.enter(&mut local, State::ReadyToReceive);
@@ -330,7 +330,7 @@ impl QueuePair {
     fn fence(&self, memory: &QpMemory) {
         // This loop ends: a peer holds the send queue only for a few pieces, and a dead holder is
         // replaced.
-        while !memory.hold(self.node.memory, self.node.place) {
+        while !memory.hold(self.node.memory, self.node.process_index) {
             std::thread::yield_now();
         }
     }
@@ -380,7 +380,7 @@ impl QueuePair {
     }
 
     /// Goes to error because a completion queue had no room for one of its completions.
-    pub(crate) fn lose_completion(&self, local: &mut Local) {
+    pub(crate) fn fail_on_cq_overflow(&self, local: &mut Local) {
         if local.state != State::Error {
             self.fail(local);
             let about = EventObject::QueuePair(self.number);
@@ -420,7 +420,7 @@ impl QueuePair {
         memory.posted.store(0, Ordering::Relaxed);
         memory.done.store(0, Ordering::Relaxed);
         self.enter(&mut local, State::Reset);
-        memory.release(self.node.place);
+        memory.release(self.node.process_index);
         // Unlocks the queue pair before `forget`: polling locks the completion queue's list first,
         // and then the queue pair.
         drop(local);
@@ -431,10 +431,10 @@ impl QueuePair {
 
     /// Ends the program's use of the queue pair. If the device has failed or programs are cut off
     /// from it, the command does not reach it: the queue pair continues until the device's removal.
-    pub(crate) fn give_up(self: &Arc<Self>) {
+    pub(crate) fn destroy_or_defer(self: &Arc<Self>) {
         match self.phase() {
             Phase::Failed | Phase::Cut | Phase::Keyless => {
-                self.node.keep_until_gone(self.device, self.generation, Arc::<Self>::clone(self));
+                self.node.destroy_after_removal(self.device, self.generation, Arc::<Self>::clone(self));
             }
             Phase::Here | Phase::Gone => self.destroy(),
         }
@@ -454,7 +454,7 @@ impl QueuePair {
     }
 
     /// True if the peer has not answered within the time of all tries.
-    fn given_up(&self, local: &Local, memory: &QpMemory, now_ns: u64) -> bool {
+    fn is_timed_out(&self, local: &Local, memory: &QpMemory, now_ns: u64) -> bool {
         let posted = memory.slot(local.reaped).posted_ns.load(Ordering::Relaxed);
         let since = memory.served_ns.load(Ordering::Relaxed).max(posted);
         local.retry_ns > 0 && now_ns.saturating_sub(since) > local.retry_ns
@@ -483,7 +483,7 @@ impl QueuePair {
             self.enter(local, State::Error);
             self.flush_receives(local);
         }
-        memory.release(self.node.place);
+        memory.release(self.node.process_index);
     }
 
     pub(crate) fn end_done_sends(&self, local: &mut Local, cq: &CompletionQueue) {
@@ -498,8 +498,8 @@ impl QueuePair {
         }
     }
 
-    /// Completes the next send. Fails if the completion queue was full. In that case, the queue
-    /// pair is in error by then if the device requires that.
+    /// Completes the next send. Fails if the completion queue was full. On mlx5, the failure also
+    /// puts the queue pair into error.
     fn end_of_send(&self, local: &mut Local, cq: &CompletionQueue, status: u32) -> Result<(), CqOverflow> {
         let sent = local.sent[local.reaped as usize % SEND_SLOTS];
         local.reaped += 1;
@@ -512,7 +512,7 @@ impl QueuePair {
             let completion = Completion { wr_id, status, opcode, bytes, qp_num, ..Completion::default() };
             let placed = cq.push(completion, false);
             if placed == Err(CqOverflow::QueueInError) {
-                self.lose_completion(local);
+                self.fail_on_cq_overflow(local);
             }
             return placed;
         }
@@ -541,7 +541,7 @@ impl SendQueue for QueuePair {
         self.end_done_sends(&mut local, cq);
         if local.state == State::Error || self.failed_from_afar() {
             self.flush_sends(&mut local, memory, cq, status::FLUSHED);
-        } else if local.reaped < memory.posted.load(Ordering::Relaxed) && self.given_up(&local, memory, now_ns) {
+        } else if local.reaped < memory.posted.load(Ordering::Relaxed) && self.is_timed_out(&local, memory, now_ns) {
             self.flush_sends(&mut local, memory, cq, status::RETRY_EXCEEDED);
         }
         let more = local.reaped < memory.posted.load(Ordering::Relaxed);
@@ -552,21 +552,21 @@ impl SendQueue for QueuePair {
     }
 }
 
-fn claim(node: &Node, device: usize, made_on: u32) -> Option<(usize, u32)> {
+fn claim(node: &Node, device: usize, generation: u32) -> Option<(usize, u32)> {
     for slot in 0..MAX_QPS {
         let memory = node.qp_memory(slot);
         if memory.number.load(Ordering::Acquire) != 0 {
             continue;
         }
-        let generation = node.memory.generations.fetch_add(1, Ordering::Relaxed) % 8190 + 1;
-        let number = generation << 11 | slot as u32;
+        let sequence = node.memory.generations.fetch_add(1, Ordering::Relaxed) % 8190 + 1;
+        let number = sequence << 11 | slot as u32;
         if memory.number.compare_exchange(0, number, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             continue;
         }
-        memory.process.store(node.place as u32, Ordering::Relaxed);
+        memory.process.store(node.process_index as u32, Ordering::Relaxed);
         memory.node.store(node.node as u32, Ordering::Relaxed);
         memory.device.store(device as u32, Ordering::Relaxed);
-        memory.generation.store(made_on, Ordering::Relaxed);
+        memory.generation.store(generation, Ordering::Relaxed);
         memory.remote.store(0, Ordering::Relaxed);
         memory.posted.store(0, Ordering::Relaxed);
         memory.done.store(0, Ordering::Relaxed);

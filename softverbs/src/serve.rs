@@ -60,11 +60,11 @@ impl Serve for QueuePair {
             local.serving.not_before_ns = now_ns;
             return Served::Until(now_ns + LATER_NS);
         }
-        if !peer.hold(self.node.memory, self.node.place) {
+        if !peer.hold(self.node.memory, self.node.process_index) {
             return Served::Until(now_ns + LATER_NS);
         }
         let served = self.serve_held(&mut local, &remote, peer, now_ns, pieces, bounce);
-        peer.release(self.node.place);
+        peer.release(self.node.process_index);
         served
     }
 }
@@ -85,7 +85,7 @@ impl QueuePair {
             && peer.remote.load(Ordering::Relaxed) == self.number()
             && peer.state.load(Ordering::Acquire) == State::ReadyToSend as u32
             && peer.send_psn.load(Ordering::Relaxed) == remote.receive_psn
-            && peer.astray.load(Ordering::Relaxed) == 0;
+            && peer.misrouted.load(Ordering::Relaxed) == 0;
         if !mine {
             return Served::Idle;
         }
@@ -130,7 +130,7 @@ impl QueuePair {
                 match self.recv_cq.push(completion, solicited) {
                     Ok(()) => {}
                     Err(CqOverflow::QueueInError) => {
-                        self.lose_completion(local);
+                        self.fail_on_cq_overflow(local);
                         return self.acknowledge(peer, ending.number, status::REMOTE_OPERATION);
                     }
                     // Not acknowledged, so the peer tries again until its tries are used up.
@@ -164,7 +164,7 @@ impl QueuePair {
 
     /// True if this end's packets, acknowledgements too, go to another function than the peer's.
     fn is_misrouted(&self) -> bool {
-        self.memory().astray.load(Ordering::Relaxed) != 0
+        self.memory().misrouted.load(Ordering::Relaxed) != 0
     }
 
     /// True if the path loses the packets of a request, or the packets that answer a read.
@@ -206,9 +206,9 @@ impl QueuePair {
                 Err(Refusal::Failed(status)) => return self.end(local, number, status, None, now_ns),
             }
         }
-        let shared = self.node.way(remote.rail, RailOf { node: self.node.node, device: self.device });
-        let way = Route { queue_pair: &peer.pace, shared: &shared, is_short: request.bytes <= SHORT_BYTES };
-        let begins_ns = way.begins_at_ns(request.posted_ns.max(local.serving.not_before_ns));
+        let shared = self.node.resources_between(remote.rail, RailOf { node: self.node.node, device: self.device });
+        let route = Route { queue_pair: &peer.pace, shared: &shared, is_short: request.bytes <= SHORT_BYTES };
+        let begins_ns = route.begins_at_ns(request.posted_ns.max(local.serving.not_before_ns));
         if begins_ns > now_ns {
             return Step::Until(begins_ns);
         }
@@ -220,7 +220,7 @@ impl QueuePair {
             return self.end(local, number, status, None, now_ns);
         }
         self.node.rail_of(remote.rail).sent_bytes.fetch_add(piece, Ordering::Relaxed);
-        local.serving.arrives_ns = way.carry(begins_ns, piece) + self.node.latency_ns(self.device);
+        local.serving.arrives_ns = route.carry(begins_ns, piece) + self.node.latency_ns(self.device);
         local.serving.cursor += piece;
         if let Some(retry_ns) = retry_ns {
             local.serving.not_before_ns = now_ns + retry_ns;

@@ -94,7 +94,8 @@ fn sends_that_are_flushed_make_one_event_where_their_queue_is_full() {
 fn a_receivers_overflow_reaches_the_peer_by_nak_on_mlx5_and_by_time_out_on_soft_roce() {
     for (nic, at_once, after, told, got) in [
         (Nic::Mlx5, vec![0, status::REMOTE_OPERATION], vec![], vec![IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL], vec![]),
-        // The second event is for the unflushed receive; the third receive makes no event.
+        // The events are for the second receive, and for the third, whose flush fails. The fourth
+        // receive is then not flushed, and makes no event.
         (Nic::SoftRoce, vec![0], vec![status::RETRY_EXCEEDED], vec![IBV_EVENT_CQ_ERR, IBV_EVENT_CQ_ERR], vec![0]),
     ] {
         let bed = Bed::of(nic);

@@ -105,7 +105,8 @@ fn an_address_answered_by_the_twin_leads_to_the_twin_while_the_queue_pair_is_con
     for pair in [&astray, &good, &later] {
         pair.a.write(8, None, &pair.b);
     }
-    // The other way resolves. Bytes arrive, but acknowledgements and read answers go to the twin.
+    // From b to a the address resolves correctly. Bytes arrive, but acknowledgements and read
+    // answers go to the twin.
     back.a.qp.post_receive(33, &[]).unwrap();
     back.b.write(8, Some(1), &back.a);
     let unread = reads.b.bytes.clone();
@@ -173,8 +174,8 @@ fn packets_before_a_dropped_one_are_acknowledged_and_later_ones_wait() {
     bed.at(PATIENCE_NS);
     let (a, b) = pair.poll();
     assert_eq!((statuses(&a), received(&b)), (vec![0], vec![1024]));
-    // The sender repeats the request until its tries are used up. They count from the answer to the
-    // poll above.
+    // The sender repeats the request until its tries are used up. These count from the last answer,
+    // which came at the poll above.
     set(&bed, 0, Action::Path(PathFault::SwitchMtu, false));
     bed.at(2 * PATIENCE_NS);
     let (a, b) = pair.poll();
@@ -300,7 +301,7 @@ fn lost_packets_are_sent_again_and_counted_at_both_ends() {
         };
         (0..steps).flat_map(step).collect::<Vec<u32>>()
     };
-    // Eleven packets: the peer reports the 4th, the 8th and the 12th of 14.
+    // Eleven packets take 14: the peer reports the 4th, the 8th and the 12th as lost.
     pair.a.write(11 * 4096, None, &pair.b);
     assert_eq!(go(100, 10_000), [0]);
     assert_eq!(pair.b.bytes[9..][..11 * 4096], pair.a.bytes[..11 * 4096]);
@@ -313,7 +314,7 @@ fn lost_packets_are_sent_again_and_counted_at_both_ends() {
     assert_eq!(go(1, 4096 * 256 - 2000), [0; 0], "sent again before the timeout");
     assert_eq!(go(10, 10_000), [0]);
     assert_eq!((counted(0), counted(1)), ([17, 0, 3, 0, 1, 0], [0, 13, 0, 3, 0, 0]));
-    // The files: errors are current, packets those of the last error.
+    // The files: error counts are current, packet counts are as of the last error.
     assert_eq!((shown(&bed, 0).join(" "), shown(&bed, 1).join(" ")), ("16  3  1 ".into(), " 12  3  ".into()));
     // The other direction counts for itself.
     pair.b.write(5 * 4096, None, &pair.a);

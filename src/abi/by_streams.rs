@@ -4,7 +4,7 @@
 
 use super::arguments::{Length, Parts, check_data, count_of, irecv_group, write_size};
 use super::guard::{Health, Scope};
-use super::handles::{self, CommHandle, Out, Transfer};
+use super::handles::{self, CommHandle, Out, RailComm};
 use crate::comm::{HostMemory, Registration, StreamRecvComm, StreamSendComm};
 use crate::error::{Quick, Result};
 use std::ffi::{c_int, c_void};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// A send or receive comm over rails or streams, for calls outside the data path.
 pub(super) enum AnyComm<'a> {
-    Rails(Transfer<'a>),
+    Rails(RailComm<'a>),
     Send(&'a CommHandle<StreamSendComm>),
     Recv(&'a CommHandle<StreamRecvComm>),
 }
@@ -24,15 +24,15 @@ impl<'a> AnyComm<'a> {
     /// As [`CommHandle::enter`].
     pub(super) unsafe fn enter(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<Self> {
         // SAFETY: the caller upholds the same contract.
-        let transfer = unsafe { Self::from_raw(raw, name) }?;
-        scope.enter_comm(transfer.health())?;
-        Ok(transfer)
+        let comm = unsafe { Self::from_raw(raw, name) }?;
+        scope.enter_comm(comm.health())?;
+        Ok(comm)
     }
 
-    /// As [`Transfer::from_raw`], with the same errors, for comms over rails and over streams.
+    /// As [`RailComm::from_raw`], with the same errors, for comms over rails and over streams.
     ///
     /// # Safety
-    /// As [`Transfer::from_raw`].
+    /// As [`RailComm::from_raw`].
     pub(super) unsafe fn from_raw(raw: *mut c_void, name: &'static str) -> Quick<Self> {
         // SAFETY: the caller upholds the same contract, which covers the references.
         unsafe {
@@ -41,14 +41,14 @@ impl<'a> AnyComm<'a> {
             } else if handles::is_comm::<StreamRecvComm>(raw) {
                 CommHandle::from_raw(raw, name).map(|recv| Self::Recv(recv.as_ref()))
             } else {
-                Transfer::from_raw(raw, name).map(Self::Rails)
+                RailComm::from_raw(raw, name).map(Self::Rails)
             }
         }
     }
 
     pub(super) fn health(&self) -> &'a Health {
         match self {
-            Self::Rails(transfer) => transfer.health(),
+            Self::Rails(comm) => comm.health(),
             Self::Send(send) => send.health(),
             Self::Recv(recv) => recv.health(),
         }
@@ -56,8 +56,8 @@ impl<'a> AnyComm<'a> {
 
     pub(super) fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
         match self {
-            Self::Rails(Transfer::Send(send)) => send.comm().register(memory),
-            Self::Rails(Transfer::Recv(recv)) => recv.comm().register(memory),
+            Self::Rails(RailComm::Send(send)) => send.comm().register(memory),
+            Self::Rails(RailComm::Recv(recv)) => recv.comm().register(memory),
             Self::Send(send) => send.comm().register(memory),
             Self::Recv(recv) => recv.comm().register(memory),
         }

@@ -1,15 +1,16 @@
 //! The functions that NCCL calls through its tables of function pointers. All versions of NCCL's
 //! network interface share them; `net_tables` adapts the arguments. Each function clears its output
 //! arguments, enters the call's scope ([`guard`]), checks every pointer, and calls its safe
-//! counterpart in `plugin` or `comm`. A comm is one of NCCL's objects for one end of a connection.
+//! counterpart in `plugin` or `comm`. A comm is NCCL's object for a listener or for one end of a
+//! connection.
 
 use super::arguments::{Length, Parts, check_data, count_of, irecv_group, part, write_size};
 use super::by_streams::{self, AnyComm};
 use super::guard;
-use super::handles::{self, CommHandle, Out, Transfer};
+use super::handles::{self, CommHandle, Out, RailComm};
 use super::logger;
 use super::nccl_version;
-use super::properties::Described;
+use super::properties::FromDevice;
 use super::types::*;
 use crate::comm::{HostMemory, ListenComm, RailRecvComm, RailSendComm, StreamRecvComm, StreamSendComm};
 use crate::error::{Argument, Result, Usage};
@@ -64,7 +65,8 @@ unsafe fn traffic_class_of(config: *const CommConfig) -> c_int {
     unsafe { config.as_ref() }.map_or(UNDEFINED, |config| config.traffic_class)
 }
 
-/// Undoes one call of `init`. NCCL may call it after a failed `init` too. Ignores `context`.
+/// Undoes one call of `init`. NCCL may call it after a failed `init` too. Ignores `context`, which
+/// may be NULL or another communicator's.
 pub(super) unsafe extern "C" fn finalize(_context: *mut c_void) -> NcclResult {
     guard::call("finalize", |scope| {
         scope.enter()?;
@@ -87,7 +89,7 @@ pub(super) unsafe extern "C" fn devices(ndev: *mut c_int) -> NcclResult {
 
 /// # Safety
 /// `properties` is NULL or writable.
-pub(super) unsafe extern "C" fn get_properties<P: Described>(dev: c_int, properties: *mut P) -> NcclResult {
+pub(super) unsafe extern "C" fn get_properties<P: FromDevice>(dev: c_int, properties: *mut P) -> NcclResult {
     guard::call("getProperties", |scope| {
         // SAFETY: guaranteed by the caller.
         let place = unsafe { Out::new(properties, "props") }?;
@@ -116,7 +118,7 @@ pub(super) unsafe extern "C" fn listen(dev: c_int, handle: *mut c_void, listen_c
 /// Traffic class of a connection, in the form that the interface version passes.
 pub(super) enum Class {
     /// The interface has no argument for a class (v8 and v9).
-    Unchosen,
+    NotPassed,
     /// The communicator's configuration; may be NULL (v10).
     Config(*const CommConfig),
     /// The communicator's context; may be NULL (since v11).
@@ -134,7 +136,7 @@ pub(super) unsafe fn connect(dev: c_int, handle: *mut c_void, class: Class, send
         let handle = unsafe { handles::handle(handle, "handle") }?;
         scope.enter()?;
         let class = match class {
-            Class::Unchosen => None,
+            Class::NotPassed => None,
             // SAFETY: guaranteed by the caller.
             Class::Config(config) => handles::class_of(unsafe { traffic_class_of(config) })?,
             Class::Context(context) => handles::context_class(context)?,
@@ -178,14 +180,14 @@ pub(super) unsafe extern "C" fn reg_mr(
         // SAFETY: guaranteed by the caller.
         let mhandle = unsafe { Out::cleared(mhandle, "mhandle", ptr::null_mut()) }?;
         // SAFETY: NCCL does not close a comm during a call on it.
-        let transfer = unsafe { AnyComm::enter(comm, "comm", scope) }?;
+        let any_comm = unsafe { AnyComm::enter(comm, "comm", scope) }?;
         host_pointer(kind)?;
         if data.is_null() || data.addr().checked_add(size).is_none() {
             return Err(Box::new(Argument::Data { addr: data.addr(), bytes: size }.into()));
         }
         // SAFETY: NCCL keeps registered memory mapped until `deregMr`.
         let memory = unsafe { HostMemory::from_caller(data.addr(), size) };
-        mhandle.set(handles::memory_into_raw(transfer.register(memory)?));
+        mhandle.set(handles::memory_into_raw(any_comm.register(memory)?));
         Ok(())
     })
 }
@@ -206,13 +208,13 @@ pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void
     guard::call("deregMr", |scope| {
         scope.enter()?;
         // SAFETY: NCCL does not close a comm during a call on it.
-        let transfer = unsafe { AnyComm::from_raw(comm, "comm") }?;
-        // A broken comm leaks its registrations. This still reports success, because NCCL
-        // deregisters all memory before it closes the comm.
-        if transfer.health().is_broken() {
+        let any_comm = unsafe { AnyComm::from_raw(comm, "comm") }?;
+        // A broken comm leaks its registrations. NCCL deregisters all memory before it closes the
+        // comm. An error here would keep it from closing the comm, so the result is success.
+        if any_comm.health().is_broken() {
             return Ok(());
         }
-        scope.enter_comm(transfer.health())?;
+        scope.enter_comm(any_comm.health())?;
         if let Some(memory) = ptr::NonNull::new(mhandle) {
             // SAFETY: guaranteed by the caller; NCCL does not use the mhandle after this call.
             unsafe { handles::drop_memory(memory) };
@@ -238,8 +240,8 @@ pub(super) unsafe extern "C" fn isend(
     unsafe { isend_of(send_comm, data, size, tag, mhandle, request) }
 }
 
-/// Starts a send. Each interface version has its own type for the length, so the compiler inlines
-/// this function and the guard into each version's caller.
+/// Starts a send. The length is an `int` in v8 and a `size_t` since v9. This function and the guard
+/// are always inlined, into v8's entry point and into [`isend`].
 ///
 /// # Safety
 /// `send_comm` is NULL or open, `mhandle` is NULL or registered with it, `request` is NULL or
@@ -277,16 +279,16 @@ pub(super) unsafe fn isend_of<L: Length>(
 /// Says how an interface version marks a receive as optional. NCCL does not need the completion of
 /// an optional receive.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Optional {
+pub(super) enum OptionalMark {
     /// Never optional. `*request` may be uninitialised on entry (v8).
     Never,
     /// Optional if `*request` is [`OPTIONAL_RECV_COMPLETION`] on entry.
     IfAsked,
 }
 
-impl Optional {
+impl OptionalMark {
     /// # Safety
-    /// With [`Optional::IfAsked`], `request` is NULL or initialised; otherwise it is not read.
+    /// With [`OptionalMark::IfAsked`], `request` is NULL or initialised; otherwise it is not read.
     #[inline(always)]
     unsafe fn is_asked(self, request: *mut *mut c_void) -> bool {
         // SAFETY: guaranteed by the caller.
@@ -310,20 +312,20 @@ pub(super) unsafe extern "C" fn irecv(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: the caller upholds the same contract.
-    unsafe { irecv_of(recv_comm, Parts { n, data, sizes, tags, mhandles }, Optional::IfAsked, request) }
+    unsafe { irecv_of(recv_comm, Parts { n, data, sizes, tags, mhandles }, OptionalMark::IfAsked, request) }
 }
 
 /// Starts a receive. Inlined like [`isend_of`].
 ///
 /// # Safety
 /// `recv_comm` is NULL or open; `request` is NULL or writable and, unless `optional` is
-/// [`Optional::Never`], readable. The arrays are NULL or have `n` elements; each mhandle is NULL or
-/// registered with the comm. Nothing else uses the buffers until the request is complete.
+/// [`OptionalMark::Never`], readable. The arrays are NULL or have `n` elements; each mhandle is
+/// NULL or registered with the comm. Nothing else uses the buffers until the request is complete.
 #[inline(always)]
 pub(super) unsafe fn irecv_of<L: Length>(
     recv_comm: *mut c_void,
     parts: Parts<L>,
-    optional: Optional,
+    optional: OptionalMark,
     request: *mut *mut c_void,
 ) -> NcclResult {
     let Parts { n, data, sizes, tags, mhandles } = parts;
@@ -342,7 +344,7 @@ pub(super) unsafe fn irecv_of<L: Length>(
         let endpoint = unsafe { CommHandle::<RailRecvComm>::enter(recv_comm, "recvComm", scope) }?;
         let count = count_of(n)?;
         let number = if count == 1 {
-            // The common case is one part. It avoids the array of eight parts that a group needs.
+            // One part, the common case, does not need the array of eight parts of a group.
             // SAFETY: the caller guarantees that each array has one element.
             let (data, sizes, tags, mhandles) = unsafe { Parts { n, data, sizes, tags, mhandles }.first(1) }?;
             // SAFETY: guaranteed by the caller.
@@ -398,15 +400,15 @@ pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, siz
         // SAFETY: guaranteed by the caller.
         let tell = |part, bytes| unsafe { write_size(sizes, part, bytes) };
         // SAFETY: guaranteed by the caller.
-        let finished = match unsafe { Transfer::of_request(request, "request", scope) }? {
-            (Transfer::Send(send), number) => match send.comm().test(number)? {
+        let finished = match unsafe { RailComm::of_request(request, "request", scope) }? {
+            (RailComm::Send(send), number) => match send.comm().test(number)? {
                 Some(bytes) => {
                     tell(0, bytes);
                     true
                 }
                 None => false,
             },
-            (Transfer::Recv(recv), number) => recv.comm().test(number, tell)?,
+            (RailComm::Recv(recv), number) => recv.comm().test(number, tell)?,
         };
         if finished {
             done.set(1);

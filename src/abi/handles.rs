@@ -70,12 +70,12 @@ pub(super) struct Mark(u64);
 const LISTEN: Mark = Mark(u64::from_be_bytes(*b"SpkListn"));
 const SEND: Mark = Mark(u64::from_be_bytes(*b"SpkSend "));
 const RECV: Mark = Mark(u64::from_be_bytes(*b"SpkRecv "));
-const SENDING: Mark = Mark(u64::from_be_bytes(*b"SpkReqSd"));
-const RECEIVING: Mark = Mark(u64::from_be_bytes(*b"SpkReqRv"));
+const SEND_REQUEST_MARK: Mark = Mark(u64::from_be_bytes(*b"SpkReqSd"));
+const RECV_REQUEST_MARK: Mark = Mark(u64::from_be_bytes(*b"SpkReqRv"));
 const STREAM_SEND: Mark = Mark(u64::from_be_bytes(*b"SpkStrSd"));
 const STREAM_RECV: Mark = Mark(u64::from_be_bytes(*b"SpkStrRv"));
-const STREAM_SENDING: Mark = Mark(u64::from_be_bytes(*b"SpkSReqS"));
-const STREAM_RECEIVING: Mark = Mark(u64::from_be_bytes(*b"SpkSReqR"));
+const STREAM_SEND_REQUEST_MARK: Mark = Mark(u64::from_be_bytes(*b"SpkSReqS"));
+const STREAM_RECV_REQUEST_MARK: Mark = Mark(u64::from_be_bytes(*b"SpkSReqR"));
 pub(super) const TUNER: Mark = Mark(u64::from_be_bytes(*b"SpkTuner"));
 
 /// A comm. NCCL may register memory with it on one thread while another thread sends on it.
@@ -93,25 +93,25 @@ impl Comm for ListenComm {
 
 impl Comm for RailSendComm {
     const MARK: Mark = SEND;
-    const REQUEST_MARK: Mark = SENDING;
+    const REQUEST_MARK: Mark = SEND_REQUEST_MARK;
     const REQUESTS: usize = SEND_REQUESTS;
 }
 
 impl Comm for RailRecvComm {
     const MARK: Mark = RECV;
-    const REQUEST_MARK: Mark = RECEIVING;
+    const REQUEST_MARK: Mark = RECV_REQUEST_MARK;
     const REQUESTS: usize = RECV_REQUESTS;
 }
 
 impl Comm for StreamSendComm {
     const MARK: Mark = STREAM_SEND;
-    const REQUEST_MARK: Mark = STREAM_SENDING;
+    const REQUEST_MARK: Mark = STREAM_SEND_REQUEST_MARK;
     const REQUESTS: usize = SEND_REQUESTS;
 }
 
 impl Comm for StreamRecvComm {
     const MARK: Mark = STREAM_RECV;
-    const REQUEST_MARK: Mark = STREAM_RECEIVING;
+    const REQUEST_MARK: Mark = STREAM_RECV_REQUEST_MARK;
     const REQUESTS: usize = RECV_REQUESTS;
 }
 
@@ -244,9 +244,9 @@ pub(super) unsafe fn of_request<'a, C: Comm>(
     Ok((&comm.comm, request.number))
 }
 
-/// Takes a comm back from NCCL. First calls `part`, which tells the peer that the connection ends:
-/// without this, the peer of a broken comm would wait. Then frees the comm, but leaks a broken one:
-/// dropping it would touch state that a panic may have left half-changed.
+/// Takes a comm back from NCCL. First calls `disconnect`, which tells the peer that the connection
+/// ends: without this, the peer of a broken comm would wait. Then frees the comm, but leaks a
+/// broken one: dropping it would touch state that a panic may have left half-changed.
 ///
 /// # Errors
 /// [`Error::Argument`] if the pointer is of another type, [`Error::Missing`] in a forked child.
@@ -258,7 +258,7 @@ pub(super) unsafe fn close<C: Comm>(
     raw: *mut c_void,
     name: &'static str,
     scope: &Scope<'_>,
-    part: fn(&C),
+    disconnect: fn(&C),
 ) -> Quick<()> {
     scope.enter()?;
     // NCCL closes a NULL comm after a failed connect (seen with 2.28.3). NCCL's own networks accept
@@ -271,9 +271,9 @@ pub(super) unsafe fn close<C: Comm>(
     // SAFETY: as above; the comm is still open.
     let open = unsafe { endpoint.as_ref() };
     let is_broken = open.health.is_broken();
-    part(&open.comm);
+    disconnect(&open.comm);
     if is_broken {
-        tracing::warn!("{} leaked after a panic: its memory stays in use until the process ends", word_for(C::MARK));
+        tracing::warn!("{} leaked after a panic: its memory stays in use until the process ends", kind_name(C::MARK));
         return Ok(());
     }
     // SAFETY: `into_raw` leaked this box, and NCCL does not use the comm after closing it.
@@ -282,12 +282,12 @@ pub(super) unsafe fn close<C: Comm>(
 }
 
 /// A send or receive comm over rails; `by_streams::AnyComm` also covers TCP streams.
-pub(super) enum Transfer<'a> {
+pub(super) enum RailComm<'a> {
     Send(&'a CommHandle<RailSendComm>),
     Recv(&'a CommHandle<RailRecvComm>),
 }
 
-impl<'a> Transfer<'a> {
+impl<'a> RailComm<'a> {
     /// Returns the comm and number of a request, and enters the comm into the call's scope. Errors
     /// as [`CommHandle::enter`].
     ///
@@ -297,20 +297,20 @@ impl<'a> Transfer<'a> {
     pub(super) unsafe fn of_request(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<(Self, u16)> {
         // SAFETY: by the caller, `raw` is NULL or an object of this plugin; all begin with a mark.
         let mark = unsafe { mark_of(raw, name) }?;
-        if mark != SENDING && mark != RECEIVING {
-            return Err(of_another_kind(name, mark, SENDING));
+        if mark != SEND_REQUEST_MARK && mark != RECV_REQUEST_MARK {
+            return Err(of_another_kind(name, mark, SEND_REQUEST_MARK));
         }
         // SAFETY: the mark identifies a request, which lives as long as its comm.
         let request = unsafe { &*raw.cast::<RequestHandle>() };
         // SAFETY: a request's comm is open while the request is used; the mark identifies its type.
-        let transfer = unsafe {
+        let comm = unsafe {
             match mark {
-                SENDING => Self::Send(request.endpoint.cast().as_ref()),
+                SEND_REQUEST_MARK => Self::Send(request.endpoint.cast().as_ref()),
                 _ => Self::Recv(request.endpoint.cast().as_ref()),
             }
         };
-        scope.enter_comm(transfer.health())?;
-        Ok((transfer, request.number))
+        scope.enter_comm(comm.health())?;
+        Ok((comm, request.number))
     }
 
     /// Returns the comm without entering it, for calls that must also work on a broken comm.
@@ -441,12 +441,12 @@ pub(super) unsafe fn mark_of(raw: *mut c_void, name: &'static str) -> Quick<Mark
     Ok(unsafe { mark.read() })
 }
 
-fn word_for(mark: Mark) -> &'static str {
+fn kind_name(mark: Mark) -> &'static str {
     match mark {
         LISTEN => "a listen comm",
         SEND | STREAM_SEND => "a send comm",
         RECV | STREAM_RECV => "a receive comm",
-        SENDING | RECEIVING | STREAM_SENDING | STREAM_RECEIVING => "a request",
+        SEND_REQUEST_MARK | RECV_REQUEST_MARK | STREAM_SEND_REQUEST_MARK | STREAM_RECV_REQUEST_MARK => "a request",
         TUNER => "a tuner context",
         _ => "an unknown object",
     }
@@ -472,7 +472,7 @@ fn not_ours(name: &'static str) -> Box<Error> {
 #[cold]
 #[inline(never)]
 pub(super) fn of_another_kind(name: &'static str, found: Mark, wanted: Mark) -> Box<Error> {
-    Box::new(Argument::Kind { name, found: word_for(found), wanted: word_for(wanted) }.into())
+    Box::new(Argument::Kind { name, found: kind_name(found), wanted: kind_name(wanted) }.into())
 }
 
 #[cold]

@@ -32,11 +32,11 @@ pub(super) fn version_of(logger: Option<DebugLogger>) -> Option<String> {
     let mut number: c_int = 0;
     // SAFETY: the pointer is to a live int, which the call writes.
     let status = unsafe { get_version(&raw mut number) };
-    (status == 0).then(|| words(number))
+    (status == 0).then(|| version_text(number))
 }
 
 /// Formats `NCCL_VERSION_CODE`, which is major * 10000 + minor * 100 + patch since 2.9.
-fn words(number: c_int) -> String {
+fn version_text(number: c_int) -> String {
     format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
 }
 
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn a_version_number_is_printed_as_text() {
-        assert_eq!((words(22809), words(23207)), ("2.28.9".to_owned(), "2.32.7".to_owned()));
+        assert_eq!((version_text(22809), version_text(23207)), ("2.28.9".to_owned(), "2.32.7".to_owned()));
         assert_eq!(version_of(None), None);
     }
 }

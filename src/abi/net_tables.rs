@@ -3,8 +3,8 @@
 //! `calls`. The number at the end of a function's name is the first version with its signature.
 
 use super::arguments::Parts;
-use super::calls::{self, Class, Optional};
-use super::properties::Described;
+use super::calls::{self, Class, OptionalMark};
+use super::properties::FromDevice;
 use super::types::*;
 use crate::plugin;
 use std::ffi::{c_int, c_void};
@@ -44,7 +44,7 @@ const fn more_v11<const N: usize>() -> MoreV11<N> {
     MoreV11 { make_v_device: None, finalize: Some(calls::finalize), set_net_attr: None }
 }
 
-const fn table<Init, Properties: Described, Listen, Connect, Isend, Irecv, More>(
+const fn table<Init, Properties: FromDevice, Listen, Connect, Isend, Irecv, More>(
     init: Init,
     listen: Listen,
     connect: Connect,
@@ -107,7 +107,7 @@ unsafe extern "C" fn connect_v8(
     _device_comm: *mut *mut NetDeviceHandle,
 ) -> NcclResult {
     // SAFETY: as in `init_v10`.
-    unsafe { calls::connect(dev, handle, Class::Unchosen, send_comm) }
+    unsafe { calls::connect(dev, handle, Class::NotPassed, send_comm) }
 }
 
 unsafe extern "C" fn connect_v10(
@@ -166,7 +166,7 @@ unsafe extern "C" fn irecv_v8(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: as in `init_v10`.
-    unsafe { calls::irecv_of(recv_comm, Parts { n, data, sizes, tags, mhandles }, Optional::Never, request) }
+    unsafe { calls::irecv_of(recv_comm, Parts { n, data, sizes, tags, mhandles }, OptionalMark::Never, request) }
 }
 
 unsafe extern "C" fn irecv_v9(

@@ -5,15 +5,15 @@ use crate::plugin;
 use std::ffi::c_int;
 use std::ptr;
 
-pub(super) trait Described {
+pub(super) trait FromDevice {
     fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self;
 }
 
 /// `pciPath` is NULL: from the path of one PCI function, NCCL would take that function's x4 link as
-/// the speed of the merged device. A Spark's GPU does not access memory through the network, so
-/// only host pointers are supported and NCCL never needs a flush. Memory is registered with the
-/// device, not with a comm.
-impl<Flush: Default, More: Described> Described for Properties<Flush, More> {
+/// the speed of the merged device. A Spark has no GPUDirect RDMA: its NICs cannot access the GPU's
+/// memory. So only host pointers are supported, and NCCL never needs a flush. Memory is registered
+/// with the device, not with a comm.
+impl<Flush: Default, More: FromDevice> FromDevice for Properties<Flush, More> {
     fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self {
         Self {
             name: of.name.as_ptr(),
@@ -35,17 +35,17 @@ impl<Flush: Default, More: Described> Described for Properties<Flush, More> {
     }
 }
 
-impl Described for () {
+impl FromDevice for () {
     fn new(_: c_int, _: &plugin::DeviceProperties) {}
 }
 
-impl Described for MorePropertiesV9 {
+impl FromDevice for MorePropertiesV9 {
     fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self {
         Self { v_props: alone(dev), max_p2p_bytes: of.max_p2p_bytes, max_coll_bytes: of.max_coll_bytes }
     }
 }
 
-impl Described for MorePropertiesV11 {
+impl FromDevice for MorePropertiesV11 {
     fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self {
         Self {
             v_props: alone(dev),
@@ -56,7 +56,7 @@ impl Described for MorePropertiesV11 {
     }
 }
 
-impl Described for MorePropertiesV12 {
+impl FromDevice for MorePropertiesV12 {
     fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self {
         Self {
             v_props: alone(dev),

@@ -68,7 +68,7 @@ fn tuner_for(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Option<Tuner> 
         Tuner::Acting(acting) => {
             tracing::info!("tuner: in use for a communicator of {}", counted(ranks, "rank"));
             if acting.is_ring_only() {
-                tracing::info!("tuner: offers it only Ring, which keeps to neighbours (NCCL_SPARK_RING_TCP)");
+                tracing::info!("tuner: offers NCCL only Ring, which connects only neighbours (NCCL_SPARK_RING_TCP)");
             }
             Some(tuner)
         }
@@ -102,9 +102,9 @@ pub(super) unsafe extern "C" fn get_coll_info(
     _reg_buff: c_int,
     channels: *mut c_int,
 ) -> NcclResult {
-    static IS_FOREIGN_TOLD: AtomicBool = AtomicBool::new(false);
-    static IS_SHAPE_TOLD: AtomicBool = AtomicBool::new(false);
-    static IS_NULL_TOLD: AtomicBool = AtomicBool::new(false);
+    static IS_FOREIGN_LOGGED: AtomicBool = AtomicBool::new(false);
+    static IS_SHAPE_LOGGED: AtomicBool = AtomicBool::new(false);
+    static IS_NULL_LOGGED: AtomicBool = AtomicBool::new(false);
     if context.is_null() {
         return NcclResult::SUCCESS;
     }
@@ -114,10 +114,10 @@ pub(super) unsafe extern "C" fn get_coll_info(
         let tuner = match unsafe { tuner_handles::tuner(context) } {
             Ok(Some(tuner)) => tuner,
             Ok(None) => return Ok(()),
-            Err(error) => return once(&IS_FOREIGN_TOLD, || error),
+            Err(error) => return once(&IS_FOREIGN_LOGGED, || error),
         };
         if (num_algo, num_proto) != (ALGORITHMS as c_int, PROTOCOLS as c_int) {
-            return once(&IS_SHAPE_TOLD, || other_shape(num_algo, num_proto));
+            return once(&IS_SHAPE_LOGGED, || other_shape(num_algo, num_proto));
         }
         // SAFETY: guaranteed by the caller; the table has the shape of `Costs`, as checked above.
         let costs = unsafe { tuner_handles::costs(coll_cost_table, "collCostTable") };
@@ -130,7 +130,7 @@ pub(super) unsafe extern "C" fn get_coll_info(
                 }
                 Ok(())
             }
-            (Err(error), _) | (_, Err(error)) => once(&IS_NULL_TOLD, || error),
+            (Err(error), _) | (_, Err(error)) => once(&IS_NULL_LOGGED, || error),
         }
     })
 }
@@ -151,9 +151,9 @@ fn apply(tuner: &Tuner, collective: c_int, bytes: u64, num_pipe_ops: c_int, cost
 /// Returns the error on the first call and success afterwards, so that the log has one line.
 #[cold]
 #[inline(never)]
-fn once(told: &AtomicBool, error: impl FnOnce() -> Box<Error>) -> Quick<()> {
+fn once(is_logged: &AtomicBool, error: impl FnOnce() -> Box<Error>) -> Quick<()> {
     // Relaxed: the flag decides only whether a line is logged, and orders nothing else.
-    if told.swap(true, Ordering::Relaxed) { Ok(()) } else { Err(error()) }
+    if is_logged.swap(true, Ordering::Relaxed) { Ok(()) } else { Err(error()) }
 }
 
 fn other_shape(num_algo: c_int, num_proto: c_int) -> Box<Error> {
@@ -261,8 +261,9 @@ mod tests {
 
     #[test]
     fn a_repeated_error_is_logged_once() {
-        let told = AtomicBool::new(false);
-        assert!(once(&told, || other_shape(8, 3)).unwrap_err().to_string().contains("8 algorithms and 3 protocols"));
-        assert!(once(&told, || unreachable!()).is_ok());
+        let is_logged = AtomicBool::new(false);
+        let error = once(&is_logged, || other_shape(8, 3)).unwrap_err().to_string();
+        assert!(error.contains("8 algorithms and 3 protocols"), "{error}");
+        assert!(once(&is_logged, || unreachable!()).is_ok());
     }
 }

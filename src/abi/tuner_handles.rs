@@ -86,7 +86,7 @@ const _: () = {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::handles::Transfer;
+    use crate::abi::handles::RailComm;
     use std::ptr;
 
     fn a_tuner() -> Tuner {
@@ -119,7 +119,7 @@ mod tests {
                 words(tuner(stray.byte_add(1)).map(|_| ())),
                 "context is not a pointer that this plugin returned"
             );
-            let no_comm = Transfer::from_raw(raw, "comm").map(|_| ());
+            let no_comm = RailComm::from_raw(raw, "comm").map(|_| ());
             assert_eq!(words(no_comm), "comm is a tuner context; it must be a receive comm");
             take_back(raw).unwrap();
         }

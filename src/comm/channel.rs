@@ -127,18 +127,8 @@ impl Channel {
     }
 
     fn push(&mut self) -> std::io::Result<()> {
-        while !self.outbox.is_empty() {
-            match self.stream.write(&self.outbox) {
-                Ok(count) => drop(self.outbox.drain(..count)),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => {
-                    self.broken.get_or_insert(e.kind());
-                    return Err(e);
-                }
-            }
-        }
-        Ok(())
+        write_queued(&mut self.outbox, |bytes| self.stream.write(bytes))
+            .inspect_err(|e| _ = self.broken.get_or_insert(e.kind()))
     }
 
     /// Returns the next message if it is complete. One read may deliver several messages, so the
@@ -197,6 +187,22 @@ impl Channel {
     }
 }
 
+/// Writes queued bytes until the socket accepts no more, and removes the written ones.
+pub fn write_queued(
+    queue: &mut Vec<u8>,
+    mut write: impl FnMut(&[u8]) -> std::io::Result<usize>,
+) -> std::io::Result<()> {
+    while !queue.is_empty() {
+        match write(queue) {
+            Ok(count) => drop(queue.drain(..count)),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
@@ -228,7 +234,12 @@ mod tests {
     fn messages_are_read_whole_however_their_bytes_arrive() {
         let (mut channel, mut stream) = pair();
         let sent = [
-            Message::Control(ControlFrame { number: 7, received: 2, asks: true, message: vec![1, 2, 3] }),
+            Message::Control(ControlFrame {
+                number: 7,
+                received: 2,
+                awaits_confirmation: true,
+                message: vec![1, 2, 3],
+            }),
             Message::Refuse("no".into()),
         ];
         let bytes: Vec<u8> = sent.iter().flat_map(Message::encode).collect();
@@ -248,7 +259,7 @@ mod tests {
     #[test]
     fn a_peer_that_reads_nothing_uses_no_memory_here() {
         let (mut channel, _stream) = pair();
-        let frame = ControlFrame { number: 1, received: 0, asks: true, message: vec![7; 2000] };
+        let frame = ControlFrame { number: 1, received: 0, awaits_confirmation: true, message: vec![7; 2000] };
         // Far more than the kernel buffers for a socket.
         let taken = (0..100_000).filter(|_| channel.offer(&Message::Control(frame.clone())).unwrap()).count();
         assert!(taken < 50_000, "{taken} frames were taken");

@@ -122,9 +122,9 @@ impl RailRecvComm {
 
     /// Calls [`RecvPath::test`]. Returns false while the service thread uses the data path.
     #[inline(always)]
-    pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
+    pub fn test(&self, request: u16, report: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| false) };
-        let done = path.test(&self.context, request, tell);
+        let done = path.test(&self.context, request, report);
         path.leave();
         done
     }
@@ -134,14 +134,16 @@ impl<P: FinalBytes> StreamEndpoint<P> {
     /// Closes the connection, as [`Endpoint::close`] does.
     pub fn close(&self) {
         let StreamContext { sockets, .. } = &self.context;
-        let words = self.path.enter().and_then(|mut path| {
-            let words = path.final_bytes();
+        let final_bytes = self.path.enter().and_then(|mut path| {
+            let final_bytes = path.final_bytes();
             path.leave();
-            words
+            final_bytes
         });
         self.process.closed(&sockets.tcp.peer);
-        match words {
-            Some(words) => self.service.close_streams(StreamClose::new(Arc::clone(sockets), words, Instant::now())),
+        match final_bytes {
+            Some(final_bytes) => {
+                self.service.close_streams(StreamClose::new(Arc::clone(sockets), final_bytes, Instant::now()))
+            }
             None => sockets.cut(),
         }
     }
@@ -185,9 +187,9 @@ impl StreamRecvComm {
     }
 
     /// Calls [`StreamRecvPath::test`].
-    pub fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
+    pub fn test(&self, request: u16, report: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| false) };
-        let done = path.test(&self.context, request, tell);
+        let done = path.test(&self.context, request, report);
         path.leave();
         done
     }

@@ -25,7 +25,7 @@ impl Host {
         // Each rail stores its addresses in this query. If a rail cannot be used later, connections
         // pair it by the stored addresses, so that recovery can add it when it returns.
         if let Err(error) = LocalRails::query(&process) {
-            tracing::debug!("rails not looked at yet: {error}");
+            tracing::debug!("cannot query the rails at start: {error}");
         }
         Self { setup: Arc::new(Setup::new(process)), pending: PendingConnections::default() }
     }

@@ -11,6 +11,7 @@ use super::rail::backoff::Backoff;
 use super::rail::registration::{Purpose, Registration, Registrations};
 use super::rail::{Rail, RailSnapshot};
 use super::streams::context::Totals;
+use super::threads::lock;
 use crate::config::Config;
 use crate::counters::Counting;
 use crate::error::Result;
@@ -19,7 +20,7 @@ use crate::flow::pairing::{self, Route};
 use crate::verbs::HostMemory;
 use crate::wire::fields::{Priority, RailAdvert};
 use cpu_latency::CpuLatency;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// State shared by all connections of this process. It has no access to the connections themselves.
@@ -112,16 +113,16 @@ impl Process {
     }
 
     /// Returns the priority of a connection's packets. `traffic_class` is NCCL's choice for the
-    /// communicator; the environment variable overrides it, as in NCCL's net_ib (connect.cc).
+    /// communicator; `NCCL_IB_TC` overrides it, as in NCCL's net_ib (connect.cc).
     pub fn priority(&self, traffic_class: Option<u8>) -> Priority {
         let traffic_class = self.config.setup.traffic_class.or(traffic_class).unwrap_or(0);
         Priority { traffic_class, service_level: self.config.setup.service_level.unwrap_or(0) }
     }
 
-    /// Returns the kernel's routes, from rails of this host to addresses of the connecting side,
-    /// that pair more rails. `snapshot` returns the state of a rail of this host, by its index.
-    /// Returns none with `NCCL_SPARK_RING_TCP`: hosts on a route may forward IP and not RoCE, and
-    /// TCP then works.
+    /// Returns the kernel's routes from rails of this host to addresses of the connecting side, for
+    /// rails that cannot be paired without routes. `snapshot` returns the state of a rail of this
+    /// host, by its index. Returns no routes with `NCCL_SPARK_RING_TCP`: hosts on a route may
+    /// forward IP but not RoCE, and then only TCP works.
     pub fn routes<'l>(
         &self,
         connector: &[RailAdvert],
@@ -164,7 +165,7 @@ impl Process {
                 self.backoff.forget(rail);
             }
             Ok(false) => {}
-            Err(error) => tracing::debug!("rail {}: its device is back, and cannot be used: {error}", rail.name()),
+            Err(error) => tracing::debug!("rail {}: its device has returned but cannot be used: {error}", rail.name()),
         }
         back == Ok(true)
     }
@@ -172,7 +173,7 @@ impl Process {
     /// Counts a new connection.
     pub fn opened(&self, peer: &str) {
         self.log.opened(peer);
-        let mut open = self.open();
+        let mut open = lock(&self.open);
         open.connections += 1;
         open.cpu_latency.hold();
         let is_first = open.connections == 1;
@@ -187,7 +188,7 @@ impl Process {
         tracing::debug!("connection with {peer} closed");
         self.log.closed(peer);
         let is_last = {
-            let mut open = self.open();
+            let mut open = lock(&self.open);
             open.connections = open.connections.saturating_sub(1);
             if open.connections == 0 {
                 open.cpu_latency.release();
@@ -209,10 +210,6 @@ impl Process {
             tracing::info!("counters of the rails' ports {text}");
         }
     }
-
-    fn open(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[cfg(test)]
@@ -225,9 +222,9 @@ mod tests {
         let device = folder.path().join("cpu_dma_latency");
         std::fs::write(&device, b"").unwrap();
         let process = Process::new(Config::from_variables(&[]).unwrap(), Vec::new(), TunerIdentity::default());
-        assert!(matches!(process.open().cpu_latency, CpuLatency::NotWanted) && process.bound.is_none());
-        process.open().cpu_latency = CpuLatency::of(device, Some(7));
-        let is_held = || matches!(process.open().cpu_latency, CpuLatency::Held { .. });
+        assert!(matches!(lock(&process.open).cpu_latency, CpuLatency::NotWanted) && process.bound.is_none());
+        lock(&process.open).cpu_latency = CpuLatency::of(device, Some(7));
+        let is_held = || matches!(lock(&process.open).cpu_latency, CpuLatency::Held { .. });
         assert!(!is_held());
         for _ in 0..2 {
             process.opened("a");

@@ -13,9 +13,9 @@ use crate::config::{RailConfig, RelaxedOrdering};
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::{Missing, Result};
-use crate::interfaces::{Holder, Interface, TableEntry, holder, routes};
+use crate::interfaces::{GidOwner, Interface, TableEntry, gid_owner, routes};
 use crate::verbs::{Access, GidEntry, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
-use crate::wire::fields::{Address, Attachment, RailAdvert, remoteness};
+use crate::wire::fields::{Address, Attachment, RailAdvert, preference_rank};
 use crate::wire::ids::RailId;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -46,7 +46,7 @@ pub struct Rail {
     pub info: RailInfo,
     /// The rail's device, which may be removed.
     pub device: Arc<RailDevice>,
-    /// True if bulk data is registered a second time, with relaxed ordering.
+    /// True if bulk data may use relaxed PCIe ordering ([`registration`]).
     pub relaxed_ordering: bool,
     sysfs: PathBuf,
     /// Value of `NCCL_IB_GID_INDEX`.
@@ -127,13 +127,13 @@ impl Rail {
             if entry.kind != GidKind::RoceV2 || found.iter().any(|(known, _)| known.gid == entry.gid) {
                 continue;
             }
-            let (prefix, interface) = match self.holder(&entry, interfaces) {
-                Holder::Missing(interface) => {
+            let (prefix, interface) = match self.gid_owner(&entry, interfaces) {
+                GidOwner::Missing(interface) => {
                     unheld = Some(&interface.name);
                     continue;
                 }
-                Holder::Found { prefix, interface } => (prefix, Some(interface.index)),
-                Holder::Elsewhere => (None, None),
+                GidOwner::Found { prefix, interface } => (prefix, Some(interface.index)),
+                GidOwner::Elsewhere => (None, None),
             };
             found.push((Address::new(entry.gid, prefix), Held { gid_index: entry.index, interface }));
         }
@@ -141,7 +141,7 @@ impl Rail {
             self.keep_chosen(index, &mut found);
         }
         if !found.is_empty() {
-            found.sort_by_key(|(address, held)| (remoteness(&address.gid), held.gid_index));
+            found.sort_by_key(|(address, held)| (preference_rank(&address.gid), held.gid_index));
             let (addresses, held) = found.into_iter().unzip();
             let snapshot = RailSnapshot { port, addresses, held };
             *self.last_snapshot.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot.clone());
@@ -159,17 +159,17 @@ impl Rail {
         } else if !found.is_empty() && !self.was_warned_of_index.swap(true, Ordering::Relaxed) {
             let usable: Vec<String> = found.iter().map(|(_, known)| known.gid_index.to_string()).collect();
             tracing::warn!(
-                "NCCL_IB_GID_INDEX={index} is no usable RoCE v2 GID of {}: using index {}; unset it",
+                "NCCL_IB_GID_INDEX={index} selects no usable RoCE v2 GID of {}: using index {}; unset it",
                 self.name(),
                 usable.join(" or ")
             );
         }
     }
 
-    fn holder<'i>(&self, entry: &GidEntry, interfaces: &'i [Interface]) -> Holder<'i> {
+    fn gid_owner<'i>(&self, entry: &GidEntry, interfaces: &'i [Interface]) -> GidOwner<'i> {
         let GidEntry { index, gid, ifindex, .. } = *entry;
         let RailInfo { device, port, .. } = &self.info;
-        holder(&self.sysfs, TableEntry { device, port: *port, index, gid, ifindex }, interfaces)
+        gid_owner(&self.sysfs, TableEntry { device, port: *port, index, gid, ifindex }, interfaces)
     }
 
     /// Returns the latest snapshot in which the rail was usable; `None` if it never was.

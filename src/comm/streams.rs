@@ -13,17 +13,17 @@
 //! - Both hosts must have the same value of the setting, because the tuners depend on it. HELLO,
 //!   the first message of the handshake, contains the value. The accepting side refuses a peer with
 //!   another value, even if rails can be paired.
-//! - With the setting, in communicators of more than two nodes, the tuner prefers Ring to all other
-//!   algorithms, because Ring connects only neighbours.
+//! - With the setting, in communicators of more than two nodes, the tuner makes every algorithm but
+//!   Ring a last resort, because Ring connects only neighbours.
 //!
 //! # A message
 //!
-//! `irecv` sends a grant (sequence number, part, room, tag) on stream 0. The sender puts it into a
-//! ring of CTS entries in its own memory, so sends are matched in the same way as over rails. The
-//! message is sent in chunks. Before each chunk comes a frame with the receive, the chunk's offset
-//! and the message's size. A small message is one chunk, on the stream used last. The chunks of a
-//! large message use all free streams in turn. The receiver reads large chunks directly into its
-//! buffer.
+//! `irecv` sends a grant (sequence number, part, buffer size, tag) on stream 0. The sender puts it
+//! into a ring of CTS entries in its own memory, so sends are matched in the same way as over
+//! rails. The message is sent in chunks. Before each chunk comes a frame with the receive, the
+//! chunk's offset and the message's size. A small message is one chunk, on the stream used last.
+//! The chunks of a large message use all free streams in turn. The receiver reads large chunks
+//! directly into its buffer.
 //!
 //! A send is done when the kernel has accepted its bytes, because NCCL may then reuse the buffer. A
 //! receive is done when all its bytes are in its buffer.

@@ -4,8 +4,8 @@ use nix::sched::{sched_getaffinity, sched_setaffinity};
 use nix::sys::signal::SigSet;
 use nix::unistd::Pid;
 use std::io;
-use std::sync::OnceLock;
 use std::sync::mpsc::sync_channel;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Builder;
 
 /// Starts a thread that blocks all signals and may run on all processors of the process, even if
@@ -27,6 +27,12 @@ pub fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> io::Re
         body();
     };
     Builder::new().name(name.to_owned()).spawn(start).map(drop)
+}
+
+/// Locks a mutex, also after a panic of a thread that held it. Only for values that are intact
+/// after such a panic.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Work that [`detach`] runs on a new thread.
@@ -58,7 +64,7 @@ pub fn detach(name: &'static str, work: impl FnOnce() + Send + 'static) {
     match spawn(name, take) {
         Ok(()) => drop(hand.send(Box::new(work))),
         Err(error) => {
-            tracing::debug!("no thread {name}, so its work is done by its caller and may block: {error}");
+            tracing::debug!("cannot start thread {name} ({error}): the calling thread does the work and may block");
             work();
         }
     }

@@ -1,11 +1,11 @@
 //! Accepted TCP connections that have not sent a token yet. The bootstrap's port is open to the
 //! network, so any program may connect.
 //!
-//! A client must send one well-formed message within a time limit. By this message, the listener's
-//! owner decides if it admits the client. All other clients are dropped, and do not disturb
-//! admitted ones. There are two owners: [`super::setup::admission`] admits the peer that got the
-//! listener's handle from NCCL. [`super::recovery::redial`] admits peers whose TCP connection was
-//! lost.
+//! A client must send one well-formed message within a time limit, with a token that only expected
+//! peers know. By this message, the listener's owner decides if it admits the client. All other
+//! clients are dropped, and do not disturb admitted ones. There are two owners:
+//! [`super::setup::admission`] admits the peer that got the listener's handle from NCCL.
+//! [`super::recovery::redial`] admits peers whose TCP connection was lost.
 
 use super::channel::{Channel, Received};
 use super::descriptors::{DescriptorWarning, shortage_text};
@@ -133,7 +133,7 @@ impl Unauthenticated {
                         admitted.extend(self.make_room(judge));
                     }
                     // Other errors, such as a reset before accept, concern only this connection.
-                    None => tracing::debug!("bootstrap connection failed at once: {e}"),
+                    None => tracing::debug!("bootstrap connection failed before it was accepted: {e}"),
                 },
             }
         }
@@ -143,7 +143,7 @@ impl Unauthenticated {
     fn make_room(&mut self, judge: Judge<'_>) -> Option<Admitted> {
         let all = &self.connections;
         let many = |one: &Connection| all.iter().filter(|other| other.from == one.from).count();
-        // `max_by_key` returns the last maximum: the oldest connection in reverse order.
+        // `max_by_key` returns the last maximum: in this reverse order, the oldest connection.
         let crowding = (0..all.len()).rev().max_by_key(|at| many(&all[*at]))?;
         let connection = self.connections.remove(crowding);
         match ask(connection, judge, &mut self.rejections) {

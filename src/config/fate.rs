@@ -1,4 +1,4 @@
-//! Treatment of each variable that NCCL's own network transport reads: read or ignored.
+//! Whether the plugin reads or ignores a variable of NCCL's own network transport.
 
 use super::nccl::ignored;
 use super::{SettingRow, TABLE};

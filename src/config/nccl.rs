@@ -44,7 +44,7 @@ ignored! {
     ["NCCL_IB_FIFO_TC"] =>
         "clear-to-send writes have the traffic class of the data, NCCL_IB_TC";
     ["NCCL_IB_ADAPTIVE_ROUTING", "NCCL_IB_AR_THRESHOLD", "NCCL_IB_OOO_RQ"] =>
-        "each part of a message is one write with immediate, which keeps the order of its packets";
+        "each part of a message is one write with immediate, which completes after all of its packets";
     ["NCCL_IB_ECE_ENABLE"] =>
         "enhanced connection establishment is not negotiated";
     ["NCCL_IB_DATA_DIRECT"] =>

@@ -48,7 +48,7 @@ fn the_environment_wins_over_the_users_file_and_that_over_the_machines() {
     let SetupConfig { traffic_class, service_level, .. } = *setup;
     let QpConfig { timeout, retry_count, .. } = *qp;
     assert_eq!((traffic_class, service_level, retry_count, timeout), (Some(5), Some(2), 4, 14));
-    let source = |name: &str| settings.held().iter().find(|one| one.row.name == name).unwrap().source.clone();
+    let source = |name: &str| settings.in_effect().iter().find(|one| one.row.name == name).unwrap().source.clone();
     assert_eq!(source("NCCL_IB_TC"), Source::Environment);
     assert_eq!(source("NCCL_IB_SL"), Source::File { path: user.path(), line: 2 });
     assert_eq!(source("NCCL_IB_RETRY_CNT"), Source::File { path: machine.path(), line: 3 });

@@ -56,9 +56,11 @@ pub(super) fn millis<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Dur
 }
 
 pub(super) fn switch(value: &str) -> Parsed<bool> {
-    match value {
-        "0" => Ok(false),
-        "1" => Ok(true),
-        _ => Err(Refusal::default()),
-    }
+    choice(value, &[("0", false), ("1", true)])
+}
+
+/// Returns the choice with this text.
+pub(super) fn choice<T: Copy>(value: &str, choices: &[(&str, T)]) -> Parsed<T> {
+    let found = choices.iter().find(|(text, _)| *text == value);
+    found.map(|(_, choice)| *choice).ok_or_else(Refusal::default)
 }

@@ -127,9 +127,10 @@ impl Book {
         peer: &str,
         lane: &CountedLane,
     ) -> Place<Reservation> {
-        let hold = |index| Reservation { counting: Arc::clone(counting), index, is_closed: AtomicBool::new(false) };
+        let reservation =
+            |index| Reservation { counting: Arc::clone(counting), index, is_closed: AtomicBool::new(false) };
         self.make_file();
-        let File::Made(file) = &self.file else { return Place::private(hold(None)) };
+        let File::Made(file) = &self.file else { return Place::private(reservation(None)) };
         let used = self.sequences.len();
         let index = match self.free.len() {
             1.. if used == RECORDS => self.free.pop_front(),
@@ -139,9 +140,9 @@ impl Book {
         let Some(index) = index else {
             self.not_counted += 1;
             file.set(HeaderWord::NotCounted, self.not_counted);
-            return Place::private(hold(None));
+            return Place::private(reservation(None));
         };
-        let place = Place::in_file(file, index, hold(Some(index)));
+        let place = Place::in_file(file, index, reservation(Some(index)));
         if index == used {
             self.sequences.push(0);
         }
@@ -160,7 +161,9 @@ impl Book {
                     File::Made(file)
                 }
                 Err(error) => {
-                    tracing::info!("no counters for other processes, the job runs without: {error}");
+                    tracing::info!(
+                        "cannot create the counters' memory file ({error}); nccl-spark top does not show this process"
+                    );
                     File::None
                 }
             };
@@ -241,20 +244,24 @@ impl Record {
 
     /// Sets the lane's state, unless its connection has ended.
     fn set_state(&self, state: State) {
-        let Some(hold) = self.place.with().filter(|hold| !hold.is_closed.load(Ordering::Relaxed)) else { return };
+        let Some(reservation) =
+            self.place.attached().filter(|reservation| !reservation.is_closed.load(Ordering::Relaxed))
+        else {
+            return;
+        };
         self.store_state(state);
         // Pairs with the fence in `close`. If both run at the same time, either this thread sees
         // `is_closed`, or `close` stores `Closed` after the store above. Either way the state ends
         // as `Closed`.
         fence(Ordering::SeqCst);
-        if hold.is_closed.load(Ordering::Relaxed) {
+        if reservation.is_closed.load(Ordering::Relaxed) {
             self.store_state(State::Closed);
         }
     }
 
     fn close(&self) {
-        if let Some(hold) = self.place.with() {
-            hold.is_closed.store(true, Ordering::Relaxed);
+        if let Some(reservation) = self.place.attached() {
+            reservation.is_closed.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             self.store_state(State::Closed);
         }

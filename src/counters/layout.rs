@@ -86,7 +86,7 @@ pub enum Word {
     Stall = 22,
     /// Payload bytes: confirmed for a sender, received for a receiver.
     Bytes = 24,
-    /// Work requests that carried the bytes.
+    /// Number of shares that carried the bytes. A share of several writes counts once.
     Writes = 25,
     /// Number of timed writes among [`Word::Writes`]. `flow::striping` times samples of the writes
     /// of 4 to 16 KiB, and all larger ones. With one rail it times none.

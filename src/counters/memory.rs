@@ -23,9 +23,9 @@ const FILE_WORDS: usize = FILE_BYTES / size_of::<AtomicU64>();
 pub type RecordWords = [AtomicU64; RECORD_WORDS];
 
 /// Counters of lanes that have no record yet.
-static NOWHERE: RecordWords = [const { AtomicU64::new(0) }; RECORD_WORDS];
+static DISCARDED: RecordWords = [const { AtomicU64::new(0) }; RECORD_WORDS];
 
-/// The mapped memory file of a process. It exists until its last record is dropped.
+/// The mapped memory file of a process. It exists until its `Counting` and all records are dropped.
 pub struct MemoryFile {
     start: NonNull<AtomicU64>,
     /// Kept open, because readers find the file through it.
@@ -98,13 +98,13 @@ impl Drop for MemoryFile {
 /// works alike for both kinds of memory.
 pub struct Place<T> {
     words: NonNull<RecordWords>,
-    /// `None` for [`NOWHERE`].
+    /// `None` for [`DISCARDED`].
     held: Option<Arc<OwnedWords<T>>>,
 }
 
 /// Owner of the words and the attached value, in one allocation because every lane has a place.
 struct OwnedWords<T> {
-    with: T,
+    attached: T,
     _owner: Owner,
 }
 
@@ -120,28 +120,28 @@ unsafe impl<T: Send + Sync> Sync for Place<T> {}
 
 impl<T> Place<T> {
     /// Returns the place of record `index` in the file, or private memory if it does not exist.
-    pub fn in_file(file: &Arc<MemoryFile>, index: usize, with: T) -> Self {
+    pub fn in_file(file: &Arc<MemoryFile>, index: usize, attached: T) -> Self {
         let words = file.words()[HEADER_WORDS..].chunks_exact(RECORD_WORDS).nth(index);
-        let Some(Ok(words)) = words.map(<&RecordWords>::try_from) else { return Self::private(with) };
-        Self::held(NonNull::from(words), Owner::File { _file: Arc::clone(file) }, with)
+        let Some(Ok(words)) = words.map(<&RecordWords>::try_from) else { return Self::private(attached) };
+        Self::held(NonNull::from(words), Owner::File { _file: Arc::clone(file) }, attached)
     }
 
-    pub fn private(with: T) -> Self {
+    pub fn private(attached: T) -> Self {
         let words: Arc<RecordWords> = Arc::new([const { AtomicU64::new(0) }; RECORD_WORDS]);
-        Self::held(NonNull::from(&*words), Owner::Own { _words: words }, with)
+        Self::held(NonNull::from(&*words), Owner::Own { _words: words }, attached)
     }
 
     /// Returns a place for counts that are never read.
     pub fn detached() -> Self {
-        Self { words: NonNull::from(&NOWHERE), held: None }
+        Self { words: NonNull::from(&DISCARDED), held: None }
     }
 
-    pub fn with(&self) -> Option<&T> {
-        self.held.as_ref().map(|held| &held.with)
+    pub fn attached(&self) -> Option<&T> {
+        self.held.as_ref().map(|held| &held.attached)
     }
 
-    fn held(words: NonNull<RecordWords>, owner: Owner, with: T) -> Self {
-        Self { words, held: Some(Arc::new(OwnedWords { with, _owner: owner })) }
+    fn held(words: NonNull<RecordWords>, owner: Owner, attached: T) -> Self {
+        Self { words, held: Some(Arc::new(OwnedWords { attached, _owner: owner })) }
     }
 }
 

@@ -73,7 +73,12 @@ impl Summary {
             let (sent, received) = (percent(*sent_bytes, sent), percent(*received_bytes, received));
             let outages = match losses {
                 0 => "never lost".to_owned(),
-                _ => format!("lost {losses} x, recovered {recoveries} x, away {:.1} s", lost.as_secs_f64()),
+                _ => format!(
+                    "lost {}, recovered {}, unusable for {:.1} s",
+                    times(*losses),
+                    times(*recoveries),
+                    lost.as_secs_f64()
+                ),
             };
             format!(
                 "rail {name}: {sent_bytes} bytes sent ({sent:.1} %), {received_bytes} received ({received:.1} %); {outages}"
@@ -81,6 +86,10 @@ impl Summary {
         };
         std::iter::once(first).chain(self.rails.iter().map(rail)).collect()
     }
+}
+
+fn times(count: u64) -> String {
+    format!("{count} time{}", if count == 1 { "" } else { "s" })
 }
 
 fn percent(part: u64, all: u64) -> f64 {
@@ -118,7 +127,7 @@ mod tests {
             summary.lines((0, 0)),
             [
                 "connections closed: 40 bytes sent and 7 received by rails; 3 stalls of a second or more, 4.2 s in all",
-                "rail a:1: 30 bytes sent (75.0 %), 7 received (100.0 %); lost 2 x, recovered 1 x, away 2.5 s",
+                "rail a:1: 30 bytes sent (75.0 %), 7 received (100.0 %); lost 2 times, recovered 1 time, unusable for 2.5 s",
                 "rail b:1: 10 bytes sent (25.0 %), 0 received (0.0 %); never lost",
             ]
         );

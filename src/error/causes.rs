@@ -1,4 +1,5 @@
-//! Causes of errors, one enum for each NCCL result. A cause has the names and figures of its event.
+//! Causes of errors: an enum for each variant of [`super::Error`], and enums and structs that these
+//! contain. A cause has the names and figures of its event.
 //!
 //! This module imports no other. Text of other modules or of a peer is in `why` or `how`; lists of
 //! rails are text in `rails`, `lanes` or `tries`.
@@ -222,10 +223,10 @@ pub enum Usage {
     #[error("NCCL_SPARK_RING_TCP=1 is set on {with} and not on {without}: set it on every node or on none")]
     RingTcp { with: String, without: String },
     #[error(
-        "{rails}; if none does (the diagonal of a ring), order the ranks along the cables and set NCCL_ALGO=Ring, or set NCCL_SPARK_RING_TCP=1 on every node: they are connected by TCP then"
+        "{rails}; if no cable joins them (the diagonal of a ring), order the ranks along the cables and set NCCL_ALGO=Ring, or set NCCL_SPARK_RING_TCP=1 on every node: TCP then connects them"
     )]
     NothingInCommon { rails: String },
-    #[error("{rails}; NCCL_SPARK_RING_TCP does not replace rails that may come back: {host} cannot use {why}")]
+    #[error("{rails}; NCCL_SPARK_RING_TCP does not replace rails that may return: {host} cannot use {why}")]
     TcpWithheld { rails: String, host: String, why: String },
     #[error(
         "send of {bytes} bytes into a receive of {room} bytes (tag {tag:#x}, peer {peer}): the ranks disagree on a size"
@@ -280,7 +281,7 @@ pub enum Network {
     Unreachable { address: SocketAddr, why: String },
     #[error("connect called again for a connection that has failed or timed out")]
     ConnectAgain,
-    #[error("the process listens on {at}, and the peer came to {own}", own = .own.ip())]
+    #[error("the redial listener is on {at}, but this peer reached this host at {own}", own = .own.ip())]
     OtherAddress { at: SocketAddr, own: SocketAddr },
     #[error("{rail} no longer has the agreed address")]
     AddressGone { rail: String },
@@ -314,7 +315,7 @@ pub enum PeerGone {
         "{peer} is gone: its bootstrap connection closed without BYE, and it answered neither over a rail nor by a new TCP connection"
     )]
     Vanished { peer: String },
-    #[error("{peer} closed the connection before any rail carried: {rails}")]
+    #[error("{peer} closed the connection before any rail worked: {rails}")]
     Left { peer: String, rails: String },
     #[error("{peer} closed the bootstrap connection during connection set-up")]
     ClosedInSetup { peer: String },
@@ -348,7 +349,7 @@ pub enum Violation {
     UnknownRail { peer: String, rail: usize },
     #[error("{peer} answered for {theirs} rails; {ours} were offered")]
     RailCount { peer: String, theirs: usize, ours: usize },
-    #[error("{peer} says that a rail carries which this side could not connect")]
+    #[error("{peer} reports a working rail that this side could not connect")]
     NotConnected { peer: String },
     #[error("{peer} uses streams that are not open")]
     NotOpen { peer: String },
@@ -375,7 +376,8 @@ pub enum TimedOut {
     Stalled { peer: String, waited: Duration, limit: u64, why: StallCause },
 }
 
-/// Cause of a stall, from the peer's answer. Times are since the last progress.
+/// Cause of a stall. `idle` is the time since the peer's last progress, from its answer. `silent`
+/// is the time since the question that the peer has not answered.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum StallCause {
     #[error("the peer's rank has posted no receive for {idle:.0?}: its GPU or its program is late")]
@@ -427,7 +429,7 @@ pub enum Internal {
     Request { number: u16, count: usize },
     #[error("{device}:{port} disappeared during initialisation")]
     PortGone { device: String, port: u8 },
-    #[error("connection set-up is in no stage")]
+    #[error("connection set-up has no current stage")]
     NoStage,
     #[error("a rail was neither connected nor left out")]
     NotConnected,

@@ -6,8 +6,8 @@ mod causes;
 
 pub use causes::*;
 
-/// Error of a plugin call. Each variant is one NCCL result; its fields have the cause. `Display`
-/// makes the text, for NCCL's logger or the command line.
+/// Error of a plugin call. The variant determines the NCCL result; its fields have the cause.
+/// `Display` makes the text, for NCCL's logger or the command line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Unknown or malformed setting, or unreadable settings file.

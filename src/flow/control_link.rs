@@ -56,9 +56,9 @@ impl ControlLink {
 
     /// Returns the current control frame: the message under way, if any, and an acknowledgement.
     pub fn frame(&self) -> ControlFrame {
-        let asks = self.sent > self.confirmed;
-        let message = if asks { self.message.clone() } else { Vec::new() };
-        ControlFrame { number: self.sent, received: self.received, asks, message }
+        let awaits_confirmation = self.sent > self.confirmed;
+        let message = if awaits_confirmation { self.message.clone() } else { Vec::new() };
+        ControlFrame { number: self.sent, received: self.received, awaits_confirmation, message }
     }
 
     /// Accepts a control frame, and returns its control message if the message is new.
@@ -71,7 +71,7 @@ impl ControlLink {
             self.confirmed = self.sent;
             self.send_next();
         }
-        if !frame.asks || frame.number > self.received + 1 {
+        if !frame.awaits_confirmation || frame.number > self.received + 1 {
             return Ok(None);
         }
         // A repeated message is acknowledged too, because the first acknowledgement may be lost.

@@ -10,7 +10,7 @@ use crate::wire::ids::LaneId;
 #[derive(Debug, Clone, Copy, Default, Hash)]
 pub(super) struct Epochs {
     newest: Epoch,
-    since: [Epoch; MAX_RAILS],
+    first_valid: [Epoch; MAX_RAILS],
 }
 
 impl Epochs {
@@ -19,8 +19,8 @@ impl Epochs {
         self.newest
     }
 
-    pub(super) fn since(&self, lane: LaneId) -> Epoch {
-        self.since[lane.index()]
+    pub(super) fn first_valid(&self, lane: LaneId) -> Epoch {
+        self.first_valid[lane.index()]
     }
 
     /// Begins the next epoch, because a lane's device has returned with new keys.
@@ -30,17 +30,17 @@ impl Epochs {
 
     /// Sets the first epoch of a lane. Returns true if it has changed.
     pub(super) fn learn(&mut self, lane: LaneId, epoch: Epoch) -> bool {
-        let before = std::mem::replace(&mut self.since[lane.index()], epoch);
+        let before = std::mem::replace(&mut self.first_valid[lane.index()], epoch);
         if epoch.is_since(self.newest) {
             self.newest = epoch;
         }
-        self.since.iter_mut().for_each(|since| *since = since.near(self.newest));
+        self.first_valid.iter_mut().for_each(|epoch| *epoch = epoch.near(self.newest));
         before != epoch
     }
 
     /// Returns the lanes of the set `open` for which a CTS entry of this epoch has valid keys.
     pub(super) fn lanes_with_keys(&self, open: u8, epoch: Epoch) -> u8 {
-        let has_key = |lane: &LaneId| epoch.is_since(self.since[lane.index()]);
+        let has_key = |lane: &LaneId| epoch.is_since(self.first_valid[lane.index()]);
         LaneId::all(MAX_RAILS).filter(has_key).fold(0, |lanes, lane| lanes | lane.bit()) & open
     }
 }
@@ -55,16 +55,16 @@ mod tests {
         let (mut receiver, mut sender) = (Epochs::default(), Epochs::default());
         let first = receiver.newest();
         receiver.begin(lane(1));
-        assert!(sender.learn(lane(1), receiver.since(lane(1))));
-        assert!(!sender.learn(lane(1), receiver.since(lane(1))), "the sender knows it");
-        assert!(!sender.learn(lane(0), receiver.since(lane(0))), "lane 0 has its first keys");
+        assert!(sender.learn(lane(1), receiver.first_valid(lane(1))));
+        assert!(!sender.learn(lane(1), receiver.first_valid(lane(1))), "the sender knows it");
+        assert!(!sender.learn(lane(0), receiver.first_valid(lane(0))), "lane 0 has its first keys");
         assert_eq!(sender.newest(), receiver.newest());
         assert_eq!(sender.lanes_with_keys(0b111, first), 0b101);
         assert_eq!(sender.lanes_with_keys(0b111, receiver.newest()), 0b111);
         assert_eq!(sender.lanes_with_keys(0b010, first), 0);
         for _ in 0..300 {
             receiver.begin(lane(0));
-            assert!(sender.learn(lane(0), receiver.since(lane(0))));
+            assert!(sender.learn(lane(0), receiver.first_valid(lane(0))));
             let newest = receiver.newest();
             assert_eq!((sender.newest(), sender.lanes_with_keys(0b11, newest)), (newest, 0b11));
         }

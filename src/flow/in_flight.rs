@@ -1,10 +1,10 @@
 //! The bound on a process's bytes in flight (`NCCL_SPARK_INFLIGHT_BYTES`). Bytes in flight are the
 //! bytes of all sends, on all connections, that have begun and are not done.
 //!
-//! A send reserves its bytes before it begins ([`Hold::take`]) and releases them when it is done
-//! ([`Hold::give`]). A send that is resent after a rail's loss keeps its reservation. A connection
-//! that fails ([`Hold::give_all`]) or is dropped releases all its reserved bytes. No connection
-//! releases more than it has reserved.
+//! A send reserves its bytes before it begins ([`Hold::reserve`]) and releases them when it is done
+//! ([`Hold::release`]). A send that is resent after a rail's loss keeps its reservation. A
+//! connection that fails ([`Hold::release_all`]) or is dropped releases all its reserved bytes. No
+//! connection releases more than it has reserved.
 //!
 //! A send larger than the bound reserves the whole bound. So it begins only when nothing else is in
 //! flight, and no other send begins while it runs. An empty send reserves nothing. A send that does
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Bound {
     most_bytes: u64,
-    taken_bytes: AtomicU64,
+    reserved_bytes: AtomicU64,
 }
 
 /// One connection's reserved bytes. Dropping the `Hold` releases them.
@@ -34,7 +34,7 @@ pub struct Hold {
 impl Bound {
     /// Returns a bound of `most_bytes`, at least 1, with nothing reserved.
     pub fn new(most_bytes: u64) -> Self {
-        Self { most_bytes: most_bytes.max(1), taken_bytes: AtomicU64::new(0) }
+        Self { most_bytes: most_bytes.max(1), reserved_bytes: AtomicU64::new(0) }
     }
 
     /// Returns the bound.
@@ -43,9 +43,9 @@ impl Bound {
     }
 
     /// Returns the reserved bytes, at most the bound. May be called from any thread.
-    pub fn taken_bytes(&self) -> u64 {
-        // Relaxed: see `take`.
-        self.taken_bytes.load(Ordering::Relaxed)
+    pub fn reserved_bytes(&self) -> u64 {
+        // Relaxed: see `reserve`.
+        self.reserved_bytes.load(Ordering::Relaxed)
     }
 
     #[inline(always)]
@@ -55,20 +55,20 @@ impl Bound {
 
     /// Reserves `charge` bytes if they fit.
     ///
-    /// Relaxed, here and in `give`: the counter publishes no memory, and no memory is read because
-    /// of its value. It never exceeds the bound: all changes of one atomic have a single order, and
-    /// each change applies to the value of the change before it. A send's write is posted after its
-    /// `take`, and depends on the result of `take`. The bytes are released after the send's
-    /// completion was polled, and the release depends on that poll. No supported processor makes a
-    /// store visible before a load that the store depends on.
-    fn take(&self, charge: u64) -> bool {
-        let fits = |taken: u64| taken.checked_add(charge).filter(|sum| *sum <= self.most_bytes);
-        self.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
+    /// Relaxed, here and in `release`: the counter publishes no memory, and no memory is read
+    /// because of its value. It never exceeds the bound: all changes of one atomic have a single
+    /// order, and each change applies to the value of the change before it. A send's write is
+    /// posted after its `reserve`, and depends on the result of `reserve`. The bytes are released
+    /// after the send's completion was polled, and the release depends on that poll. No supported
+    /// processor makes a store visible before a load that the store depends on.
+    fn reserve(&self, charge: u64) -> bool {
+        let fits = |reserved: u64| reserved.checked_add(charge).filter(|sum| *sum <= self.most_bytes);
+        self.reserved_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
     }
 
     #[inline(always)]
-    fn give(&self, charge: u64) {
-        self.taken_bytes.fetch_sub(charge, Ordering::Relaxed);
+    fn release(&self, charge: u64) {
+        self.reserved_bytes.fetch_sub(charge, Ordering::Relaxed);
     }
 }
 
@@ -80,9 +80,9 @@ impl Hold {
 
     /// Reserves the bytes of a send that is about to begin. Returns false if they do not fit now.
     #[must_use]
-    pub fn take(&mut self, bytes: u64) -> bool {
+    pub fn reserve(&mut self, bytes: u64) -> bool {
         let charge = self.bound.charge(bytes);
-        let may_begin = charge == 0 || self.bound.take(charge);
+        let may_begin = charge == 0 || self.bound.reserve(charge);
         if may_begin {
             self.bytes += charge;
         }
@@ -90,24 +90,24 @@ impl Hold {
     }
 
     /// Releases the bytes of a send that is done or did not begin. Has no effect after
-    /// [`Hold::give_all`].
+    /// [`Hold::release_all`].
     #[inline(always)]
-    pub fn give(&mut self, bytes: u64) {
+    pub fn release(&mut self, bytes: u64) {
         let charge = self.bound.charge(bytes).min(self.bytes);
         self.bytes -= charge;
-        self.bound.give(charge);
+        self.bound.release(charge);
     }
 
     /// Releases everything, because the connection has failed and has nothing in flight.
     #[cold]
-    pub fn give_all(&mut self) {
-        self.bound.give(std::mem::take(&mut self.bytes));
+    pub fn release_all(&mut self) {
+        self.bound.release(std::mem::take(&mut self.bytes));
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.give_all();
+        self.release_all();
     }
 }
 
@@ -120,31 +120,31 @@ mod tests {
     fn a_send_above_the_limit_is_sent_alone_and_an_empty_one_always() {
         let bound = Arc::new(Bound::new(100));
         let [mut one, mut other] = [0, 1].map(|_| Hold::new(Arc::clone(&bound)));
-        assert!(one.take(60) && !other.take(41) && !other.take(1000) && other.take(40) && other.take(0));
-        assert!(!one.take(1) && one.take(0));
-        one.give(60);
-        assert!(!one.take(1000), "40 are in flight");
-        other.give(40);
-        assert!(one.take(1000) && !other.take(1) && other.take(0));
-        assert_eq!(bound.taken_bytes(), 100);
-        one.give(1000);
-        assert_eq!((bound.taken_bytes(), bound.most_bytes()), (0, 100));
+        assert!(one.reserve(60) && !other.reserve(41) && !other.reserve(1000) && other.reserve(40) && other.reserve(0));
+        assert!(!one.reserve(1) && one.reserve(0));
+        one.release(60);
+        assert!(!one.reserve(1000), "40 are in flight");
+        other.release(40);
+        assert!(one.reserve(1000) && !other.reserve(1) && other.reserve(0));
+        assert_eq!(bound.reserved_bytes(), 100);
+        one.release(1000);
+        assert_eq!((bound.reserved_bytes(), bound.most_bytes()), (0, 100));
     }
 
     #[test]
     fn a_connections_bytes_in_flight_are_returned_once_at_its_end() {
         let bound = Arc::new(Bound::new(100));
         let [mut failed, mut dropped] = [0, 1].map(|_| Hold::new(Arc::clone(&bound)));
-        assert!(failed.take(30) && failed.take(20) && dropped.take(50));
-        failed.give_all();
-        assert_eq!(bound.taken_bytes(), 50);
+        assert!(failed.reserve(30) && failed.reserve(20) && dropped.reserve(50));
+        failed.release_all();
+        assert_eq!(bound.reserved_bytes(), 50);
         // A late confirmation releases nothing a second time.
-        failed.give(30);
-        failed.give_all();
+        failed.release(30);
+        failed.release_all();
         drop(failed);
-        assert_eq!(bound.taken_bytes(), 50);
+        assert_eq!(bound.reserved_bytes(), 50);
         drop(dropped);
-        assert_eq!(bound.taken_bytes(), 0);
+        assert_eq!(bound.reserved_bytes(), 0);
     }
 
     #[test]
@@ -156,30 +156,30 @@ mod tests {
                 scope.spawn(move || {
                     for turn in 0..20_000 {
                         let bytes = 1 + (turn * 7919 + thread * 104_729) % 600;
-                        if hold.take(bytes) {
+                        if hold.reserve(bytes) {
                             assert!(seen.fetch_add(bytes, Ordering::SeqCst) + bytes <= 1000);
                             seen.fetch_sub(bytes, Ordering::SeqCst);
-                            hold.give(bytes);
+                            hold.release(bytes);
                         }
                     }
                 });
             }
         });
-        assert_eq!(bound.taken_bytes(), 0);
+        assert_eq!(bound.reserved_bytes(), 0);
     }
 
     #[derive(Debug, Clone, Copy)]
     enum Use {
-        Take(u64),
-        Give(usize),
+        Reserve(u64),
+        Release(usize),
         Fail,
         Drop,
     }
 
     fn step() -> impl Strategy<Value = (usize, Use)> {
         let step = prop_oneof![
-            8 => (0..300_u64).prop_map(Use::Take),
-            6 => (0..64_usize).prop_map(Use::Give),
+            8 => (0..300_u64).prop_map(Use::Reserve),
+            6 => (0..64_usize).prop_map(Use::Release),
             1 => Just(Use::Fail),
             1 => Just(Use::Drop),
         ];
@@ -195,22 +195,22 @@ mod tests {
             for (at, step) in steps {
                 let before: u64 = running.iter().flatten().map(|bytes| bytes.min(&most)).sum();
                 match step {
-                    Use::Take(bytes) => {
-                        let may_begin = holds[at].take(bytes);
+                    Use::Reserve(bytes) => {
+                        let may_begin = holds[at].reserve(bytes);
                         prop_assert_eq!(may_begin, before + bytes.min(most) <= most);
                         if may_begin {
                             running[at].push(bytes);
                         }
                     }
-                    Use::Give(place) if !running[at].is_empty() => {
+                    Use::Release(place) if !running[at].is_empty() => {
                         let place = place % running[at].len();
-                        holds[at].give(running[at].swap_remove(place));
+                        holds[at].release(running[at].swap_remove(place));
                     }
-                    Use::Give(_) => {}
+                    Use::Release(_) => {}
                     Use::Fail => {
-                        holds[at].give_all();
+                        holds[at].release_all();
                         // These sends may still be confirmed.
-                        running[at].drain(..).for_each(|bytes| holds[at].give(bytes));
+                        running[at].drain(..).for_each(|bytes| holds[at].release(bytes));
                     }
                     Use::Drop => {
                         holds[at] = Hold::new(Arc::clone(&bound));
@@ -218,11 +218,11 @@ mod tests {
                     }
                 }
                 let runs: u64 = running.iter().flatten().map(|bytes| bytes.min(&most)).sum();
-                prop_assert_eq!(bound.taken_bytes(), runs);
+                prop_assert_eq!(bound.reserved_bytes(), runs);
                 prop_assert!(runs <= most);
             }
             drop(holds);
-            prop_assert_eq!(bound.taken_bytes(), 0);
+            prop_assert_eq!(bound.reserved_bytes(), 0);
         }
     }
 }

@@ -7,8 +7,8 @@ use crate::wire::cts::{ENTRY_WORDS, Entry, Epoch, Violation, entry_word, rkey_in
 use crate::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The receive at the head of the ring. A send can match only a part of this receive. The receiver
-/// overwrites an entry with another receive only after it has all bytes of this one.
+/// The receive at the head of the ring. A send can match only a part of this receive. Its place in
+/// the ring gets another receive only after the receiver has all its bytes.
 #[derive(Debug, Clone, Default, Hash)]
 pub(super) struct Next<const N: usize> {
     sequence: u64,
@@ -28,7 +28,7 @@ pub struct Head {
     /// Address in the receiver's memory to write to.
     pub addr: u64,
     /// Size of the buffer at this address.
-    pub room_bytes: u64,
+    pub buffer_bytes: u64,
     /// Epoch of the receiver's keys in the entry.
     pub epoch: Epoch,
     pub(super) at: usize,
@@ -108,7 +108,7 @@ impl<const N: usize> Next<N> {
     fn head(&self, entry: &Entry, part: u8) -> Head {
         let sequence = self.sequence;
         let at = entry_word(sequence, usize::from(part));
-        Head { sequence, part, addr: entry.addr(), room_bytes: entry.bytes(), epoch: entry.epoch(), at }
+        Head { sequence, part, addr: entry.addr(), buffer_bytes: entry.bytes(), epoch: entry.epoch(), at }
     }
 
     fn find(&self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {

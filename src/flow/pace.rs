@@ -31,14 +31,14 @@ const CHANGED_POINTS: u8 = 6;
 /// Idle time after which older measurements are discarded.
 const OLD_NS: u64 = 150_000_000;
 /// After this number of writes in a row that found the rail idle, the rate is that of such writes.
-const ALONE: u8 = 16;
+const MIN_SINGLES: u8 = 16;
 
 /// A time, and the bytes that the rail had carried by then.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Moment {
     /// Time in nanoseconds.
     pub now_ns: u64,
-    /// Bytes on this rail confirmed so far to all connections of this process.
+    /// Bytes on this rail confirmed so far to all connections of this process with the peer.
     pub carried_bytes: u64,
 }
 
@@ -50,13 +50,13 @@ pub struct Pace {
     timed: u32,
     /// Start of service of the oldest timed write under way.
     mark: Moment,
-    /// True if the oldest timed write under way found the rail idle. `was_alone` is true if this
-    /// holds for the last confirmed write whose service took time.
-    alone: bool,
-    was_alone: bool,
+    /// True if the oldest timed write under way found the rail idle. `last_found_idle` is true if
+    /// this holds for the last confirmed write whose service took time.
+    found_idle: bool,
+    last_found_idle: bool,
     /// Time at which the last timed write was posted.
     pub given_ns: u64,
-    following: Steady,
+    back_to_back: Steady,
     /// Average of the writes that found the rail idle (`single`), and their number since the last
     /// back-to-back write (`singles`).
     single: Served,
@@ -117,7 +117,8 @@ impl Steady {
 }
 
 impl Pace {
-    /// Returns true if no timed write is under way.
+    /// Returns true if no timed write is under way. The service of the next one then begins when it
+    /// is posted.
     #[inline(always)]
     pub fn is_idle(&self) -> bool {
         self.timed == 0
@@ -131,9 +132,9 @@ impl Pace {
             let now_ns = now.now_ns;
             if self.timed == 0 {
                 self.mark = now;
-                self.alone = true;
+                self.found_idle = true;
                 if now_ns.saturating_sub(self.given_ns) > OLD_NS {
-                    (self.following, self.single) = Default::default();
+                    (self.back_to_back, self.single) = Default::default();
                 }
             }
             self.timed += 1;
@@ -151,23 +152,23 @@ impl Pace {
             // Includes the bytes of other connections, which the rail has served in the same time.
             let bytes = now.carried_bytes.saturating_sub(self.mark.carried_bytes);
             if busy_ns > 0 {
-                self.was_alone = self.alone;
+                self.last_found_idle = self.found_idle;
             }
             // `busy_ns` is 0 if this write was polled together with the write before it.
-            match (self.was_alone, busy_ns) {
+            match (self.last_found_idle, busy_ns) {
                 (true, 0) => self.single.bytes += bytes as f64,
-                (false, 0) => self.following.add_bytes(bytes),
+                (false, 0) => self.back_to_back.add_bytes(bytes),
                 (true, _) => {
                     self.single.add(bytes, busy_ns, QUICK);
                     self.singles = self.singles.saturating_add(1);
                 }
                 (false, _) => {
-                    self.following.add(bytes, busy_ns);
+                    self.back_to_back.add(bytes, busy_ns);
                     self.singles = 0;
                 }
             }
             self.timed = self.timed.saturating_sub(1);
-            (self.mark, self.alone) = (now, false);
+            (self.mark, self.found_idle) = (now, false);
         }
     }
 
@@ -176,7 +177,7 @@ impl Pace {
     #[inline(always)]
     pub fn measured(&self) -> Option<f64> {
         let single = self.single.rate();
-        if self.singles < ALONE { self.following.slow.rate().or(single) } else { single }
+        if self.singles < MIN_SINGLES { self.back_to_back.slow.rate().or(single) } else { single }
     }
 }
 
@@ -239,7 +240,7 @@ mod tests {
             }
         }
         assert!((pace.measured().unwrap() - 10_000.0).abs() < 1e-6, "{pace:?}");
-        for start in (200_000..).step_by(1000).take(usize::from(ALONE)) {
+        for start in (200_000..).step_by(1000).take(usize::from(MIN_SINGLES)) {
             pace.record_queued(1000, Some(start));
             pace.confirmed(1000, Some(start + 400));
         }

@@ -7,9 +7,10 @@
 //! one link carry no more than one.
 //!
 //! The remaining rails pair by [`Route`]s, because routers forward RoCE v2 packets. A Spark's NIC
-//! can also forward packets from one cable to another, if its owner sets rules for this (the
-//! diagonal of a ring). The accepting side computes the pairs, and asks its kernel for routes. The
-//! connecting side refuses an offered pair if its own kernel has no route back.
+//! can also forward packets from one cable to another, if its owner sets rules for this. (Opposite
+//! Sparks of a ring then reach each other.) The accepting side computes the pairs, and asks its
+//! kernel for routes. The connecting side refuses an offered pair if its own kernel has no route
+//! back.
 //!
 //! In a common layout, only one of two twins has an address besides its link-local address. The
 //! other twin is paired with a rail of the peer on the same cable, if addresses and names identify

@@ -89,24 +89,25 @@ struct LanesByTime {
 /// - when one more lane would make the average share smaller than `min_share_bytes` (above 0).
 ///
 /// Then lanes whose share is smaller than half of `min_share_bytes` are removed, the smallest share
-/// first. Fewer lanes get a share if the message then ends at most `late_us` microseconds later.
+/// first. Fewer lanes get a share if the message then ends at most `accepted_delay_us` microseconds
+/// later.
 #[inline]
-pub fn divide(bytes: u64, lanes: &[LaneLoad], min_share_bytes: u64, late_us: f64) -> Shares {
+pub fn divide(bytes: u64, lanes: &[LaneLoad], min_share_bytes: u64, accepted_delay_us: f64) -> Shares {
     let most = (bytes / min_share_bytes.max(1)).clamp(1, MAX_RAILS as u64) as usize;
     let least = (min_share_bytes / 2) as f64;
-    if let Some(shares) = divide_among_all(bytes, lanes, most, least, late_us) {
+    if let Some(shares) = divide_among_all(bytes, lanes, most, least, accepted_delay_us) {
         return shares;
     }
     let mut order = LanesByTime::new(lanes);
-    if late_us > 0.0 {
+    if accepted_delay_us > 0.0 {
         let (lane, whole_us) = soonest(bytes, lanes);
         let (_, level) = order.fill(bytes, lanes, most, 0.0);
-        if whole_us - level <= late_us {
+        if whole_us - level <= accepted_delay_us {
             return Shares::whole(lane, bytes);
         }
     }
     loop {
-        let (members, level) = order.fill(bytes, lanes, most, late_us);
+        let (members, level) = order.fill(bytes, lanes, most, accepted_delay_us);
         let mut weakest = (0, least);
         for place in 0..members {
             let share = order.share_at(place, lanes, level);
@@ -124,7 +125,7 @@ pub fn divide(bytes: u64, lanes: &[LaneLoad], min_share_bytes: u64, late_us: f64
 /// Handles the usual case of [`divide`], in which all lanes get a share and need no sorting.
 /// Returns `None` in other cases.
 #[inline]
-fn divide_among_all(bytes: u64, lanes: &[LaneLoad], most: usize, least: f64, late_us: f64) -> Option<Shares> {
+fn divide_among_all(bytes: u64, lanes: &[LaneLoad], most: usize, least: f64, accepted_delay_us: f64) -> Option<Shares> {
     if lanes.len() > most {
         return None;
     }
@@ -139,7 +140,7 @@ fn divide_among_all(bytes: u64, lanes: &[LaneLoad], most: usize, least: f64, lat
         }
     }
     let level = work / rate;
-    if late_us > 0.0 && (work - last_backlog) / (rate - last_rate) - level <= late_us {
+    if accepted_delay_us > 0.0 && (work - last_backlog) / (rate - last_rate) - level <= accepted_delay_us {
         return None;
     }
     let mut shares = Shares { shares: [Share::default(); MAX_RAILS], count: lanes.len() };
@@ -187,9 +188,10 @@ impl LanesByTime {
     }
 
     /// Returns the number of lanes that get a share, and the time (in microseconds) at which they
-    /// finish together. This is at most `late_us` later than with all lanes that would help.
+    /// finish together. This is at most `accepted_delay_us` later than with all lanes that would
+    /// help.
     #[inline]
-    fn fill(&self, bytes: u64, lanes: &[LaneLoad], most: usize, late_us: f64) -> (usize, f64) {
+    fn fill(&self, bytes: u64, lanes: &[LaneLoad], most: usize, accepted_delay_us: f64) -> (usize, f64) {
         let (mut rate, mut work, mut level, mut members) = (0.0, bytes as f64, 0.0, 0);
         let mut levels = [0.0; MAX_RAILS];
         for (lane, &free) in self.lane.iter().zip(&self.free_at_us).take(self.count.min(most)) {
@@ -203,7 +205,7 @@ impl LanesByTime {
             levels[members] = level;
             members += 1;
         }
-        let enough = levels[..members].iter().position(|fewer| fewer - level <= late_us);
+        let enough = levels[..members].iter().position(|fewer| fewer - level <= accepted_delay_us);
         enough.map_or((members, level), |at| (at + 1, levels[at]))
     }
 

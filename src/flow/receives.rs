@@ -55,22 +55,22 @@ struct Granted {
     sequence: u64,
     count: u8,
     unfinished: u8,
-    claim: Claim,
+    completion: Completion,
 }
 
 /// State of a receive's completion, as NCCL sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Claim {
+enum Completion {
     Pending,
     /// The next test reports completion, even without data: the caller reads flags in the data.
     Optional,
     /// Completion was reported before all data arrived. The slot is freed with its last immediate.
-    Told,
+    Reported,
 }
 
 #[derive(Debug, Clone, Copy, Default, Hash)]
 struct Part {
-    room: u64,
+    buffer_bytes: u64,
     bytes: u64,
     seen: u8,
     /// Number of the message's shares; 0 until the first share has arrived.
@@ -111,7 +111,7 @@ pub enum Arrival {
     /// A share has arrived; the receive is not complete.
     Part,
     /// A share has arrived, and completes the receive.
-    Whole,
+    Complete,
     /// The immediate is from an earlier use of the slot, or is a repetition without bytes.
     Stale,
 }
@@ -128,7 +128,7 @@ pub enum Violation {
         share: u8,
     },
     /// The share has already arrived, and more bytes were written for it.
-    #[error("share {share} of part {part} came again, with {bytes} bytes")]
+    #[error("share {share} of part {part} arrived twice; the second write had {bytes} bytes")]
     Again {
         /// The part.
         part: u8,
@@ -138,7 +138,7 @@ pub enum Violation {
         bytes: u32,
     },
     /// Two immediates of one message disagree about the number of shares.
-    #[error("message of {now} shares, announced as {before}")]
+    #[error("immediates of one message disagree: {before} and {now} shares")]
     Shares {
         /// Number of shares in the first immediate.
         before: u8,
@@ -146,12 +146,12 @@ pub enum Violation {
         now: u8,
     },
     /// The message is larger than the receive.
-    #[error("{bytes} bytes for a receive of {room} bytes")]
+    #[error("{bytes} bytes for a receive of {buffer_bytes} bytes")]
     Overrun {
         /// Bytes that arrived.
         bytes: u64,
         /// Size of the receive's buffer.
-        room: u64,
+        buffer_bytes: u64,
     },
 }
 
@@ -194,18 +194,23 @@ impl<const N: usize> Receives<N> {
     /// is the lane on which the caller writes its CTS entries. Returns `None` while the slot is in
     /// use. An optional receive is reported done before its bytes have arrived.
     #[inline(always)]
-    pub fn grant(&mut self, rooms: impl ExactSizeIterator<Item = u64>, optional: bool, lane: LaneId) -> Option<Grant> {
+    pub fn grant(
+        &mut self,
+        buffer_bytes: impl ExactSizeIterator<Item = u64>,
+        optional: bool,
+        lane: LaneId,
+    ) -> Option<Grant> {
         if !self.has_room() {
             return None;
         }
-        let count = rooms.len().min(PARTS) as u8;
+        let count = buffer_bytes.len().min(PARTS) as u8;
         let sequence = self.next;
         let slot = Slot::of(sequence);
-        for (part, room) in self.parts[slot.index()].iter_mut().zip(rooms) {
-            *part = Part { room, bytes: 0, seen: 0, shares: 0 };
+        for (part, buffer_bytes) in self.parts[slot.index()].iter_mut().zip(buffer_bytes) {
+            *part = Part { buffer_bytes, bytes: 0, seen: 0, shares: 0 };
         }
-        let claim = if optional { Claim::Optional } else { Claim::Pending };
-        self.slots[slot.index()] = SlotState::Granted(Granted { sequence, count, unfinished: count, claim });
+        let completion = if optional { Completion::Optional } else { Completion::Pending };
+        self.slots[slot.index()] = SlotState::Granted(Granted { sequence, count, unfinished: count, completion });
         self.lanes[slot.index()] = lane;
         // The slot's previous receive needs no repeated grant any longer.
         self.to_repeat &= !slot.bit();
@@ -266,9 +271,9 @@ impl<const N: usize> Receives<N> {
         if part.shares != 0 && part.shares != immediate.shares {
             return Err(Violation::Shares { before: part.shares, now: immediate.shares });
         }
-        let total = part.bytes + u64::from(immediate.leads) * self.chunk_bytes + u64::from(bytes);
-        if total > part.room {
-            return Err(Violation::Overrun { bytes: total, room: part.room });
+        let total = part.bytes + u64::from(immediate.full_chunks) * self.chunk_bytes + u64::from(bytes);
+        if total > part.buffer_bytes {
+            return Err(Violation::Overrun { bytes: total, buffer_bytes: part.buffer_bytes });
         }
         (part.bytes, part.shares, part.seen) = (total, immediate.shares, part.seen | bit);
         if !part.is_whole() {
@@ -278,16 +283,17 @@ impl<const N: usize> Receives<N> {
         if granted.unfinished > 0 {
             return Ok(Arrival::Part);
         }
-        if granted.claim == Claim::Told {
+        if granted.completion == Completion::Reported {
             *state = SlotState::Free;
         }
         self.open -= 1;
-        Ok(Arrival::Whole)
+        Ok(Arrival::Complete)
     }
 
     /// Returns true if a receive is finished. Then also calls `tell` with the index and size of
     /// each part, and frees the slot. An optional receive is finished immediately. If its bytes
-    /// have not arrived, it reports the sizes of its buffers, and keeps its slot until they have.
+    /// have not arrived, it reports the sizes of its buffers, and keeps its slot until its bytes
+    /// arrive.
     ///
     /// # Errors
     /// [`NotInFlight`] if the slot has no receive, or if completion was reported before.
@@ -296,12 +302,12 @@ impl<const N: usize> Receives<N> {
         let state = &mut self.slots[slot.index()];
         let SlotState::Granted(granted) = state else { return Err(NotInFlight(slot.number())) };
         let whole = granted.unfinished == 0;
-        match granted.claim {
-            Claim::Told => return Err(NotInFlight(slot.number())),
-            Claim::Pending if !whole => return Ok(false),
-            Claim::Pending | Claim::Optional => {}
+        match granted.completion {
+            Completion::Reported => return Err(NotInFlight(slot.number())),
+            Completion::Pending if !whole => return Ok(false),
+            Completion::Pending | Completion::Optional => {}
         }
-        let size = |part: &Part| if whole { part.bytes } else { part.room };
+        let size = |part: &Part| if whole { part.bytes } else { part.buffer_bytes };
         let [first, others @ ..] = &self.parts[slot.index()];
         tell(0, size(first));
         for index in 1..usize::from(granted.count).min(PARTS) {
@@ -310,7 +316,7 @@ impl<const N: usize> Receives<N> {
         if whole {
             *state = SlotState::Free;
         } else {
-            granted.claim = Claim::Told;
+            granted.completion = Completion::Reported;
         }
         Ok(true)
     }
@@ -349,7 +355,7 @@ impl<const N: usize> Receives<N> {
 
     /// Returns the first epoch whose entries have valid keys for a lane.
     pub fn epoch_of(&self, lane: LaneId) -> Epoch {
-        self.epochs.since(lane)
+        self.epochs.first_valid(lane)
     }
 
     /// Begins an epoch, because a lane's device has returned with new keys. For all receives that
@@ -415,11 +421,11 @@ impl<const N: usize> Receives<N> {
     }
 
     /// Returns the numbers of the oldest receive that waits for bytes and of the next new receive.
-    pub fn span(&self) -> (u64, u64) {
+    pub fn message_range(&self) -> (u64, u64) {
         (self.delivered(), self.next)
     }
 
-    /// Returns the number of receives, counted from the first, that have all their bytes.
+    /// Returns the number of receives before the first one that waits for bytes.
     pub fn delivered(&self) -> u64 {
         let waiting = self.slots.iter().filter_map(|state| match state {
             SlotState::Granted(g) if g.unfinished > 0 => Some(g.sequence),

@@ -9,8 +9,8 @@
 //!   comes up, and `peer_received` when the peer's FENCED arrives.
 //! - After a loss, the queue pairs are stopped first ([`Action::Fence`], or the data path's own
 //!   fence). FENCED is sent to the peer after this.
-//! - [`Action::Resend`] comes after the fences of both sides. No earlier write on the rail can
-//!   arrive after it.
+//! - [`Action::Resend`] comes after the fences of both sides. From then on, nothing that was posted
+//!   before the fences can arrive.
 //! - The connecting side uses new queue pairs, and sends LIVE, after its test writes are
 //!   acknowledged. The accepting side uses its own new queue pairs after LIVE arrives.
 //! - A connection may begin without any rail. It fails if no rail is in use within
@@ -28,11 +28,11 @@ mod state;
 mod tests;
 mod time;
 
-pub use action::{Action, Answer, Failure, Frame, LogEntry};
+pub use action::{Action, Failure, Frame, LogEntry};
 pub use state::{Cause, Changed, Limits, Role, State};
 
 use super::control_link::ControlLink;
-use crate::wire::control::{ControlFrame, ControlMessage, Progress, Received};
+use crate::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Progress, Received};
 use crate::wire::fields::{LaneEnd, RailAdvert};
 use crate::wire::ids::LaneId;
 use std::collections::VecDeque;
@@ -44,8 +44,9 @@ const SECOND: u64 = 1000 * MILLISECOND;
 /// loss soon after a recovery, and with each failed attempt. It ends when a port comes up.
 const RETRY_PAUSE_NS: u64 = 500 * MILLISECOND;
 const MAX_DOUBLINGS: u32 = 2;
-/// Largest number of doublings for a rail that this connection has never used: a pause of 32 s. The
-/// cause (a wrong VLAN, a missing route) lasts, and every connection makes attempts.
+/// Largest number of doublings for a rail that this connection has never used, although it has used
+/// others: a pause of 32 s. Such a rail's fault (a wrong VLAN, a missing route) lasts, and every
+/// connection makes attempts.
 const MAX_DOUBLINGS_NEVER_UP: u32 = 6;
 /// Time in use after which a rail's next loss resets its count of attempts.
 const STEADY: u64 = 10 * SECOND;
@@ -261,7 +262,7 @@ impl Recovery {
         }
     }
 
-    /// Reports that the port of a rail went down, or that its device is away.
+    /// Reports that the port of a rail went down, or that its device was removed or is silent.
     pub fn rail_down(&mut self, lane: LaneId, why: &str, now: u64) {
         self.fence(lane, Cause::Lost(why.to_owned()), None, now);
     }
@@ -352,24 +353,16 @@ impl Recovery {
     }
 
     /// Reports the result of [`Action::AnswerQps`].
-    pub fn answered(&mut self, lane: LaneId, outcome: Result<Answer, String>, now: u64) {
+    pub fn answered(&mut self, lane: LaneId, outcome: Result<JoinAnswer, String>, now: u64) {
         if self.state(lane) != Some(&State::Answering) {
             return;
         }
         match outcome {
             Ok(_) if !self.recovers() => self.end_attempt(lane, Cause::ConnectionEnds, now),
-            Ok(Answer { connector_gid, acceptor_gid, mtu_bytes, end, epoch }) => {
+            Ok(answer) => {
                 self.transition(lane, State::AwaitingLive, Cause::Done, now);
                 let attempt = self.rails[lane.index()].join_number;
-                self.link.queue(ControlMessage::Joined {
-                    lane,
-                    attempt,
-                    connector_gid,
-                    acceptor_gid,
-                    mtu_bytes,
-                    end,
-                    epoch,
-                });
+                self.link.queue(ControlMessage::Joined { lane, attempt, answer });
             }
             Err(why) => self.not_now(lane, Cause::Failed(why), now),
         }
@@ -415,12 +408,10 @@ impl Recovery {
                 self.transition(lane, State::Answering, Cause::Done, now);
                 self.actions.push_back(Action::AnswerQps(lane, Box::new(theirs), end));
             }
-            (
-                ControlMessage::Joined { attempt, connector_gid, acceptor_gid, mtu_bytes, end, epoch, .. },
-                State::Requested { .. },
-            ) if attempt == rail.join_number => {
+            (ControlMessage::Joined { attempt, answer, .. }, State::Requested { .. })
+                if attempt == rail.join_number =>
+            {
                 self.transition(lane, State::Connecting { until: now + STEP }, Cause::Done, now);
-                let answer = Answer { connector_gid, acceptor_gid, mtu_bytes, end, epoch };
                 self.actions.push_back(Action::ConnectQps(lane, answer));
             }
             (
@@ -444,11 +435,14 @@ impl Recovery {
             return Err("peer sends control frames but does not acknowledge ours".to_owned());
         }
         match (message, self.role) {
-            (ControlMessage::Join { .. } | ControlMessage::Live { .. }, Role::Sender)
-            | (ControlMessage::Joined { .. }, Role::Receiver)
-            | (ControlMessage::StallReply { progress: Progress::Sender { .. }, .. }, Role::Sender)
+            (ControlMessage::Join { .. }, Role::Sender) => Err("the accepting side must not send JOIN".to_owned()),
+            (ControlMessage::Live { .. }, Role::Sender) => Err("the accepting side must not send LIVE".to_owned()),
+            (ControlMessage::Joined { .. }, Role::Receiver) => {
+                Err("the connecting side must not send JOINED".to_owned())
+            }
+            (ControlMessage::StallReply { progress: Progress::Sender { .. }, .. }, Role::Sender)
             | (ControlMessage::StallReply { progress: Progress::Receiver { .. }, .. }, Role::Receiver) => {
-                Err("message invalid for this role".to_owned())
+                Err("STALL REPLY has the progress of the wrong side".to_owned())
             }
             (ControlMessage::Fenced { received, .. }, Role::Sender) if !received.is_possible(begun) => {
                 let (granted, open) = (received.granted, received.open.len());

@@ -2,10 +2,9 @@
 //! follows immediately after the loss of the old connection, later ones after pauses that double.
 //! Each attempt has a time limit.
 //!
-//! The accepting side refuses an attempt that is not newer than the last one, by its number. The
-//! number is the time of the attempt in milliseconds since the connection came up. Numbers far in
-//! the future are refused too: with one, a stranger who learns the token could block all later
-//! attempts.
+//! Each attempt has a number: its time in milliseconds since the connection came up. The accepting
+//! side refuses an attempt whose number is not above the last one. It also refuses numbers far in
+//! the future: with such a number, a stranger who learns the token could block all later attempts.
 //!
 //! Times are nanoseconds since the connection came up. If time goes backwards, none has passed.
 
@@ -14,7 +13,7 @@ const SECOND: u64 = 1000 * MILLISECOND;
 
 /// Pause after the first failed attempt. Each further failure doubles it.
 const FIRST_PAUSE: u64 = 250 * MILLISECOND;
-/// Longest pause. Over a hundred connections of a process with one peer may dial.
+/// Longest pause. Long, because over a hundred connections of a process with one peer may dial.
 const LONGEST_PAUSE: u64 = 16 * SECOND;
 /// Longest pause in two urgent cases. While no rail is up, only TCP can carry the messages for a
 /// rail's return. A peer that has closed TCP without a BYE must show within two seconds that it is
@@ -29,7 +28,7 @@ const STEADY: u64 = 10 * SECOND;
 
 /// Tolerance for an attempt's number ahead of the accepting side's clock. Both clocks start within
 /// one handshake, which takes far less time than this.
-const AHEAD: u64 = 60 * SECOND;
+const CLOCK_TOLERANCE: u64 = 60 * SECOND;
 /// The tolerance for clock drift is the time passed divided by this. Linux lets each of the two
 /// clocks be adjusted by at most 500 ppm (adjtimex(2)).
 const DRIFT: u64 = 1000;
@@ -37,7 +36,7 @@ const DRIFT: u64 = 1000;
 /// Returns true if the accepting side accepts an attempt with this number after the number `last`.
 /// `passed` is the accepting side's time since the connection came up.
 pub fn is_timely(attempt: u64, last: u64, passed: u64) -> bool {
-    let most = passed.saturating_add(passed / DRIFT).saturating_add(AHEAD) / MILLISECOND;
+    let most = passed.saturating_add(passed / DRIFT).saturating_add(CLOCK_TOLERANCE) / MILLISECOND;
     attempt > last && attempt <= most
 }
 
@@ -47,7 +46,7 @@ pub enum Need {
     /// TCP works, or the connection needs no more control messages.
     No,
     /// TCP is down, and the rails carry control messages.
-    Calm,
+    NotUrgent,
     /// TCP is down or in doubt. In addition, no rail is up, or the peer is about to be given up.
     Urgent,
 }
@@ -76,12 +75,14 @@ enum DialState {
     UnderWay { until: u64, pause: u64 },
 }
 
-impl Attempts {
-    /// Returns the state of a connection whose TCP works.
-    pub fn new() -> Self {
+/// The state of a connection whose TCP works.
+impl Default for Attempts {
+    fn default() -> Self {
         Self { state: DialState::Idle { since: 0, pause: 0 }, last: 0 }
     }
+}
 
+impl Attempts {
     /// Returns the next thing to do, if any.
     pub fn poll(&mut self, need: Need, now: u64) -> Option<Step> {
         if let DialState::Idle { since, pause } = self.state
@@ -101,7 +102,7 @@ impl Attempts {
                     return Some(Step::Dial(self.last));
                 }
             }
-            // Also if the need has ended: the peer may have accepted the attempt.
+            // An attempt goes on even if the need has ended: the peer may have accepted it.
             (DialState::UnderWay { until, .. }, _) if now >= until => {
                 self.failed(now);
                 return Some(Step::Abandon);
@@ -123,12 +124,6 @@ impl Attempts {
         if let DialState::UnderWay { pause, .. } = self.state {
             self.state = DialState::Idle { since: now, pause: longer(pause) };
         }
-    }
-}
-
-impl Default for Attempts {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -155,17 +150,17 @@ mod tests {
 
     #[test]
     fn pauses_double_and_are_short_without_a_rail() {
-        let mut calm = Attempts::new();
-        assert_eq!(calm.poll(Need::No, 99 * SECOND), None);
-        let found = attempts(&mut calm, Need::Calm, 100_000, 160_000);
+        let mut not_urgent = Attempts::default();
+        assert_eq!(not_urgent.poll(Need::No, 99 * SECOND), None);
+        let found = attempts(&mut not_urgent, Need::NotUrgent, 100_000, 160_000);
         assert_eq!(found, [100_000, 100_250, 100_750, 101_750, 103_750, 107_750, 115_750, 131_750, 147_750]);
-        assert_eq!(attempts(&mut calm, Need::Urgent, 160_000, 162_500), [160_000, 161_000, 162_000]);
+        assert_eq!(attempts(&mut not_urgent, Need::Urgent, 160_000, 162_500), [160_000, 161_000, 162_000]);
     }
 
     #[test]
     fn an_attempt_is_abandoned_at_its_limit_and_not_before() {
-        let mut redial = Attempts::new();
-        assert_eq!(redial.poll(Need::Calm, 20 * SECOND), Some(Step::Dial(20_000)));
+        let mut redial = Attempts::default();
+        assert_eq!(redial.poll(Need::NotUrgent, 20 * SECOND), Some(Step::Dial(20_000)));
         assert_eq!(redial.poll(Need::No, 25 * SECOND - 1), None);
         assert_eq!(redial.poll(Need::No, 25 * SECOND), Some(Step::Abandon));
         assert_eq!(redial.poll(Need::No, 99 * SECOND), None);
@@ -174,7 +169,7 @@ mod tests {
 
     #[test]
     fn attempt_numbers_grow_and_only_recent_ones_are_accepted() {
-        let (mut redial, mut last) = (Attempts::new(), 0);
+        let (mut redial, mut last) = (Attempts::default(), 0);
         for at in [0, 0, 1, MILLISECOND, 5 * MILLISECOND, 9 * SECOND, 3_000_000 * SECOND] {
             redial.state = DialState::Waiting { since: 0, pause: 0 };
             let Some(Step::Dial(attempt)) = redial.poll(Need::Urgent, at) else { panic!("no attempt") };
@@ -189,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_breaks_again_and_again_is_dialled_with_pauses() {
-        let (mut redial, mut found) = (Attempts::new(), Vec::new());
+        let (mut redial, mut found) = (Attempts::default(), Vec::new());
         for ms in 20_000..40_000 {
             if redial.poll(Need::Urgent, ms * MILLISECOND).is_some() {
                 redial.succeeded(ms * MILLISECOND);
@@ -198,6 +193,6 @@ mod tests {
         }
         assert!((20..25).contains(&found.len()) && found[..3] == [20_000, 20_251, 20_752], "{found:?}");
         assert_eq!(redial.poll(Need::No, 40 * SECOND), None);
-        assert!(redial.poll(Need::Calm, 51 * SECOND).is_some());
+        assert!(redial.poll(Need::NotUrgent, 51 * SECOND).is_some());
     }
 }

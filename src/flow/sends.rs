@@ -14,7 +14,7 @@ use super::plan::Share;
 use crate::wire::control::{Progress, Received};
 use crate::wire::cts::{Epoch, Violation};
 use crate::wire::ids::{LaneId, Slot};
-use crate::wire::immediate::{Immediate, MAX_LEADS};
+use crate::wire::immediate::{Immediate, MAX_FULL_CHUNKS};
 use crate::wire::{MAX_RAILS, PARTS, SLOTS};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -27,7 +27,7 @@ pub const REQUESTS: usize = SLOTS * PARTS;
 #[derive(Debug)]
 pub struct Sends<const N: usize = SLOTS, const R: usize = REQUESTS> {
     requests: Box<[Request; R]>,
-    /// Shares of the running sends. Not used for a send that is [`Request::Whole`].
+    /// Shares of the running sends. Not used for a send that is [`Request::SingleWrite`].
     shares: Box<[[RunningShare; MAX_RAILS]; R]>,
     free: [u16; R],
     free_count: usize,
@@ -45,7 +45,7 @@ enum Request {
     /// A send in one write, posted when it started. Its confirmation releases no reserved bytes.
     /// With a bound, [`Sends::release_when_done`] therefore turns every send except an empty one
     /// into [`Request::Cut`].
-    Whole(Whole),
+    SingleWrite(SingleWrite),
     Cut(Cut),
     Done {
         bytes: u64,
@@ -63,7 +63,7 @@ struct Origin {
 }
 
 #[derive(Debug, Clone, Copy, Hash)]
-struct Whole {
+struct SingleWrite {
     origin: Origin,
     bytes: u64,
     lane: LaneId,
@@ -83,7 +83,7 @@ struct Cut {
 #[derive(Debug, Clone, Copy, Default)]
 struct RunningShare {
     lane: LaneId,
-    leads: u16,
+    full_chunks: u16,
     route: Route,
     offset: u64,
     bytes: u64,
@@ -103,7 +103,8 @@ enum Left {
     Nothing,
     /// The range is empty for the single write of an empty message.
     Range { from: u64, to: u64 },
-    /// The whole share must be posted again, on a lane that is not chosen yet.
+    /// The whole share must be posted again, on a lane that is not chosen yet. Both ends have
+    /// stopped its old lane.
     Lost,
 }
 
@@ -168,28 +169,10 @@ pub struct NextWrite {
 }
 
 impl<const N: usize, const R: usize> Sends<N, R> {
-    /// Returns an empty set of sends.
-    pub fn new() -> Self {
-        let mut free = [0; R];
-        for (index, slot) in free.iter_mut().enumerate() {
-            *slot = (R - 1 - index) as u16;
-        }
-        Self {
-            requests: Box::new([Request::Free; R]),
-            shares: Box::new([[RunningShare::default(); MAX_RAILS]; R]),
-            free,
-            free_count: R,
-            next: Next::default(),
-            epochs: Epochs::default(),
-            has_lost_shares: false,
-            hold: None,
-        }
-    }
-
     /// Returns an empty set of sends. With a `bound`, [`Sends::reserve`] is needed before each
     /// send.
     pub fn within(bound: Option<Arc<Bound>>) -> Self {
-        Self { hold: bound.map(Hold::new), ..Self::new() }
+        Self { hold: bound.map(Hold::new), ..Self::default() }
     }
 
     /// Returns true if a bound is set, so that sends must reserve their bytes before they start.
@@ -202,13 +185,13 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     /// the caller calls [`Sends::release`]. An empty send needs no reservation.
     #[must_use]
     pub fn reserve(&mut self, bytes: u64) -> bool {
-        self.hold.as_mut().is_none_or(|hold| hold.take(bytes))
+        self.hold.as_mut().is_none_or(|hold| hold.reserve(bytes))
     }
 
     /// Releases the bytes of a send that did not start.
     pub fn release(&mut self, bytes: u64) {
         if let Some(hold) = &mut self.hold {
-            hold.give(bytes);
+            hold.release(bytes);
         }
     }
 
@@ -224,7 +207,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     #[cold]
     pub fn ended(&mut self) {
         if let Some(hold) = &mut self.hold {
-            hold.give_all();
+            hold.release_all();
         }
     }
 
@@ -258,7 +241,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
 
     /// Returns the first epoch whose ring entries have valid keys for a lane.
     pub fn epoch_of(&self, lane: LaneId) -> Epoch {
-        self.epochs.since(lane)
+        self.epochs.first_valid(lane)
     }
 
     /// Returns the lanes of the set `open` that can carry a send for this receive part. The part's
@@ -283,7 +266,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     /// `head` comes from [`Sends::peek`] or [`Sends::search`]. `source` is the address of the bytes
     /// and the id of their registration, for a resend.
     #[inline(always)]
-    pub fn start_whole(
+    pub fn start_single_write(
         &mut self,
         head: Head,
         source: (u64, u32),
@@ -291,14 +274,14 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         lane: LaneId,
     ) -> Option<(u16, Immediate)> {
         let origin = Origin::new(&head, source);
-        let request = self.run(head.part, Request::Whole(Whole { origin, bytes, lane }))?;
+        let request = self.run(head.part, Request::SingleWrite(SingleWrite { origin, bytes, lane }))?;
         Some((request, immediate(&origin, (0, 1), 0)))
     }
 
     /// Starts a send that is cut into `shares`, and returns its request number. For each share, the
     /// caller then calls [`Sends::post_share`] if it posts the share immediately, or
     /// [`Sends::keep_share`] if it posts the share later. `head` and `source` are as for
-    /// [`Sends::start_whole`].
+    /// [`Sends::start_single_write`].
     #[inline(always)]
     pub fn start(&mut self, head: &Head, source: (u64, u32), shares: &[Share]) -> Option<u16> {
         let count = shares.len() as u8;
@@ -316,16 +299,16 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         running.unposted &= !(1 << (number & 7));
         let place = &mut self.shares[at][usize::from(number) % MAX_RAILS];
         let Share { lane, offset, bytes } = *share;
-        *place = RunningShare { lane, leads: 0, route: place.route, offset, bytes, left: Left::Nothing };
+        *place = RunningShare { lane, full_chunks: 0, route: place.route, offset, bytes, left: Left::Nothing };
         Some(immediate(&running.origin, (number, running.count), 0))
     }
 
     /// Records that the caller posts a new send's share later, with [`Sends::next_write`].
     pub fn keep_share(&mut self, request: u16, number: u8, share: &Share, route: Route, chunk_bytes: u64) {
-        let leads = leads(share.bytes, chunk_bytes).min(MAX_LEADS) as u16;
+        let full_chunks = full_chunks(share.bytes, chunk_bytes).min(MAX_FULL_CHUNKS) as u16;
         let place = &mut self.shares[usize::from(request) % R][usize::from(number) % MAX_RAILS];
         let Share { lane, offset, bytes } = *share;
-        *place = RunningShare { lane, leads, route, offset, bytes, left: Left::Nothing };
+        *place = RunningShare { lane, full_chunks, route, offset, bytes, left: Left::Nothing };
         place.set_all_unposted();
     }
 
@@ -345,7 +328,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
             local_addr: running.origin.local_addr + from,
             remote_addr: running.origin.remote_addr + from,
             bytes: left.min(chunk_bytes) as u32,
-            immediate: last.then(|| immediate(&running.origin, (share, running.count), part.leads)),
+            immediate: last.then(|| immediate(&running.origin, (share, running.count), part.full_chunks)),
         })
     }
 
@@ -377,7 +360,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     pub fn confirmed(&mut self, request: u16, share: u8) -> Result<u64, NotInFlight> {
         let at = usize::from(request) % R;
         let slot = &mut self.requests[at];
-        if let Request::Whole(Whole { bytes, .. }) = *slot {
+        if let Request::SingleWrite(SingleWrite { bytes, .. }) = *slot {
             *slot = Request::Done { bytes };
             return Ok(bytes);
         }
@@ -398,7 +381,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         let mut any = false;
         for slot in self.requests.iter_mut() {
             let bytes = match slot {
-                Request::Whole(whole) if whole.origin.sequence < delivered => whole.bytes,
+                Request::SingleWrite(single) if single.origin.sequence < delivered => single.bytes,
                 Request::Cut(running) if running.origin.sequence < delivered && running.unposted == 0 => running.bytes,
                 _ => continue,
             };
@@ -413,8 +396,8 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     /// [`Sends::resend`].
     pub fn lost(&mut self, lane: LaneId, received: &Received) {
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
-            if let Request::Whole(whole) = slot
-                && whole.lane == lane
+            if let Request::SingleWrite(single) = slot
+                && single.lane == lane
             {
                 slot.cut(shares);
             }
@@ -477,9 +460,9 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     }
 
     /// Returns the receive numbers of the oldest running send and of the next send to start.
-    pub fn span(&self) -> (u64, u64) {
+    pub fn message_range(&self) -> (u64, u64) {
         let running = self.requests.iter().filter_map(|request| match request {
-            Request::Whole(whole) => Some(whole.origin.sequence),
+            Request::SingleWrite(single) => Some(single.origin.sequence),
             Request::Cut(running) => Some(running.origin.sequence),
             Request::Free | Request::Done { .. } => None,
         });
@@ -497,7 +480,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
                     untested += 1;
                     continue;
                 }
-                Request::Whole(whole) => lanes |= whole.lane.bit(),
+                Request::SingleWrite(single) => lanes |= single.lane.bit(),
                 Request::Cut(cut) => {
                     let unfinished = shares.iter().enumerate().filter(|(number, _)| cut.unfinished >> number & 1 == 1);
                     unfinished.for_each(|(_, share)| lanes |= share.lane.bit());
@@ -511,7 +494,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
 
     /// Returns true if a send runs.
     pub fn is_running(&self) -> bool {
-        self.requests.iter().any(|request| matches!(request, Request::Whole(_) | Request::Cut(_)))
+        self.requests.iter().any(|request| matches!(request, Request::SingleWrite(_) | Request::Cut(_)))
     }
 
     /// Returns the requests with unposted writes.
@@ -525,7 +508,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         let slot = self.requests.get_mut(usize::from(request)).ok_or(NotInFlight(request))?;
         match *slot {
             Request::Free => Err(NotInFlight(request)),
-            Request::Whole(_) | Request::Cut(_) => Ok(None),
+            Request::SingleWrite(_) | Request::Cut(_) => Ok(None),
             Request::Done { bytes } => {
                 *slot = Request::Free;
                 self.free[self.free_count % R] = request;
@@ -538,14 +521,27 @@ impl<const N: usize, const R: usize> Sends<N, R> {
 
 impl<const N: usize, const R: usize> Default for Sends<N, R> {
     fn default() -> Self {
-        Self::new()
+        let mut free = [0; R];
+        for (index, slot) in free.iter_mut().enumerate() {
+            *slot = (R - 1 - index) as u16;
+        }
+        Self {
+            requests: Box::new([Request::Free; R]),
+            shares: Box::new([[RunningShare::default(); MAX_RAILS]; R]),
+            free,
+            free_count: R,
+            next: Next::default(),
+            epochs: Epochs::default(),
+            has_lost_shares: false,
+            hold: None,
+        }
     }
 }
 
 impl Request {
     /// Turns a send in one write into a cut send with a single, posted share.
     fn cut(&mut self, shares: &mut [RunningShare; MAX_RAILS]) {
-        let Self::Whole(Whole { origin, bytes, lane }) = *self else { return };
+        let Self::SingleWrite(SingleWrite { origin, bytes, lane }) = *self else { return };
         *self = Self::Cut(Cut { origin, bytes, count: 1, unfinished: 1, unposted: 0 });
         shares[0] = RunningShare { lane, bytes, ..RunningShare::default() };
     }
@@ -556,7 +552,7 @@ impl Request {
     fn finish(&mut self, bytes: u64, hold: &mut Option<Hold>) {
         *self = Request::Done { bytes };
         if let Some(hold) = hold {
-            hold.give(bytes);
+            hold.release(bytes);
         }
     }
 }
@@ -570,14 +566,15 @@ impl Origin {
 }
 
 #[inline(always)]
-fn immediate(origin: &Origin, (share, shares): (u8, u8), leads: u16) -> Immediate {
+fn immediate(origin: &Origin, (share, shares): (u8, u8), full_chunks: u16) -> Immediate {
     let slot = Slot::of(origin.sequence);
-    Immediate { slot, part: origin.part, generation: Immediate::generation_of(origin.sequence), shares, share, leads }
+    let generation = Immediate::generation_of(origin.sequence);
+    Immediate { slot, part: origin.part, generation, shares, share, full_chunks }
 }
 
 /// Returns the number of full chunks that precede the last write of a share of `bytes`.
 #[inline(always)]
-pub fn leads(bytes: u64, chunk_bytes: u64) -> u64 {
+pub fn full_chunks(bytes: u64, chunk_bytes: u64) -> u64 {
     bytes.saturating_sub(1) / chunk_bytes
 }
 

@@ -198,7 +198,8 @@ impl StallWatch {
         now.saturating_sub(self.progress_at)
     }
 
-    /// Returns true if the stall ends the connection: its limit has passed, and verdicts agree.
+    /// Returns true if the stall ends the connection: its limit has passed, and the last
+    /// `VERDICTS_TO_ABORT` verdicts name the same cause.
     pub fn must_abort(&self, now: u64) -> bool {
         self.agreed >= VERDICTS_TO_ABORT && self.limits.abort.is_some_and(|abort| self.waited(now) >= abort)
     }

@@ -28,15 +28,15 @@ pub enum StreamViolation {
         part: u8,
     },
     /// A message larger than its receive.
-    #[error("message of {total} bytes for a receive of {room} bytes")]
+    #[error("message of {total} bytes for a receive of {buffer_bytes} bytes")]
     Overrun {
         /// Size that the chunk gives for its message.
         total: u64,
         /// Size of the receive's buffer.
-        room: u64,
+        buffer_bytes: u64,
     },
     /// Two chunks of one message give different sizes of the message.
-    #[error("message of {now} bytes, announced as {before}")]
+    #[error("chunks of one message disagree: {before} and {now} bytes")]
     Total {
         /// The first size.
         before: u64,
@@ -60,7 +60,7 @@ pub enum StreamViolation {
         part: u8,
     },
     /// More outstanding receives than there are slots.
-    #[error("receive {0} granted while too many wait for their sends")]
+    #[error("receive {0} granted, but more receives are outstanding than there are slots")]
     GrantAhead(u64),
     /// A grant with impossible contents.
     #[error(transparent)]

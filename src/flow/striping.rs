@@ -43,24 +43,24 @@ const CLEARLY_FASTER: f64 = 1.25;
 
 /// Accepted delay of a message in exchange for fewer shares, as a fraction of the time that the
 /// message must wait in any case. Each share costs a post and two completions. If many messages
-/// wait, the rails are busy even without shares.
+/// wait, the rails are busy even if no message is cut.
 ///
-/// Measured on rung 3, with 18 connections, two messages each under way, and two cables at 0.05 of
-/// their speed. Messages of 64 KiB used 80 and 81 % of the links if each was cut, and 87 and 90 %
-/// if none was. Messages of 128 KiB used 94 to 97 %, and 99 %.
-const HARDLY_LATER: f64 = 0.25;
+/// Measured on rung 3 (ARCHITECTURE.md), with 18 connections, two messages each under way, and two
+/// cables at 0.05 of their speed. Messages of 64 KiB used 80 to 81 % of the links if each was cut,
+/// and 87 to 90 % if none was. Messages of 128 KiB used 94 to 97 % if cut, and 99 % if not.
+const MAX_DELAY_PER_WAIT: f64 = 0.25;
 /// Second limit for the accepted delay, as a fraction of the time for which the rails have been
 /// busy. The delay of a burst's last message delays the whole burst, and no message is known in
 /// advance to be the last.
-const UNEVEN: f64 = 0.03;
-/// No delay is accepted for larger messages, because the cost of a share is small compared with the
-/// cost of the message.
+const MAX_DELAY_PER_BUSY_TIME: f64 = 0.03;
+/// No delay is accepted for messages above this size, because the cost of a share is small compared
+/// with the cost of the message.
 ///
 /// Measured on rung 5, with two H200, 18 channels, and two cables at 0.1 and at 0.25 of their
-/// speed. NCCL sends an all_gather of 128 MiB as 72 messages of 0.9 MiB. It used 82 to 97 % of the
-/// links with unsplit messages, and 95 to 98 % with cut ones. An all_gather of 4 MiB, sent as
+/// speed. NCCL sends an all_gather of 128 MiB as 72 messages of 0.9 MiB. These used 82 to 97 % of
+/// the links if unsplit, and 95 to 98 % if cut. An all_gather of 4 MiB, sent as
 /// messages of 58 KiB, took 570 us with unsplit messages and 760 us with cut ones.
-const WHOLE_IN_A_CROWD_BYTES: u64 = 128 * 1024;
+const MAX_UNSPLIT_WHEN_BUSY_BYTES: u64 = 128 * 1024;
 
 /// Lanes whose quality is at least this fraction of the best quality count as equally good.
 const ALIKE: f64 = 0.75;
@@ -96,7 +96,8 @@ enum Trials {
     Trial { left: u8, home: LaneId, every_ns: u64, rate: f64 },
 }
 
-/// Load of all connections of this process on the lanes' rails. Called only by this connection.
+/// Load of all connections of this process on the lanes' rails. Called only by the thread that uses
+/// this connection's data path.
 pub trait OtherConnections {
     /// Returns the bytes that all connections of this process have under way on a lane's rail.
     fn waiting_bytes(&self, lane: LaneId) -> u64;
@@ -105,9 +106,9 @@ pub trait OtherConnections {
     fn busy_bytes(&self, _lane: LaneId) -> u64 {
         0
     }
-    /// Reports this connection's quality of a lane, relative to its best lane: above 0, up to 1.
-    /// Returns the average of the reports of all connections on the lane's rail.
-    fn share_quality(&self, lane: LaneId, kept: f64) -> f64;
+    /// Reports a lane's quality as this connection has measured it, relative to the connection's
+    /// best lane: above 0, up to 1. Returns the average of all connections over the lane's path.
+    fn share_quality(&self, lane: LaneId, quality: f64) -> f64;
 }
 
 struct NoOthers;
@@ -117,8 +118,8 @@ impl OtherConnections for NoOthers {
         0
     }
 
-    fn share_quality(&self, _lane: LaneId, kept: f64) -> f64 {
-        kept
+    fn share_quality(&self, _lane: LaneId, quality: f64) -> f64 {
+        quality
     }
 }
 
@@ -132,7 +133,7 @@ pub struct Striping {
     stay_bytes: [u64; MAX_RAILS],
     favourite: LaneId,
     min_share_bytes: u64,
-    /// [`COUNTED_BYTES`] if there are several lanes. Otherwise no write is that large.
+    /// [`COUNTED_BYTES`] if there are several lanes, otherwise `u64::MAX`: no write counts.
     counted_bytes: u64,
     sampled: u32,
     count: usize,
@@ -142,7 +143,7 @@ pub struct Striping {
     refreshed_ns: u64,
     trials: Trials,
     /// Expected rate of each lane, in bytes per microsecond.
-    nominal: [f64; MAX_RAILS],
+    expected_rates: [f64; MAX_RAILS],
 }
 
 impl Striping {
@@ -150,7 +151,7 @@ impl Striping {
     /// On all connections the first lane is the favourite at first, because one rail costs less
     /// work.
     pub fn new(paths: &Paths, min_share_bytes: u64) -> Self {
-        let nominal = paths.even_rates().map(|mbps| (mbps / 8.0).max(f64::MIN_POSITIVE));
+        let expected_rates = paths.even_rates().map(|mbps| (mbps / 8.0).max(f64::MIN_POSITIVE));
         let count = paths.count().clamp(1, MAX_RAILS);
         let mut striping = Self {
             paces: [Pace::default(); MAX_RAILS],
@@ -165,7 +166,7 @@ impl Striping {
             stale: false,
             refreshed_ns: 0,
             trials: Trials::Rest { next_ns: RETRY_NS, every_ns: TRIAL_EVERY_NS, rate: 0.0 },
-            nominal,
+            expected_rates,
         };
         striping.refresh(&NoOthers);
         striping
@@ -204,8 +205,8 @@ impl Striping {
         bytes >= self.counted_bytes
     }
 
-    /// Returns true if the next unsplit message must be timed. Called only if its size
-    /// [`Striping::is_counted`].
+    /// Returns true if the next unsplit message must be timed. Called only for sizes that count
+    /// ([`Striping::is_counted`]).
     #[inline(always)]
     pub fn is_to_time(&mut self, bytes: u64) -> bool {
         self.sampled = self.sampled.wrapping_add(1);
@@ -257,14 +258,14 @@ impl Striping {
             self.refreshed_ns = now_ns;
             self.refresh(others);
         }
-        let mut shares = if bytes > WHOLE_IN_A_CROWD_BYTES {
+        let mut shares = if bytes > MAX_UNSPLIT_WHEN_BUSY_BYTES {
             let own = self.lanes(|_, own| own);
             divide(bytes, &own[..self.count], self.min_share_bytes, 0.0)
         } else {
             let crowded = self.lanes(|lane, own| own.max(others.waiting_bytes(lane)));
             let crowded = &crowded[..self.count];
-            let late_us = self.late_us(crowded, others);
-            divide(bytes, crowded, self.min_share_bytes, late_us)
+            let accepted_delay_us = self.accepted_delay_us(crowded, others);
+            divide(bytes, crowded, self.min_share_bytes, accepted_delay_us)
         };
         if shares.as_slice().len() < self.count
             && let Some(lane) = self.lane_to_measure(&shares, now_ns)
@@ -276,14 +277,14 @@ impl Striping {
 
     /// Returns the accepted delay of a message, in microseconds, in exchange for fewer shares.
     #[inline(always)]
-    fn late_us(&self, lanes: &[LaneLoad], others: &impl OtherConnections) -> f64 {
+    fn accepted_delay_us(&self, lanes: &[LaneLoad], others: &impl OtherConnections) -> f64 {
         let (mut wait_us, mut busy_bytes, mut bytes_per_us) = (f64::INFINITY, 0, 0.0);
         for (lane, known) in LaneId::all(self.count).zip(lanes).filter(|(_, known)| known.bytes_per_us > 0.0) {
             wait_us = (known.backlog_bytes as f64 / known.bytes_per_us).min(wait_us);
             busy_bytes += others.busy_bytes(lane);
             bytes_per_us += known.bytes_per_us;
         }
-        (HARDLY_LATER * wait_us).min(UNEVEN * busy_bytes as f64 / bytes_per_us)
+        (MAX_DELAY_PER_WAIT * wait_us).min(MAX_DELAY_PER_BUSY_TIME * busy_bytes as f64 / bytes_per_us)
     }
 
     /// Returns the lanes as the planner's input. `backlog_bytes` returns a lane's backlog, from the
@@ -298,21 +299,24 @@ impl Striping {
         lanes
     }
 
-    /// Returns a lane without a share that is due for one, to measure its current speed.
+    /// Returns a lane that has no share but is due for one, to measure its current speed.
     fn lane_to_measure(&self, shares: &Shares, now_ns: u64) -> Option<LaneId> {
         let left_out = |lane: &LaneId| !shares.as_slice().iter().any(|share| share.lane == *lane);
         LaneId::all(self.count).filter(left_out).find(|lane| self.is_due(*lane, self.min_share_bytes, now_ns))
     }
 
-    /// Returns the lane for an unsplit message whose size [`Striping::is_counted`]. Normally this
-    /// is `lane`, the result of [`Striping::lane_for`]. From time to time, a series of such
-    /// messages uses another lane, to measure its current speed.
+    /// Returns the lane for an unsplit message whose size counts ([`Striping::is_counted`]).
+    /// Normally this is `lane`, the result of [`Striping::lane_for`]. From time to time, a series
+    /// of such messages uses another lane, to measure that lane's current speed.
     #[inline(always)]
     pub fn lane_or_trial(&mut self, lane: LaneId, bytes: u64, now_ns: u64, others: &impl OtherConnections) -> LaneId {
         match self.trials {
             Trials::Rest { next_ns, .. } if now_ns < next_ns => lane,
             Trials::Rest { every_ns, rate: before, .. } => self.start_trial(bytes, now_ns, (every_ns, before), others),
-            Trials::Trial { left, .. } if left > 1 => self.continue_trial(lane),
+            Trials::Trial { ref mut left, .. } if *left > 1 => {
+                *left -= 1;
+                lane
+            }
             Trials::Trial { home, every_ns, rate, .. } => {
                 self.end_trial((lane, home), now_ns, (every_ns, rate), others)
             }
@@ -339,13 +343,6 @@ impl Striping {
             None => self.trials = Trials::Rest { next_ns: now_ns + TRIAL_EVERY_NS, every_ns, rate },
         }
         self.favourite
-    }
-
-    fn continue_trial(&mut self, lane: LaneId) -> LaneId {
-        if let Trials::Trial { left, .. } = &mut self.trials {
-            *left -= 1;
-        }
-        lane
     }
 
     #[inline(never)]
@@ -389,25 +386,28 @@ impl Striping {
 
     fn refresh(&mut self, others: &impl OtherConnections) {
         self.stale = false;
-        let mut kept = [None; MAX_RAILS];
+        let mut qualities = [None; MAX_RAILS];
         let mut best = 0.0_f64;
-        for ((kept, pace), nominal) in kept.iter_mut().zip(&self.paces).zip(&self.nominal) {
-            *kept = pace.measured().map(|measured| measured / nominal);
-            best = best.max(kept.unwrap_or(0.0));
+        for ((quality, pace), expected) in qualities.iter_mut().zip(&self.paces).zip(&self.expected_rates) {
+            *quality = pace.measured().map(|measured| measured / expected);
+            best = best.max(quality.unwrap_or(0.0));
         }
         let mut best_of_all = 0.0_f64;
-        for (lane, kept) in LaneId::all(MAX_RAILS).zip(&mut kept) {
-            *kept = kept.map(|kept| others.share_quality(lane, kept / best));
-            best_of_all = best_of_all.max(kept.unwrap_or(0.0));
+        for (lane, quality) in LaneId::all(MAX_RAILS).zip(&mut qualities) {
+            *quality = quality.map(|quality| others.share_quality(lane, quality / best));
+            best_of_all = best_of_all.max(quality.unwrap_or(0.0));
         }
         // Lanes of about the same quality get their average: the difference is noise, and shares
         // that follow noise leave rails idle. Lanes without a measurement get it too.
         let alike = |factor: &f64| *factor >= ALIKE * best_of_all;
-        let (sum, several) =
-            kept.iter().flatten().filter(|f| alike(f)).fold((0.0, 0.0), |(sum, several), f| (sum + f, several + 1.0));
+        let (sum, several) = qualities
+            .iter()
+            .flatten()
+            .filter(|f| alike(f))
+            .fold((0.0, 0.0), |(sum, several), f| (sum + f, several + 1.0));
         let (usual, best) = if several > 0.0 { (sum / several, best) } else { (1.0, 1.0) };
-        for ((rate, kept), nominal) in self.rates.iter_mut().zip(kept).zip(&self.nominal) {
-            *rate = kept.filter(|factor| !alike(factor)).unwrap_or(usual) * best * nominal;
+        for ((rate, quality), expected) in self.rates.iter_mut().zip(qualities).zip(&self.expected_rates) {
+            *rate = quality.filter(|factor| !alike(factor)).unwrap_or(usual) * best * expected;
         }
         for lane in LaneId::all(self.count).filter(|lane| self.lost & lane.bit() != 0) {
             self.rates[lane.index()] = 0.0;

@@ -122,7 +122,7 @@ impl AdviceInput<'_> {
                 }
             };
             let text = format!(
-                "{} carries only {} of its port's {}, which is all that its PCIe link ({}) carries; {cure}.",
+                "{} carries only {} of its port's {}, the limit of its PCIe link ({}); {cure}.",
                 rail.device,
                 gbps(payload_mbps),
                 gbps(rail.speed_mbps),
@@ -166,8 +166,8 @@ impl AdviceInput<'_> {
         let names: Vec<&str> = unlisted.map(|port| port.facts.device.as_str()).collect();
         if !names.is_empty() {
             let text = format!(
-                "sysfs does not list {} (class/infiniband), so which PCIe link and cable it uses is unknown and its port's \
-                 speed alone counts; set NCCL_SPARK_SYSFS to where sysfs is mounted.",
+                "sysfs does not list {} (class/infiniband), so its PCIe link and cable are unknown, and only its port's speed \
+                 is used; set NCCL_SPARK_SYSFS to where sysfs is mounted.",
                 list(names.iter().copied()),
             );
             found.push(Warning::new(WarningKind::UnknownWiring, names, text));
@@ -225,8 +225,9 @@ impl AdviceInput<'_> {
     }
 
     /// Warns of rails in one subnet, unless each interface answers ARP only for its own addresses.
-    /// With such settings the rails work: the kernel resolves a QP's address through the interface
-    /// of the QP's own address (`rdma_addr_find_l2_eth_by_grh` in Linux), independent of routes.
+    /// With such settings the rails work: the kernel resolves the address of a QP's peer through
+    /// the interface of the QP's own address (`rdma_addr_find_l2_eth_by_grh` in Linux), independent
+    /// of routes.
     fn shared_subnets(&self, found: &mut Vec<Warning>) {
         let mut subnets: Vec<(u32, u8)> = Vec::new();
         for subnet in self.rails.iter().flat_map(|rail| rail.addresses.iter().filter_map(ipv4_subnet)) {

@@ -5,9 +5,9 @@
 //! kernel puts the hardware address of one answer into the QP and never changes it
 //! (`rdma_addr_find_l2_eth_by_grh`). With a wrong address, packets reach a function without the QP.
 //!
-//! A switch with all rails in one subnet works: the kernel resolves a QP's address through the
-//! interface of the QP's own address, whatever the routes are. So rails in one subnet cause a
-//! warning only if their ARP settings are not known to be right.
+//! A switch with all rails in one subnet works: the kernel resolves the address of a QP's peer
+//! through the interface of the QP's own address, whatever the routes are. So rails in one subnet
+//! cause a warning only if their ARP settings are not known to be right.
 //!
 //! Interfaces that answered, measured on Linux 6.18 (two interfaces, one namespace, one bridge):
 //!
@@ -38,18 +38,19 @@ impl<'a> Arp<'a> {
     /// Returns the host's one warning with its cure, unless all settings are right or unreadable.
     pub(super) fn warning(&self) -> Option<Warning> {
         let found: Vec<&(&Rail, ArpSettings)> =
-            self.known.iter().filter(|one| self.is_mixed_up_with_another(one)).collect();
+            self.known.iter().filter(|one| self.has_ambiguous_answers(one)).collect();
         if found.is_empty() {
             return None;
         }
         let devices: Vec<&str> = found.iter().map(|(rail, _)| rail.device.as_str()).collect();
         let rails = list(devices.iter().copied());
-        // The larger of the interface's value and `all`'s counts: 2 for `all` replaces a strict 1.
+        // The kernel uses the larger of the values of the interface and of `all`, so 2 for `all`
+        // replaces a strict 1.
         let is_strict = found.iter().any(|(_, settings)| settings.is_strict());
         let loosened = if is_strict { " net.ipv4.conf.all.rp_filter=2" } else { "" };
         let text = format!(
             "an ARP request for the address of one of {rails} may be answered by another of them, or not at all (arp_ignore, rp_filter), and \
-             what a peer sends there is lost; run {ARP_FIX_COMMAND}{loosened} on this host, and write the same settings into a file in \
+             packets to that address are lost; run {ARP_FIX_COMMAND}{loosened} on this host, and write the same settings into a file in \
              /etc/sysctl.d to keep them."
         );
         Some(Warning::new(WarningKind::Arp { is_strict }, devices, text))
@@ -59,15 +60,15 @@ impl<'a> Arp<'a> {
     pub(super) fn is_right(&self, rails: &[&Rail]) -> bool {
         let is_well = |rail: &&Rail| {
             let known = self.known.iter().find(|(other, _)| std::ptr::eq(*other, *rail));
-            known.is_some_and(|one| !self.is_mixed_up_with_another(one))
+            known.is_some_and(|one| !self.has_ambiguous_answers(one))
         };
         rails.iter().all(is_well)
     }
 
-    fn is_mixed_up_with_another(&self, (one, settings): &(&Rail, ArpSettings)) -> bool {
-        self.known
-            .iter()
-            .any(|(other, others)| !std::ptr::eq(*one, *other) && is_mixed_up((one, settings), (other, others)))
+    fn has_ambiguous_answers(&self, (one, settings): &(&Rail, ArpSettings)) -> bool {
+        self.known.iter().any(|(other, others)| {
+            !std::ptr::eq(*one, *other) && may_answer_for_each_other((one, settings), (other, others))
+        })
     }
 }
 
@@ -78,8 +79,8 @@ struct ArpSettings {
 }
 
 impl ArpSettings {
-    /// Reads the settings of a rail's interface. The larger of the interface's value and that of
-    /// `all` counts (`arp_ignore` and `rp_filter` in Linux' `ip-sysctl` documentation).
+    /// Reads the settings of a rail's interface. The kernel uses the larger of the values of the
+    /// interface and of `all` (`arp_ignore` and `rp_filter` in Linux' `ip-sysctl` documentation).
     fn read(proc_sys: &Path, rail: &Rail) -> Option<Self> {
         let netdev = rail.netdev.as_deref()?;
         let one = |folder: &str, name: &str| -> Option<u32> {
@@ -100,7 +101,7 @@ impl ArpSettings {
 }
 
 /// Returns true if a request for an address of rail `one` may get the other rail's answer, or none.
-fn is_mixed_up((one, its): (&Rail, &ArpSettings), (other, others): (&Rail, &ArpSettings)) -> bool {
+fn may_answer_for_each_other((one, its): (&Rail, &ArpSettings), (other, others): (&Rail, &ArpSettings)) -> bool {
     let either = |holds: fn(ArpSettings) -> bool| holds(*its) || holds(*others);
     let subnets = |rail: &Rail| rail.addresses.iter().filter_map(ipv4_subnet).collect::<Vec<_>>();
     let (here, there) = (subnets(one), subnets(other));

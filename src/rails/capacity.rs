@@ -28,8 +28,8 @@ pub enum Limit {
 /// speed. Twins share a cable and functions of one slot share a link, so the sum of links, rails or
 /// cables alone is too high. By the max-flow min-cut theorem, the flow equals the cheapest cut. For
 /// each set of cut cables, every link costs the lesser of its own rate and the sum of the rates of
-/// its rails to other cables. The sets have only cables with several rails, because the rate of
-/// each rail is already limited by its cable.
+/// its rails to other cables. The sets have only cables with several rails: the rate of a lone rail
+/// on a cable is already limited by that cable.
 ///
 /// `cable_mbps` returns the rate of a rail's cable: line rate, or payload rate after framing. The
 /// highest value among a cable's rails counts.

@@ -27,9 +27,6 @@ pub struct CudaDevice {
 /// The reason as text: no libcuda, or a failed call.
 pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
     let driver = CudaDriver::load()?;
-    // SAFETY: `cuInit` may be called at any time, by any thread, repeatedly; its flags must be 0.
-    let status = unsafe { (driver.init)(0) };
-    succeeded("cuInit", status)?;
     (0..driver.count()?).map(|ordinal| driver.device(ordinal)).collect()
 }
 
@@ -39,9 +36,6 @@ pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
 /// The reason as text: no libcuda, no GPU, or a failed call.
 pub fn gpu_name() -> Result<String, String> {
     let driver = CudaDriver::load()?;
-    // SAFETY: as in `cuda_devices`.
-    let status = unsafe { (driver.init)(0) };
-    succeeded("cuInit", status)?;
     let mut names = (0..driver.count()?).map(|ordinal| driver.name(ordinal)).collect::<Result<Vec<_>, _>>()?;
     names.sort_unstable();
     names.dedup();
@@ -131,6 +125,7 @@ struct CudaDriver {
 }
 
 impl CudaDriver {
+    /// Loads the library and initialises the driver.
     fn load() -> Result<Self, String> {
         // Never unloaded: libcuda keeps threads and state of its own.
         static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
@@ -141,15 +136,20 @@ impl CudaDriver {
         let missing = |error: libloading::Error| format!("libcuda: {error}");
         // SAFETY: the types are those of cuda.h (CUresult and CUdevice_attribute are C enums,
         // CUdevice is an int), and the library is never unloaded.
-        unsafe {
-            Ok(Self {
+        let driver = unsafe {
+            Self {
                 init: *library.get(b"cuInit\0").map_err(missing)?,
                 device_count: *library.get(b"cuDeviceGetCount\0").map_err(missing)?,
                 device_get: *library.get(b"cuDeviceGet\0").map_err(missing)?,
                 attribute: *library.get(b"cuDeviceGetAttribute\0").map_err(missing)?,
                 device_name: *library.get(b"cuDeviceGetName\0").map_err(missing)?,
-            })
-        }
+            }
+        };
+        // SAFETY: `cuInit` may be called at any time, by any thread, repeatedly; its flags must be
+        // 0.
+        let status = unsafe { (driver.init)(0) };
+        succeeded("cuInit", status)?;
+        Ok(driver)
     }
 
     fn count(&self) -> Result<c_int, String> {

@@ -5,9 +5,8 @@
 //! used by mlx5 and soft-RoCE).
 
 use super::model::PortFacts;
-use super::sysfs;
+use super::sysfs::{self, names, read};
 use crate::verbs::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};
-use std::fs;
 use std::net::Ipv6Addr;
 use std::path::Path;
 
@@ -17,7 +16,7 @@ pub fn ports_from_sysfs(sysfs: &Path) -> Vec<PortFacts> {
     for device in names(&sysfs.join("class/infiniband")) {
         let folder = sysfs.join("class/infiniband").join(&device);
         let guid =
-            text(&folder.join("node_guid")).and_then(|guid| u64::from_str_radix(&guid.replace(':', ""), 16).ok());
+            read(&folder.join("node_guid")).and_then(|guid| u64::from_str_radix(&guid.replace(':', ""), 16).ok());
         let mut ports: Vec<u8> = names(&folder.join("ports")).iter().filter_map(|name| name.parse().ok()).collect();
         ports.sort_unstable();
         for port in ports {
@@ -35,19 +34,19 @@ fn port_facts(sysfs: &Path, device: &str, guid: u64, port: u8) -> PortFacts {
     let folder = sysfs.join("class/infiniband").join(device).join("ports").join(port.to_string());
     let gids = gid_table(sysfs, &folder);
     let netdev = sysfs::function_netdevs(sysfs, device, port).into_iter().next();
-    let netdev = netdev.or_else(|| text(&folder.join("gid_attrs/ndevs/0")));
+    let netdev = netdev.or_else(|| read(&folder.join("gid_attrs/ndevs/0")));
     let payload_bytes =
         |mtu: u32| [4096, 2048, 1024, 512].into_iter().find(|size| size + HEADERS_BYTES <= mtu).unwrap_or(256);
     let info = PortInfo {
-        state: state(&text(&folder.join("state")).unwrap_or_default()),
-        link_layer: match text(&folder.join("link_layer")).as_deref() {
+        state: state(&read(&folder.join("state")).unwrap_or_default()),
+        link_layer: match read(&folder.join("link_layer")).as_deref() {
             Some("Ethernet") => LinkLayer::Ethernet,
             Some("InfiniBand") => LinkLayer::InfiniBand,
             _ => LinkLayer::Unspecified,
         },
         active_mtu_bytes: netdev.and_then(|name| sysfs::netdev_mtu(sysfs, &name)).map_or(1024, payload_bytes),
         max_message_bytes: 1 << 30,
-        speed_mbps: text(&folder.join("rate")).and_then(|rate| rate_mbps(&rate)).unwrap_or(0),
+        speed_mbps: read(&folder.join("rate")).and_then(|rate| rate_mbps(&rate)).unwrap_or(0),
     };
     PortFacts { device: device.to_owned(), guid, port, info, gids }
 }
@@ -78,35 +77,25 @@ fn gid_table(sysfs: &Path, port: &Path) -> Vec<GidEntry> {
     let mut entries = Vec::new();
     for name in names(&port.join("gids")) {
         let Ok(index) = name.parse::<u16>() else { continue };
-        let gid = text(&port.join("gids").join(&name)).and_then(|gid| gid.parse::<Ipv6Addr>().ok());
+        let gid = read(&port.join("gids").join(&name)).and_then(|gid| gid.parse::<Ipv6Addr>().ok());
         let Some(gid) = gid.filter(|gid| !gid.is_unspecified()) else { continue };
-        let kind = match text(&port.join("gid_attrs/types").join(&name)).as_deref().map(|kind| kind.ends_with("v2")) {
+        let kind = match read(&port.join("gid_attrs/types").join(&name)).as_deref().map(|kind| kind.ends_with("v2")) {
             Some(true) => GidKind::RoceV2,
             Some(false) => GidKind::RoceV1,
             None => continue,
         };
-        let ifindex = text(&port.join("gid_attrs/ndevs").join(&name))
-            .and_then(|netdev| text(&sysfs.join("class/net").join(netdev).join("ifindex"))?.parse().ok());
+        let ifindex = read(&port.join("gid_attrs/ndevs").join(&name))
+            .and_then(|netdev| read(&sysfs.join("class/net").join(netdev).join("ifindex"))?.parse().ok());
         entries.push(GidEntry { index, gid: gid.octets(), kind, ifindex: ifindex.unwrap_or(0) });
     }
     entries.sort_by_key(|entry| entry.index);
     entries
 }
 
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    names
-}
-
-fn text(path: &Path) -> Option<String> {
-    fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn states_and_rates_match_the_kernels() {

@@ -1,9 +1,9 @@
 //! One port: its attributes from verbs and sysfs, and the decision to use it as a rail.
 
 use super::{HcaFilter, Obstacle, PciFunction, PortFacts, Rail, RailAddress, Refused, sysfs};
-use crate::interfaces::{Holder, Interface, TableEntry, gid_netdev, holder};
+use crate::interfaces::{GidOwner, Interface, TableEntry, gid_netdev, gid_owner};
 use crate::verbs::{GidEntry, GidKind, LinkLayer, PortState};
-use crate::wire::fields::remoteness;
+use crate::wire::fields::preference_rank;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
@@ -24,7 +24,7 @@ pub(super) struct Port<'a> {
     system_image_guid: Option<u64>,
 }
 
-/// Identity of a cable: the adapter and its physical port, or the port itself if neither is known.
+/// Identity of a cable: the adapter and its physical port, or without PCI the RDMA port itself.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Cable {
     Port { adapter: Option<u64>, port: String },
@@ -35,9 +35,9 @@ impl<'a> Port<'a> {
     pub(super) fn survey(sysfs: &Path, facts: &'a PortFacts, interfaces: &[Interface], filter: &HcaFilter) -> Self {
         let (device, port) = (facts.device.as_str(), facts.port);
         let function_netdevs = sysfs::function_netdevs(sysfs, device, port);
-        let held: Vec<HeldGid> =
-            roce_v2(facts).map(|entry| (entry, holder_of(sysfs, facts, entry, interfaces))).collect();
-        let netdev = netdev(sysfs, facts, interfaces, &held, &function_netdevs);
+        let owned: Vec<OwnedGid> =
+            roce_v2(facts).map(|entry| (entry, owner_of(sysfs, facts, entry, interfaces))).collect();
+        let netdev = netdev(sysfs, facts, interfaces, &owned, &function_netdevs);
         let named = netdev.iter().chain(&function_netdevs);
         let mut phys_ports = named.filter_map(|name| sysfs::phys_port_name(sysfs, name));
         let is_seen = |name: &&String| interfaces.iter().any(|interface| interface.name == **name);
@@ -45,8 +45,8 @@ impl<'a> Port<'a> {
         Self {
             phys_port: phys_ports.next(),
             pci: sysfs::pci_function(sysfs, device),
-            addresses: addresses(&held),
-            obstacle: obstacle(facts, &held),
+            addresses: addresses(&owned),
+            obstacle: obstacle(facts, &owned),
             is_admitted: filter.admits(device, Some(port)),
             is_in_sysfs: sysfs::has_device(sysfs, device),
             netdev_mtu_bytes: seen.and_then(|name| sysfs::netdev_mtu(sysfs, name)).filter(|mtu| *mtu > 0),
@@ -123,9 +123,9 @@ impl<'a> Port<'a> {
 /// Speed that NCCL's socket transport assumes for an interface that reports none.
 pub(super) const ASSUMED_SPEED_MBPS: u32 = 10_000;
 
-type HeldGid<'a> = (&'a GidEntry, Holder<'a>);
+type OwnedGid<'a> = (&'a GidEntry, GidOwner<'a>);
 
-fn obstacle(facts: &PortFacts, held: &[HeldGid]) -> Option<Obstacle> {
+fn obstacle(facts: &PortFacts, owned: &[OwnedGid]) -> Option<Obstacle> {
     if facts.info.link_layer != LinkLayer::Ethernet {
         return Some(Obstacle::LinkLayer(facts.info.link_layer));
     }
@@ -133,9 +133,9 @@ fn obstacle(facts: &PortFacts, held: &[HeldGid]) -> Option<Obstacle> {
         return Some(Obstacle::State(facts.info.state));
     }
     // One usable entry is enough; otherwise the last entry gives the reason.
-    held.iter().try_fold(Obstacle::NoGid, |_, (_, holder)| match holder {
-        Holder::Missing(interface) => Some(Obstacle::NoAddress(interface.name.clone())),
-        Holder::Found { .. } | Holder::Elsewhere => None,
+    owned.iter().try_fold(Obstacle::NoGid, |_, (_, owner)| match owner {
+        GidOwner::Missing(interface) => Some(Obstacle::NoAddress(interface.name.clone())),
+        GidOwner::Found { .. } | GidOwner::Elsewhere => None,
     })
 }
 
@@ -143,22 +143,22 @@ fn roce_v2(facts: &PortFacts) -> impl Iterator<Item = &GidEntry> {
     facts.gids.iter().filter(|entry| entry.kind == GidKind::RoceV2 && entry.gid != [0; 16])
 }
 
-fn holder_of<'a>(sysfs: &Path, facts: &PortFacts, entry: &GidEntry, interfaces: &'a [Interface]) -> Holder<'a> {
+fn owner_of<'a>(sysfs: &Path, facts: &PortFacts, entry: &GidEntry, interfaces: &'a [Interface]) -> GidOwner<'a> {
     let GidEntry { index, gid, ifindex, .. } = *entry;
-    holder(sysfs, TableEntry { device: &facts.device, port: facts.port, index, gid, ifindex }, interfaces)
+    gid_owner(sysfs, TableEntry { device: &facts.device, port: facts.port, index, gid, ifindex }, interfaces)
 }
 
-fn addresses(held: &[HeldGid]) -> Vec<RailAddress> {
-    let address = |(entry, holder): &HeldGid| {
-        let prefix = match holder {
-            Holder::Found { prefix, .. } => *prefix,
-            Holder::Elsewhere => None,
-            Holder::Missing(_) => return None,
+fn addresses(owned: &[OwnedGid]) -> Vec<RailAddress> {
+    let address = |(entry, owner): &OwnedGid| {
+        let prefix = match owner {
+            GidOwner::Found { prefix, .. } => *prefix,
+            GidOwner::Elsewhere => None,
+            GidOwner::Missing(_) => return None,
         };
         Some(RailAddress { gid: entry.gid, gid_index: entry.index, prefix })
     };
-    let mut found: Vec<RailAddress> = held.iter().filter_map(address).collect();
-    found.sort_by_key(|address| (remoteness(&address.gid), address.gid_index));
+    let mut found: Vec<RailAddress> = owned.iter().filter_map(address).collect();
+    found.sort_by_key(|address| (preference_rank(&address.gid), address.gid_index));
     found
 }
 
@@ -168,15 +168,15 @@ fn netdev(
     sysfs: &Path,
     facts: &PortFacts,
     interfaces: &[Interface],
-    held: &[HeldGid],
+    owned: &[OwnedGid],
     function_netdevs: &[String],
 ) -> Option<String> {
-    let mut entries = held.to_vec();
-    entries.sort_by_key(|(entry, _)| (remoteness(&entry.gid), entry.index));
+    let mut entries = owned.to_vec();
+    entries.sort_by_key(|(entry, _)| (preference_rank(&entry.gid), entry.index));
     let by_address = || {
-        entries.iter().find_map(|(_, holder)| match holder {
-            Holder::Found { interface, .. } | Holder::Missing(interface) => Some(interface.name.clone()),
-            Holder::Elsewhere => None,
+        entries.iter().find_map(|(_, owner)| match owner {
+            GidOwner::Found { interface, .. } | GidOwner::Missing(interface) => Some(interface.name.clone()),
+            GidOwner::Elsewhere => None,
         })
     };
     let by_kernel = || {

@@ -51,9 +51,7 @@ pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
 /// The interface of `port` comes first if the interfaces have port numbers.
 pub(super) fn function_netdevs(sysfs: &Path, device: &str, port: u8) -> Vec<String> {
     let folder = rdma_device(sysfs, device).join("device/net");
-    let mut names: Vec<String> = fs::read_dir(&folder)
-        .map(|entries| entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
-        .unwrap_or_default();
+    let mut names = names(&folder);
     let is_other_port = |name: &String| {
         let dev_port: Option<u8> = read(&folder.join(name).join("dev_port")).and_then(|text| text.parse().ok());
         dev_port.and_then(|n| n.checked_add(1)) != Some(port)
@@ -90,7 +88,16 @@ fn link_rate(folder: &Path, which: &str) -> Option<LinkRate> {
     pcie::parse_link_rate(&width, &speed)
 }
 
-fn read(path: &Path) -> Option<String> {
+/// Returns the names of a folder's entries, sorted; none if the folder cannot be read.
+pub(super) fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// Returns a file's text without surrounding spaces; `None` if it is empty or cannot be read.
+pub(super) fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 

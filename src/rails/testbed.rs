@@ -49,7 +49,7 @@ pub(super) struct Function {
 
 pub(super) const SPARK_GUID: u64 = 0xfc4c_ea03_00f9_4230;
 
-/// A Spark's function, with GUIDs, names and addresses as printed there by `ibstat` and `lspci`.
+/// A Spark's function, with the GUIDs, names and addresses that its `ibstat` and `lspci` print.
 pub(super) fn spark_function(domain: u8, port: u8) -> Function {
     let (device, netdev, pci) = match (domain, port) {
         (0, 0) => ("rocep1s0f0", "enp1s0f0np0", "0000:01:00.0"),

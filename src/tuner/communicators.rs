@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-/// Number of ids kept, the newest ones. NCCL starts the network and then the tuner of a
-/// communicator in one call, and an id matters only between the two. Far fewer communicators are
-/// between the two at a time.
+/// Number of ids kept, the newest ones. An id is needed only from the start of a communicator's
+/// network to the start of its tuner. NCCL starts both in one call, so far fewer ids are needed at
+/// a time.
 const KEPT: usize = 4096;
 
 /// The communicators for which NCCL has chosen this network. `K` identifies the calling thread.
@@ -15,13 +15,13 @@ const KEPT: usize = 4096;
 #[derive(Debug)]
 pub struct Communicators<K> {
     announced: VecDeque<(K, u64)>,
-    carried: VecDeque<u64>,
+    on_this_network: VecDeque<u64>,
 }
 
 impl<K: PartialEq> Communicators<K> {
     /// Creates an empty set.
     pub const fn new() -> Self {
-        Self { announced: VecDeque::new(), carried: VecDeque::new() }
+        Self { announced: VecDeque::new(), on_this_network: VecDeque::new() }
     }
 
     /// Records that `thread` has started the network for communicator `id`.
@@ -35,13 +35,13 @@ impl<K: PartialEq> Communicators<K> {
         if let Some(at) = self.announced.iter().position(|(other, _)| other == thread)
             && let Some((_, id)) = self.announced.remove(at)
         {
-            push(&mut self.carried, id);
+            push(&mut self.on_this_network, id);
         }
     }
 
     /// Returns true if communicator `id` uses this network.
-    pub fn is_carried(&self, id: u64) -> bool {
-        self.carried.contains(&id)
+    pub fn is_on_this_network(&self, id: u64) -> bool {
+        self.on_this_network.contains(&id)
     }
 }
 
@@ -63,23 +63,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_communicator_counts_as_carried_once_nccl_uses_this_network() {
+    fn a_communicator_is_on_this_network_once_nccl_uses_it() {
         let mut all = Communicators::new();
         all.confirm(&'a');
         all.announce('a', 7);
         all.confirm(&'b');
-        assert!(!all.is_carried(7));
+        assert!(!all.is_on_this_network(7));
         all.announce('a', 8);
         all.announce('b', 9);
         all.confirm(&'a');
         all.confirm(&'a');
-        assert!(all.is_carried(8) && !all.is_carried(7) && !all.is_carried(9));
+        assert!(all.is_on_this_network(8) && !all.is_on_this_network(7) && !all.is_on_this_network(9));
         all.confirm(&'b');
-        assert!(all.is_carried(9));
+        assert!(all.is_on_this_network(9));
         for id in 100..100 + KEPT as u64 {
             all.announce('a', id);
             all.confirm(&'a');
         }
-        assert!(!all.is_carried(8) && all.is_carried(100) && all.carried.len() == KEPT && all.announced.is_empty());
+        assert!(!all.is_on_this_network(8) && all.is_on_this_network(100));
+        assert!(all.on_this_network.len() == KEPT && all.announced.is_empty());
     }
 }

@@ -1,8 +1,9 @@
 //! The tuner: chooses algorithm, protocol and channels of a collective where NCCL chooses badly.
 //!
-//! NCCL's cost model does not cover a network like a Spark's. On a software twin of a Spark, its
-//! choice for 32 KB to 4 MB takes up to 3.4 times as long as the best one (docs/evidence/tuner.md).
-//! NCCL calls the tuner for each collective; this tuner looks the collective up in a table.
+//! NCCL's cost model does not cover a network like a Spark's. On a software twin of a Spark, NCCL's
+//! choice for 32 KB to 24 MB takes up to 3.4 times as long as the best one
+//! (docs/evidence/tuner.md). NCCL calls the tuner for each collective; this tuner looks the
+//! collective up in a table.
 //!
 //! **Every rank must decide alike, or the job hangs**: a rank that uses LL and a peer that uses
 //! Simple wait for each other. So a decision depends only on facts that are the same everywhere:
@@ -143,7 +144,7 @@ impl Policy {
         (Self::Acting(Arc::new(Rules { origin, rows, ll128, ring_only: ring_tcp })), warnings)
     }
 
-    /// Returns a number that is equal on two hosts exactly if they decide alike.
+    /// Returns a number that is equal on two hosts exactly if their rules are; 0 without rules.
     pub fn hash(&self) -> u64 {
         match self {
             Self::Inert { .. } => 0,
@@ -173,12 +174,13 @@ impl Policy {
         }
         let is_for = |row: &&Row| is_for_rows && row.ranks == ranks;
         let rows: Vec<Row> = rules.rows.iter().filter(is_for).copied().collect();
-        // Without rows for these ranks, nothing is known against LL128, so NCCL may choose it.
+        // With several ranks on a node, no row holds and nothing is known against LL128. So NCCL
+        // may choose it.
         let ll128 = rules.ll128 || !is_for_rows;
         if rows.is_empty() && ll128 && !ring_only {
             return Tuner::Inert { reason: format!("the table has no row for {ranks} ranks") };
         }
-        Tuner::Acting(Acting { rows, ll128, ring_only, told: Default::default() })
+        Tuner::Acting(Acting { rows, ll128, ring_only, logged_sizes: Default::default() })
     }
 }
 
@@ -205,7 +207,7 @@ impl Rules {
     fn hash(&self) -> u64 {
         let rows: String = self.rows.iter().map(|row| format!("{row};")).collect();
         let ring_only = if self.ring_only { "ring;" } else { "" };
-        let text = format!("{DECISION};ll128={};{ring_only}{rows}", self.ll128);
+        let text = format!("{DECISION_VERSION};ll128={};{ring_only}{rows}", self.ll128);
         let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         // 0 is the hash of an inactive tuner.
         text.bytes().fold(0xcbf2_9ce4_8422_2325, step).max(1)
@@ -214,7 +216,7 @@ impl Rules {
 
 /// Version of the decision procedure. Raise it if the same table leads to other decisions: builds
 /// that decide differently then refuse each other.
-const DECISION: u32 = 2;
+const DECISION_VERSION: u32 = 2;
 
 /// The tuner of one communicator.
 #[derive(Debug)]
@@ -235,19 +237,20 @@ pub struct Acting {
     ll128: bool,
     ring_only: bool,
     /// Decisions already logged: bit `n` for sizes of `n + 1` bits.
-    told: [AtomicU64; Collective::ALL.len()],
+    logged_sizes: [AtomicU64; Collective::ALL.len()],
 }
 
 /// NCCL's costs for one collective in microseconds, negative if disabled. Algorithm and protocol
 /// have index `algorithm * PROTOCOLS + protocol`.
 pub type Costs = [f32; ALGORITHMS * PROTOCOLS];
-/// Algorithms in NCCL's table (`NCCL_NUM_ALGORITHMS`, 2.27 to 2.30). Other sizes are ignored.
+/// Algorithms in NCCL's table (`NCCL_NUM_ALGORITHMS`, 2.27 to 2.30). A table of another size is not
+/// changed.
 pub const ALGORITHMS: usize = 7;
 /// Protocols in NCCL's table (`NCCL_NUM_PROTOCOLS`).
 pub const PROTOCOLS: usize = 3;
 
-/// A cost that NCCL accepts only if all other entries are disabled. NCCL ignores entries of 3.6e9
-/// us (an hour) or more (`topoGetAlgoInfo`).
+/// A cost that NCCL accepts only if no cheaper entry is enabled. NCCL ignores entries of 3.6e9 us
+/// (an hour) or more (`topoGetAlgoInfo`).
 const LAST_RESORT_US: f32 = 1.0e9;
 /// A cost that NCCL accepts only if no enabled entry is at [`LAST_RESORT_US`] or below.
 const NOT_RING_US: f32 = 2.0e9;
@@ -265,9 +268,9 @@ impl Tuner {
     pub fn decide(&self, collective: i32, bytes: u64, tasks_per_channel: i32, costs: &mut Costs) -> Option<u32> {
         let Self::Acting(acting) = self else { return None };
         if !acting.ll128 {
-            keep_from_ll128(costs);
+            disfavour_ll128(costs);
         }
-        let is_ring_only = acting.ring_only && keep_to_ring(costs);
+        let is_ring_only = acting.ring_only && disfavour_all_but_ring(costs);
         let collective = Collective::of_number(collective)?;
         let row = acting.row(collective, bytes).filter(|_| tasks_per_channel <= 1)?;
         if is_ring_only && row.choice.algorithm != Algorithm::Ring {
@@ -303,12 +306,12 @@ impl Acting {
     fn is_new(&self, collective: Collective, bytes: u64) -> bool {
         let bit = 1_u64 << (u64::BITS - 1 - bytes.max(1).leading_zeros());
         // Relaxed: the bit decides only whether a line is logged, and orders nothing else.
-        self.told[collective.number()].fetch_or(bit, Ordering::Relaxed) & bit == 0
+        self.logged_sizes[collective.number()].fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 }
 
 /// If Ring is enabled, makes every other algorithm a last resort and returns true.
-fn keep_to_ring(costs: &mut Costs) -> bool {
+fn disfavour_all_but_ring(costs: &mut Costs) -> bool {
     let ring = Algorithm::Ring.number();
     let has_ring = costs[ring * PROTOCOLS..(ring + 1) * PROTOCOLS].iter().any(|cost| *cost >= 0.0);
     for (algorithm, row) in costs.chunks_exact_mut(PROTOCOLS).enumerate().filter(|_| has_ring) {
@@ -320,7 +323,7 @@ fn keep_to_ring(costs: &mut Costs) -> bool {
 }
 
 /// Makes LL128 a last resort where it is enabled.
-fn keep_from_ll128(costs: &mut Costs) {
+fn disfavour_ll128(costs: &mut Costs) {
     for row in costs.chunks_exact_mut(PROTOCOLS) {
         let cost = &mut row[Protocol::Ll128.number()];
         if *cost >= 0.0 {

@@ -5,14 +5,15 @@
 //! for=NVIDIA_GB10/4x224054/2.28.9;all_reduce@2:24577-49152=ring/ll/2;all_gather@2:1-4096=ring/ll/1
 //! ```
 //!
-//! `for=` binds the table to a GPU, rails and an NCCL version; a table with `for=*` is for every
-//! host. Each row names a collective, a number of ranks, the first and last size in bytes, and the
-//! choice. NCCL counts the size of the whole buffer.
+//! `for=` names the GPU, rails and NCCL version of the host that the table was measured on; a table
+//! with `for=*` is for every host. Each row names a collective, a number of ranks, the first and
+//! last size in bytes, and the choice. Sizes are those of the whole buffer, as NCCL counts them.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
-/// Largest number of ranks in a row: no table has been measured for more. The smallest is 2.
+/// Largest number of ranks in a row: no table has been measured for more. The smallest is 2: one
+/// rank needs no network.
 pub const MAX_RANKS: usize = 64;
 /// Largest number of channels in a row, NCCL's maximum (`MAXCHANNELS`).
 pub const MAX_CHANNELS: u32 = 64;

@@ -98,9 +98,10 @@ pub enum Blame {
     Path,
     /// The request: a length or address that is not allowed on any QP.
     Request,
-    /// A key that is wrong, or whose device is being removed. During a removal, Linux destroys a
-    /// program's objects newest first, so registrations of buffers before QPs
-    /// (`__uverbs_cleanup_ufile` in drivers/infiniband/core/rdma_core.c).
+    /// A key that is wrong, or whose device is being removed. When Linux removes a device, it
+    /// destroys a program's objects newest first (`__uverbs_cleanup_ufile` in
+    /// drivers/infiniband/core/rdma_core.c). Buffers are registered after the QPs are created, so
+    /// their keys become invalid while the QPs still work.
     Key,
     /// The path or the request. A responder reports "invalid request" also for a packet that is out
     /// of order or has the wrong length within a message (`check_op_seq` and `check_rkey` in

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::context::{Pd, note_failure};
 use crate::error::{Argument, Call, Error, Internal, Missing, Result};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use verbs_sys::*;
 
 bitflags::bitflags! {
@@ -74,7 +75,8 @@ impl HostMemory {
         inside.then_some(Readable { addr, bytes, memory: PhantomData })
     }
 
-    /// Returns a part of the memory; `None` if it is not inside. An empty part may be anywhere.
+    /// Returns a part of the memory, which is valid for as long as the memory; `None` if it is not
+    /// inside. An empty part may be anywhere.
     pub fn part(&self, addr: u64, bytes: usize) -> Option<Self> {
         let addr = usize::try_from(addr).ok()?;
         let inside = addr.checked_sub(self.addr).and_then(|offset| offset.checked_add(bytes));
@@ -299,10 +301,7 @@ fn hint(limit_bytes: Option<u64>, meminfo: &str) -> String {
 
 /// Returns the limit in bytes; `None` if there is no limit or it cannot be read.
 fn locked_memory_limit() -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the struct is a local.
-    let status = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-    (status == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(limit, _)| limit).filter(|limit| *limit != RLIM_INFINITY)
 }
 
 fn field_kib(meminfo: &str, name: &str) -> Option<u64> {

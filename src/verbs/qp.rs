@@ -70,9 +70,9 @@ pub struct Path {
     pub service_level: u8,
     /// Flow label (20 bits) of the global route header. It determines RoCE v2's UDP source port
     /// (`rdma_flow_label_to_udp_sport` in Linux' `include/rdma/ib_verbs.h`). Switches use that port
-    /// to choose among several paths. With 0 the driver uses `rdma_calc_flow_label` of both QP
-    /// numbers, different for each QP (`rdma_get_udp_sport`, since Linux 5.8 in mlx5, 5.17 in
-    /// soft-RoCE).
+    /// to choose among several paths. If the label is 0, the driver computes one from the two QP
+    /// numbers, so that each QP gets its own (`rdma_calc_flow_label`, called by
+    /// `rdma_get_udp_sport`; since Linux 5.8 in mlx5, 5.17 in soft-RoCE).
     pub flow_label: u32,
 }
 

@@ -48,16 +48,8 @@ pub enum ControlMessage {
         lane: LaneId,
         /// Number of the answered JOIN. The connecting side may have given up this JOIN.
         attempt: u8,
-        /// Address of the connecting side.
-        connector_gid: [u8; 16],
-        /// Address of the accepting side.
-        acceptor_gid: [u8; 16],
-        /// Path MTU, in bytes.
-        mtu_bytes: u32,
-        /// The accepting side's queue pairs.
-        end: LaneEnd,
-        /// First epoch of CTS entries with valid keys for this lane.
-        epoch: Epoch,
+        /// The addresses, the MTU and the new queue pairs.
+        answer: JoinAnswer,
     },
     /// From either side: the attempt to reconnect the rail has failed.
     NotNow {
@@ -78,7 +70,7 @@ pub enum ControlMessage {
     AreYouThere,
     /// This side closes the connection.
     Bye {
-        /// Number of receives, counted from the first, that have all their bytes; 0 from a sender.
+        /// Number of receives before the first one that waits for bytes; 0 from a sender.
         delivered: u64,
     },
     /// Requests of this side make no progress. Asks for the peer's progress.
@@ -90,11 +82,44 @@ pub enum ControlMessage {
     StallReply {
         /// Number of the question.
         number: u32,
-        /// Milliseconds since this side's progress last changed.
+        /// Milliseconds since this side's progress last changed, as its samples show.
         idle_ms: u64,
         /// Progress of this side.
         progress: Progress,
     },
+}
+
+/// The accepting side's answer to a JOIN.
+#[derive(Debug, Clone, PartialEq, Hash)]
+pub struct JoinAnswer {
+    /// Address of the connecting side.
+    pub connector_gid: [u8; 16],
+    /// Address of the accepting side.
+    pub acceptor_gid: [u8; 16],
+    /// Path MTU, in bytes.
+    pub mtu_bytes: u32,
+    /// The accepting side's queue pairs.
+    pub end: LaneEnd,
+    /// First epoch whose CTS entries have valid keys for the rail.
+    pub epoch: Epoch,
+}
+
+impl JoinAnswer {
+    fn write(&self, w: &mut Writer) {
+        w.bytes(&self.connector_gid).bytes(&self.acceptor_gid).u32(self.mtu_bytes);
+        self.end.write(w);
+        w.u8(self.epoch.number());
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            connector_gid: read_gid(r)?,
+            acceptor_gid: read_gid(r)?,
+            mtu_bytes: mtu_bytes(r)?,
+            end: LaneEnd::read(r)?,
+            epoch: epoch(r)?,
+        })
+    }
 }
 
 /// Progress of one side of a connection. Two equal samples mean no progress between them.
@@ -102,7 +127,7 @@ pub enum ControlMessage {
 pub enum Progress {
     /// Progress of the side that sends.
     Sender {
-        /// Number of receives, counted from the first, for which the sends of all parts have begun.
+        /// Number of receives for which the sends of all parts have begun.
         begun: u64,
         /// True if the CTS entry of the next receive has arrived.
         is_granted: bool,
@@ -117,7 +142,7 @@ pub enum Progress {
     Receiver {
         /// Number of receives granted so far.
         granted: u64,
-        /// Number of receives, counted from the first, that have all their bytes.
+        /// Number of receives before the first one that waits for bytes.
         delivered: u64,
         /// Number of granted receives that wait for bytes.
         open: u16,
@@ -147,7 +172,7 @@ impl Progress {
                 is_granted: match r.u8()? {
                     0 => false,
                     1 => true,
-                    value => return Err(Malformed::Value { what: "grant", value: u64::from(value) }),
+                    value => return Err(Malformed::Value { what: "grant flag", value: u64::from(value) }),
                 },
                 running: r.u16()?,
                 lanes: r.u8()?,
@@ -160,7 +185,7 @@ impl Progress {
                 arrived: r.u16()?,
                 untested: r.u16()?,
             }),
-            side => Err(Malformed::Value { what: "progress", value: u64::from(side) }),
+            side => Err(Malformed::Value { what: "kind of progress", value: u64::from(side) }),
         }
     }
 }
@@ -218,11 +243,7 @@ impl ControlMessage {
                 rail.write(w.u8(2).u8(lane.byte()).u8(*attempt));
                 end.write(&mut w);
             }
-            Self::Joined { lane, attempt, connector_gid, acceptor_gid, mtu_bytes, end, epoch } => {
-                w.u8(3).u8(lane.byte()).u8(*attempt).bytes(connector_gid).bytes(acceptor_gid).u32(*mtu_bytes);
-                end.write(&mut w);
-                w.u8(epoch.number());
-            }
+            Self::Joined { lane, attempt, answer } => answer.write(w.u8(3).u8(lane.byte()).u8(*attempt)),
             Self::NotNow { lane, attempt, why } => {
                 w.u8(4).u8(lane.byte()).u8(*attempt).text(why, REASON_BYTES);
             }
@@ -259,22 +280,14 @@ impl ControlMessage {
                 },
             },
             2 => Self::Join { lane: lane(r)?, attempt: r.u8()?, rail: RailAdvert::read(r)?, end: LaneEnd::read(r)? },
-            3 => Self::Joined {
-                lane: lane(r)?,
-                attempt: r.u8()?,
-                connector_gid: read_gid(r)?,
-                acceptor_gid: read_gid(r)?,
-                mtu_bytes: mtu_bytes(r)?,
-                end: LaneEnd::read(r)?,
-                epoch: epoch(r)?,
-            },
+            3 => Self::Joined { lane: lane(r)?, attempt: r.u8()?, answer: JoinAnswer::read(r)? },
             4 => Self::NotNow { lane: lane(r)?, attempt: r.u8()?, why: r.text("reason", REASON_BYTES)? },
             5 => Self::Live { lane: lane(r)? },
             6 => Self::Bye { delivered: r.u64()? },
             7 => Self::AreYouThere,
             8 => Self::StallQuery { number: r.u32()? },
             9 => Self::StallReply { number: r.u32()?, idle_ms: r.u64()?, progress: Progress::read(r)? },
-            kind => return Err(Malformed::Value { what: "message", value: u64::from(kind) }),
+            kind => return Err(Malformed::Value { what: "kind of control message", value: u64::from(kind) }),
         };
         reader.end()?;
         Ok(message)
@@ -283,7 +296,7 @@ impl ControlMessage {
 
 fn lane(r: &mut Reader<'_>) -> Result<LaneId, Malformed> {
     let number = r.u8()?;
-    LaneId::new(usize::from(number)).ok_or(Malformed::Value { what: "rail", value: u64::from(number) })
+    LaneId::new(usize::from(number)).ok_or(Malformed::Value { what: "lane number", value: u64::from(number) })
 }
 
 fn epoch(r: &mut Reader<'_>) -> Result<Epoch, Malformed> {
@@ -299,8 +312,9 @@ pub struct ControlFrame {
     /// Number of the last control message that the writer has received.
     pub received: u64,
     /// True if the writer waits for the confirmation of its control message.
-    pub asks: bool,
-    /// The encoded control message, at most [`MAX_CONTROL_BYTES`]. Empty if `asks` is false.
+    pub awaits_confirmation: bool,
+    /// The encoded control message, at most [`MAX_CONTROL_BYTES`]. Empty if `awaits_confirmation`
+    /// is false.
     pub message: Vec<u8>,
 }
 
@@ -308,7 +322,8 @@ impl ControlFrame {
     /// Encodes the frame for an inbox or outbox.
     pub fn to_words(&self) -> Vec<u64> {
         let body = &self.message[..self.message.len().min(MAX_CONTROL_BYTES)];
-        let mut words = vec![self.number, self.received, body.len() as u64 | u64::from(self.asks) << 32, 0];
+        let sizes = body.len() as u64 | u64::from(self.awaits_confirmation) << 32;
+        let mut words = vec![self.number, self.received, sizes, 0];
         words.extend(body.chunks(8).map(|chunk| {
             let mut bytes = [0; 8];
             bytes[..chunk.len()].copy_from_slice(chunk);
@@ -332,27 +347,27 @@ impl ControlFrame {
         }
         let mut message: Vec<u8> = used[FRAME_HEADER..].iter().flat_map(|word| word.to_le_bytes()).collect();
         message.truncate(bytes);
-        Some(Self { number, received, asks: sizes >> 32 == 1, message })
+        Some(Self { number, received, awaits_confirmation: sizes >> 32 == 1, message })
     }
 
     pub(super) fn write(&self, w: &mut Writer) {
         w.u64(self.number)
             .u64(self.received)
-            .u8(u8::from(self.asks))
+            .u8(u8::from(self.awaits_confirmation))
             .u16(self.message.len() as u16)
             .bytes(&self.message);
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let (number, received, asks) = (r.u64()?, r.u64()?, r.u8()?);
-        if asks > 1 {
-            return Err(Malformed::Value { what: "frame", value: u64::from(asks) });
+        let (number, received, awaits_confirmation) = (r.u64()?, r.u64()?, r.u8()?);
+        if awaits_confirmation > 1 {
+            return Err(Malformed::Value { what: "confirmation flag", value: u64::from(awaits_confirmation) });
         }
         let count = usize::from(r.u16()?);
         if count > MAX_CONTROL_BYTES {
             return Err(Malformed::Above { what: "message", count, most: MAX_CONTROL_BYTES });
         }
-        Ok(Self { number, received, asks: asks == 1, message: r.bytes(count)?.to_vec() })
+        Ok(Self { number, received, awaits_confirmation: awaits_confirmation == 1, message: r.bytes(count)?.to_vec() })
     }
 }
 
@@ -389,11 +404,13 @@ mod tests {
             ControlMessage::Joined {
                 lane: lane(3),
                 attempt: 0,
-                connector_gid: [1; 16],
-                acceptor_gid: [2; 16],
-                mtu_bytes: 1024,
-                end,
-                epoch: Epoch::new(127).unwrap(),
+                answer: JoinAnswer {
+                    connector_gid: [1; 16],
+                    acceptor_gid: [2; 16],
+                    mtu_bytes: 1024,
+                    end,
+                    epoch: Epoch::new(127).unwrap(),
+                },
             },
             ControlMessage::NotNow { lane: lane(1), attempt: 7, why: "port is Down".repeat(100) },
             ControlMessage::Live { lane: lane(2) },
@@ -431,11 +448,11 @@ mod tests {
             let back = ControlMessage::decode(&bytes).unwrap();
             assert_eq!(back.encode(), bytes);
             (0..bytes.len()).for_each(|cut| assert!(ControlMessage::decode(&bytes[..cut]).is_err()));
-            let frame = ControlFrame { number: 3, received: 2, asks: true, message: bytes };
+            let frame = ControlFrame { number: 3, received: 2, awaits_confirmation: true, message: bytes };
             assert_eq!(ControlFrame::from_words(&padded(&frame.to_words())), Some(frame));
         }
         assert_eq!(ControlFrame::from_words(&[0; FRAME_WORDS]), None, "an empty mailbox");
-        let acknowledgement = ControlFrame { number: 0, received: 5, asks: false, message: Vec::new() };
+        let acknowledgement = ControlFrame { number: 0, received: 5, awaits_confirmation: false, message: Vec::new() };
         assert_eq!(ControlFrame::from_words(&padded(&acknowledgement.to_words())), Some(acknowledgement));
     }
 
@@ -472,7 +489,9 @@ mod tests {
 
         #[test]
         fn a_mix_of_two_frames_is_not_read(which in 0..10usize, other in 0..10usize, mask: u64) {
-            let frame = |number, which: usize| ControlFrame { number, received: 1, asks: true, message: samples()[which].encode() };
+            let frame = |number, which: usize| {
+                ControlFrame { number, received: 1, awaits_confirmation: true, message: samples()[which].encode() }
+            };
             let (old, new) = (padded(&frame(4, which).to_words()), padded(&frame(5, other).to_words()));
             let mixed: [u64; FRAME_WORDS] = std::array::from_fn(|at| if mask >> (at % 64) & 1 == 1 { old[at] } else { new[at] });
             let found = ControlFrame::from_words(&mixed);

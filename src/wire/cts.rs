@@ -50,9 +50,9 @@ impl Epoch {
         Self((self.0 + 1) % (1 << EPOCH_BITS))
     }
 
-    /// Returns this epoch if it is at most 31 before `newest`, otherwise a later epoch that is. So
-    /// [`Epoch::is_since`] can compare it with the epochs of entries. The replacement is safe,
-    /// because all open grants have been written again with later epochs.
+    /// Returns this epoch if it is at most 31 before `newest`, otherwise the epoch 31 before
+    /// `newest`. So [`Epoch::is_since`] can compare the result with the epochs of entries. The
+    /// replacement is safe, because all open grants have been written again with later epochs.
     pub fn near(self, newest: Self) -> Self {
         const FAR: u8 = 1 << (EPOCH_BITS - 2);
         if newest.0.wrapping_sub(self.0) % (1 << EPOCH_BITS) < FAR {
@@ -133,7 +133,8 @@ impl Entry {
         &self.words
     }
 
-    /// Returns true if `first` can be the first word of the entry for `sequence`.
+    /// Returns true if `first` can be the first word of the entry for `sequence`. A cheap first
+    /// test before [`Entry::whole`].
     #[inline(always)]
     pub fn may_be(first: u64, sequence: u64) -> bool {
         first as u32 == stamp(sequence)
@@ -240,10 +241,10 @@ fn first_word(sequence: u64, tag: i32) -> u64 {
     u64::from(stamp(sequence)) | u64::from(tag as u32) << 32
 }
 
-/// Multiply-rotate digest. A mix of the words of two entries has a valid digest with a probability
-/// of about 2^-64. The digest does not protect against an adversary, who could write whole entries.
-/// Each round combines two words: a difference in the first word spreads over all bits before the
-/// second is combined.
+/// Multiply-rotate digest. If two entries differ at random, a mix of their words has a valid digest
+/// with a probability of about 2^-64. The digest does not protect against an adversary, who could
+/// write whole entries. Each round combines two words. Multiplication spreads a difference in the
+/// first word over the bits above it before the second word is combined.
 #[inline(always)]
 fn digest(words: &[u64; ENTRY_WORDS], sequence: u64) -> u64 {
     // The odd constant of Fibonacci hashing, 2^64 / golden ratio.

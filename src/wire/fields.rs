@@ -70,7 +70,7 @@ impl Address {
 
 /// Returns the rank of an address in the order of preference: IPv4, then routable IPv6, then
 /// link-local. A message without room for all addresses of a port has the preferred ones.
-pub fn remoteness(gid: &[u8; 16]) -> u8 {
+pub fn preference_rank(gid: &[u8; 16]) -> u8 {
     let gid = Ipv6Addr::from(*gid);
     match gid {
         _ if gid.to_ipv4_mapped().is_some() => 0,
@@ -145,11 +145,7 @@ pub(super) fn read_gid(r: &mut Reader<'_>) -> Result<[u8; 16], Malformed> {
         IpAddr::V6(v6) => !(v6.is_unspecified() || v6.is_multicast()),
     };
     let [high, ..] = gid;
-    if of_one {
-        Ok(gid)
-    } else {
-        Err(Malformed::Value { what: "port address, beginning with", value: u64::from(high) })
-    }
+    if of_one { Ok(gid) } else { Err(Malformed::Value { what: "GID with first byte", value: u64::from(high) }) }
 }
 
 fn read_qp(r: &mut Reader<'_>) -> Result<QpEnd, Malformed> {

@@ -11,7 +11,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// `NCCL_NET_HANDLE_MAXSIZE` in NCCL's `nccl_net.h`.
 pub const HANDLE_BYTES: usize = 128;
-/// Size in bytes of the random token. It identifies the peer: NCCL gives it to no other.
+/// Size in bytes of the random token. The token identifies the peer: NCCL gives it to no other
+/// rank.
 pub const TOKEN_BYTES: usize = 16;
 
 const MAGIC: [u8; 8] = *b"spark\x0anc";
@@ -36,7 +37,7 @@ pub enum Foreign {
     Network,
     /// A version of this plugin with another protocol wrote the handle.
     #[error(
-        "the peer rank's plugin speaks protocol {0}, this one {PROTOCOL_VERSION}: install the same plugin version on every node"
+        "the peer rank's plugin uses protocol version {0}, this plugin uses {PROTOCOL_VERSION}: install the same plugin version on every node"
     )]
     Version(u16),
     /// The magic number is this plugin's, but the handle is damaged.
@@ -79,7 +80,7 @@ impl Handle {
         let ip = Ipv6Addr::from(reader.array::<16>()?).to_canonical();
         let token = reader.array()?;
         if port == 0 || ip.is_unspecified() {
-            return Err(Malformed::Value { what: "address with port", value: u64::from(port) }.into());
+            return Err(Malformed::Value { what: "listener address or port", value: u64::from(port) }.into());
         }
         let address = match ip {
             IpAddr::V4(v4) => SocketAddr::from((v4, port)),
@@ -122,7 +123,7 @@ mod tests {
         let mut bytes = Handle { address: "10.0.0.1:7".parse().unwrap(), token: [0; 16] }.encode();
         bytes[8] = 99;
         let text = Handle::decode(&bytes).unwrap_err().to_string();
-        assert!(text.contains("protocol 99") && text.contains("same plugin version"), "{text}");
+        assert!(text.contains("protocol version 99") && text.contains("same plugin version"), "{text}");
         bytes[0] = 2; // AF_INET, the first byte of a handle of NCCL's own transports
         assert!(Handle::decode(&bytes).unwrap_err().to_string().contains("must load this plugin too"));
     }

@@ -3,8 +3,9 @@
 //!
 //! The bits identify the receive by its slot and generation. They also give the number of shares of
 //! the message, so that the receiver knows the number of immediates to expect. A share consists of
-//! `leads` writes of exactly the connection's chunk size, and a last write with these bits. The
-//! completion of the last write has its byte count, so the receiver can compute the share's size.
+//! `full_chunks` writes of exactly the connection's chunk size, and a last write with these bits.
+//! The completion of the last write has its byte count, so the receiver can compute the share's
+//! size.
 
 use super::ids::Slot;
 use super::{MAX_RAILS, PARTS, SLOTS};
@@ -23,8 +24,8 @@ pub struct Immediate {
     pub shares: u8,
     /// Index of the share. After a loss, the receiver lists the arrived shares by this index.
     pub share: u8,
-    /// Number of full chunks before the share's last write, at most [`MAX_LEADS`].
-    pub leads: u16,
+    /// Number of full chunks before the share's last write, at most [`MAX_FULL_CHUNKS`].
+    pub full_chunks: u16,
 }
 
 /// Number of distinct generations.
@@ -32,7 +33,7 @@ pub const GENERATIONS: u64 = 64;
 /// Largest number of shares of a message: one for each rail.
 pub const MAX_SHARES: usize = MAX_RAILS;
 /// Largest number of full chunks before the last write of a share.
-pub const MAX_LEADS: u64 = (1 << 12) - 1;
+pub const MAX_FULL_CHUNKS: u64 = (1 << 12) - 1;
 
 const _: () = assert!(SLOTS == 1 << 5 && PARTS == 1 << 3 && GENERATIONS == 1 << 6 && MAX_SHARES == 1 << 3);
 
@@ -51,7 +52,7 @@ impl Immediate {
             | (u32::from(self.generation) & 63) << 8
             | (u32::from(self.shares.wrapping_sub(1)) & 7) << 14
             | (u32::from(self.share) & 7) << 17
-            | (u32::from(self.leads) & 0xfff) << 20
+            | (u32::from(self.full_chunks) & 0xfff) << 20
     }
 
     /// Unpacks the fields. Every 32-bit value is valid.
@@ -63,7 +64,7 @@ impl Immediate {
             generation: (bits >> 8 & 63) as u8,
             shares: (bits >> 14 & 7) as u8 + 1,
             share: (bits >> 17 & 7) as u8,
-            leads: (bits >> 20) as u16,
+            full_chunks: (bits >> 20) as u16,
         }
     }
 }
@@ -82,8 +83,8 @@ mod tests {
 
     #[test]
     fn the_widest_values_fit() {
-        let widest =
-            Immediate { slot: Slot::of(31), part: 7, generation: 63, shares: 8, share: 7, leads: MAX_LEADS as u16 };
+        let full_chunks = MAX_FULL_CHUNKS as u16;
+        let widest = Immediate { slot: Slot::of(31), part: 7, generation: 63, shares: 8, share: 7, full_chunks };
         assert_eq!(Immediate::decode(widest.encode()), widest);
         assert_eq!(widest.encode(), u32::MAX);
         assert_eq!(Immediate::generation_of(0), 0);

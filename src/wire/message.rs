@@ -1,13 +1,14 @@
 //! The messages of the bootstrap: the TCP connection over which two ends set up a connection, and
-//! which then has its control messages.
+//! later send the connection's control messages.
 //!
 //! Handshake:
 //!
 //! 1. The connecting side sends [`Hello`] with its rails.
 //! 2. The accepting side pairs these rails with its own, and sends an [`Offer`] or a refusal.
 //! 3. The connecting side connects its queue pairs and sends [`Ready`].
-//! 4. The accepting side connects its queue pairs, tests every pair of rails, and sends [`Go`] with
-//!    the pairs that work: all, some or none. The running connection tries the others again.
+//! 4. The accepting side connects its queue pairs, tests every pair of rails, and sends [`Go`],
+//!    which names the pairs that work: all, some or none. The running connection tries the others
+//!    again.
 //!
 //! Afterwards each side sends a [`ControlFrame`] for each control message. If the TCP connection is
 //! lost, the connecting side opens another one and sends [`Redial`]; the answer is `RESUMED`.
@@ -53,7 +54,7 @@ pub enum Message {
     Refuse(String),
     /// The connecting side's queue pairs are connected.
     Ready(Ready),
-    /// The accepting side's queue pairs are connected, and the listed rails passed a test write.
+    /// The accepting side has connected and tested its queue pairs. Says which pairs work.
     Go(Go),
     /// From either side: a control frame of the running connection.
     Control(ControlFrame),
@@ -268,7 +269,9 @@ pub enum NotOurs {
     #[error("not a message of this plugin")]
     OtherProtocol,
     /// Another version of the protocol.
-    #[error("peer speaks protocol {0}, this host {PROTOCOL_VERSION}: install the same plugin version on every node")]
+    #[error(
+        "the peer uses protocol version {0}, this host uses {PROTOCOL_VERSION}: install the same plugin version on every node"
+    )]
     Version(u8),
     /// A body larger than any message.
     #[error("message of {0} bytes announced; at most {MAX_BODY_BYTES} are allowed")]
@@ -423,7 +426,7 @@ impl Hello {
                 0 => ByTcp::Off,
                 1 => ByTcp::Allowed,
                 2 => ByTcp::Withheld(r.text("reason", TEXT_BYTES)?),
-                value => return Err(Malformed::Value { what: "setting of TCP", value: u64::from(value) }),
+                value => return Err(Malformed::Value { what: "NCCL_SPARK_RING_TCP setting", value: u64::from(value) }),
             },
             rails: r.list("rails", MAX_OFFERED_RAILS, RailAdvert::read)?,
         })

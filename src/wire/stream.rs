@@ -60,7 +60,7 @@ pub struct StreamGrant {
     /// NCCL's tag.
     pub tag: i32,
     /// Buffer size in bytes, at most [`MAX_RECEIVE_BYTES`].
-    pub room: u64,
+    pub buffer_bytes: u64,
 }
 
 const DATA: u8 = 1;
@@ -72,8 +72,8 @@ impl StreamFrame {
     pub fn encode(&self) -> [u8; FRAME_BYTES] {
         let (kind, part, word, sequence, first, second) = match *self {
             Self::Data(Data { sequence, part, offset, bytes, total }) => (DATA, part, bytes, sequence, offset, total),
-            Self::Grant(StreamGrant { sequence, part, parts, tag, room }) => {
-                (GRANT, part, tag.cast_unsigned(), sequence, room, u64::from(parts))
+            Self::Grant(StreamGrant { sequence, part, parts, tag, buffer_bytes }) => {
+                (GRANT, part, tag.cast_unsigned(), sequence, buffer_bytes, u64::from(parts))
             }
             Self::Bye => (BYE, 0, 0, 0, 0, 0),
         };
@@ -100,8 +100,8 @@ impl StreamFrame {
             GRANT => {
                 let parts = ranged("parts of a receive", second, 1, PARTS as u64)? as u8;
                 let part = ranged("part of a receive", u64::from(part), 0, u64::from(parts) - 1)? as u8;
-                let room = ranged("room of a receive", first, 0, MAX_RECEIVE_BYTES)?;
-                Ok(Self::Grant(StreamGrant { sequence, part, parts, tag: word.cast_signed(), room }))
+                let buffer_bytes = ranged("room of a receive", first, 0, MAX_RECEIVE_BYTES)?;
+                Ok(Self::Grant(StreamGrant { sequence, part, parts, tag: word.cast_signed(), buffer_bytes }))
             }
             BYE => {
                 for value in [u64::from(part), u64::from(word), sequence, first, second] {
@@ -119,7 +119,7 @@ impl Data {
         ranged("part of a message", u64::from(part), 0, PARTS as u64 - 1)?;
         ranged("message size", total, 0, MAX_RECEIVE_BYTES)?;
         ranged("chunk size", u64::from(bytes), u64::from(total > 0), u64::from(MAX_CHUNK_BYTES).min(total))?;
-        // Only the chunk of an empty message is empty, so its offset must be 0.
+        // In an empty message, `total` and `bytes` are 0, so the offset must be 0.
         ranged("chunk offset", offset, 0, total - u64::from(bytes))?;
         if !offset.is_multiple_of(LINE_BYTES) {
             return Err(Malformed::Value { what: "chunk offset", value: offset });
@@ -141,8 +141,8 @@ mod tests {
             },
         );
         let grant = (any::<u64>(), 1..=8u8, any::<u8>(), any::<i32>(), 0..=MAX_RECEIVE_BYTES).prop_map(
-            |(sequence, parts, part, tag, room)| {
-                StreamFrame::Grant(StreamGrant { sequence, part: part % parts, parts, tag, room })
+            |(sequence, parts, part, tag, buffer_bytes)| {
+                StreamFrame::Grant(StreamGrant { sequence, part: part % parts, parts, tag, buffer_bytes })
             },
         );
         let empty = (any::<u64>(), 0..8u8)

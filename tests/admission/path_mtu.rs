@@ -3,8 +3,8 @@
 use crate::attack::{Listener, connect_through_proxy, decoded, dial, host, proxy};
 use crate::common::captured_log::CapturedLog;
 use crate::common::ends::Ends;
+use crate::common::turn;
 use crate::common::until;
-use crate::turn;
 use nccl_net_spark::comm::{Host, Rail};
 use nccl_net_spark::error::Error;
 use nccl_net_spark::wire::message::{Hello, Message};

@@ -17,7 +17,8 @@ use std::sync::mpsc;
 use tracing::Level;
 
 const LIMIT: u64 = 300;
-/// Clients without the token before the honest peer, and the same number after it.
+/// Number of clients without the token that connect to each listener before the honest peer
+/// connects to one. As many connect after it.
 const UNAUTHENTICATED_CLIENTS: usize = 20;
 /// Number of calls to each listener while no call can succeed.
 const CALLS: usize = 1000;
@@ -31,8 +32,8 @@ fn a_process_without_descriptors_logs_it_once_and_admits_the_peer_later() {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let output_text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && output_text.contains("1 passed"), "{output_text}");
 }
 
 /// All descriptors that the process may still open.
@@ -54,17 +55,19 @@ impl Hoard {
 }
 
 #[derive(Default)]
-struct Told {
+struct ListenerLog {
     tries: usize,
     /// Number of times that an admitted peer could not be answered yet.
     waits: usize,
     warnings: Vec<String>,
 }
 
-impl Told {
+impl ListenerLog {
     fn take_lines(&mut self, log: &CapturedLog) {
         for (level, line) in log.take() {
-            self.tries += usize::from(line.contains("cannot accept connections") || line.contains("failed at once"));
+            self.tries += usize::from(
+                line.contains("cannot accept connections") || line.contains("failed before it was accepted"),
+            );
             self.waits += usize::from(line.contains("cannot answer "));
             if level <= Level::WARN {
                 self.warnings.push(line);
@@ -72,8 +75,9 @@ impl Told {
         }
     }
 
-    /// Calls the listeners while none can connect. Returns the most attempts in one call.
-    fn ask(&mut self, listeners: &[&Listener], calls: usize) -> usize {
+    /// Calls each listener's `accept` `calls` times, and asserts that no call returns a connection.
+    /// Returns the most attempts in one call.
+    fn poll_listeners(&mut self, listeners: &[&Listener], calls: usize) -> usize {
         let (log, mut most) = (CapturedLog::default(), 0);
         for _ in 0..calls {
             for listener in listeners {
@@ -89,11 +93,11 @@ impl Told {
 }
 
 /// True if a client in this port's queue has sent this many bytes.
-fn has_said(port: u16, bytes: usize) -> bool {
-    let (local, said) = (format!(":{port:04X}"), format!(":{bytes:08X}"));
+fn has_sent(port: u16, bytes: usize) -> bool {
+    let (local, sent) = (format!(":{port:04X}"), format!(":{bytes:08X}"));
     let lines = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
     let fields = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    lines.lines().map(fields).any(|f| f.len() > 4 && f[1].ends_with(&local) && f[4].ends_with(&said))
+    lines.lines().map(fields).any(|f| f.len() > 4 && f[1].ends_with(&local) && f[4].ends_with(&sent))
 }
 
 fn clients(listeners: &[&Listener]) -> Vec<TcpStream> {
@@ -122,11 +126,11 @@ fn starved_process() {
     let before = clients(&listeners);
     let (mut handle, taken) = send_hello(&hosts[0], listeners[0]);
     let after = clients(&listeners);
-    let (mut told, mut hoard) = (Told::default(), Hoard::take());
+    let (mut listener_log, mut hoard) = (ListenerLog::default(), Hoard::take());
 
-    without_any(&mut told, &listeners);
+    without_any(&mut listener_log, &listeners);
     other.check(2);
-    with_one_more_at_a_time(&mut told, &mut hoard, listeners[0], &other);
+    with_one_more_at_a_time(&mut listener_log, &mut hoard, listeners[0], &other);
 
     // The peer, which is in this process, needs descriptors too.
     hoard.0.truncate(hoard.0.len() - 20);
@@ -137,7 +141,7 @@ fn starved_process() {
         recv = recv.take().or_else(|| log.capture(|| listeners[0].listen.accept()).unwrap());
         (send.is_some() && recv.is_some()).then_some(())
     });
-    told.take_lines(&log);
+    listener_log.take_lines(&log);
     let met = Ends { send: send.unwrap(), recv: recv.unwrap() };
     met.check(5);
     other.check(6);
@@ -147,50 +151,52 @@ fn starved_process() {
     drop(hoard);
 
     listeners[1].meet(&hosts[0]).check(7);
-    assert_eq!(told.warnings.len(), 1, "{:?}", told.warnings);
+    assert_eq!(listener_log.warnings.len(), 1, "{:?}", listener_log.warnings);
     drop((before, after));
 }
 
 /// Sends a peer's HELLO to a listener that is not accepting yet.
 fn send_hello(from: &Arc<Host>, listener: &Listener) -> Between {
-    let (say, said) = mpsc::channel();
+    let (frame_sizes, sizes) = mpsc::channel();
     let (mut handle, taken) = proxy(listener, move |_, frame| {
         // Fails for the later messages, because the receiving end is dropped by then.
-        let _ = say.send(frame.len());
+        let _ = frame_sizes.send(frame.len());
         frame
     });
     let hello_bytes = until(|| {
         assert!(from.connect(&mut handle, None).unwrap().is_none());
-        said.try_recv().ok()
+        sizes.try_recv().ok()
     });
-    until(|| has_said(listener.known.address.port(), hello_bytes).then_some(()));
+    until(|| has_sent(listener.known.address.port(), hello_bytes).then_some(()));
     (handle, taken)
 }
 
-fn without_any(told: &mut Told, listeners: &[&Listener]) {
-    assert_eq!(told.ask(listeners, CALLS), 1);
-    assert_eq!((told.tries, told.waits), (listeners.len() * CALLS, 0));
-    let [warning] = &told.warnings[..] else { panic!("{} warnings: {:?}", told.warnings.len(), told.warnings) };
+fn without_any(listener_log: &mut ListenerLog, listeners: &[&Listener]) {
+    assert_eq!(listener_log.poll_listeners(listeners, CALLS), 1);
+    assert_eq!((listener_log.tries, listener_log.waits), (listeners.len() * CALLS, 0));
+    let [warning] = &listener_log.warnings[..] else {
+        panic!("{} warnings: {:?}", listener_log.warnings.len(), listener_log.warnings)
+    };
     assert!(warning.contains(&format!("ulimit -n is {LIMIT}")), "{warning}");
 }
 
-fn with_one_more_at_a_time(told: &mut Told, hoard: &mut Hoard, listener: &Listener, other: &Ends) {
+fn with_one_more_at_a_time(listener_log: &mut ListenerLog, hoard: &mut Hoard, listener: &Listener, other: &Ends) {
     // The clients get the one free descriptor in turn until the honest peer gets it. The answer to
     // the peer needs more descriptors, so it waits. Later clients stay in the queue.
-    let before = told.tries;
+    let before = listener_log.tries;
     hoard.0.pop();
-    assert!(told.ask(&[listener], CALLS) <= TRIES);
-    assert!(told.tries - before <= 2 * UNAUTHENTICATED_CLIENTS, "{} tries", told.tries - before);
-    assert!(told.waits > CALLS / 2, "{} waits", told.waits);
+    assert!(listener_log.poll_listeners(&[listener], CALLS) <= TRIES);
+    assert!(listener_log.tries - before <= 2 * UNAUTHENTICATED_CLIENTS, "{} tries", listener_log.tries - before);
+    assert!(listener_log.waits > CALLS / 2, "{} waits", listener_log.waits);
     other.check(3);
     // The peer is answered once there are enough descriptors for the whole answer.
     let mut freed = 1;
     loop {
         hoard.0.pop().expect("the answer needs fewer than all");
         freed += 1;
-        let before = told.waits;
-        told.ask(&[listener], 10);
-        if told.waits == before {
+        let before = listener_log.waits;
+        listener_log.poll_listeners(&[listener], 10);
+        if listener_log.waits == before {
             break;
         }
     }

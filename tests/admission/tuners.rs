@@ -1,7 +1,7 @@
 //! Two hosts with different tuners: their collectives would hang, so the handshake refuses them.
 
 use crate::attack::{Listener, host_with};
-use crate::turn;
+use crate::common::turn;
 
 const TABLE: &str = "for=*;all_reduce@2:1000-1999=ring/ll/2";
 const OTHER: &str = "for=*;all_reduce@2:1000-1999=ring/ll/4";

@@ -57,7 +57,7 @@ impl Listener {
         self.try_by(from, self.handle).unwrap()
     }
 
-    /// Returns the first error of either end.
+    /// Connects from a host by `handle`. Returns the first error of either end.
     pub fn try_by(&self, from: &Arc<Host>, handle: [u8; HANDLE_BYTES]) -> Result<Ends, Error> {
         meet(from, &self.listen, handle)
     }

@@ -23,7 +23,7 @@ const char* last_warning(void);
 #define CHECK(condition, ...)                                          \
   do {                                                                 \
     if (!(condition)) {                                                \
-      fprintf(stderr, "%s:%d: not so: %s: ", __FILE__, __LINE__, #condition); \
+      fprintf(stderr, "%s:%d: check failed: %s: ", __FILE__, __LINE__, #condition); \
       fprintf(stderr, __VA_ARGS__);                                    \
       fprintf(stderr, " (last warning: %s)\n", last_warning());        \
       _Exit(1);                                                        \

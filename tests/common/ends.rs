@@ -26,7 +26,7 @@ impl Ends {
     }
 }
 
-/// Returns the first error of either end.
+/// Connects two hosts. Returns the first error of either end.
 pub fn connect(from: &Arc<Host>, to: &Arc<Host>) -> Result<Ends, Error> {
     let (listener, handle) = to.listen()?;
     meet(from, &listener, handle)

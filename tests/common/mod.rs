@@ -9,9 +9,16 @@ pub mod skip;
 use nccl_net_spark::comm::Rail;
 use nccl_net_spark::counters::layout::{Counters, Direction, Record};
 use nccl_net_spark::verbs::PortState;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Lock for the tests of a program that must run one at a time.
+pub fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Returns the library that cargo built for this test run, beside the test's own executable.
 pub fn plugin_library() -> PathBuf {
@@ -71,6 +78,33 @@ pub fn c_program(name: &str, sources: &[&str]) -> PathBuf {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     std::fs::rename(&own, &program).expect("the program in its place");
     program
+}
+
+/// Output of a program from `tests/c`.
+pub struct CRun {
+    pub success: bool,
+    /// Status, standard output, standard error.
+    pub text: String,
+}
+
+/// Runs a program from `tests/c` with the plugin's library. It succeeds if its last line is "done".
+pub fn run_c_program<N, V>(program: &Path, arguments: &[&str], variables: impl IntoIterator<Item = (N, V)>) -> CRun
+where
+    N: AsRef<OsStr>,
+    V: AsRef<OsStr>,
+{
+    let Output { status, stdout, stderr } = Command::new(program)
+        .arg(plugin_library())
+        .args(arguments)
+        .env_remove("SPARK_TEST_RDMA")
+        .env_remove("NCCL_NET")
+        .env("SPARK_TEST_VERBOSE", "1")
+        .envs(variables)
+        .output()
+        .expect("the program runs");
+    let stdout = String::from_utf8_lossy(&stdout);
+    let text = format!("{status}\n{stdout}{}", String::from_utf8_lossy(&stderr));
+    CRun { success: status.success() && stdout.ends_with("done\n"), text }
 }
 
 fn modified(path: &Path) -> std::time::SystemTime {

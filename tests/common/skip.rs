@@ -13,7 +13,7 @@ const NEEDS: &str = "SPARK_TEST_NEEDS";
 #[track_caller]
 pub fn missing(what: &str) {
     let all = std::env::var(NEEDS).is_ok_and(|needs| needs == "all");
-    assert!(!all, "{what}; {NEEDS}=all says that it must be there");
+    assert!(!all, "{what}; {NEEDS}=all requires it");
     skip(what);
 }
 

@@ -30,7 +30,7 @@ main() {
   unpack_library
   local root
   for root in "$@"; do try_root "$(realpath "$root")"; done
-  echo "images: all is well"
+  echo "images: all checks passed"
 }
 
 clean_up() {
@@ -93,7 +93,8 @@ build() {
   buildah "${storage[@]}" build --isolation chroot --file "$examples/overlay/$1.Dockerfile" --build-arg IMAGE=localhost/base --tag localhost/overlay "$2"
 }
 
-# Runs an all-gather of the image's own nccl-spark, which loads the plugin from NCCL's path for it.
+# Runs an all-gather of the image's own nccl-spark, which loads the plugin from the path in the
+# image's NCCL_NET_PLUGIN.
 all_gather() {
   local text
   text=$(in_container "$1" nccl-spark all-gather -r 2 -b 8 -e 32K -f 4 --fabric soft --profile unpaced --plugin "$library")

@@ -12,15 +12,12 @@ use nccl_net_spark::wire::handle::HANDLE_BYTES;
 use softverbs::control::{Action, control};
 use softverbs::profile::Profile;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, MutexGuard, Once};
 
 pub const RAILS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
 /// Number of messages in flight together, each in its own place.
 pub const WINDOW: usize = 12;
 pub const SLOT_BYTES: usize = 1 << 20;
-
-/// Lock that each test holds, because all tests of the process share the fabric's rails.
-pub static TURN: Mutex<()> = Mutex::new(());
 
 pub struct Bed {
     pub hosts: [Arc<Host>; 2],
@@ -33,28 +30,34 @@ pub struct Bed {
 
 impl Bed {
     pub fn new(settings: &[(&str, &str)]) -> Self {
-        Self::new_by(settings, |handle| handle)
+        Self::new_with_handle(settings, |handle| handle)
     }
 
-    /// Like [`Bed::new`], but connects with the handle that `lead` makes from the listener's.
-    pub fn new_by(settings: &[(&str, &str)], lead: impl FnOnce([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES]) -> Self {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Like [`Bed::new`], but connects with the handle that `map_handle` makes from the listener's.
+    pub fn new_with_handle(
+        settings: &[(&str, &str)],
+        map_handle: impl FnOnce([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES],
+    ) -> Self {
+        let turn = common::turn();
         let hosts = [host(0, settings), host(1, settings)];
         RAILS.iter().for_each(|rail| set(rail, Action::Up));
         until(|| hosts[0].process().rails.iter().all(|rail| common::is_up(rail)).then_some(()));
-        let mut bed = Self::by(hosts, lead);
+        let mut bed = Self::with_handle(hosts, map_handle);
         bed.turn = Some(turn);
         bed
     }
 
     pub fn over(hosts: [Arc<Host>; 2]) -> Self {
-        Self::by(hosts, |handle| handle)
+        Self::with_handle(hosts, |handle| handle)
     }
 
-    /// Connects with the handle that `lead` makes from the listener's.
-    pub fn by(hosts: [Arc<Host>; 2], lead: impl FnOnce([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES]) -> Self {
+    /// Connects with the handle that `map_handle` makes from the listener's.
+    pub fn with_handle(
+        hosts: [Arc<Host>; 2],
+        map_handle: impl FnOnce([u8; HANDLE_BYTES]) -> [u8; HANDLE_BYTES],
+    ) -> Self {
         let (listener, handle) = hosts[1].listen().unwrap();
-        let mut handle = lead(handle);
+        let mut handle = map_handle(handle);
         let (mut send, mut recv) = (None, None);
         until(|| {
             if send.is_none() {
@@ -124,7 +127,7 @@ struct Message {
     send: Option<u16>,
     is_sent: bool,
     receive: u16,
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl Stream {
@@ -154,12 +157,12 @@ impl Stream {
 
     pub fn step(&mut self, bed: &Bed) -> Result<(), Error> {
         self.begin(bed)?;
-        self.go_on(bed)
+        self.advance(bed)
     }
 
     /// Takes one step without a new message. Returns true if all messages are done.
     pub fn finish_step(&mut self, bed: &Bed) -> Result<bool, Error> {
-        self.go_on(bed)?;
+        self.advance(bed)?;
         Ok(self.under_way.is_empty())
     }
 
@@ -173,14 +176,14 @@ impl Stream {
             let part = RecvPart { addr, bytes, tag: 3, memory: &self.into };
             if let Some(receive) = bed.recv.irecv(&[part], false).map_err(|e| *e)? {
                 let number = self.next;
-                self.under_way.push(Message { number, send: None, is_sent: false, receive, is_told: false });
+                self.under_way.push(Message { number, send: None, is_sent: false, receive, is_reported: false });
                 self.next += 1;
             }
         }
         Ok(())
     }
 
-    fn go_on(&mut self, bed: &Bed) -> Result<(), Error> {
+    fn advance(&mut self, bed: &Bed) -> Result<(), Error> {
         // Sends match receives in order.
         if let Some(message) = self.under_way.iter_mut().find(|message| message.send.is_none()) {
             let place = Self::place(message.number);
@@ -191,16 +194,16 @@ impl Stream {
             if let Some(send) = message.send.filter(|_| !message.is_sent) {
                 message.is_sent = bed.send.test(send).map_err(|e| *e)?.is_some();
             }
-            if !message.is_told {
+            if !message.is_reported {
                 let size = Self::size(message.number) as u64;
                 let tell = |_: usize, bytes: u64| assert_eq!(bytes, size, "message {}", message.number);
-                message.is_told = bed.recv.test(message.receive, tell).map_err(|e| *e)?;
+                message.is_reported = bed.recv.test(message.receive, tell).map_err(|e| *e)?;
             }
         }
         let (to, done) = (&self.to, &mut self.done);
         let mut place = vec![0; SLOT_BYTES];
         self.under_way.retain(|message| {
-            if message.is_sent && message.is_told {
+            if message.is_sent && message.is_reported {
                 let range = Self::place(message.number);
                 fill(&mut place[..range.len()], message.number);
                 assert!(place[..range.len()] == to[range], "message {} differs", message.number);

@@ -1,5 +1,6 @@
-//! Rules that clippy cannot check: imports of each room (`rooms.toml`), import cycles, length of
-//! files and width of comments. All others are lints in Cargo.toml and clippy.toml.
+//! Rules that clippy cannot check: what each room (a file or folder of `src/`) may import
+//! (`rooms.toml`), import cycles, length of files and width of comments. All other rules are lints
+//! in Cargo.toml and clippy.toml.
 //!
 //! The checker reads tokens, because a syntax tree does not show the names inside macros.
 

@@ -107,7 +107,7 @@ impl Modules {
             found = match segment.as_str() {
                 "self" => found,
                 "super" => Found::Module(self.all[inside].parent?),
-                // The name is defined by a macro, or is a re-export from another crate.
+                // A name not found is defined by a macro, or is a re-export from another crate.
                 name => self.look_up(inside, name, want_at(at), seen).unwrap_or(Found::Item(inside)),
             };
         }

@@ -1,6 +1,6 @@
 //! Control messages that a lying peer may send.
 
-use nccl_net_spark::wire::control::ControlMessage;
+use nccl_net_spark::wire::control::{ControlMessage, JoinAnswer};
 use nccl_net_spark::wire::cts::Epoch;
 use nccl_net_spark::wire::fields::{Address, Attachment, LaneEnd, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::LaneId;
@@ -36,11 +36,13 @@ pub fn joined(mtu_bytes: u32, qps: &[QpEnd]) -> ControlMessage {
     ControlMessage::Joined {
         lane: lane(1),
         attempt: 1,
-        connector_gid: [0x20; 16],
-        acceptor_gid: [0x21; 16],
-        mtu_bytes,
-        end: end(qps),
-        epoch: Epoch::default(),
+        answer: JoinAnswer {
+            connector_gid: [0x20; 16],
+            acceptor_gid: [0x21; 16],
+            mtu_bytes,
+            end: end(qps),
+            epoch: Epoch::default(),
+        },
     }
 }
 

@@ -10,7 +10,7 @@ use nccl_net_spark::wire::immediate::Immediate;
 use softverbs::status;
 use softverbs::work_request::Operation;
 
-const WHOLE: Immediate = Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, leads: 0 };
+const WHOLE: Immediate = Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, full_chunks: 0 };
 const ROOM: usize = 100;
 
 impl Stage {
@@ -30,16 +30,16 @@ impl Stage {
     }
 
     /// Returns the receiver's error for a receive that must never be done.
-    fn told_of(&mut self, liar: &Liar, receive: u16) -> Box<Error> {
-        let told = self.until_told(|stage| {
+    fn receive_error(&mut self, liar: &Liar, receive: u16) -> Box<Error> {
+        let error = self.poll_until(|stage| {
             liar.poll();
             stage.received(receive).map(|done| assert!(!done, "it is done")).err()
         });
-        told.expect("nothing was said of it")
+        error.expect("the receive ended without an error")
     }
 
     /// Returns the end of the written part of the receiver's memory, in bytes.
-    fn written(&mut self) -> usize {
+    fn written_end(&mut self) -> usize {
         let to = &self.fabric().to;
         assert_eq!(to.len(), ARENA);
         to.iter().rposition(|byte| *byte != 0xee).map_or(0, |last| last + 1)
@@ -66,9 +66,9 @@ fn a_message_without_an_immediate_ends_the_connection_with_an_error_and_writes_n
             if !is_early {
                 liar.post(Operation::Send, bytes, imm, (0, 0));
             }
-            let error = stage.told_of(&liar, receive);
+            let error = stage.receive_error(&liar, receive);
             is_told(&error);
-            assert_eq!(stage.written(), 0, "{bytes} bytes with {imm:?}");
+            assert_eq!(stage.written_end(), 0, "{bytes} bytes with {imm:?}");
             assert_eq!(stage.irecv(&[ROOM]), Err(error.clone()));
             assert_eq!(stage.received(receive), Err(error));
         }
@@ -91,8 +91,8 @@ fn a_write_without_an_immediate_does_not_complete_a_receive() {
             assert_eq!(stage.received(receive), Ok(false));
         }
         liar.post(Operation::Send, 0, imm, (0, 0));
-        is_told(&stage.told_of(&liar, receive));
-        assert!(stage.written() <= ROOM);
+        is_told(&stage.receive_error(&liar, receive));
+        assert!(stage.written_end() <= ROOM);
     }
 }
 
@@ -103,15 +103,15 @@ fn messages_before_one_without_an_immediate_are_delivered() {
     let receives = [0, 1].map(|_| stage.irecv(&[ROOM]).unwrap().unwrap());
     let to = stage.granted();
     liar.post(Operation::Write, ROOM as u32, Some(WHOLE.encode()), to);
-    let told = stage.until_told(|stage| {
+    let told = stage.poll_until(|stage| {
         let ended = liar.poll();
         assert!(ended.iter().all(|completion| completion.status == 0), "{ended:?}");
         stage.received(receives[0]).unwrap().then_some(())
     });
     told.expect("a true message is delivered");
-    assert!(stage.written() <= ROOM);
+    assert!(stage.written_end() <= ROOM);
     liar.post(Operation::Send, 0, None, (0, 0));
-    is_told(&stage.told_of(&liar, receives[1]));
+    is_told(&stage.receive_error(&liar, receives[1]));
 }
 
 #[test]
@@ -120,9 +120,9 @@ fn a_send_longer_than_its_receive_fails_at_the_sender() {
     let liar = stage.with_liar();
     let receive = stage.irecv(&[ROOM]).unwrap().unwrap();
     liar.post(Operation::Send, 64, None, (0, 0));
-    let ended = stage.until_told(|_| Some(liar.poll()).filter(|ended| !ended.is_empty()));
+    let ended = stage.poll_until(|_| Some(liar.poll()).filter(|ended| !ended.is_empty()));
     let ended = ended.expect("the sender gets an error");
-    is_told(&stage.told_of(&liar, receive));
+    is_told(&stage.receive_error(&liar, receive));
     assert_eq!(ended[0].status, status::REMOTE_INVALID);
 }
 
@@ -152,7 +152,7 @@ fn a_key_is_valid_only_for_the_registered_memory() {
             let liar = stage.with_liar();
             liar.post(Operation::Write, bytes, None, (addr, key));
             let ended =
-                stage.until_told(|_| Some(liar.poll()).filter(|ended| !ended.is_empty())).expect("a completion");
+                stage.poll_until(|_| Some(liar.poll()).filter(|ended| !ended.is_empty())).expect("a completion");
             let wanted = if is_inside { 0 } else { status::REMOTE_ACCESS };
             assert_eq!(ended[0].status, wanted, "{bytes} bytes at {}", addr.wrapping_sub(start).cast_signed());
             let to = &stage.fabric().to;

@@ -61,7 +61,7 @@ events_of() {
   # A search that reaches the time limit also fails, but has found nothing.
   grep -q ', after \[' "$output" || { cat "$output" >&2; die "the search did not end with an order of events"; }
   echo "the search, after $(grep -m 1 -oE ', after \[[^]]*\]' "$output" |
-    grep -oE '(Grant|LandGrant|Post|PostCut|Land|Confirm|Lose|CutOff|Stop|Report|PortDown|PortUp|Hear|DropFrame|Probe|FailNext|HangNext|Return|BreakTcp|FindTcp|Dial|Limit|Close|Leave|Tick|Wait|Expire)\b' | wc -l) events"
+    grep -oE '(Grant|LandGrant|Post|PostCut|Land|Confirm|Lose|CutOff|Stop|Report|PortDown|PortUp|ReceiveFrame|DropFrame|Probe|FailNext|HangNext|Return|BreakTcp|FindTcp|Dial|Limit|Close|Leave|Tick|Wait|Expire)\b' | wc -l) events"
   rm "$output"
 }
 

@@ -56,7 +56,7 @@ under() {
     export LSAN_OPTIONS="suppressions=$checkout/tests/long/lsan.supp print_suppressions=0 ${LSAN_OPTIONS:-}"
   fi
   echo "== $sanitizer"
-  # The tests load this file, which cargo does not track.
+  # The tests load the fabric's library, but cargo does not know that they need it.
   cargo build "${std[@]}" --target "$target" -p softverbs || die "the software fabric does not build"
   cargo test --no-fail-fast "${std[@]}" --target "$target" "${fabric[@]}" || failed=1
   cargo test --no-fail-fast "${std[@]}" --target "$target" "${plugin[@]}" || failed=1

@@ -13,7 +13,8 @@
 #
 # These must end exactly as after the first 40 removals: descriptors, threads, registrations and
 # queue pairs of each rank, and the files of the fabric. Anonymous memory may grow by 1 MiB. A
-# leaked lane has 30 KiB or more (its queues), so 40 leaks would show. Smaller objects are counted.
+# leaked lane has 30 KiB or more (its queues), so 40 leaks in 1000 removals would show. Smaller
+# objects are counted one by one.
 # (The allocator's own variation was up to 60 KiB in load.sh connections.)
 set -euo pipefail
 

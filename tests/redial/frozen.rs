@@ -1,4 +1,5 @@
-//! A process with a blocked service thread, as in the kernel's address resolution or at its end.
+//! A process with a blocked service thread, as in the kernel's address resolution or when a process
+//! ends.
 
 use nccl_net_spark::comm::Host;
 use nccl_net_spark::comm::channel::Channel;

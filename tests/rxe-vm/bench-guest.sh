@@ -1,6 +1,7 @@
 #!/bin/bash
 # Started in the guest by bench.sh: bench-guest.sh [CASE]...
-# BED_TARGET (cargo's build folder), BED_AGAINST (another plugin's library, or empty), BED_ROUNDS.
+# bench.sh sets BED_TARGET (cargo's build folder), BED_AGAINST (another plugin's library, or empty)
+# and BED_ROUNDS.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -10,8 +11,8 @@ readonly release=$BED_TARGET/release results=/run/bed/results
 
 # On slow wires, the ranks sleep briefly when no data has moved. They poll on the processors on
 # which the kernel runs both NICs, and would slow it down. Where the processors are the limit, both
-# ranks share one and yield to each other. A window that is queued on slow wires takes longer than
-# the time after which a Spark's rail counts as lost, so both sides use NCCL's own time-out.
+# ranks share one and yield to each other. The messages in flight on slow wires take longer than the
+# time after which a Spark's rail counts as lost, so both sides use NCCL's own time-out.
 readonly slow_wire=(--rest-us 200 --rank-env 0:NCCL_IB_TIMEOUT=20 --rank-env 1:NCCL_IB_TIMEOUT=20)
 
 # bench NAME RAILS SCENARIO [OPTION]...: runs SCENARIO over rails 0..RAILS-1.

@@ -6,11 +6,11 @@
 find_cache() {
   cache=${SPARK_BED_CACHE:-${XDG_CACHE_HOME:-/var/tmp}/nccl-spark-bed-$(id -u)}
   mkdir -p "$cache"
-  [[ -O $cache ]] || die "$cache belongs to somebody else; name another folder in SPARK_BED_CACHE"
+  [[ -O $cache ]] || die "$cache belongs to another user; name another folder in SPARK_BED_CACHE"
 }
 
-# begin_build FOLDER: true when FOLDER is empty and has to be filled; no other script builds until
-# end_build.
+# begin_build FOLDER: true if FOLDER is not marked as filled. FOLDER is then empty for the caller to
+# fill, and no other script builds until end_build.
 begin_build() {
   exec 9>"$cache/lock"
   flock -w 600 9 || die "another script has been building in $cache for ten minutes"

@@ -43,22 +43,21 @@ spark_status() {
   return "$status"
 }
 
-# A window that is queued on rails of 80 Mb/s takes longer than the default time-out, which is for
+# On rails of 80 Mb/s, the messages in flight take longer than the default time-out, which is for
 # rails a thousand times as fast. With the default, everything would be sent again repeatedly.
 # shellcheck disable=SC2034 # the cases use it
 readonly slow_wire=(--rank-env 0:NCCL_IB_TIMEOUT=16 --rank-env 1:NCCL_IB_TIMEOUT=16)
 
 # once_connected NAME: waits until run NAME's two ranks have connected, both ways, and carry data.
 once_connected() {
-  local tries
-  for ((tries = 0; tries < 1000; tries++)); do
-    if [[ $(grep -c 'connected with' "$BED_LOGS/$1.txt" 2>/dev/null) -ge 4 ]]; then
-      sleep 1
-      return
-    fi
-    sleep 0.1
-  done
-  fail "run $1 has not connected in 100 s"
+  wait_until 100 has_lines "$1" 4 'connected with' || fail "run $1 has not connected in 100 s"
+  sleep 1
+}
+
+# has_lines NAME COUNT PATTERN: true if run NAME's output has COUNT lines that match the extended
+# regular expression, or more.
+has_lines() {
+  [[ $(grep -Ec "$3" "$BED_LOGS/$1.txt" 2>/dev/null) -ge $2 ]]
 }
 
 # check_table ROWS: checks that the last run printed ROWS sizes, with no wrong byte in any.
@@ -120,7 +119,7 @@ sent_packets() {
 
 # check_carried SIDE I [BYTES]: checks that rail I carried at least BYTES from SIDE since `mark`.
 # The default is 64 KiB. A new connection does not know its rails' rates, so it divides its first
-# large message evenly, and each rail carries that much. Later amounts are not checked here: where
+# large message evenly, and each rail carries at least 64 KiB. Later amounts are not checked: where
 # the emulated machine's processors are the limit and not the wires, no rail needs to carry its
 # part. The tests of src/flow/striping.rs check the division of messages, by their own clock.
 check_carried() {
@@ -134,5 +133,5 @@ check_carried() {
 check_unused() {
   local packets
   packets=$(sent_packets "$1" "$2")
-  [[ $packets == 0 ]] || fail "rail $1$2 sent $packets RDMA packets; it was not to be used"
+  [[ $packets == 0 ]] || fail "rail $1$2 sent $packets RDMA packets; expected none"
 }

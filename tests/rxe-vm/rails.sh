@@ -36,9 +36,9 @@ rails_begin() {
 
 # bridged_rails COUNT [MTU]: makes rails 0..COUNT-1 with all their ends on one bridge and all
 # addresses in one subnet. The bridge's ports silently drop packets longer than MTU (default 9000,
-# as at the rails' ends), except TCP's segments, which fit. A bridge sends a broadcast first to the
-# port that joined it last, and one processor receives all packets here, so the end of a later rail
-# answers first. No end answers for addresses of the other node.
+# as at the rails' ends). TCP's segments pass. A bridge sends a broadcast first to the port that
+# joined it last, and one processor receives all packets here. So the end of the last rail answers
+# an ARP request first. No end answers for addresses of the other node.
 bridged_rails() {
   local count=$1 mtu=${2:-9000} i j side device
   rails_begin
@@ -168,26 +168,32 @@ rail_gid_index() {
 # rail_gid_wait DEVICE ADDRESS: waits until the address has a GID (the RDMA core notices a new
 # address a little later).
 rail_gid_wait() {
-  local tries
-  for ((tries = 0; tries < 200; tries++)); do
-    ! rail_gid_index "$@" >/dev/null || return 0
-    sleep 0.05
-  done
-  echo "rails: $1 has no GID for $2" >&2
-  return 1
+  wait_until 10 rail_gid_index "$@" >/dev/null || {
+    echo "rails: $1 has no GID for $2" >&2
+    return 1
+  }
 }
 
 # rail_wait I STATE: waits until both ends' ports have STATE (the RDMA core notices a link's change
 # a little later).
 rail_wait() {
-  local device tries
+  local device
   for device in "a$1" "b$1"; do
-    for ((tries = 0; tries < 200; tries++)); do
-      ! grep -q "$2" "/sys/class/infiniband/$device/ports/1/state" || continue 2
-      sleep 0.05
-    done
-    echo "rails: $device did not become $2" >&2
-    return 1
+    wait_until 10 grep -q "$2" "/sys/class/infiniband/$device/ports/1/state" || {
+      echo "rails: $device did not become $2" >&2
+      return 1
+    }
+  done
+}
+
+# wait_until SECONDS COMMAND...: runs the command every 0.1 s until it succeeds. Fails if it has not
+# succeeded after SECONDS, not counting the time of the command itself.
+wait_until() {
+  local tries=$((10 * $1))
+  shift
+  until "$@"; do
+    ((tries-- > 0)) || return 1
+    sleep 0.1
   done
 }
 

@@ -413,7 +413,7 @@ impl Fabric {
         for (striping, lanes) in striping.iter_mut().zip(&mut lanes) {
             for (id, lane) in LaneId::all(rails).zip(lanes).filter(|(id, _)| not_yet & id.bit() != 0) {
                 striping.lose(id);
-                *lane = Lane::not_yet(&lane.rail, lane.peer_rail.clone());
+                *lane = Lane::without_queues(&lane.rail, lane.peer_rail.clone());
             }
         }
         let managed = |lanes: &Vec<Lane>| lanes.iter().map(|lane| ManagedRail::of(lane, queue_count)).collect();

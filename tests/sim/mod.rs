@@ -9,6 +9,15 @@ pub mod run;
 pub mod tcp;
 pub mod threads;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks the process's fabric, which the first test makes. A process has one fabric and one virtual
+/// clock, so the tests run one at a time.
+pub fn lock_fabric() -> MutexGuard<'static, Option<fabric::Fabric>> {
+    static FABRIC: Mutex<Option<fabric::Fabric>> = Mutex::new(None);
+    FABRIC.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Pseudo-random numbers that depend only on a seed (splitmix64).
 pub struct Dice(u64);
 

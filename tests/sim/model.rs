@@ -25,7 +25,7 @@ pub struct Group {
     pub parts: Vec<Part>,
     /// True for an optional receive, which is reported done before its bytes have come.
     pub optional: bool,
-    pub is_told: bool,
+    pub is_reported: bool,
     handed_back: bool,
 }
 
@@ -54,7 +54,7 @@ impl Model {
     }
 
     pub fn granted(&mut self, receive: u16, parts: Vec<Part>, optional: bool) {
-        self.groups.push(Group { receive, parts, optional, is_told: false, handed_back: false });
+        self.groups.push(Group { receive, parts, optional, is_reported: false, handed_back: false });
     }
 
     /// The first group with a send that has not begun. Only its sends can begin.
@@ -77,7 +77,7 @@ impl Model {
     /// have to be right then, and must not change later.
     pub fn hand_back(&mut self, index: usize, seed: u64, to: &mut [u8]) {
         let group = &mut self.groups[index];
-        let is_over = if group.optional { group.parts.iter().all(|part| part.is_sent) } else { group.is_told };
+        let is_over = if group.optional { group.parts.iter().all(|part| part.is_sent) } else { group.is_reported };
         if group.handed_back || !is_over {
             return;
         }
@@ -93,7 +93,7 @@ impl Model {
     }
 
     pub fn is_done(&self) -> bool {
-        self.groups.iter().all(|group| group.is_told && group.parts.iter().all(|part| part.is_sent))
+        self.groups.iter().all(|group| group.is_reported && group.parts.iter().all(|part| part.is_sent))
     }
 
     /// Hands all buffers back, because the connection's end was reported to the receiver's caller.
@@ -108,7 +108,7 @@ impl Model {
 
     /// Overwrites the bytes of unfinished sends, because the connection's end was reported to the
     /// sender's caller.
-    pub fn spoil(&self, from: &mut [u8]) {
+    pub fn overwrite_unfinished(&self, from: &mut [u8]) {
         let parts = self.groups.iter().flat_map(|group| &group.parts);
         for part in parts.filter(|part| part.send.is_some() && !part.is_sent) {
             from[part.at..part.at + part.bytes].fill(HANDED_BACK);

@@ -19,7 +19,7 @@ pub struct Removals {
     /// By side and rail: true while the event of a failed function has not been read.
     unread: [[bool; RAILS]; 2],
     /// By side: it looks for changes in one of this many rounds, at random.
-    seldom: [u64; 2],
+    check_interval: [u64; 2],
     hangs: Hangs,
 }
 
@@ -41,7 +41,7 @@ impl Hangs {
         Self { dice, left, until_ns: 0 }
     }
 
-    fn go_on(&mut self, now_ns: u64) {
+    fn step(&mut self, now_ns: u64) {
         if self.left > 0 && self.dice.one_in(16) {
             self.left -= 1;
             threads::hang_after(self.dice.below(4) as usize);
@@ -75,15 +75,15 @@ impl Removals {
     /// Plans `left` removals. All functions must be on the bus.
     pub fn new(left: u64, seed: u64, fabric: &Fabric, dice: &mut Dice) -> Self {
         let opened = std::array::from_fn(|rail| fabric.presence(rail).generation);
-        let seldom = [0, 1].map(|_| if dice.one_in(2) { 4 } else { 64 });
+        let check_interval = [0, 1].map(|_| if dice.one_in(2) { 4 } else { 64 });
         let (is_used, plan, unread, hangs) = (false, Vec::new(), Default::default(), Hangs::new(seed));
-        Self { left, is_used, plan, opened: [opened; 2], unread, seldom, hangs }
+        Self { left, is_used, plan, opened: [opened; 2], unread, check_interval, hangs }
     }
 
     /// Takes the due steps. Sometimes fails or cuts off the rail's function, and returns true then.
-    pub fn go_on(&mut self, fabric: &Fabric, dice: &mut Dice, rail: usize) -> bool {
+    pub fn step(&mut self, fabric: &Fabric, dice: &mut Dice, rail: usize) -> bool {
         let now_ns = fabric.now_ns();
-        self.hangs.go_on(now_ns);
+        self.hangs.step(now_ns);
         self.plan.sort_by_key(|(due_ns, ..)| *due_ns);
         for (_, rail, step) in self.plan.extract_if(.., |(due_ns, ..)| *due_ns <= now_ns) {
             step.take(fabric, rail);
@@ -118,7 +118,7 @@ impl Removals {
         is_to_go
     }
 
-    /// Puts every function back on the bus permanently. Hanging calls return in their time.
+    /// Puts every function back on the bus permanently. Hanging calls return at their planned time.
     pub fn end(&mut self, fabric: &Fabric) {
         (self.left, self.hangs.left) = (0, 0);
         threads::hang_no_more();
@@ -129,7 +129,7 @@ impl Removals {
     }
 
     /// True if both sides have opened the present functions.
-    pub fn are_over(&self, fabric: &Fabric) -> bool {
+    pub fn all_reopened(&self, fabric: &Fabric) -> bool {
         (0..RAILS).all(|at| self.opened.iter().all(|opened| opened[at] == fabric.presence(at).generation))
     }
 
@@ -142,7 +142,7 @@ impl Removals {
         now: Instant,
     ) -> Vec<(Arc<Rail>, PortChange)> {
         let (process, mut changes) = (fabric.hosts[side].process(), Vec::new());
-        if !self.is_used || !dice.one_in(self.seldom[side]) {
+        if !self.is_used || !dice.one_in(self.check_interval[side]) {
             return changes;
         }
         for (at, rail) in process.rails.iter().enumerate() {

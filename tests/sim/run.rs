@@ -41,8 +41,9 @@ pub struct Run<'f> {
     failures_left: u64,
     ending: Ending,
     silences_left: u64,
-    /// Dice for later additions, so that they do not change the runs of older seeds.
-    own: Dice,
+    /// Dice for events that were added to the simulation later. They leave the draws of `dice` as
+    /// they were, so a seed that found a bug earlier still gives the same run.
+    later_dice: Dice,
     removals: Removals,
     /// A rail that must stay up, and the end of that time. After TCP was closed, a peer that no
     /// rail reaches is considered dead after two seconds.
@@ -106,18 +107,19 @@ impl<'f> Run<'f> {
         let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
         let (refusals_left, failures_left, silences_left) = (dice.below(5), dice.below(5), dice.below(3));
         // Separate dice, as for `bound`.
-        let mut own = Dice::new(!seed);
-        let after = 1 + own.below(goal as u64) as usize;
-        let ending = match own.below(12) {
+        let mut later_dice = Dice::new(!seed);
+        let after = 1 + later_dice.below(goal as u64) as usize;
+        let ending = match later_dice.below(12) {
             0 => Ending::BrokenOff { after },
             1..=2 => Ending::BrokenOffOnTrial { after },
             3 => Ending::BrokenOffInUse { after },
             _ => Ending::Whole,
         };
-        // Only for runs that complete. A side that closes while a function is cut off cannot know
-        // whether its NIC is idle.
-        let is_to_lose_functions = matches!(ending, Ending::Whole) && own.one_in(3);
-        let removals = Removals::new(if is_to_lose_functions { own.below(6) } else { 0 }, seed, fabric, &mut own);
+        // Functions are lost only in runs that complete: a side that closes while a function is cut
+        // off cannot know whether its NIC is idle.
+        let is_to_lose_functions = matches!(ending, Ending::Whole) && later_dice.one_in(3);
+        let removals =
+            Removals::new(if is_to_lose_functions { later_dice.below(6) } else { 0 }, seed, fabric, &mut later_dice);
         let (model, events, held, tally) = Default::default();
         Self {
             fabric,
@@ -134,7 +136,7 @@ impl<'f> Run<'f> {
             failures_left,
             ending,
             silences_left,
-            own,
+            later_dice,
             removals,
             held,
             tally,
@@ -172,7 +174,7 @@ impl<'f> Run<'f> {
         self.removals.end(self.fabric);
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         // Checks queue pairs too: until a driver runs, it counts rails with failed posts as up.
-        while !self.removals.are_over(self.fabric)
+        while !self.removals.all_reopened(self.fabric)
             || self.fabric.queue_pairs() != before
             || !self.pair.drivers.iter().all(|driver| driver.is_whole())
         {
@@ -182,7 +184,7 @@ impl<'f> Run<'f> {
         }
         self.use_all_again();
         self.check_that_all_is_given_back();
-        self.part();
+        self.close_both();
         self.model.check_that_all_is_over();
         self.model.check_what_was_handed_back(&self.fabric.to);
         assert_eq!(self.fabric.queue_pairs(), before, "the number of queue pairs has changed");
@@ -190,7 +192,8 @@ impl<'f> Run<'f> {
         self.tally
     }
 
-    /// Lets time pass: mostly little, sometimes a time-out, rarely enough for a rail to return.
+    /// Lets time pass: mostly very little, sometimes as much as a time-out takes, and in rare cases
+    /// as much as a rail needs to return.
     fn wait(&mut self, limit: u64, what: &str) {
         let most = match self.dice.below(64) {
             0 => 200_000_000,
@@ -207,8 +210,8 @@ impl<'f> Run<'f> {
         let up: Vec<bool> = (0..self.rails).map(|rail| self.fabric.is_up(rail)).collect();
         let open = |(at, group): (usize, &super::model::Group)| {
             let parts: Vec<_> = group.parts.iter().map(|part| (part.bytes, part.send, part.is_sent)).collect();
-            let is_over = group.is_told && parts.iter().all(|(_, _, is_sent)| *is_sent);
-            (!is_over).then(|| format!("{at} (told {}, optional {}): {parts:?}", group.is_told, group.optional))
+            let is_over = group.is_reported && parts.iter().all(|(_, _, is_sent)| *is_sent);
+            (!is_over).then(|| format!("{at} (told {}, optional {}): {parts:?}", group.is_reported, group.optional))
         };
         let open: Vec<String> = self.model.groups.iter().enumerate().filter_map(open).collect();
         let drivers: Vec<String> = self.pair.drivers.iter().map(|driver| driver.text()).collect();
@@ -290,7 +293,7 @@ impl<'f> Run<'f> {
     }
 
     fn check_that_all_is_given_back(&self) {
-        let taken = self.pair.bound.as_ref().map_or(0, |bound| bound.taken_bytes());
+        let taken = self.pair.bound.as_ref().map_or(0, |bound| bound.reserved_bytes());
         assert_eq!(taken, 0, "bytes of finished sends still count against the bound");
     }
 
@@ -319,7 +322,7 @@ impl<'f> Run<'f> {
     }
 
     fn test_receive(&mut self) {
-        let open: Vec<usize> = (0..self.model.groups.len()).filter(|at| !self.model.groups[*at].is_told).collect();
+        let open: Vec<usize> = (0..self.model.groups.len()).filter(|at| !self.model.groups[*at].is_reported).collect();
         let Some(at) = open.get(self.dice.below(open.len() as u64) as usize).copied() else { return };
         let group = &mut self.model.groups[at];
         let tell = |part: usize, bytes: u64| {
@@ -328,7 +331,7 @@ impl<'f> Run<'f> {
             assert!(bytes == right as u64 || group.optional && bytes == group.parts[part].bytes as u64);
         };
         let mut path = self.pair.recv.enter().unwrap();
-        group.is_told = path.test(&self.pair.contexts[1], group.receive, tell).expect("testing a receive succeeds");
+        group.is_reported = path.test(&self.pair.contexts[1], group.receive, tell).expect("testing a receive succeeds");
         drop(path);
         self.model.hand_back(at, self.seed, &mut self.fabric.to);
     }
@@ -365,7 +368,7 @@ impl<'f> Run<'f> {
         let now_ns = self.fabric.now_ns();
         let is_over = self.held.is_none_or(|(_, until_ns)| until_ns <= now_ns);
         if is_over
-            && let Some(rail) = (0..self.rails).find(|rail| self.is_sure(*rail))
+            && let Some(rail) = (0..self.rails).find(|rail| self.is_usable(*rail))
             && self.tcp.maybe_close(now_ns)
         {
             self.held = Some((rail, now_ns + HELD_NS));
@@ -373,7 +376,7 @@ impl<'f> Run<'f> {
     }
 
     /// True if a rail is up on both sides, and no pending fault would cost the rail.
-    fn is_sure(&self, rail: usize) -> bool {
+    fn is_usable(&self, rail: usize) -> bool {
         let is_open = |path: &dyn SharedPath| {
             path.borrow().is_some_and(|mut path| {
                 let lane = &path.rails().lanes[rail];
@@ -381,7 +384,7 @@ impl<'f> Run<'f> {
             })
         };
         self.fabric.is_quiet(rail)
-            && self.removals.are_over(self.fabric)
+            && self.removals.all_reopened(self.fabric)
             && is_open(&*self.pair.send)
             && is_open(&*self.pair.recv)
     }
@@ -392,11 +395,11 @@ impl<'f> Run<'f> {
     }
 
     fn lose_functions(&mut self, now: Instant) {
-        let rail = self.own.below(self.rails as u64) as usize;
+        let rail = self.later_dice.below(self.rails as u64) as usize;
         let must_hold = self.must_hold(rail);
-        self.tally.losses += u64::from(!must_hold && self.removals.go_on(self.fabric, &mut self.own, rail));
+        self.tally.losses += u64::from(!must_hold && self.removals.step(self.fabric, &mut self.later_dice, rail));
         for side in [0, 1] {
-            for (rail, change) in self.removals.notice(self.fabric, &mut self.own, side, now) {
+            for (rail, change) in self.removals.notice(self.fabric, &mut self.later_dice, side, now) {
                 self.pair.drivers[side].port_changed(&rail, change, now);
             }
         }
@@ -463,7 +466,8 @@ impl<'f> Run<'f> {
     }
 
     /// One side's connection fails while rails carry, or its caller closes it in the middle of a
-    /// message. Its buffers are then reused, and neither side may see the new content.
+    /// message. Its buffers are then reused: the peer must not receive their new content, and must
+    /// not overwrite it.
     fn break_off(mut self) -> Tally {
         let (side, by) = match (&self.ending, self.dice.below(3)) {
             (Ending::BrokenOffInUse { .. }, _) => (1, BreakOff::DataPath),
@@ -488,7 +492,7 @@ impl<'f> Run<'f> {
         if side == 1 && (holds_buffers || !matches!(by, BreakOff::Caller)) {
             self.model.take_back(&mut self.fabric.to);
         } else if side == 0 {
-            self.model.spoil(&mut self.fabric.from);
+            self.model.overwrite_unfinished(&mut self.fabric.from);
         }
         for _ in 0..600 {
             let goes_on = if side == 0 { self.take_what_comes() } else { self.send_on() };
@@ -508,7 +512,7 @@ impl<'f> Run<'f> {
         threads::let_return();
         assert_eq!(fabric.queue_pairs(), 0, "queue pairs are left over");
         assert_eq!(
-            bound.map_or(0, |bound| bound.taken_bytes()),
+            bound.map_or(0, |bound| bound.reserved_bytes()),
             0,
             "the bytes of a dropped connection still count against the bound"
         );
@@ -542,12 +546,12 @@ impl<'f> Run<'f> {
     fn take_what_comes(&mut self) -> bool {
         for at in 0..self.model.groups.len() {
             let group = &mut self.model.groups[at];
-            if group.is_told {
+            if group.is_reported {
                 continue;
             }
             let mut path = self.pair.recv.enter().unwrap();
             match path.test(&self.pair.contexts[1], group.receive, |_, _| {}) {
-                Ok(is_told) => group.is_told = is_told,
+                Ok(is_reported) => group.is_reported = is_reported,
                 Err(_) => return false,
             }
             drop(path);
@@ -556,8 +560,9 @@ impl<'f> Run<'f> {
         true
     }
 
-    /// Closes both sides. Each learns of the other's close, and the sender of all delivered groups.
-    fn part(&mut self) {
+    /// Closes both sides. Each side learns that the other has closed. The sender also learns how
+    /// many groups were delivered.
+    fn close_both(&mut self) {
         let first = self.dice.below(2) as usize;
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         for side in [first, 1 - first] {
@@ -568,7 +573,8 @@ impl<'f> Run<'f> {
                 assert!(self.fabric.now_ns() < limit, "side {side} closes and the other side does not notice");
             }
         }
-        // The last optional receives may complete late, and no caller waits for them.
+        // No caller waits for an optional receive, so it may still be incomplete, and only the
+        // receives before the first optional one are certain.
         let groups = &self.model.groups;
         let waited_for = groups.iter().position(|group| group.optional).unwrap_or(groups.len()) as u64;
         let told = self.pair.contexts[0].peer.presence();

@@ -79,8 +79,8 @@ pub struct Tcp {
     breaks_left: u64,
     dice: Dice,
     closings_left: u64,
-    /// Random numbers for simulated events that were added later. `dice` then yields the same
-    /// numbers as before for an old seed.
+    /// Random numbers for the closings, which were added to this simulation later. They take none
+    /// from `dice`, which yields the same numbers as before for an old seed.
     closing_dice: Dice,
 }
 
@@ -155,7 +155,7 @@ impl Tcp {
                         driver.receive_frame(&frame, now);
                     }
                     self.states[side] = TcpState::Open(attempt);
-                    driver.channel_carries(now);
+                    driver.tcp_confirmed(now);
                 }
                 // The frame is from a connection that this side has replaced.
                 Item::Frame(_) => {}
@@ -163,15 +163,15 @@ impl Tcp {
                 Item::Resumed => {
                     self.attempts.succeeded(now_ns);
                     self.states[0] = TcpState::Open(attempt);
-                    driver.channel_opened();
-                    driver.channel_carries(now);
+                    driver.tcp_opened();
+                    driver.tcp_confirmed(now);
                 }
             }
         }
         self.handle_notice(side, driver, now_ns, now);
         let is_unreachable = side == 0 && !self.breaks_permanently() && self.dial(driver, now_ns, now);
         if self.states[side] == TcpState::GivenUp {
-            driver.channel_away(is_unreachable, now);
+            driver.tcp_missing(is_unreachable, now);
         }
     }
 
@@ -182,7 +182,7 @@ impl Tcp {
         }
         self.states[1] = TcpState::New(attempt);
         self.post(0, attempt, Item::Resumed, now_ns);
-        driver.channel_opened();
+        driver.tcp_opened();
     }
 
     fn handle_notice(&mut self, side: usize, driver: &mut Driver, now_ns: u64, now: Instant) {
@@ -192,9 +192,9 @@ impl Tcp {
         };
         match (self.states[side], is_closed) {
             (state, _) if state.attempt() != Some(attempt) => return,
-            (_, false) => driver.lost_channel("the network is down", now),
-            (TcpState::New(_), true) if !driver.has_rail() => driver.lost_channel("closed immediately", now),
-            (_, true) => driver.suspect(now),
+            (_, false) => driver.tcp_failed("the network is down", now),
+            (TcpState::New(_), true) if !driver.has_rail() => driver.tcp_failed("closed immediately", now),
+            (_, true) => driver.tcp_closed_by_peer(now),
         }
         self.states[side] = TcpState::GivenUp;
     }
@@ -223,7 +223,7 @@ impl Tcp {
 
     /// Dials where needed. Returns true if an attempt has failed.
     fn dial(&mut self, driver: &mut Driver, now_ns: u64, now: Instant) -> bool {
-        let need = driver.channel_need(self.states[0] != TcpState::GivenUp, now);
+        let need = driver.tcp_need(self.states[0] != TcpState::GivenUp, now);
         match self.attempts.poll(need, now_ns) {
             Some(Step::Dial(attempt)) => {
                 self.last_attempt = attempt;

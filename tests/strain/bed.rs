@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 /// Two cables, four functions, without a limit on the rate.
 const PROFILE: &str = "spark-2cable";
 /// Time limit until closed connections are gone: six times the wait for a peer's close.
-const GONE: Duration = Duration::from_secs(60);
+const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit for the answer after a long job of ten thousand connections.
-const LONG: Duration = Duration::from_secs(7200);
+const CHURN_LIMIT: Duration = Duration::from_secs(7200);
 
 pub struct Bed {
     pub switches: Switches,
@@ -57,7 +57,7 @@ impl Bed {
 
     pub fn tell(&self, order: &str, answer: &str) -> [Vec<u64>; 2] {
         self.processes.iter().for_each(|process| process.order(order));
-        [0, 1].map(|side| self.processes[side].answer(answer, LONG))
+        [0, 1].map(|side| self.processes[side].answer(answer, CHURN_LIMIT))
     }
 
     pub fn sample(&self) -> ([Sample; 2], Carried) {
@@ -94,11 +94,11 @@ impl Bed {
             for process in &self.processes {
                 let threads = gauge::threads(process.child.id());
                 if threads.iter().any(|name| name.starts_with("spark-service")) {
-                    off.push(format!("process {} still watches over connections", process.child.id()));
+                    off.push(format!("process {}: its service thread still runs", process.child.id()));
                 }
             }
-            if off.is_empty() || begun.elapsed() > GONE {
-                println!("  looked {:.2} s for what was closed to be gone", begun.elapsed().as_secs_f64());
+            if off.is_empty() || begun.elapsed() > SETTLE_LIMIT {
+                println!("  waited {:.2} s for closed connections to end", begun.elapsed().as_secs_f64());
                 return off;
             }
             std::thread::sleep(Duration::from_millis(20));

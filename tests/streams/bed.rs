@@ -8,18 +8,12 @@ use nccl_net_spark::comm::{Host, RecvComm, RecvPart, Registration, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Two devices with addresses in different subnets.
 pub const NEAR: &str = "rocep1s0f0";
 pub const FAR: &str = "roceP2p1s0f0";
 pub const RING_TCP: (&str, &str) = ("NCCL_SPARK_RING_TCP", "1");
-
-/// Lock for tests whose connections have rails, because one of these tests takes a port down.
-pub fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 pub fn host(devices: &str, settings: &[(&str, &str)]) -> Arc<Host> {
     let (_, library) = common::test_rails();

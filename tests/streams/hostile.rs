@@ -111,7 +111,8 @@ fn data(data: Data) -> Vec<u8> {
 
 #[test]
 fn an_invalid_frame_of_a_sender_fails_the_receive_and_writes_nothing_outside_it() {
-    let grant = StreamFrame::Grant(StreamGrant { sequence: 0, part: 0, parts: 1, tag: 0, room: 8 }).encode().to_vec();
+    let grant =
+        StreamFrame::Grant(StreamGrant { sequence: 0, part: 0, parts: 1, tag: 0, buffer_bytes: 8 }).encode().to_vec();
     let mut oversized = StreamFrame::Data(Data { bytes: 300, ..VALID_DATA }).encode();
     oversized[4..8].copy_from_slice(&301_u32.to_le_bytes());
     let cases: Vec<(&str, Vec<u8>)> = vec![
@@ -122,11 +123,11 @@ fn an_invalid_frame_of_a_sender_fails_the_receive_and_writes_nothing_outside_it(
         ("bytes for part 3 of receive 0", data(Data { part: 3, ..VALID_DATA })),
         ("message of 1001 bytes for a receive of 1000", data(Data { total: 1001, ..VALID_DATA })),
         (
-            "message of 301 bytes, announced as 300",
+            "chunks of one message disagree: 300 and 301 bytes",
             [data(VALID_DATA), data(Data { total: 301, ..VALID_DATA })].concat(),
         ),
         ("384 bytes of a message of 300 bytes", [data(VALID_DATA), data(VALID_DATA), data(VALID_DATA)].concat()),
-        ("a grant from the side that sends", grant),
+        ("a grant frame from the sender", grant),
         ("a frame after its BYE", [StreamFrame::Bye.encode().to_vec(), data(VALID_DATA)].concat()),
     ];
     for (expected, bytes) in cases {
@@ -149,7 +150,7 @@ fn an_invalid_frame_of_a_sender_fails_the_receive_and_writes_nothing_outside_it(
 
 #[test]
 fn a_lying_receiver_is_refused_with_an_error() {
-    let valid = StreamGrant { sequence: 0, part: 0, parts: 1, tag: 9, room: 8 };
+    let valid = StreamGrant { sequence: 0, part: 0, parts: 1, tag: 9, buffer_bytes: 8 };
     let all = |grants: &[StreamGrant]| {
         grants.iter().flat_map(|grant| StreamFrame::Grant(*grant).encode()).collect::<Vec<u8>>()
     };
@@ -159,9 +160,9 @@ fn a_lying_receiver_is_refused_with_an_error() {
         ("invalid mark of a stream's frame", vec![0xff; 64]),
         ("grant of part 0 of receive 1 out of order", all(&[StreamGrant { sequence: 1, ..valid }])),
         ("grant of part 0 of receive 0 out of order", all(&[valid, valid])),
-        ("receive 32 granted while too many wait", all(&many)),
+        ("receive 32 granted, but more receives are outstanding than there are slots", all(&many)),
         ("invalid group of 3 receives", all(&[of_two, StreamGrant { part: 1, parts: 3, ..valid }])),
-        ("data to the side that sends", data(VALID_DATA)),
+        ("a data frame sent to the sender", data(VALID_DATA)),
         ("a frame after its BYE", [StreamFrame::Bye.encode().to_vec(), all(&[valid])].concat()),
     ];
     for (expected, bytes) in cases {
@@ -247,7 +248,7 @@ fn a_single_stream_works_and_a_missing_stream_is_an_error() {
     let (send, mut streams) = lying_receiver(1);
     let from = Buffer::filled(300_000, 6);
     let out = send.register(from.memory()).unwrap();
-    let grant = StreamFrame::Grant(StreamGrant { sequence: 0, part: 0, parts: 1, tag: 0, room: 300_000 });
+    let grant = StreamFrame::Grant(StreamGrant { sequence: 0, part: 0, parts: 1, tag: 0, buffer_bytes: 300_000 });
     streams[0].write_all(&grant.encode()).unwrap();
     let request = until(|| send.isend(from.addr(), 300_000, 0, &out).unwrap());
     let reader = std::thread::spawn(move || {

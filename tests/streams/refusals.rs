@@ -1,8 +1,8 @@
 //! Hosts that do not connect by TCP, and the messages that both sides log.
 
-use crate::bed::{Ends, FAR, NEAR, RING_TCP, connect, host, is_by_tcp, turn};
+use crate::bed::{Ends, FAR, NEAR, RING_TCP, connect, host, is_by_tcp};
 use crate::common::captured_log::CapturedLog;
-use crate::common::{self, until};
+use crate::common::{self, turn, until};
 use softverbs::control::{Action, control};
 use std::net::TcpStream;
 use std::path::Path;
@@ -45,7 +45,7 @@ fn rails_in_common_are_used_and_rails_that_do_not_carry_fail() {
     let error = connect(&c, &d).err().map(|error| error.to_string());
     set(Action::Up);
     let error = error.unwrap();
-    assert!(error.contains("no usable rail") || error.contains("before any rail carried"), "{error}");
+    assert!(error.contains("no usable rail") || error.contains("before any rail worked"), "{error}");
 }
 
 #[test]

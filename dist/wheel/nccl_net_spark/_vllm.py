@@ -1,7 +1,8 @@
 """For vLLM's plugin loader (entry point vllm.general_plugins), which calls register() in every process of vLLM's.
 
-It acts only with NCCL_SPARK_VLLM=1, and fills in what is unset: NCCL_NET_PLUGIN with the path on the node that it runs on, and
-NCCL_NET. A value that is set stays, also one that vLLM copied from the head node.
+register() acts only with NCCL_SPARK_VLLM=1. It sets NCCL_NET_PLUGIN (to the path on its own node)
+and NCCL_NET, each only if it is unset or empty. So it also keeps a value that vLLM copied from the
+head node.
 """
 
 import os

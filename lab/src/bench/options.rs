@@ -6,7 +6,7 @@ use clap::builder::{ArgPredicate, RangedU64ValueParser};
 use clap::{Args, ValueEnum};
 use nccl_tests_harness::abi;
 use nccl_tests_harness::fabric::options::FabricOptions;
-use nccl_tests_harness::fabric::{Kind, Wish};
+use nccl_tests_harness::fabric::{FabricRequest, Kind};
 use nccl_tests_harness::output::report::{JsonOption, Target};
 use nccl_tests_harness::places::{self, PluginOption};
 use nccl_tests_harness::ranks::job::RankEnv;
@@ -129,7 +129,7 @@ pub struct Plan {
     pub libraries: Vec<(&'static str, PathBuf)>,
     /// Time without progress after which the run counts as hung.
     pub timeout: Duration,
-    pub fabric: Wish,
+    pub fabric: FabricRequest,
     pub verbs_library: Option<String>,
     pub json: Option<Target>,
 }
@@ -156,7 +156,7 @@ impl Bench {
             settings: self.settings,
             libraries,
             timeout: Duration::from_secs(self.timeout),
-            fabric: self.fabric.wish(program)?,
+            fabric: self.fabric.request(program)?,
             verbs_library,
             json: self.json.target,
         })

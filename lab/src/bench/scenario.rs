@@ -21,7 +21,7 @@ const BUFFER_MIN_BYTES: usize = 64 << 10;
 const WARM_UP: u64 = 10;
 const MIN_MESSAGES: u64 = 3;
 /// Minimum length of a pilot run that counts, as a fraction of a run's time.
-const ENOUGH: f64 = 0.2;
+const MIN_PILOT_PART: f64 = 0.2;
 /// Two pilot runs agree if their rates differ by at most this fraction.
 const STEADY: f64 = 0.05;
 /// Maximum length of a run if pilot runs do not agree, in multiples of the time asked for.
@@ -174,10 +174,10 @@ impl Pilot {
     /// next pilot run. `wanted` is the time of a run in seconds.
     fn next(&mut self, seconds: f64, wanted: f64) -> Option<u64> {
         let rate = self.messages as f64 / seconds.max(1e-9);
-        if seconds < wanted * ENOUGH {
+        if seconds < wanted * MIN_PILOT_PART {
             // A very short run says little about the rate: the next has at most 64 times as many
             // messages.
-            let more = (rate * wanted * ENOUGH * 1.5) as u64;
+            let more = (rate * wanted * MIN_PILOT_PART * 1.5) as u64;
             self.messages = more.clamp(self.messages * 2, self.messages * 64);
             return None;
         }
@@ -237,11 +237,12 @@ mod tests {
 
     #[test]
     fn runs_become_longer_until_two_pilot_runs_agree() {
-        // 30 % faster, then within 5 %: the run is as long as the pilots, if longer than asked for.
+        // The third pilot run is 30 % faster, the fourth within 5 % of that. Both are shorter than
+        // a run, so the run has the time asked for.
         let (asked, messages) = pilots(&[1000.0, 1000.0, 1300.0, 1310.0], 1.0);
         assert_eq!((asked, messages), (vec![8, 300, 300, 600], 1310));
         let restless = [1000.0, 1000.0, 1400.0, 1000.0, 1400.0, 1000.0, 1400.0, 1000.0];
-        // They never agree: four times as long.
+        // Pilot runs that never agree: the run takes four times the time asked for.
         assert_eq!(pilots(&restless, 0.25), (vec![8, 75, 75, 150, 300, 600, 1200, 2400], 1000));
         // But at most two seconds.
         assert_eq!(pilots(&restless, 1.5).1, 2000);

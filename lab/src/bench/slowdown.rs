@@ -78,7 +78,7 @@ fn phase_names(moment_s: f64) -> [String; 5] {
     ["before".to_owned(), slow, "slow".to_owned(), back, "back".to_owned()]
 }
 
-/// Returns the mean bandwidth of each phase in GB/s, without the first half moment (the start).
+/// Returns the mean bandwidth of each phase in GB/s, without the start (half of `moment_s`).
 fn phases(flowed: &Flowed, window_ms: u64, moment_s: f64) -> Result<[f64; 5]> {
     let [fall, fallen, back, returned] = flowed.marks_s[..] else {
         anyhow::bail!("{} marks instead of 4", flowed.marks_s.len());

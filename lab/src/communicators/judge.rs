@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Memory that a destroyed communicator may leave behind. Measured with NCCL 2.28.3 on two H200,
-/// two ranks: over the last 900 of 1,000, 0.23 and 0.08 KiB each over the plugin on the software
-/// fabric; over the last 54 of 60, 0.44 to 1.19 KiB each over NCCL's own Socket network.
+/// Memory that a destroyed communicator may leave behind. Measured for each communicator, with NCCL
+/// 2.28.3 and two ranks on two H200: 0.23 and 0.08 KiB over the plugin on the software fabric (the
+/// last 900 of 1,000), 0.44 to 1.19 KiB over NCCL's own Socket network (the last 54 of 60).
 const LEFT_KIB: u64 = 8;
 /// Memory that may be taken once, for any number of communicators: the allocators of NCCL and CUDA
 /// grow by steps. Measured: 972 and 1992 KiB within 54 communicators, and no more in the next 900.

@@ -100,7 +100,7 @@ fn play(
     let directed = directed.transpose()?;
     let Some(statuses) = ends else {
         let reason = used.complaints().unwrap_or_else(|| "NCCL logged no reason".to_owned());
-        bail!("not done after {} s (--timeout): {reason}", plan.setting.timeout.as_secs());
+        bail!("the ranks did not end within {} s (--timeout): {reason}", plan.setting.timeout.as_secs());
     };
     // The plugin's messages are in NCCL's log.
     let log = used.complaints().map(|text| format!(" (NCCL's log: {text})")).unwrap_or_default();

@@ -21,9 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const SMALL: usize = 2 << 10;
 const LARGE: usize = 1 << 20;
 /// Floats and number of the all-reduces that keep the network busy for seconds (256 MiB each).
-const ENDLESS: (usize, usize) = (64 << 20, 64);
-/// A moment long after the first of these all-reduces begins and long before the last ends.
-const MIDST: Duration = Duration::from_millis(100);
+const LONG_RUN: (usize, usize) = (64 << 20, 64);
+/// A moment long after the first all-reduce of [`LONG_RUN`] begins and long before its last ends.
+const ABORT_DELAY: Duration = Duration::from_millis(100);
 
 /// The arguments of the hidden command.
 #[derive(Debug, clap::Args)]
@@ -71,8 +71,8 @@ struct Rank {
     gpu: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     ids: u32,
-    /// Number of checks so far. Checks without this rank count too, so that all ranks use the same
-    /// salts.
+    /// Number of checks so far, which is the salt of the next one's values. Checks without this
+    /// rank count too, so that all ranks use the same salts.
     steps: u32,
     checked: u64,
     wrong: u64,
@@ -118,7 +118,7 @@ impl Rank {
             }
         }
         communicators.into_iter().try_for_each(Communicator::destroy)?;
-        Ok(format!("{COMMUNICATORS} communicators at once, {ROUNDS} rounds"))
+        Ok(format!("{COMMUNICATORS} communicators at the same time, {ROUNDS} rounds"))
     }
 
     fn split(&mut self) -> Result<String> {
@@ -180,7 +180,7 @@ impl Rank {
             let stream = self.occupy(&communicator)?;
             // The ranks abort at different moments: when the later ranks abort, their peers are
             // gone.
-            std::thread::sleep(MIDST * (rank as u32 + 1));
+            std::thread::sleep(ABORT_DELAY * (rank as u32 + 1));
             self.ensure_busy(&stream)?;
             let start = Instant::now();
             communicator.abort()?;
@@ -201,7 +201,7 @@ impl Rank {
         let communicator = self.join()?;
         self.check(&communicator, rank, ranks, LARGE)?;
         let stream = self.occupy(&communicator)?;
-        std::thread::sleep(MIDST);
+        std::thread::sleep(ABORT_DELAY);
         self.ensure_busy(&stream)?;
         if rank + 1 == ranks {
             signal::raise(Signal::SIGKILL).context("end this process")?;
@@ -337,7 +337,7 @@ impl Rank {
 
     /// Starts more all-reduces than the network can carry while the scenario runs.
     fn occupy(&self, communicator: &Communicator) -> Result<Arc<CudaStream>> {
-        let (count, times) = ENDLESS;
+        let (count, times) = LONG_RUN;
         let stream = self.gpu.new_stream()?;
         let from = stream.alloc_zeros::<f32>(count)?;
         let mut into = stream.alloc_zeros::<f32>(count)?;

@@ -159,14 +159,14 @@ impl Director<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nccl_tests_harness::fabric::{self, Kind, UNPACED, Wish};
+    use nccl_tests_harness::fabric::{self, FabricRequest, Kind, UNPACED};
     use softverbs::nic::Nic;
 
     /// No process uses the fabric, so no queue pair is lost with a device.
     #[test]
     fn ranks_end_when_removed_devices_have_no_effect() {
         let (folder, library) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
-        let wish = Wish {
+        let request = FabricRequest {
             kind: Some(Kind::Soft),
             profile: UNPACED.to_owned(),
             scale: 1.0,
@@ -176,7 +176,7 @@ mod tests {
             name: None,
             nic: Nic::default(),
         };
-        let fabric = fabric::set_up(&wish, 2, None).unwrap();
+        let fabric = fabric::set_up(&request, 2, None).unwrap();
         let is_over = AtomicBool::new(false);
         let director = |folder| Director { fabric: &fabric, folder, is_over: &is_over };
         Mark::InUse.set(folder.path()).unwrap();

@@ -20,6 +20,7 @@ pub struct Layout {
 pub enum Order {
     /// Starts the plugin; the first order.
     Setup {
+        /// 0 or 1.
         rank: usize,
         plugin: PathBuf,
         /// Version of the plugin interface to use; none: the library's newest.

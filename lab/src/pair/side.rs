@@ -8,7 +8,7 @@ use nccl_tests_harness::output::watch::Watch;
 use nccl_tests_harness::ranks::control::answer;
 use nccl_tests_harness::ranks::device::Network;
 use nccl_tests_harness::ranks::job::{Job, RankEnv};
-use nccl_tests_harness::ranks::seats;
+use nccl_tests_harness::ranks::placement;
 use serde::Serialize;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -96,11 +96,11 @@ impl<'a> Side<'a> {
     fn connect(&mut self, forward: usize, back: usize, buffer_bytes: usize) -> Result<Vec<Opened>> {
         self.open_calls.push((forward, back, buffer_bytes));
         // The receiving rank of a connection listens.
-        let listening = self.ask(
+        let listening = self.order_all(
             |rank| Order::Listen { connections: if rank == SENDER { back } else { forward } },
             answer!(Answer::Listening(handles) => handles),
         )?;
-        self.ask(
+        self.order_all(
             |rank| Order::Connect { handles: listening[1 - rank].clone(), buffer_bytes },
             answer!(Answer::Connected(opened) => opened),
         )
@@ -110,8 +110,10 @@ impl<'a> Side<'a> {
     pub fn check(&mut self, layout: Layout) -> Result<WrongBytes> {
         self.checks += 1;
         let iteration = self.checks;
-        let checked =
-            self.ask(|_| Order::Check { layout, iteration }, answer!(Answer::Checked(wrong, first) => (wrong, first)))?;
+        let checked = self.order_all(
+            |_| Order::Check { layout, iteration },
+            answer!(Answer::Checked(wrong, first) => (wrong, first)),
+        )?;
         let name = self.about.name;
         let first = checked.iter().enumerate().filter_map(|(rank, (_, first))| Some((rank, first.as_ref()?)));
         let first = first.map(|(rank, first)| format!("{name}: rank {rank}: {first}")).collect();
@@ -120,14 +122,15 @@ impl<'a> Side<'a> {
 
     /// Sends messages on each connection. Returns the seconds of the slower rank.
     pub fn stream(&mut self, layout: Layout, messages: u64) -> Result<f64> {
-        let seconds = self.ask(|_| Order::Stream { layout, messages }, answer!(Answer::Ran(seconds, _) => seconds))?;
+        let seconds =
+            self.order_all(|_| Order::Stream { layout, messages }, answer!(Answer::Ran(seconds, _) => seconds))?;
         Ok(seconds.into_iter().fold(0.0, f64::max))
     }
 
     /// Runs a ping-pong. Returns its seconds, and half a round trip in microseconds: median, 99th
     /// percentile, shortest.
     pub fn ping_pong(&mut self, layout: Layout, messages: u64) -> Result<(f64, Vec<f64>)> {
-        let times = self.ask(
+        let times = self.order_all(
             |_| Order::PingPong { layout, messages },
             answer!(Answer::Ran(seconds, half_us) => (seconds, half_us)),
         )?;
@@ -145,33 +148,33 @@ impl<'a> Side<'a> {
         slow: &mut dyn FnMut(bool) -> Result<()>,
     ) -> Result<Flowed> {
         let done = answer!(Answer::Done => ());
-        self.ask(|_| Order::Flow { layout, window_ms }, done)?;
+        self.order_all(|_| Order::Flow { layout, window_ms }, done)?;
         for is_slow in [true, false] {
             // A part begins only after the receiver has answered the mark at the end of the part
             // before. So no part is too short.
             self.wait_until(Instant::now() + part)?;
-            self.ask_some(RECEIVER..RECEIVER + 1, |_| Some(Order::Mark), done)?;
+            self.order_some(RECEIVER..RECEIVER + 1, |_| Some(Order::Mark), done)?;
             slow(is_slow)?;
-            self.ask_some(RECEIVER..RECEIVER + 1, |_| Some(Order::Mark), done)?;
+            self.order_some(RECEIVER..RECEIVER + 1, |_| Some(Order::Mark), done)?;
         }
         self.wait_until(Instant::now() + part)?;
         let stopped = answer!(Answer::Stopped(messages) => messages);
         // Both ranks must end at the same number of messages. Otherwise one would wait forever. The
         // sender stops first. The receiver then ends at the number of messages sent, or at the
         // number that it has posted, if larger. The sender goes on to that number.
-        let sent = self.ask_some(SENDER..SENDER + 1, |_| Some(Order::Stop), stopped)?;
+        let sent = self.order_some(SENDER..SENDER + 1, |_| Some(Order::Stop), stopped)?;
         let messages = sent.into_iter().max().unwrap_or_default();
-        let posted = self.ask_some(RECEIVER..RECEIVER + 1, |_| Some(Order::Until { messages }), stopped)?;
+        let posted = self.order_some(RECEIVER..RECEIVER + 1, |_| Some(Order::Until { messages }), stopped)?;
         let messages = posted.into_iter().max().unwrap_or_default();
         // The receiver may have finished already, so it gets no more orders.
         let last = |rank| (rank == SENDER).then_some(Order::Until { messages });
-        let mut flowed = self.ask_some(0..2, last, answer!(Answer::Flowed(flowed) => flowed))?;
+        let mut flowed = self.order_some(0..2, last, answer!(Answer::Flowed(flowed) => flowed))?;
         flowed.pop().context("rank 1 did not answer")
     }
 
     pub fn close(&mut self) -> Result<()> {
         self.open_calls.clear();
-        self.ask(|_| Order::Close, answer!(Answer::Done => ())).map(|_| ())
+        self.order_all(|_| Order::Close, answer!(Answer::Done => ())).map(|_| ())
     }
 
     pub fn finish(self) -> Result<()> {
@@ -183,28 +186,28 @@ impl<'a> Side<'a> {
         self.job.wait_until(end).map_err(|error| with_library_name(self.about.name, &error))
     }
 
-    fn ask<T>(&mut self, order: impl Fn(usize) -> Order, answer: impl Fn(Answer) -> Option<T>) -> Result<Vec<T>> {
-        self.ask_some(0..2, |rank| Some(order(rank)), answer)
+    fn order_all<T>(&mut self, order: impl Fn(usize) -> Order, answer: impl Fn(Answer) -> Option<T>) -> Result<Vec<T>> {
+        self.order_some(0..2, |rank| Some(order(rank)), answer)
     }
 
-    fn ask_some<T>(
+    fn order_some<T>(
         &mut self,
         ranks: Range<usize>,
         order: impl Fn(usize) -> Option<Order>,
         answer: impl Fn(Answer) -> Option<T>,
     ) -> Result<Vec<T>> {
-        self.job.ask_some(ranks, order, answer).map_err(|error| with_library_name(self.about.name, &error))
+        self.job.order_some(ranks, order, answer).map_err(|error| with_library_name(self.about.name, &error))
     }
 }
 
 impl LaunchConfig<'_> {
     /// Starts new ranks. Also returns each rank's network, and the plugin interface's version.
     fn job(&self, about: &About) -> Result<(Job<Pair>, Vec<Network>, Option<u32>)> {
-        let seats = seats::all_here(2, self.fabric, &self.rank_env);
-        let mut job = Job::start(self.program, seats, self.timeout, self.watch.clone())?;
+        let places = placement::all_here(2, self.fabric, &self.rank_env);
+        let mut job = Job::start(self.program, places, self.timeout, self.watch.clone())?;
         let (plugin, abi) = (&about.library, about.abi);
         let setup = |rank| Order::Setup { rank, plugin: plugin.clone(), abi, job: u64::from(std::process::id()) };
-        let up = job.ask(setup, answer!(Answer::Up(network, abi) => (network, abi)));
+        let up = job.order_all(setup, answer!(Answer::Up(network, abi) => (network, abi)));
         let (networks, versions): (_, Vec<_>) =
             up.map_err(|error| with_library_name(about.name, &error))?.into_iter().unzip();
         Ok((job, networks, versions.into_iter().next()))

@@ -7,7 +7,7 @@ pub mod programs;
 #[path = "../../../tests/common/skip.rs"]
 pub mod skip;
 
-pub use programs::{Fake, Fakes, Said};
+pub use programs::{Fake, Fakes, ProgramOutput};
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -19,7 +19,7 @@ pub fn spark_lab() -> Command {
     programs::clean(PROGRAM)
 }
 
-pub fn say(arguments: &[&str]) -> Said {
+pub fn say(arguments: &[&str]) -> ProgramOutput {
     spark_lab().args(arguments).output().unwrap().into()
 }
 

@@ -107,7 +107,7 @@ pub const TOP: &str = "\
 Examples:
   nccl-spark top                              # q ends it, ? shows the keys
   sudo nccl-spark top --peers                 # all users; each peer's rails
-  nccl-spark top --count 1 > rails.txt        # one look, as plain lines
+  nccl-spark top --count 1 > rails.txt        # one reading, as plain lines
   nccl-spark top --json --interval 10 > rails.json
   sudo nccl-spark top --interval 15 \\
     --prometheus /var/lib/prometheus/node-exporter/nccl_spark.prom";

@@ -51,7 +51,7 @@ impl Command {
             Self::Fabric(options) => options.run().map(Outcome::from),
             Self::Rails(options) => rails::rails(*options, &program).map(Outcome::Status),
             Self::Doctor(options) => Ok(match options.run(&program, variables())? {
-                Ended::Served | Ended::Judged(Verdict::Good) => Outcome::Good,
+                Ended::ServedAsPartner | Ended::Judged(Verdict::Good) => Outcome::Good,
                 Ended::Judged(Verdict::Impaired) => Outcome::Status(IMPAIRED),
                 Ended::Judged(Verdict::Broken) => Outcome::Status(BROKEN),
             }),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Options of env.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Who reads it.
+    /// The program that reads the variables.
     #[arg(long = "for", value_name = "WHO", value_enum, default_value = "shell")]
     reader: Reader,
     /// Plugin's library [default: the one that belongs to this program]

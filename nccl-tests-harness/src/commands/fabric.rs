@@ -38,7 +38,7 @@ enum What {
     /// Brings a rail's port up again.
     Up(Rail),
     /// Takes a rail's function off the bus, as a hotplug handler does: programs lose the device,
-    /// then it is gone.
+    /// then its files disappear.
     Unplug(Rail),
     /// Brings a rail's function back, as a new device of the same name.
     Plug(Rail),
@@ -53,12 +53,12 @@ enum What {
         #[arg(value_parser = parse_factor)]
         factor: f64,
     },
-    /// Makes a rail refuse the next requests that come in as invalid, which breaks their queue
-    /// pairs.
+    /// Makes a rail answer the next incoming requests with "invalid request", which breaks their
+    /// queue pairs.
     Refuse {
         #[command(flatten)]
         rail: Rail,
-        /// Number of requests; 0 ends it.
+        /// Number of requests; 0 ends the fault.
         #[arg(allow_negative_numbers = true, value_parser = parse_count)]
         count: u32,
     },
@@ -67,7 +67,7 @@ enum What {
     Unresolved {
         #[command(flatten)]
         rail: Rail,
-        /// Number of queue pairs; 0 ends it.
+        /// Number of queue pairs; 0 ends the fault.
         #[arg(allow_negative_numbers = true, value_parser = parse_count)]
         count: u32,
     },
@@ -76,15 +76,15 @@ enum What {
     /// silent: all packets get lost. crossed-arp: its twin answers ARP for it, so that queue pairs
     /// connected by its IPv4 address reach the twin. switch-mtu: a switch drops packets with more
     /// than 1024 bytes of payload. spanning-tree:SECONDS: a switch port drops all frames in that
-    /// time after the port came up; 5 seconds if none are given. loss:PACKETS: one of so many
-    /// packets is lost; 1000 if no number is given.
+    /// time after the port came up; 5 seconds if none are given. loss:PACKETS: one packet in
+    /// PACKETS is lost; 1000 if no number is given.
     Path {
         #[command(flatten)]
         rail: Rail,
         /// The fault: silent, crossed-arp, switch-mtu, spanning-tree[:SECONDS] or loss[:PACKETS].
         #[arg(value_parser = PathFault::parse)]
         fault: PathFault,
-        /// Ends it.
+        /// Ends the fault.
         #[arg(long)]
         off: bool,
     },

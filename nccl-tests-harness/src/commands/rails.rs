@@ -84,10 +84,10 @@ pub struct LinkJson {
 /// The machine cannot be examined, or the output cannot be written.
 pub fn rails(options: Options, program: &Path) -> Result<u8> {
     let Options { short, json, fabric } = options;
-    let wish = fabric.wish(program)?;
-    if wish.kind == Some(Kind::Soft) {
+    let request = fabric.request(program)?;
+    if request.kind == Some(Kind::Soft) {
         interrupt::watch()?;
-        let fabric = fabric::set_up(&wish, 1, None)?;
+        let fabric = fabric::set_up(&request, 1, None)?;
         return on_fabric(program, short, json, fabric.environment(0));
     }
     let is_usable = report::of_run(json.target.as_ref(), Found::default(), |mut out, found| {

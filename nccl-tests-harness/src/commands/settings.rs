@@ -22,7 +22,7 @@ pub fn show(mut out: impl Write) -> Result<()> {
     for (index, row) in config::table().iter().enumerate() {
         writeln!(out, "{} [default: {}]", row.name, default_text(row))?;
         write!(out, "{}", wrapped(output::columns(), INDENT, &format!("{INDENT}{}", row.doc)))?;
-        let held = settings.as_ref().ok().and_then(|settings| settings.held().get(index));
+        let held = settings.as_ref().ok().and_then(|settings| settings.in_effect().get(index));
         match held.map(|held| (&held.value, &held.source)) {
             Some((value, Source::Environment)) => writeln!(out, "    current value: {value} (environment)")?,
             Some((value, Source::File { path, line })) => {

@@ -1,8 +1,8 @@
 //! `nccl-spark tune`: measures several settings, and writes the best into a settings file.
 //!
-//! Every figure comes from its own run (`collectives::lead`): the ranks start with the settings in
-//! their environment, connect, and time an all-gather of each size. Each round measures all
-//! settings once, so that a change of the machine's speed affects all of them.
+//! Each measurement is a run of its own (`crate::commands::collectives::lead`): the ranks start
+//! with the settings in their environment, connect, and time an all-gather of each size. Each round
+//! measures all settings once, so that a change of the machine's speed affects all of them.
 
 pub mod collectives;
 mod follow;
@@ -12,7 +12,7 @@ pub mod options;
 mod show;
 
 use crate::commands::collectives::lead::{self, Plan};
-use crate::commands::collectives::messages::Terms;
+use crate::commands::collectives::messages::RunParameters;
 use crate::commands::collectives::report::Report;
 use crate::output::report::{self, Sink};
 use crate::output::watch::Watch;
@@ -52,7 +52,7 @@ fn tune(tune: &Tune, program: &Path, out: &mut impl Write) -> Result<TuneReport>
     let watch = Watch::start("runs", || tune.runs());
     let mut out = watch.over(out);
     let out = &mut out;
-    let Terms { ranks, channels, .. } = tune.plan.terms;
+    let RunParameters { ranks, channels, .. } = tune.plan.terms;
     let sizes_bytes = tune.plan.sizes().collect();
     let mut report =
         TuneReport { version: env!("CARGO_PKG_VERSION"), ranks, channels, sizes_bytes, ..TuneReport::default() };

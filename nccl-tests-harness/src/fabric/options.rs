@@ -1,6 +1,6 @@
 //! The options that choose the fabric, for all commands that start ranks.
 
-use super::{Kind, Wish};
+use super::{FabricRequest, Kind};
 use crate::places;
 use crate::usage::{Suggesting, wrong};
 use clap::Args;
@@ -52,7 +52,7 @@ impl FabricOptions {
     ///
     /// # Errors
     /// Fails when options contradict each other.
-    pub fn wish(self, program: &Path) -> Result<Wish, clap::Error> {
+    pub fn request(self, program: &Path) -> Result<FabricRequest, clap::Error> {
         let given = [
             ("--profile", self.profile.is_some()),
             ("--nic", self.nic.is_some()),
@@ -70,7 +70,7 @@ impl FabricOptions {
             (None, Some(_)) => Some(Kind::Soft),
             (kind, _) => kind,
         };
-        Ok(Wish {
+        Ok(FabricRequest {
             kind,
             profile: self.profile.unwrap_or_else(|| "spark-1cable".to_owned()),
             nic: self.nic.unwrap_or_default(),

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 /// Checks that this GPU writes the bytes that the CPU computes, and that it counts the bytes that
 /// the CPU changes. A check that never finds anything would pass with any network.
-pub(crate) fn prove(gpu: &Gpu) -> Result<()> {
+pub(crate) fn self_check(gpu: &Gpu) -> Result<()> {
     const BYTES: usize = 70_001;
     const MARGIN: usize = 64;
     const CHANGED: [usize; 3] = [77, 4096, BYTES - 1];
@@ -53,7 +53,7 @@ pub(crate) fn prove(gpu: &Gpu) -> Result<()> {
 /// one after the other. Otherwise the first launch of a kernel may load it, and wait for all
 /// running kernels. In the test one kernel runs until the other has stored its lines, so they would
 /// wait for each other.
-pub(crate) fn prove_lines(gpu: &Rc<Gpu>) -> Result<()> {
+pub(crate) fn self_check_lines(gpu: &Rc<Gpu>) -> Result<()> {
     const BYTES: usize = 200 * lines::LINE_BYTES;
     // Starts inside the buffer, with a number of lines that is not a multiple of a warp's four.
     const ROUND: Round = Round { first: 5, lines: 133, sequence: 9, pause_ns: 1, delay_ns: 0 };
@@ -115,8 +115,8 @@ mod tests {
         };
         assert!(Gpu::open(&driver, 4096).map(|_| ()).unwrap_err().to_string().contains("GPU 4096 not found"));
         let gpu = Rc::new(Gpu::open(&driver, 0).unwrap());
-        prove(&gpu).unwrap();
-        prove_lines(&gpu).unwrap();
+        self_check(&gpu).unwrap();
+        self_check_lines(&gpu).unwrap();
         for kind in Kind::ALL {
             let about = gpu.about();
             let is_absent = match kind {

@@ -369,8 +369,8 @@ impl SendComm {
 }
 
 impl RecvComm {
-    /// Starts to receive up to `bytes` to `offset`. Returns `None` if the plugin cannot take the
-    /// receive yet.
+    /// Starts to receive up to `bytes` into the memory from `offset` on. Returns `None` if the
+    /// plugin cannot take the receive yet.
     ///
     /// # Errors
     /// Fails when the range lies outside of the memory.
@@ -421,7 +421,7 @@ impl RecvComm {
                 }
             }
         })?;
-        ensure!(raw.addr() != OPTIONAL_RECV_COMPLETION, "irecv left the request as it was on entry");
+        ensure!(raw.addr() != OPTIONAL_RECV_COMPLETION, "irecv returned without setting the request");
         let stretch = Stretch { start: offset, end: offset + bytes, written: true };
         Ok(NonNull::new(raw).map(|raw| Request::start(raw, memory, stretch)))
     }

@@ -1,4 +1,5 @@
-//! Numbers as all commands show them, and figures over several rounds.
+//! Text of the numbers that all commands show, and statistics (median, least, greatest) of the
+//! values of several rounds.
 
 use serde_json::Value;
 
@@ -19,7 +20,8 @@ pub fn spread(values: &[f64]) -> (f64, f64) {
     values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| (least.min(*value), most.max(*value)))
 }
 
-/// Formats three significant digits, never an exponent.
+/// Formats three significant digits, never an exponent. A value that rounds up to a power of ten,
+/// such as 9.999, may get four digits.
 pub fn significant(value: f64) -> String {
     if !value.is_finite() {
         return "-".to_owned();

@@ -6,7 +6,7 @@
 
 use crate::date;
 use crate::output::numbers::size;
-use crate::ranks::seats;
+use crate::ranks::placement;
 use anyhow::{Context, Result};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -89,7 +89,7 @@ impl Chart {
     }
 
     fn draw_captions(&self, picture: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()> {
-        let place = format!("{}; host {}; {}", self.fabric, seats::local_host_name(), date::today());
+        let place = format!("{}; host {}; {}", self.fabric, placement::local_host_name(), date::today());
         let first = SIZE.1 as i32 - MARGIN + LINE_HEIGHT;
         let captions = rows(&place).into_iter().chain(rows(self.points));
         for (row, y) in captions.take(3).zip((first..).step_by(LINE_HEIGHT as usize)) {
@@ -116,7 +116,7 @@ impl Chart {
             .x_labels(14)
             .y_labels(10)
             .x_label_formatter(&|bytes| size(*bytes as usize))
-            // Steps such as 0.1 add up to 0.30000000000000004.
+            // Rounds, because three steps of 0.1 add up to 0.30000000000000004.
             .y_label_formatter(&|value| ((value * 1e6).round() / 1e6).to_string())
             .x_desc("size, bytes")
             .y_desc(self.quantity)
@@ -185,7 +185,7 @@ mod tests {
         let svg = chart.render().unwrap();
         // An error bar is three strokes in the colour of its line.
         let strokes = |svg: &str| svg.matches("<line opacity=\"1\" stroke=\"#0072B2\"").count();
-        let host = format!("; host {}; {}", seats::local_host_name(), date::today());
+        let host = format!("; host {}; {}", placement::local_host_name(), date::today());
         for part in ["title", "where where", &host, "points: one", "size, bytes", "GB/s", "a &amp; b", "64K", "#0072B2"]
         {
             assert!(svg.contains(part), "{part}: {svg}");

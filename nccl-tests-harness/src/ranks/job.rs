@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Time for more messages after the first failure, so that the cause is shown beside its effects.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 /// Time for a rank to exit after it closed its control connection.
-const EXIT: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// A rank without a report for this long is shown as silent. Ranks report four times per second.
 const SILENCE: Duration = Duration::from_secs(3);
 
@@ -38,7 +38,7 @@ pub struct Job<W: Work> {
 type Event<Message> = (usize, Option<Message>);
 
 /// Place of a rank.
-pub enum Seat {
+pub enum RankPlace {
     /// A child process, with these variables added to its environment.
     Here(Vec<(String, String)>),
     /// A connected process that a launcher started.
@@ -97,13 +97,15 @@ impl RankEnv {
 impl<W: Work> Job<W> {
     /// Starts the ranks that are child processes from the file `program`, and reads the messages of
     /// all ranks. The run fails when no rank makes progress for `timeout`.
-    pub fn start(program: &Path, seats: Vec<Seat>, timeout: Duration, watch: Watch) -> Result<Self> {
+    pub fn start(program: &Path, places: Vec<RankPlace>, timeout: Duration, watch: Watch) -> Result<Self> {
         let (events_in, events) = mpsc::channel();
         let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), end: None, watch };
-        for (number, seat) in seats.into_iter().enumerate() {
-            let (process, socket) = match seat {
-                Seat::Here(environment) => spawn(program, W::COMMAND, number, environment)?,
-                Seat::Guest(Guest { hello, line }) => (Process::Launched(hello.pid, hello.host), OwnedFd::from(line)),
+        for (number, place) in places.into_iter().enumerate() {
+            let (process, socket) = match place {
+                RankPlace::Here(environment) => spawn(program, W::COMMAND, number, environment)?,
+                RankPlace::Guest(Guest { hello, line }) => {
+                    (Process::Launched(hello.pid, hello.host), OwnedFd::from(line))
+                }
             };
             let (sender, mut receiver) = control::split(socket)?;
             let (doing, last_message) = ("starting".to_owned(), Instant::now());
@@ -145,17 +147,17 @@ impl<W: Work> Job<W> {
     /// # Errors
     /// Fails when a rank fails or exits, or the run hangs. The error has a line for each rank that
     /// reports something.
-    pub fn ask<T>(
+    pub fn order_all<T>(
         &mut self,
         order: impl Fn(usize) -> W::Order,
         answer: impl Fn(W::Answer) -> Option<T>,
     ) -> Result<Vec<T>> {
-        self.ask_some(0..self.ranks.len(), |rank| Some(order(rank)), answer)
+        self.order_some(0..self.ranks.len(), |rank| Some(order(rank)), answer)
     }
 
-    /// Works like [`Job::ask`] for some ranks. A rank for which `order` returns `None` gets no new
-    /// order, and its answer to an earlier order counts.
-    pub fn ask_some<T>(
+    /// Works like [`Job::order_all`] for some ranks. A rank for which `order` returns `None` gets
+    /// no new order, and its answer to an earlier order counts.
+    pub fn order_some<T>(
         &mut self,
         ranks: Range<usize>,
         order: impl Fn(usize) -> Option<W::Order>,
@@ -305,7 +307,7 @@ impl Rank {
     /// status.
     fn exit_status(&mut self) -> Option<ExitStatus> {
         let Process::Ours(process) = &mut self.process else { return None };
-        let deadline = Instant::now() + EXIT;
+        let deadline = Instant::now() + EXIT_TIMEOUT;
         loop {
             match process.try_wait() {
                 Ok(Some(status)) => return Some(status),

@@ -1,4 +1,5 @@
-//! Finds this process's job of a launcher (mpirun, torchrun, srun) in the environment.
+//! Finds out from the environment whether a launcher (mpirun, torchrun, srun) started this process,
+//! and as which rank of which job.
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -13,7 +14,8 @@ pub struct World {
     pub ranks: usize,
     /// Name of the job, the same for all of its ranks; unique as far as the launcher allows.
     pub job: String,
-    /// Host and port of rank 0, if the launcher passes them.
+    /// Host and port where rank 0 listens, if the environment tells the host. Only torchrun passes
+    /// a port; for other launchers it is derived from `job`.
     pub place: Option<(String, u16)>,
 }
 
@@ -95,8 +97,8 @@ fn job(launcher: Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Option<S
     }
 }
 
-/// Returns host and port where rank 0 listens, unless the command line names another place. Returns
-/// `None` if the launcher does not pass a host.
+/// Returns the host and port where rank 0 listens. The caller uses them only if the command line
+/// has no `--rendezvous`. Returns `None` if the environment does not tell the host.
 fn place(
     launcher: Launcher,
     lookup: &impl Fn(&str) -> Option<String>,

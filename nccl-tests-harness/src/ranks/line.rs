@@ -19,10 +19,10 @@ const SHOWN_CHARACTERS: usize = 60;
 /// Time without an acknowledgement after which the connection fails.
 const UNACKNOWLEDGED_MS: u32 = 30_000;
 
-pub struct Line {
+pub struct GreetingStream {
     stream: TcpStream,
     /// Name of the other end, for errors.
-    whom: String,
+    peer_name: String,
     /// Time limit of all reads together.
     end: Instant,
 }
@@ -41,32 +41,33 @@ pub fn connect(addresses: &[SocketAddr], end: Instant) -> Result<TcpStream> {
     Err(last)
 }
 
-impl Line {
-    pub fn new(stream: TcpStream, whom: impl Into<String>, end: Instant) -> Result<Self> {
-        let whom = whom.into();
+impl GreetingStream {
+    pub fn new(stream: TcpStream, peer_name: impl Into<String>, end: Instant) -> Result<Self> {
+        let peer_name = peer_name.into();
         let set = || -> std::io::Result<()> {
             stream.set_nonblocking(false)?;
             stream.set_nodelay(true)?;
             stream.set_write_timeout(Some(WRITE))
         };
-        set().with_context(|| format!("set up the connection with {whom}"))?;
-        Ok(Self { stream, whom, end })
+        set().with_context(|| format!("set up the connection with {peer_name}"))?;
+        Ok(Self { stream, peer_name, end })
     }
 
     /// Sends one message. Fails when the other end has closed, or reads nothing for 5 s.
     pub fn send(&mut self, what: &impl Serialize) -> Result<()> {
         let mut text = serde_json::to_vec(what).context("encode a message")?;
         text.push(b'\n');
-        self.stream.write_all(&text).with_context(|| format!("{} is gone", self.whom))
+        self.stream.write_all(&text).with_context(|| format!("lost the connection to {}", self.peer_name))
     }
 
     /// Returns the next message. Fails when no message comes within `limit`, or the message is too
     /// long or malformed.
     pub fn receive<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T> {
-        self.receive_next(limit)?.with_context(|| format!("{} closed the connection", self.whom))
+        self.receive_next(limit)?.with_context(|| format!("{} closed the connection", self.peer_name))
     }
 
-    /// Works like [`Line::receive`]. Returns `None` if the other end closes between two messages.
+    /// Works like [`GreetingStream::receive`]. Returns `None` if the other end closes between two
+    /// messages.
     pub fn receive_next<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<Option<T>> {
         let begin = Instant::now();
         let until = (begin + limit).min(self.end);
@@ -75,14 +76,15 @@ impl Line {
         loop {
             let seen = self.peek(&mut window, begin, until)?;
             if seen == 0 {
-                ensure!(text.is_empty(), "{} closed the connection within a message", self.whom);
+                ensure!(text.is_empty(), "{} closed the connection within a message", self.peer_name);
                 return Ok(None);
             }
             let newline = window[..seen].iter().position(|byte| *byte == b'\n');
             let taken = newline.map_or(seen, |at| at + 1);
-            self.stream.read_exact(&mut window[..taken]).with_context(|| format!("{} is gone", self.whom))?;
+            let read = self.stream.read_exact(&mut window[..taken]);
+            read.with_context(|| format!("lost the connection to {}", self.peer_name))?;
             text.extend_from_slice(&window[..newline.unwrap_or(taken)]);
-            ensure!(text.len() <= LINE_MAX_BYTES, "{} sent a line of more than {LINE_MAX_BYTES} bytes", self.whom);
+            ensure!(text.len() <= LINE_MAX_BYTES, "{} sent a line of more than {LINE_MAX_BYTES} bytes", self.peer_name);
             if newline.is_some() {
                 return serde_json::from_slice(&text).map(Some).map_err(|_| self.malformed(&text));
             }
@@ -98,7 +100,7 @@ impl Line {
             setsockopt(&self.stream, sockopt::TcpUserTimeout, &UNACKNOWLEDGED_MS)?;
             Ok(())
         };
-        set().with_context(|| format!("set up the connection with {}", self.whom))?;
+        set().with_context(|| format!("set up the connection with {}", self.peer_name))?;
         Ok(self.stream)
     }
 
@@ -107,21 +109,21 @@ impl Line {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                bail!("{} said nothing more for {:.0} s", self.whom, begin.elapsed().as_secs_f64().max(1.0));
+                bail!("{} sent no complete message in {:.0} s", self.peer_name, begin.elapsed().as_secs_f64().max(1.0));
             }
             self.stream.set_read_timeout(Some(left)).context("set the connection's time limit")?;
             match self.stream.peek(window) {
                 Ok(seen) => return Ok(seen),
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error).with_context(|| format!("{} is gone", self.whom)),
+                Err(error) => return Err(error).with_context(|| format!("lost the connection to {}", self.peer_name)),
             }
         }
     }
 
     fn malformed(&self, text: &[u8]) -> anyhow::Error {
         let shown: String = String::from_utf8_lossy(text).chars().take(SHOWN_CHARACTERS).collect();
-        anyhow!("{} sent no message of nccl-spark: {shown:?}", self.whom)
+        anyhow!("{} sent no message of nccl-spark: {shown:?}", self.peer_name)
     }
 }
 

@@ -28,8 +28,8 @@ struct Kept {
 /// Maximum number of kept lines. The plugin logs few lines, but a faulty plugin must not fill the
 /// memory.
 const KEPT_LINES: usize = 256;
-/// Time for which a warning is held back. If `init` still runs then, the warning is shown, because
-/// it names the reason.
+/// Time for which a warning is held back. If `init` has not returned by then, the warning is shown,
+/// because it says why `init` takes so long.
 const HOLD: Duration = Duration::from_secs(1);
 
 impl Level {
@@ -84,7 +84,8 @@ pub(crate) fn record(code: i32, text: &str) {
     }
 }
 
-/// Holds back the last warning from now on. If `init` fails, its error has the warning's text.
+/// From now on holds back each warning until the next shown line, or for [`HOLD`]. If `init` fails,
+/// a warning that is still held is not shown, because the error has its text.
 pub(crate) fn hold_warnings() {
     kept().is_holding = true;
 }
@@ -127,8 +128,9 @@ fn show(line: &str) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Takes the lines that name the merged and the connected rails, each line once for both
-/// directions. Forgets all lines of the level Info.
+/// Takes the lines that name the merged and the connected rails. Lines that differ only in
+/// "(send)" or "(receive)" are returned once, without that ending. Forgets all lines of the level
+/// Info.
 pub fn take_rail_lines() -> Vec<String> {
     let lines = std::mem::take(&mut kept().information);
     let mut kept: Vec<String> = Vec::new();

@@ -2,7 +2,7 @@
 //! introduce themselves. The messages of `control` then use these connections.
 
 use crate::output;
-use crate::ranks::line::{self, Line};
+use crate::ranks::line::{self, GreetingStream};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -81,19 +81,19 @@ pub(crate) struct Rendezvous {
 /// message does not delay others and is closed after 5 s.
 pub(super) struct Arrivals<T> {
     listener: TcpListener,
-    said_in: mpsc::Sender<(T, Line, SocketAddr)>,
-    said: mpsc::Receiver<(T, Line, SocketAddr)>,
+    hello_sender: mpsc::Sender<(T, GreetingStream, SocketAddr)>,
+    hello_receiver: mpsc::Receiver<(T, GreetingStream, SocketAddr)>,
     /// Number of connections that have not sent their first message.
-    strangers: Arc<AtomicUsize>,
-    /// Maximum number of `strangers`. Further connections are closed.
+    unauthenticated: Arc<AtomicUsize>,
+    /// Maximum number of `unauthenticated`. Further connections are closed.
     most: usize,
 }
 
 impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
     pub(super) fn of(listener: TcpListener, most: usize) -> Result<Self> {
         listener.set_nonblocking(true).context("set the rendezvous port")?;
-        let (said_in, said) = mpsc::channel();
-        Ok(Self { listener, said_in, said, strangers: Arc::default(), most })
+        let (hello_sender, hello_receiver) = mpsc::channel();
+        Ok(Self { listener, hello_sender, hello_receiver, unauthenticated: Arc::default(), most })
     }
 
     pub(super) fn address(&self) -> Result<SocketAddr> {
@@ -101,24 +101,24 @@ impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
     }
 
     /// Returns the next connection whose first message has arrived, if any. Waits at most 20 ms.
-    pub(super) fn next(&self) -> Option<(T, Line, SocketAddr)> {
+    pub(super) fn next(&self) -> Option<(T, GreetingStream, SocketAddr)> {
         // An error concerns one connection or is temporary, and the caller has a time limit.
-        let Ok((stream, address)) = self.listener.accept() else { return self.said.recv_timeout(RETRY).ok() };
-        if self.strangers.fetch_add(1, Ordering::Relaxed) >= self.most {
-            self.strangers.fetch_sub(1, Ordering::Relaxed);
-            return self.said.try_recv().ok();
+        let Ok((stream, address)) = self.listener.accept() else { return self.hello_receiver.recv_timeout(RETRY).ok() };
+        if self.unauthenticated.fetch_add(1, Ordering::Relaxed) >= self.most {
+            self.unauthenticated.fetch_sub(1, Ordering::Relaxed);
+            return self.hello_receiver.try_recv().ok();
         }
-        let (said_in, strangers) = (self.said_in.clone(), Arc::clone(&self.strangers));
+        let (hello_sender, unauthenticated) = (self.hello_sender.clone(), Arc::clone(&self.unauthenticated));
         std::thread::spawn(move || {
-            let mut line = Line::new(stream, address.to_string(), Instant::now() + HELLO);
+            let mut line = GreetingStream::new(stream, address.to_string(), Instant::now() + HELLO);
             let hello = line.as_mut().ok().and_then(|line| line.receive(HELLO).ok());
-            strangers.fetch_sub(1, Ordering::Relaxed);
+            unauthenticated.fetch_sub(1, Ordering::Relaxed);
             if let (Ok(line), Some(hello)) = (line, hello) {
                 // The listening side may have ended.
-                let _ = said_in.send((hello, line, address));
+                let _ = hello_sender.send((hello, line, address));
             }
         });
-        self.said.try_recv().ok()
+        self.hello_receiver.try_recv().ok()
     }
 }
 
@@ -151,12 +151,12 @@ impl Rendezvous {
     pub(crate) fn gather(self, environment: impl Fn(&Hello) -> Result<Vec<(String, String)>>) -> Result<Vec<Guest>> {
         let start = Instant::now();
         let deadline = start + self.meeting.timeout;
-        let (mut guests, mut refused, mut is_told) = (BTreeMap::new(), Vec::new(), false);
+        let (mut guests, mut refused, mut has_remarked) = (BTreeMap::new(), Vec::new(), false);
         while guests.len() + 1 < self.meeting.ranks {
             let Some((hello, mut line, address)) = self.arrivals.next() else {
                 ensure!(Instant::now() < deadline, "{}", self.missing(&guests, &refused));
-                if !is_told && start.elapsed() >= PATIENCE {
-                    is_told = true;
+                if !has_remarked && start.elapsed() >= PATIENCE {
+                    has_remarked = true;
                     let Meeting { host, port, timeout, .. } = &self.meeting;
                     let place = format!("at {host}:{port} for ranks {}", self.absent(&guests));
                     remark(&format!("rank 0 waits up to {} s {place}", timeout.as_secs()));
@@ -172,8 +172,8 @@ impl Rendezvous {
             let environment = environment(&hello).inspect_err(|error| {
                 let _ = line.send(&Answer::Refused { reason: format!("{error:#}") });
             })?;
-            let told = line.send(&Answer::Welcome { environment });
-            told.with_context(|| format!("rank {} ({}) is gone", hello.rank, hello.host))?;
+            let sent = line.send(&Answer::Welcome { environment });
+            sent.with_context(|| format!("lost the connection to rank {} ({})", hello.rank, hello.host))?;
             guests.insert(hello.rank, Guest { hello, line: line.settle()? });
         }
         Ok(guests.into_values().collect())
@@ -240,7 +240,7 @@ pub(super) fn greet(
     limit: Duration,
     own: &str,
 ) -> Result<(TcpStream, Vec<(String, String)>)> {
-    let mut line = Line::new(stream, other, Instant::now() + limit)?;
+    let mut line = GreetingStream::new(stream, other, Instant::now() + limit)?;
     line.send(first)?;
     match line.receive(limit)? {
         Answer::Refused { reason } => bail!("{other} refused this {own}: {}", output::plain(&reason)),
@@ -266,8 +266,8 @@ fn dial(meeting: &Meeting, rank: usize, deadline: Instant) -> Result<TcpStream> 
     }
 }
 
-/// Prints a remark about a rank's wait, unless it is dropped within [`PATIENCE`]. A thread prints
-/// it, because the look-up of a name and the attempt to connect may each take longer.
+/// Prints a remark about a rank's wait, unless this value is dropped within [`PATIENCE`]. A thread
+/// prints it, because the look-up of a name and the attempt to connect may each take longer.
 struct Waiting {
     error: Arc<Mutex<String>>,
     /// Dropping this sender ends the thread.
@@ -366,7 +366,8 @@ mod tests {
         assert_eq!(guests.iter().map(|guest| guest.hello.rank).collect::<Vec<_>>(), [1, 2]);
         // The message after the greeting is not lost.
         let end = |line: &TcpStream| {
-            Line::new(line.try_clone().unwrap(), "the other", Instant::now() + Duration::from_secs(60)).unwrap()
+            GreetingStream::new(line.try_clone().unwrap(), "the other", Instant::now() + Duration::from_secs(60))
+                .unwrap()
         };
         end(&guests[0].line).send(&"next").unwrap();
         assert_eq!(end(&one.0).receive::<String>(Duration::from_secs(60)).unwrap(), "next");

@@ -1,5 +1,5 @@
-//! The environment of real NCCL: the plugin or one of NCCL's own networks, the fabric, the
-//! variables for both, and the file for the output.
+//! The environment in which real NCCL runs: the network (the plugin or one of NCCL's own), the
+//! fabric, the variables for network and fabric, and the file for the output.
 //!
 //! Every variable that a run sets is in [`Scene::environment`], which is shown to the user. A run's
 //! files are removed with its scene.
@@ -7,7 +7,7 @@
 pub mod network;
 
 use crate::fabric::options::FabricOptions;
-use crate::fabric::{self, Fabric, Wish};
+use crate::fabric::{self, Fabric, FabricRequest};
 use crate::output;
 use crate::places::PluginOption;
 use anyhow::{Context, Result};
@@ -42,7 +42,7 @@ pub struct Setting {
     pub timeout: Duration,
     log: Option<PathBuf>,
     plugin: PathBuf,
-    fabric: Wish,
+    fabric: FabricRequest,
 }
 
 impl SceneOptions {
@@ -55,7 +55,7 @@ impl SceneOptions {
             timeout: Duration::from_secs(self.timeout),
             log: self.log,
             plugin: self.plugin.library(program)?,
-            fabric: self.fabric.wish(program)?,
+            fabric: self.fabric.request(program)?,
         })
     }
 }
@@ -87,7 +87,8 @@ impl Scene {
         self.folder.path()
     }
 
-    /// Writes a line of output into the log file, after `who`, the process that printed the line.
+    /// Writes "`who`: `line`" into the log file. `who` names the run or the rank that printed the
+    /// line. If the user wants to see NCCL's log, also writes NCCL's lines to standard error.
     pub fn log(&self, who: &str, line: &str) -> Result<()> {
         if output::nccl_debug().is_some() && line.contains(" NCCL ") {
             writeln!(output::error(), "{who}: {line}")?;
@@ -134,7 +135,8 @@ impl Scene {
             && let Some(folder) = self.fabric.verbs_names()?
         {
             set("LD_LIBRARY_PATH", loader_path(&folder, lookup));
-            // Without this index, NCCL looks up the type of each GID in /sys/class/infiniband.
+            // Without this index, NCCL looks up the type of each GID in /sys/class/infiniband,
+            // which does not have the software fabric's devices.
             if lookup("NCCL_IB_GID_INDEX").is_none() {
                 set("NCCL_IB_GID_INDEX", "1".to_owned());
             }

@@ -5,16 +5,21 @@ pub mod programs;
 #[path = "../../../tests/common/skip.rs"]
 pub mod skip;
 
-pub use programs::{Fake, Fakes, Said, shared_object};
+pub use programs::{Fake, Fakes, ProgramOutput, shared_object};
 
+use nix::pty::{Winsize, openpty};
+use std::fmt::Display;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, ExitStatus, Stdio};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_nccl-spark");
 
 impl Fakes {
     /// Runs `nccl-spark memory` with `arguments` and `environment`, in the form "FAKE_GPUS=2".
-    pub fn run(&self, arguments: &str, environment: &str) -> Said {
+    pub fn run(&self, arguments: &str, environment: &str) -> ProgramOutput {
         let mut command = nccl_spark();
         command.args(["memory", "--fabric", "verbs", "--plugin"]).arg(self.plugin.library());
         command.args(arguments.split_whitespace()).env("LD_LIBRARY_PATH", self.plugin.folder());
@@ -27,7 +32,7 @@ pub fn nccl_spark() -> Command {
     programs::clean(PROGRAM)
 }
 
-pub fn say(arguments: &[&str]) -> Said {
+pub fn say(arguments: &[&str]) -> ProgramOutput {
     nccl_spark().args(arguments).output().unwrap().into()
 }
 
@@ -50,4 +55,29 @@ pub fn has_mpirun() -> bool {
         skip::missing("there is no mpirun (Debian's openmpi-bin)");
     }
     is_there
+}
+
+/// Returns true while the process runs, and false for a zombie.
+pub fn is_running(pid: impl Display) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).is_some_and(|state| state != "Z")
+}
+
+/// Runs a command with its standard output on a terminal. Returns its exit status, and the text on
+/// the terminal.
+pub fn run_on_terminal(mut command: Command, size: Option<&Winsize>) -> (ExitStatus, String) {
+    let terminal = openpty(size, None).unwrap();
+    let mut process = command.stdout(Stdio::from(terminal.slave)).spawn().unwrap();
+    // The command has the terminal open, too.
+    drop(command);
+    let text = read_terminal(terminal.master);
+    (process.wait().unwrap(), text)
+}
+
+/// Reads a terminal until no process has its other side open.
+pub fn read_terminal(master: OwnedFd) -> String {
+    let mut text = Vec::new();
+    // Reading at the end of a terminal is an error.
+    let _ = File::from(master).read_to_end(&mut text);
+    String::from_utf8_lossy(&text).into_owned()
 }

@@ -53,13 +53,13 @@ pub fn shared_object(source: &str, library: &Path, defines: &[&str]) {
 }
 
 #[derive(Debug)]
-pub struct Said {
+pub struct ProgramOutput {
     pub status: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-impl From<Output> for Said {
+impl From<Output> for ProgramOutput {
     fn from(output: Output) -> Self {
         let text = |bytes| String::from_utf8(bytes).unwrap();
         Self { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }

@@ -2,7 +2,7 @@
 
 use super::attributes::MAX_CQE;
 use super::guard;
-use super::handles::{self, ChannelHandle, CqHandle, Subject, Users};
+use super::handles::{self, ChannelHandle, CqHandle, EventCounter, Users};
 use super::rounding::completions_for;
 use crate::completion_queue::{Completion, CompletionQueue};
 use crate::fabric::lock;
@@ -73,14 +73,14 @@ pub unsafe extern "C" fn ibv_create_cq(
         let device = handle.device;
         let entries = completions_for(entries);
         let core = CompletionQueue::new(&device.node, device.index, usize::try_from(entries).unwrap_or(1))?;
-        let subject = Subject::new();
+        let events = EventCounter::new();
         let mut holds = vec![handle.users.hold()];
         let number = u64::from(core.number());
         if !channel.is_null() {
             // SAFETY: alive, by the caller's promise.
             let channel = unsafe { handles::channel(channel) }?;
             watch(channel, &core, number)?;
-            lock(&channel.queues).insert(number, Arc::clone(&subject));
+            lock(&channel.queues).insert(number, Arc::clone(&events));
             holds.push(channel.users.hold());
         }
         // SAFETY: integers, pointers and pthread objects, for which zero is a value.
@@ -88,10 +88,10 @@ pub unsafe extern "C" fn ibv_create_cq(
         (c.context, c.channel, c.cq_context, c.cqe) = (context, channel, cq_context, entries);
         c.handle = core.number();
         let number = core.number();
-        let object = CqHandle { c, core, device, subject: Arc::clone(&subject), users: Users::default(), holds };
+        let object = CqHandle { c, core, device, events: Arc::clone(&events), users: Users::default(), holds };
         let given: *mut ibv_cq = handles::into_raw(object);
-        subject.address.store(given.expose_provenance(), Ordering::Release);
-        lock(&device.cqs).insert(number, subject);
+        events.address.store(given.expose_provenance(), Ordering::Release);
+        lock(&device.cqs).insert(number, events);
         Ok(given)
     })
 }
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
             unsafe { libc::epoll_ctl(channel.c.fd, libc::EPOLL_CTL_DEL, handle.core.notify_fd(), none) };
         }
         lock(&handle.device.cqs).remove(&handle.core.number());
-        handle.subject.wait_for_acknowledgements();
+        handle.events.wait_for_acknowledgements();
         // SAFETY: a context stays open while it has objects.
         let answer = unsafe { handles::destroyed(handle.c.context) };
         // SAFETY: made by `into_raw`, and no object uses it.
@@ -139,17 +139,17 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         // SAFETY: the caller's promise.
         let channel = unsafe { handles::channel(channel) }?;
         let found = loop {
-            let number = announced(channel.c.fd)?;
+            let number = wait_for_ready_queue(channel.c.fd)?;
             // `ibv_destroy_cq` removes the queue from the table under this lock. It then waits
             // until the events counted here are acknowledged.
             let queues = lock(&channel.queues);
-            let Some(subject) = queues.get(&number) else { continue };
-            let address = subject.address.load(Ordering::Acquire);
+            let Some(events) = queues.get(&number) else { continue };
+            let address = events.address.load(Ordering::Acquire);
             let found: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(address);
             // SAFETY: null during the queue's creation, else alive as long as it is in the table.
             let Ok(handle) = (unsafe { handles::cq(found) }) else { continue };
             if handle.core.take_notification() {
-                subject.got();
+                events.count_event();
                 break handle;
             }
         };
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
     // SAFETY: the caller's promise.
     if let Ok(handle) = unsafe { handles::cq(cq) } {
-        handle.subject.acknowledge(u64::from(events));
+        handle.events.acknowledge(u64::from(events));
     }
 }
 
@@ -253,7 +253,7 @@ fn watch(channel: &ChannelHandle, core: &CompletionQueue, number: u64) -> Result
 }
 
 /// Returns the number of a queue whose descriptor is readable.
-fn announced(epoll: RawFd) -> Result<u64, i32> {
+fn wait_for_ready_queue(epoll: RawFd) -> Result<u64, i32> {
     let mut event = libc::epoll_event { events: 0, u64: 0 };
     // SAFETY: the descriptor is open, and there is room for one event.
     let found = unsafe {

@@ -1,7 +1,7 @@
 //! Asynchronous events.
 
 use super::guard;
-use super::handles::{self, DeviceHandle, Subject};
+use super::handles::{self, DeviceHandle, EventCounter};
 use crate::fabric::{Event, EventObject, lock};
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -38,17 +38,17 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: the caller's promise.
     let Some(event) = (unsafe { event.as_ref() }) else { return };
-    let subject = if is_about_qp(event.event_type) {
+    let events = if is_about_qp(event.event_type) {
         // SAFETY: these kinds have a queue pair, which lives until the event is acknowledged.
-        unsafe { handles::qp(event.element.qp) }.map(|qp| &qp.subject)
+        unsafe { handles::qp(event.element.qp) }.map(|qp| &qp.events)
     } else if event.event_type == IBV_EVENT_CQ_ERR {
-        // SAFETY: as above, for a completion queue.
-        unsafe { handles::cq(event.element.cq) }.map(|cq| &cq.subject)
+        // SAFETY: this kind has a completion queue, which lives until the event is acknowledged.
+        unsafe { handles::cq(event.element.cq) }.map(|cq| &cq.events)
     } else {
         return;
     };
-    if let Ok(subject) = subject {
-        subject.acknowledge(1);
+    if let Ok(events) = events {
+        events.acknowledge(1);
     }
 }
 
@@ -56,12 +56,12 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
 fn described(device: &DeviceHandle, event: Event) -> Option<ibv_async_event> {
     const PORT: c_int = 1;
     let element = match event.about {
-        EventObject::QueuePair(number) => {
-            ibv_async_event__bindgen_ty_1 { qp: std::ptr::with_exposed_provenance_mut(got(&device.qps, number)?) }
-        }
-        EventObject::CompletionQueue(number) => {
-            ibv_async_event__bindgen_ty_1 { cq: std::ptr::with_exposed_provenance_mut(got(&device.cqs, number)?) }
-        }
+        EventObject::QueuePair(number) => ibv_async_event__bindgen_ty_1 {
+            qp: std::ptr::with_exposed_provenance_mut(count_event(&device.qps, number)?),
+        },
+        EventObject::CompletionQueue(number) => ibv_async_event__bindgen_ty_1 {
+            cq: std::ptr::with_exposed_provenance_mut(count_event(&device.cqs, number)?),
+        },
         EventObject::Device | EventObject::Port => ibv_async_event__bindgen_ty_1 { port_num: PORT },
     };
     Some(ibv_async_event { element, event_type: event.kind })
@@ -70,11 +70,11 @@ fn described(device: &DeviceHandle, event: Event) -> Option<ibv_async_event> {
 /// Counts an event about a live object, and returns the object's address. Destroying the object
 /// removes it from the table under this lock, and then waits until the counted events are
 /// acknowledged.
-fn got(table: &Mutex<HashMap<u32, Arc<Subject>>>, number: u32) -> Option<usize> {
+fn count_event(table: &Mutex<HashMap<u32, Arc<EventCounter>>>, number: u32) -> Option<usize> {
     let table = lock(table);
-    let subject = table.get(&number)?;
-    subject.got();
-    Some(subject.address.load(Ordering::Acquire))
+    let events = table.get(&number)?;
+    events.count_event();
+    Some(events.address.load(Ordering::Acquire))
 }
 
 fn is_about_qp(kind: ibv_event_type) -> bool {

@@ -24,8 +24,8 @@ pub(super) struct DeviceHandle {
     pub(super) node: Arc<Node>,
     pub(super) index: usize,
     /// Queue pairs and completion queues, by number, for events about them.
-    pub(super) qps: Mutex<HashMap<u32, Arc<Subject>>>,
-    pub(super) cqs: Mutex<HashMap<u32, Arc<Subject>>>,
+    pub(super) qps: Mutex<HashMap<u32, Arc<EventCounter>>>,
+    pub(super) cqs: Mutex<HashMap<u32, Arc<EventCounter>>>,
 }
 
 #[repr(C)]
@@ -62,7 +62,7 @@ pub(super) struct MrHandle {
 #[repr(C)]
 pub(super) struct ChannelHandle {
     pub(super) c: ibv_comp_channel,
-    pub(super) queues: Mutex<HashMap<u64, Arc<Subject>>>,
+    pub(super) queues: Mutex<HashMap<u64, Arc<EventCounter>>>,
     pub(super) users: Users,
     pub(super) hold: Hold,
 }
@@ -72,7 +72,7 @@ pub(super) struct CqHandle {
     pub(super) c: ibv_cq,
     pub(super) core: Arc<CompletionQueue>,
     pub(super) device: &'static DeviceHandle,
-    pub(super) subject: Arc<Subject>,
+    pub(super) events: Arc<EventCounter>,
     pub(super) users: Users,
     pub(super) holds: Vec<Hold>,
 }
@@ -82,7 +82,7 @@ pub(super) struct QpHandle {
     pub(super) c: UnsafeCell<ibv_qp>,
     pub(super) core: Arc<QueuePair>,
     pub(super) device: &'static DeviceHandle,
-    pub(super) subject: Arc<Subject>,
+    pub(super) events: Arc<EventCounter>,
     /// Set at creation and by `ibv_modify_qp`.
     pub(super) attributes: Mutex<ibv_qp_attr>,
     pub(super) signal_all: bool,
@@ -114,19 +114,19 @@ impl Drop for Hold {
 
 /// Address of a C object that has events, and the number of events that the program got and has not
 /// acknowledged. Destroying the object waits until they are acknowledged.
-pub(super) struct Subject {
+pub(super) struct EventCounter {
     /// 0 until the object is at its final address.
     pub(super) address: AtomicUsize,
     unacknowledged: Mutex<u64>,
     acknowledged: Condvar,
 }
 
-impl Subject {
+impl EventCounter {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self { address: AtomicUsize::new(0), unacknowledged: Mutex::new(0), acknowledged: Condvar::new() })
     }
 
-    pub(super) fn got(&self) {
+    pub(super) fn count_event(&self) {
         *lock(&self.unacknowledged) += 1;
     }
 
@@ -165,7 +165,7 @@ behind!(cq, ibv_cq, CqHandle);
 behind!(qp, ibv_qp, QpHandle);
 
 /// Returns the object behind a context, for a call that a kernel would pass to the device. Fails
-/// with `EIO` if the device's PCI function was removed, with `ENOLINK` if its firmware has failed.
+/// with `EIO` if programs are cut off from the device, with `ENOLINK` if its firmware has failed.
 ///
 /// # Safety
 /// The same as for the functions above.
@@ -176,8 +176,8 @@ pub(super) unsafe fn context<'a>(pointer: *mut ibv_context) -> Result<&'a Contex
     handle.device.node.presence(handle.device.index).check_generation(handle.generation).map(|()| handle)
 }
 
-/// Returns a kernel's result of destroying an object of a context: `EIO` after the PCI function was
-/// removed.
+/// Returns a kernel's result of destroying an object of a context: `EIO` if programs are cut off
+/// from the device.
 ///
 /// # Safety
 /// The same as for the functions above.

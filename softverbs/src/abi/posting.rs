@@ -52,7 +52,7 @@ pub(super) unsafe extern "C" fn post_recv(
         // SAFETY: null at the chain's end, else readable, by the caller's promise.
         while let Some(request) = unsafe { at.as_ref() } {
             // SAFETY: the caller's promise.
-            let (sges, count) = unsafe { gathered(request.sg_list, request.num_sge, libc::EINVAL) }?;
+            let (sges, count) = unsafe { copy_sges(request.sg_list, request.num_sge, libc::EINVAL) }?;
             core.post_receive(request.wr_id, &sges[..count])?;
             at = request.next;
         }
@@ -74,14 +74,14 @@ unsafe fn post_one_send(core: &Arc<QueuePair>, request: &ibv_send_wr) -> Result<
         _ => return Err(libc::EOPNOTSUPP),
     };
     // SAFETY: the caller's promise.
-    let (sges, count) = unsafe { gathered(request.sg_list, request.num_sge, core.node.nic().too_large_to_post()) }?;
+    let (sges, count) = unsafe { copy_sges(request.sg_list, request.num_sge, core.node.nic().too_large_to_post()) }?;
     // SAFETY: every member of these unions is made of integers.
     let (imm, remote) = unsafe { (request.__bindgen_anon_1.imm_data, request.wr.rdma) };
     let has = |flag: u32| request.send_flags & flag != 0;
     let mut carried = [0; INLINE_BYTES];
     let inline = if has(IBV_SEND_INLINE) {
         // SAFETY: inline data may be read, by the caller's promise.
-        Some(unsafe { taken(&sges[..count], &mut carried) }.ok_or(core.node.nic().too_large_to_post())?)
+        Some(unsafe { copy_inline(&sges[..count], &mut carried) }.ok_or(core.node.nic().too_large_to_post())?)
     } else {
         None
     };
@@ -103,7 +103,7 @@ unsafe fn post_one_send(core: &Arc<QueuePair>, request: &ibv_send_wr) -> Result<
 ///
 /// # Safety
 /// The pieces must be readable.
-unsafe fn taken<'a>(sges: &[Sge], into: &'a mut [u8; INLINE_BYTES]) -> Option<&'a [u8]> {
+unsafe fn copy_inline<'a>(sges: &[Sge], into: &'a mut [u8; INLINE_BYTES]) -> Option<&'a [u8]> {
     let mut at = 0;
     for sge in sges {
         let place = into.get_mut(at..at + sge.bytes as usize)?;
@@ -118,7 +118,7 @@ unsafe fn taken<'a>(sges: &[Sge], into: &'a mut [u8; INLINE_BYTES]) -> Option<&'
 ///
 /// # Safety
 /// `list` must have `count` readable entries.
-unsafe fn gathered(list: *mut ibv_sge, count: c_int, too_many: i32) -> Result<([Sge; MAX_SGES], usize), i32> {
+unsafe fn copy_sges(list: *mut ibv_sge, count: c_int, too_many: i32) -> Result<([Sge; MAX_SGES], usize), i32> {
     let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
     if count > 0 && list.is_null() {
         return Err(libc::EINVAL);

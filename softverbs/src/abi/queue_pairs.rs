@@ -1,7 +1,7 @@
 //! Creation and state changes of queue pairs.
 
 use super::guard;
-use super::handles::{self, QpHandle, Subject};
+use super::handles::{self, EventCounter, QpHandle};
 use super::rounding::rounded_up;
 use super::transition::{self, Bounds};
 use crate::fabric::lock;
@@ -45,20 +45,20 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init
         (c.context, c.qp_context, c.pd) = (domain.c.context, wanted.qp_context, pd);
         (c.send_cq, c.recv_cq, c.qp_type) = (wanted.send_cq, wanted.recv_cq, wanted.qp_type);
         (c.qp_num, c.handle, c.state) = (core.number(), core.number(), IBV_QPS_RESET);
-        let subject = Subject::new();
+        let events = EventCounter::new();
         let number = core.number();
         let object = QpHandle {
             c: UnsafeCell::new(c),
             core,
             device,
-            subject: Arc::clone(&subject),
-            attributes: Mutex::new(fresh(got)),
+            events: Arc::clone(&events),
+            attributes: Mutex::new(reset_attributes(got)),
             signal_all: caps.signal_all,
             holds: vec![domain.users.hold(), send_cq.users.hold(), recv_cq.users.hold()],
         };
         let given: *mut ibv_qp = handles::into_raw(object);
-        subject.address.store(given.expose_provenance(), Ordering::Release);
-        lock(&device.qps).insert(number, subject);
+        events.address.store(given.expose_provenance(), Ordering::Release);
+        lock(&device.qps).insert(number, events);
         wanted.cap = got;
         Ok(given)
     })
@@ -139,8 +139,8 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::qp(qp) }?;
         lock(&handle.device.qps).remove(&handle.core.number());
-        handle.core.give_up();
-        handle.subject.wait_for_acknowledgements();
+        handle.core.destroy_or_defer();
+        handle.events.wait_for_acknowledgements();
         // SAFETY: the queue pair is alive, and its context stays open while it has objects.
         let answer = unsafe { handles::destroyed((*qp).context) };
         // SAFETY: made by `into_raw`, and no object uses it.
@@ -163,7 +163,7 @@ fn modified(handle: &QpHandle, before: &ibv_qp_attr, given: &ibv_qp_attr, mask: 
     match (from, to) {
         (_, IBV_QPS_RESET) => {
             handle.core.change(Change::Reset)?;
-            return Ok(fresh(before.cap));
+            return Ok(reset_attributes(before.cap));
         }
         (_, IBV_QPS_ERR) => handle.core.change(Change::Error)?,
         (_, IBV_QPS_INIT) => handle.core.change(initial(&after))?,
@@ -208,7 +208,7 @@ fn ready_to_receive(attributes: &ibv_qp_attr) -> Result<Change, i32> {
     })
 }
 
-fn fresh(cap: ibv_qp_cap) -> ibv_qp_attr {
+fn reset_attributes(cap: ibv_qp_cap) -> ibv_qp_attr {
     // SAFETY: integers and unions of integers, for which zero is a value.
     let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
     attributes.cap = cap;

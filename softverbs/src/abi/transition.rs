@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_change_sets_the_given_values_and_keeps_the_rest() {
-        // SAFETY: as above.
+        // SAFETY: integers and unions of integers, for which zero is a value.
         let (mut before, mut given): (ibv_qp_attr, ibv_qp_attr) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         (before.timeout, before.retry_cnt) = (14, 7);
         (given.timeout, given.retry_cnt, given.sq_psn) = (20, 3, 0xff00_0001);

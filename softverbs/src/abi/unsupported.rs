@@ -29,7 +29,7 @@ macro_rules! no_effect {
 /// Functions that destroy objects which cannot exist.
 macro_rules! no_return {
     ($($name:ident($argument:ident: $type:ty);)*) => {$(
-        #[doc = concat!("`", stringify!($name), "`: there is nothing that it could be given.")]
+        #[doc = concat!("`", stringify!($name), "`: does nothing: no such object can exist.")]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($argument: $type) {}
     )*};

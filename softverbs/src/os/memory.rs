@@ -49,7 +49,7 @@ pub unsafe fn pull(
     let moved = unsafe { libc::process_vm_readv(pid as i32, &local, 1, remote.as_ptr(), count as u64, 0) };
     whole(moved, bytes)?;
     // SAFETY: the caller's promise.
-    unsafe { place(&bounce.0, bytes, to) };
+    unsafe { place(&bounce.0, 0, bytes, to) };
     Ok(())
 }
 
@@ -66,13 +66,13 @@ pub unsafe fn push(pid: u32, from: u64, bytes: usize, pieces: &[Piece], offset: 
     whole(moved, bytes)
 }
 
-/// Stores `bytes` bytes of `words` at `to`, at most as many as `words` has.
+/// Stores `bytes` bytes of `words`, from byte `offset` on, at `to`. Stops at the end of `words`.
 ///
 /// # Safety
 /// The same as for [`pull`].
-pub unsafe fn place(words: &[u64], bytes: usize, to: u64) {
-    let bytes = bytes.min(words.len() * 8);
-    let from = words.as_ptr().cast::<u8>();
+pub unsafe fn place(words: &[u64], offset: usize, bytes: usize, to: u64) {
+    let bytes = bytes.min((words.len() * 8).saturating_sub(offset));
+    let from = words.as_ptr().cast::<u8>().wrapping_add(offset);
     let head = (to.wrapping_neg() % 8).min(bytes as u64) as usize;
     let body = (bytes - head) / 8;
     // Earlier stores, of this request or one before it, become visible before these: a flag must
@@ -114,26 +114,13 @@ pub(crate) fn store_from(
     unsafe { pull(bounce, pid, pieces, offset, bytes, to) }
 }
 
-/// [`place`] under the conditions of [`store_from`]; `offset` is in bytes of `words`.
+/// [`place`] under the conditions of [`store_from`].
 pub(crate) fn store_carried(words: &[u64], offset: usize, bytes: usize, to: u64) -> Result<(), Fault> {
     if offset + bytes > words.len() * 8 {
         return Err(Fault::Memory);
     }
-    if offset == 0 {
-        // SAFETY: as in `store_from`.
-        unsafe { place(words, bytes, to) };
-        return Ok(());
-    }
-    let mut moved = [0u64; super::shm::INLINE_BYTES / 8];
-    for at in 0..bytes {
-        let from = offset + at;
-        let byte = words[from / 8].to_ne_bytes()[from % 8];
-        let mut word = moved[at / 8].to_ne_bytes();
-        word[at % 8] = byte;
-        moved[at / 8] = u64::from_ne_bytes(word);
-    }
     // SAFETY: as in `store_from`.
-    unsafe { place(&moved, bytes, to) };
+    unsafe { place(words, offset, bytes, to) };
     Ok(())
 }
 
@@ -188,13 +175,13 @@ mod tests {
     fn bytes_land_whole_at_any_alignment_and_touch_nothing_else() {
         let words: Vec<u64> = (1..60u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
         let expected: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        for shift in 0..9 {
+        for (shift, offset) in (0..9).flat_map(|shift| [0, 3, 8].map(|offset| (shift, offset))) {
             for bytes in [0, 1, 7, 8, 9, 127, 128, 300] {
                 let mut to = vec![0xaau8; 400];
                 // SAFETY: the target has room.
-                unsafe { place(&words, bytes, to.as_mut_ptr() as u64 + shift) };
+                unsafe { place(&words, offset, bytes, to.as_mut_ptr() as u64 + shift) };
                 let shift = shift as usize;
-                assert_eq!(&to[shift..shift + bytes], &expected[..bytes]);
+                assert_eq!(&to[shift..shift + bytes], &expected[offset..offset + bytes]);
                 assert!(to[..shift].iter().chain(&to[shift + bytes..]).all(|b| *b == 0xaa));
             }
         }

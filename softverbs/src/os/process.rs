@@ -37,7 +37,8 @@ pub fn now_ns() -> u64 {
 /// Lets any process of this user read this process's memory, where Yama would allow only a parent.
 /// The processes that will join the fabric are not known, so a narrower permission is not possible.
 pub fn let_peers_read() {
-    // From linux/prctl.h, as PR_SET_PTRACER_ANY below. Fails without Yama, where it is not needed.
+    // From linux/prctl.h, as is PR_SET_PTRACER_ANY (`c_ulong::MAX`). Without Yama the call fails,
+    // and is not needed.
     const PR_SET_PTRACER: libc::c_int = 0x5961_6d61;
     // SAFETY: only changes who may trace this process.
     unsafe { libc::prctl(PR_SET_PTRACER, libc::c_ulong::MAX, 0, 0, 0) };
@@ -93,20 +94,12 @@ impl Drop for Bell {
     }
 }
 
-#[derive(Debug)]
-pub struct FileLock(std::fs::File);
-
-impl FileLock {
-    pub fn take(path: &std::path::Path) -> Result<Self, String> {
-        let open = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        let file = open.map_err(|e| format!("{}: {e}", path.display()))?;
-        file.lock().map_err(|e| format!("locking {}: {e}", path.display()))?;
-        Ok(Self(file))
-    }
-
-    pub fn file(&self) -> &std::fs::File {
-        &self.0
-    }
+/// Opens a file and locks it. Dropping the file releases the lock.
+pub fn lock_file(path: &std::path::Path) -> Result<std::fs::File, String> {
+    let open = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    let file = open.map_err(|e| format!("{}: {e}", path.display()))?;
+    file.lock().map_err(|e| format!("locking {}: {e}", path.display()))?;
+    Ok(file)
 }
 
 /// Blocks all signals in the calling thread, so that the program's other threads get them.

@@ -93,7 +93,7 @@ pub struct RailMemory {
     up_since_ns: AtomicU64,
     /// Neighbour table: a bit for each address resolved since the link came up (link-local, IPv4).
     neighbours: [[AtomicU64; NEIGHBOUR_WORDS]; 2],
-    pub(crate) way: TwoWay,
+    pub(crate) line: TwoWay,
     pub(crate) sent_bytes: AtomicU64,
     /// By [`Counter`].
     pub(crate) counters: [AtomicU64; Counter::ALL.len()],
@@ -236,7 +236,7 @@ pub struct QpMemory {
     /// Traffic class, and above it the service level. They have no effect here.
     pub(crate) priority: AtomicU32,
     /// 1: its packets go to another function than its peer's ([`PathFault::CrossedArp`]).
-    pub(crate) astray: AtomicU32,
+    pub(crate) misrouted: AtomicU32,
     /// Time after which it sends an unacknowledged packet again; 0: never.
     pub(crate) ack_timeout_ns: AtomicU64,
     /// Number of work requests posted since creation or the last reset.
@@ -281,9 +281,9 @@ pub fn map(file: &File) -> Result<&'static FabricMemory, String> {
 }
 
 impl QpMemory {
-    /// Claims this queue's requests for the process with index `place`. Replaces a dead holder.
-    pub(crate) fn hold(&self, memory: &FabricMemory, place: usize) -> bool {
-        let mine = place as u32 + 1;
+    /// Claims this queue's requests for the process with this index. Replaces a dead holder.
+    pub(crate) fn hold(&self, memory: &FabricMemory, process_index: usize) -> bool {
+        let mine = process_index as u32 + 1;
         match self.holder.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => true,
             Err(other) if other != mine && !memory.is_alive(other as usize - 1) => {
@@ -294,8 +294,8 @@ impl QpMemory {
     }
 
     /// Ends a [`Self::hold`]. Does nothing if another process holds the queue.
-    pub(crate) fn release(&self, place: usize) {
-        let _ = self.holder.compare_exchange(place as u32 + 1, 0, Ordering::Release, Ordering::Relaxed);
+    pub(crate) fn release(&self, process_index: usize) {
+        let _ = self.holder.compare_exchange(process_index as u32 + 1, 0, Ordering::Release, Ordering::Relaxed);
     }
 
     /// Returns the bytes of unfinished requests to these addresses of the peer. Exact only while no
@@ -313,8 +313,8 @@ impl QpMemory {
 }
 
 impl FabricMemory {
-    pub(crate) fn is_alive(&self, place: usize) -> bool {
-        let Some(process) = self.processes.get(place) else { return false };
+    pub(crate) fn is_alive(&self, process_index: usize) -> bool {
+        let Some(process) = self.processes.get(process_index) else { return false };
         let pid = process.pid.load(Ordering::Acquire);
         pid != 0 && super::process::started(pid) == Some(process.started.load(Ordering::Acquire))
     }

@@ -294,7 +294,7 @@ impl End {
     pub fn post_receive(&self, mut piece: ibv_sge, wr_id: u64) -> c_int {
         let (mut bad, next) = (std::ptr::null_mut(), std::ptr::null_mut());
         let mut request = ibv_recv_wr { wr_id, next, sg_list: &raw mut piece, num_sge: 1 };
-        // SAFETY: as above.
+        // SAFETY: the context is open, the queue pair alive, and the request lives for the call.
         unsafe { (*self.context).ops.post_recv.unwrap()(self.qp, &raw mut request, &raw mut bad) }
     }
 

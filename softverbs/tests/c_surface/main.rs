@@ -21,7 +21,7 @@ fn each_function_has_the_version_that_rdma_core_gives_it() {
         .into_iter()
         .find(|library| !library.is_null());
     if real.is_none() {
-        eprintln!("the versions were not compared with rdma-core's: libibverbs.so.1 is not there");
+        eprintln!("the versions were not compared with rdma-core's: libibverbs.so.1 is not installed");
     }
     let mut version = "";
     let (mut functions, mut compared) = (0, 0);

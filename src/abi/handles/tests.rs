@@ -61,7 +61,7 @@ fn a_pointer_to_another_kind_is_refused_with_an_error() {
             assert_eq!(refusal(null), "sendComm is NULL");
             let wrong = CommHandle::<RailSendComm>::enter(raw, "sendComm", scope).map(|_| ());
             assert_eq!(refusal(wrong), "sendComm is an unknown object; it must be a send comm");
-            let no_request = Transfer::of_request(raw, "request", scope).map(|_| ());
+            let no_request = RailComm::of_request(raw, "request", scope).map(|_| ());
             assert!(refusal(no_request).starts_with("request is"), "a comm is not a request");
             let crooked = CommHandle::<Fake>::enter(raw.byte_add(1), "comm", scope).map(|_| ());
             assert_eq!(refusal(crooked), "comm is not a pointer that this plugin returned");

@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct PathContext {
     /// Process at the other end.
     pub peer: Arc<Peer>,
-    /// Registered memory, to find a send's keys again when it is posted on another rail.
+    /// Registered memory, to find a request's keys again after a rail was lost or has returned.
     pub registrations: Arc<Registrations>,
     /// Time without progress after which a request is logged.
     pub stall_warn: Duration,

@@ -21,8 +21,8 @@ use std::sync::Arc;
 
 pub use crate::flow::recovery::Role;
 
-/// Limit of writes in flight on a sender's queue pair. Further writes wait until earlier ones
-/// complete: NCCL may keep 32 receives open on a connection, each a group of eight.
+/// Limit of writes in flight on a sender's queue pair. NCCL may start more (for 32 receives, each a
+/// group of eight). Further writes wait until earlier ones complete.
 const SENDER_DEPTH: u32 = 128;
 /// Largest write whose bytes travel inside the work request, which saves the NIC a PCIe round trip.
 /// With this size, a work request on mlx5 takes 192 bytes of the queue.
@@ -49,7 +49,7 @@ pub struct Lane {
     pub path_quality: Arc<PathQuality>,
     /// Remote key of the peer's mailbox on this lane.
     pub peer_mailbox_rkey: u32,
-    opening: u32,
+    generation: u32,
     path_mtu_bytes: u32,
     /// Empty while the rail is lost.
     queues: Vec<LaneQueue>,
@@ -147,7 +147,7 @@ impl Lane {
     /// # Errors
     /// [`Error::Os`] if the device refuses, [`Error::Missing`] if its limits are too low.
     pub fn open(rail: &Arc<Rail>, role: Role, queue_count: usize) -> Result<Lane> {
-        let (pd, opening) = rail.device.opened()?;
+        let (pd, generation) = rail.device.opened()?;
         let context = pd.context();
         let limit = context.limits().max_qp_wr.max(1);
         let caps = match role {
@@ -181,15 +181,15 @@ impl Lane {
             queues.push(LaneQueue { qp, psn, room, unsignaled: 0, used_receives: 0, is_flushed: false });
         }
         let inline_bytes = queues.iter().map(|queue| queue.qp.inline_bytes()).min().unwrap_or(0);
-        let mut lane = Self::not_yet(rail, String::new());
-        (lane.opening, lane.queues, lane.inline_bytes, lane.cq) = (opening, queues, inline_bytes, Some(cq));
+        let mut lane = Self::without_queues(rail, String::new());
+        (lane.generation, lane.queues, lane.inline_bytes, lane.cq) = (generation, queues, inline_bytes, Some(cq));
         Ok(lane)
     }
 
     /// Returns a lane without queue pairs, for a rail that is not connected yet or was lost.
-    pub fn not_yet(rail: &Arc<Rail>, peer_rail: String) -> Lane {
+    pub fn without_queues(rail: &Arc<Rail>, peer_rail: String) -> Lane {
         let (path_quality, mailbox_key, peer_mailbox_rkey) = Default::default();
-        let (opening, path_mtu_bytes, queues, inline_bytes, cq, turn, set_aside_queues) = Default::default();
+        let (generation, path_mtu_bytes, queues, inline_bytes, cq, turn, set_aside_queues) = Default::default();
         let (pending, backlog_bytes) = Default::default();
         let rail = Arc::clone(rail);
         Lane {
@@ -198,7 +198,7 @@ impl Lane {
             path_quality,
             mailbox_key,
             peer_mailbox_rkey,
-            opening,
+            generation,
             path_mtu_bytes,
             queues,
             inline_bytes,
@@ -217,14 +217,14 @@ impl Lane {
     }
 
     /// Returns true if `cq` is the number of this lane's completion queue ([`Cq::number`]).
-    pub fn is_on(&self, cq: usize) -> bool {
+    pub fn has_cq(&self, cq: usize) -> bool {
         let set_aside_queues = self.set_aside_queues.as_ref().map(|(_, cq)| cq);
         self.cq.as_ref().or(set_aside_queues).is_some_and(|own| own.number() == cq)
     }
 
     /// Returns the device generation that the queue pairs belong to.
-    pub fn opening(&self) -> u32 {
-        self.opening
+    pub fn generation(&self) -> u32 {
+        self.generation
     }
 
     /// Returns the path MTU of the queue pairs; 0 until they are connected.
@@ -374,7 +374,7 @@ impl Lane {
                 // `record_error` handles a failed or removed device. After any other error, the
                 // destruction of the queue pair stops it.
                 tracing::debug!("{error}");
-                self.rail.device.record_error(&error, self.opening);
+                self.rail.device.record_error(&error, self.generation);
             }
         }
         // Check again: for a failed device the kernel reports success without asking the device.
@@ -386,7 +386,7 @@ impl Lane {
     #[cold]
     pub fn set_aside(&mut self) -> Stopped {
         self.rail.device.query_presence(self.rail.info.port);
-        match self.rail.device.presence_of(self.opening) {
+        match self.rail.device.presence_of(self.generation) {
             DevicePresence::Here => {
                 self.restore();
                 Stopped::Flushing
@@ -475,14 +475,14 @@ impl Lane {
 
     /// Records a large share given to this lane, as load that other connections can see.
     #[inline(always)]
-    pub fn began(&mut self, bytes: u64) {
+    pub fn add_backlog(&mut self, bytes: u64) {
         self.backlog_bytes += bytes;
         self.rail.posted(bytes);
     }
 
-    /// Records that a share counted by [`Lane::began`] was confirmed.
+    /// Records that a share counted by [`Lane::add_backlog`] was confirmed.
     #[inline(always)]
-    pub fn finished(&mut self, bytes: u64) {
+    pub fn remove_backlog(&mut self, bytes: u64) {
         self.backlog_bytes = self.backlog_bytes.saturating_sub(bytes);
         self.rail.settled(bytes);
         self.path_quality.add_carried_bytes(bytes);
@@ -507,10 +507,10 @@ impl Lane {
         self.record.add_write(bytes);
     }
 
-    /// Counts `leads` writes of `bytes` each, which precede the last write of a share.
+    /// Counts `full_chunks` writes of `bytes` each, which precede the last write of a share.
     #[inline(never)]
-    pub fn count_leads(&mut self, leads: u16, bytes: u64) {
-        self.record.add(Word::Bytes, u64::from(leads).wrapping_mul(bytes));
+    pub fn count_full_chunks(&mut self, full_chunks: u16, bytes: u64) {
+        self.record.add(Word::Bytes, u64::from(full_chunks).wrapping_mul(bytes));
     }
 
     /// Counts a timed share that was confirmed.

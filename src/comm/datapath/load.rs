@@ -1,10 +1,10 @@
-//! Load that other connections put on a connection's rails, for the choice of a rail.
+//! Load of all connections of this process on a connection's rails, for the choice of a rail.
 
 use super::lane::Lane;
 use crate::flow::striping::OtherConnections;
 use crate::wire::ids::LaneId;
 
-/// Lanes of a sending connection, with the load of other connections on their rails.
+/// Lanes of a sending connection, with the load of all connections on their rails.
 pub struct Sending<'a>(pub &'a [Lane]);
 
 impl OtherConnections for Sending<'_> {
@@ -18,8 +18,8 @@ impl OtherConnections for Sending<'_> {
         self.0.get(lane.index()).map_or(0, |lane| lane.rail.busy_bytes())
     }
 
-    fn share_quality(&self, lane: LaneId, kept: f64) -> f64 {
-        self.0.get(lane.index()).map_or(kept, |lane| lane.path_quality.add(kept))
+    fn share_quality(&self, lane: LaneId, quality: f64) -> f64 {
+        self.0.get(lane.index()).map_or(quality, |lane| lane.path_quality.add(quality))
     }
 }
 
@@ -34,7 +34,7 @@ impl OtherConnections for Granting<'_> {
         self.0.get(lane.index()).map_or(0, |lane| lane.path_quality.bytes_at_expected_rate(lane.rail.backlog_bytes()))
     }
 
-    fn share_quality(&self, _lane: LaneId, kept: f64) -> f64 {
-        kept
+    fn share_quality(&self, _lane: LaneId, quality: f64) -> f64 {
+        quality
     }
 }

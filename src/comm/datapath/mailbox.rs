@@ -20,7 +20,8 @@ pub struct Mailboxes {
 }
 
 impl Mailboxes {
-    /// Takes a control frame that has arrived, only once. Returns `None` if none is complete.
+    /// Takes the control frame that has arrived: a later call does not return it again. Returns
+    /// `None` if no frame is complete.
     pub fn take_frame(&self) -> Option<ControlFrame> {
         let inbox = self.region.words().get(INBOX_AT / 8..INBOX_AT / 8 + FRAME_WORDS)?;
         // Acquire: everything done because of the frame comes after this load. The digest detects a

@@ -17,10 +17,10 @@ pub trait DataPath: Send {
     fn rails(&mut self) -> &mut Rails;
 
     /// Returns the numbers of the oldest running message and of the next one to begin.
-    fn span(&self) -> (u64, u64);
+    fn message_range(&self) -> (u64, u64);
 
-    /// Stops the queue pairs of a lost rail, processes their completions, and closes the lane. The
-    /// lane is not used from here on, even if its device does not stop yet.
+    /// Stops the queue pairs of a lost rail, processes their completions, and closes the lane. If
+    /// the device cannot be stopped yet, only ends the use of the lane.
     fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced;
 
     /// Returns the progress of all requests, for the detection of stalls.
@@ -81,7 +81,7 @@ pub trait Faults {
     fn lose_completions(&mut self, context: &PathContext, cq: usize) -> Quick<()>;
 
     /// Stops the use of a rail, records the loss, and wakes the service thread.
-    fn lose_by(&mut self, context: &PathContext, lane: LaneId, why: String);
+    fn lose_rail(&mut self, context: &PathContext, lane: LaneId, why: String);
 
     /// Ends the connection ([`Rails::end`]). Returns the first error.
     fn end(&mut self, error: Box<Error>) -> Box<Error>;
@@ -102,9 +102,9 @@ impl<P: DataPath + ?Sized> Faults for P {
             return Ok(());
         }
         match fault {
-            Fault::Rail(why) | Fault::Device(why) => self.lose_by(context, lane, why),
-            Fault::SuspectRequest(why) => return doubt(self, context, lane, why, Doubt::Request),
-            Fault::KeyRefused(why) => return doubt(self, context, lane, why, Doubt::Key),
+            Fault::Rail(why) | Fault::Device(why) => self.lose_rail(context, lane, why),
+            Fault::SuspectRequest(why) => return lose_suspect(self, context, lane, why, Doubt::Request),
+            Fault::KeyRefused(why) => return lose_suspect(self, context, lane, why, Doubt::Key),
             Fault::Fatal(why) => {
                 let failed = failed_on(self.rails(), context, lane, why);
                 return Err(self.end(Box::new(Network::OnRail(failed).into())));
@@ -120,21 +120,21 @@ impl<P: DataPath + ?Sized> Faults for P {
     #[cold]
     fn lose_completions(&mut self, context: &PathContext, cq: usize) -> Quick<()> {
         let Rails { role, lanes, .. } = self.rails();
-        let Some(lane) = LaneId::all(lanes.len()).find(|lane| lanes[lane.index()].is_on(cq)) else {
+        let Some(lane) = LaneId::all(lanes.len()).find(|lane| lanes[lane.index()].has_cq(cq)) else {
             return Ok(());
         };
         let fault = match role {
             // The receiver reports which shares have arrived.
             Role::Sender => Fault::Rail(OVERRUN.to_owned()),
-            // The sender does not resend bytes of lost completions whose acknowledgement it has
-            // seen.
+            // The sender has the acknowledgement of bytes whose completions are lost here, so it
+            // does not resend them.
             Role::Receiver => Fault::Fatal(OVERRUN.to_owned()),
         };
         self.fault(context, lane, fault)
     }
 
     #[cold]
-    fn lose_by(&mut self, context: &PathContext, lane: LaneId, why: String) {
+    fn lose_rail(&mut self, context: &PathContext, lane: LaneId, why: String) {
         if self.rails().lanes[lane.index()].is_open() {
             let fenced = self.lose(context, lane);
             self.rails().status.record_loss(Loss { lane, why, fenced });
@@ -153,7 +153,7 @@ impl<P: DataPath + ?Sized> Faults for P {
         if let Some(slot) = self.rails().lanes[lane.index()].slot(0)
             && let Err(error) = slot.write(write, None)
         {
-            self.lose_by(context, lane, error.to_string());
+            self.lose_rail(context, lane, error.to_string());
         }
     }
 }
@@ -161,14 +161,14 @@ impl<P: DataPath + ?Sized> Faults for P {
 /// Reacts to a lost rail if the request may be the cause. Too many such losses while one message
 /// runs end the connection.
 #[cold]
-fn doubt<P: DataPath + ?Sized>(
+fn lose_suspect<P: DataPath + ?Sized>(
     path: &mut P,
     context: &PathContext,
     lane: LaneId,
     why: String,
     doubt: Doubt,
 ) -> Quick<()> {
-    let (oldest, next) = path.span();
+    let (oldest, next) = path.message_range();
     let Rails { role, lanes, status, .. } = path.rails();
     let most = match (doubt, role) {
         // The key may be wrong: the peer's application may have deregistered the buffer. A valid
@@ -185,7 +185,7 @@ fn doubt<P: DataPath + ?Sized>(
             Fault::Fatal(format!("{why}; the same request already failed on other rails")),
         );
     }
-    path.lose_by(context, lane, why);
+    path.lose_rail(context, lane, why);
     Ok(())
 }
 

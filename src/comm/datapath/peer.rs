@@ -9,7 +9,7 @@ pub struct Peer {
     /// Host, process and address of the peer, for messages.
     pub name: String,
     /// 0 while the peer is connected, [`GONE`] after it vanished. After an orderly close, the
-    /// number of messages that the peer has received, plus one.
+    /// number of receives that the peer has completed, plus one.
     state: AtomicU64,
 }
 
@@ -22,7 +22,7 @@ pub enum PeerState {
     Here,
     /// The peer closed the connection in good order.
     Closed {
-        /// Number of completely received messages at the peer, from its BYE.
+        /// Number of receives, counted from the first, that have all their bytes, as its BYE says.
         delivered: u64,
     },
     /// The bootstrap connection broke without a BYE, and the peer did not answer over the rails.

@@ -48,7 +48,7 @@ pub struct RecvPath {
     /// Address of the CTS ring in the peer's mailbox.
     ring_addr: u64,
     /// Origin of the keys in each entry of `shadow`.
-    memory: Box<[Source; SLOTS * PARTS]>,
+    key_sources: Box<[Source; SLOTS * PARTS]>,
     /// Lane of the last completions. It is polled first.
     hot: LaneId,
     /// Lane that was polled when `hot` last had no completions.
@@ -67,7 +67,7 @@ struct Source {
     strict: bool,
 }
 
-/// Returns the index of an entry's source in [`RecvPath::memory`].
+/// Returns the index of an entry's source in [`RecvPath::key_sources`].
 #[inline(always)]
 fn source_of(grant: Grant, part: usize) -> usize {
     entry_word(grant.sequence, part) / ENTRY_WORDS
@@ -83,7 +83,7 @@ impl RecvPath {
             rails: Rails::new(Role::Receiver, lanes, striping),
             shadow,
             ring_addr,
-            memory: Box::new([Source::default(); SLOTS * PARTS]),
+            key_sources: Box::new([Source::default(); SLOTS * PARTS]),
             hot: LaneId::default(),
             cold: LaneId::default(),
             buffer: CompletionBuffer::new(),
@@ -111,7 +111,7 @@ impl RecvPath {
         };
         if let Err(error) = self.clear_to_send(lane, grant, parts, optional) {
             // The rail is lost, but not the receive: its grant is sent again over another rail.
-            self.lose_by(context, lane, error.to_string());
+            self.lose_rail(context, lane, error.to_string());
         }
         Ok(Some(grant.slot.number()))
     }
@@ -152,7 +152,7 @@ impl RecvPath {
             place,
             &Entry::new(&terms(part, 0, 1, self.receives.epoch()), &part.memory.packed_keys(strict), grant.sequence),
         );
-        self.memory[source_of(grant, 0)] = Source { memory: part.memory.id, strict };
+        self.key_sources[source_of(grant, 0)] = Source { memory: part.memory.id, strict };
         let slot = self.rails.lanes[lane.index()].slot(0).ok_or_else(no_room)?;
         slot.write(&write, Some(place.into()))
     }
@@ -168,7 +168,7 @@ impl RecvPath {
                 place,
                 &Entry::new(&terms(part, index, parts.len(), self.receives.epoch()), &keys, grant.sequence),
             );
-            self.memory[source_of(grant, index)] = Source { memory: part.memory.id, strict };
+            self.key_sources[source_of(grant, index)] = Source { memory: part.memory.id, strict };
         }
         self.write_from_shadow(lane, grant, parts.len(), Work::Cts)
     }
@@ -196,17 +196,18 @@ impl RecvPath {
         Remote { addr, rkey: self.rails.lanes[lane.index()].peer_mailbox_rkey }
     }
 
-    /// If a receive is finished, calls `tell` with each buffer's index and size, and returns true.
+    /// If a receive is finished, calls `report` with each buffer's index and size, and returns
+    /// true.
     ///
     /// # Errors
     /// [`Error::Argument`] if there is no such request; otherwise the failure of the connection.
     #[inline(always)]
-    pub fn test(&mut self, context: &PathContext, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
+    pub fn test(&mut self, context: &PathContext, request: u16, mut report: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(slot) = Slot::new(request) else { return Err(not_in_flight(NotInFlight(request))) };
-        match self.receives.test(slot, &mut tell) {
+        match self.receives.test(slot, &mut report) {
             Ok(false) => {
                 let moved = self.progress_or_wait(context)?;
-                if moved { self.receives.test(slot, tell).map_err(not_in_flight) } else { Ok(false) }
+                if moved { self.receives.test(slot, report).map_err(not_in_flight) } else { Ok(false) }
             }
             known => known.map_err(not_in_flight),
         }
@@ -241,7 +242,7 @@ impl RecvPath {
             return Ok(false);
         }
         self.stall.moved();
-        if found == Found::InPart {
+        if found == Found::PartOfMessage {
             self.take_in_others(context)?;
         }
         Ok(true)
@@ -272,7 +273,7 @@ impl RecvPath {
         }
         match self.absorb(context, lane) {
             Ok(found) => Ok(found),
-            Err(fault) => self.fault(context, lane, *fault).map(|()| Found::InPart),
+            Err(fault) => self.fault(context, lane, *fault).map(|()| Found::PartOfMessage),
         }
     }
 
@@ -334,7 +335,7 @@ pub fn check_parts(parts: &[RecvPart<'_>]) -> Quick<()> {
         return Err(group_size(parts.len()).into());
     }
     for part in parts {
-        if part.bytes as u64 > MAX_RECEIVE_BYTES || !part.memory.takes(part.addr, part.bytes) {
+        if part.bytes as u64 > MAX_RECEIVE_BYTES || !part.memory.allows_write(part.addr, part.bytes) {
             return Err(outside_registration("irecv", part.addr, part.bytes, part.memory).into());
         }
     }
@@ -347,7 +348,7 @@ enum Found {
     Nothing,
     Something,
     /// Part of a message. The rest may arrive on other lanes.
-    InPart,
+    PartOfMessage,
 }
 
 #[inline(always)]
@@ -370,14 +371,14 @@ fn arrive(
     }
     let immediate = Immediate::decode(completion.immediate());
     let found = match receives.arrived(&immediate, completion.bytes()) {
-        Ok(Arrival::Whole) => Found::Something,
-        Ok(Arrival::Part) => Found::InPart,
+        Ok(Arrival::Complete) => Found::Something,
+        Ok(Arrival::Part) => Found::PartOfMessage,
         Ok(Arrival::Stale) => return stale(context, lane, completion),
         Err(violation) => return Err(Box::new(Fault::Violation(broken_protocol(&context.peer.name, &violation)))),
     };
     lane.count(u64::from(completion.bytes()));
-    if immediate.leads != 0 {
-        lane.count_leads(immediate.leads, receives.chunk_bytes());
+    if immediate.full_chunks != 0 {
+        lane.count_full_chunks(immediate.full_chunks, receives.chunk_bytes());
     }
     lane.used_receive(id.queue()).map_err(Fault::of_refusal)?;
     Ok(found)

@@ -23,7 +23,7 @@ use crate::flow::plan::Shares;
 use crate::flow::sends::{REQUESTS, Route, Sends};
 use crate::verbs::{CompletionBuffer, Region, Remote};
 use crate::wire::ids::LaneId;
-use crate::wire::immediate::{Immediate, MAX_LEADS};
+use crate::wire::immediate::{Immediate, MAX_FULL_CHUNKS};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ pub struct SendPath {
     sizes: Sizes,
     /// Limits of sends that start without a reservation of in-flight bytes. If the process limits
     /// the bytes in flight, both limits are 0, and only an empty send starts this way.
-    fast: Sizes,
+    unreserved_limits: Sizes,
     buffer: CompletionBuffer,
     stall: StallTimer,
     /// Time when a send with timed writes was given to its lanes, by request number.
@@ -53,7 +53,8 @@ pub struct SendPath {
 struct Sizes {
     /// Largest send that is a single write on one lane.
     max_unsplit_bytes: u64,
-    /// Largest send: [`MAX_LEADS`] chunks, the most that an immediate can count, and a last one.
+    /// Largest send: [`MAX_FULL_CHUNKS`] chunks, the most that an immediate can count, and a last
+    /// one.
     most_bytes: u64,
 }
 
@@ -84,11 +85,11 @@ impl SendPath {
         let PathParts { lanes, region: ring, chunk_bytes, striping, bound, .. } = parts;
         let chunk_bytes = u64::from(chunk_bytes);
         let max_unsplit_bytes = striping.max_unsplit_bytes().min(chunk_bytes);
-        let sizes = Sizes { max_unsplit_bytes, most_bytes: chunk_bytes * (MAX_LEADS + 1) };
+        let sizes = Sizes { max_unsplit_bytes, most_bytes: chunk_bytes * (MAX_FULL_CHUNKS + 1) };
         let sends = Sends::within(bound);
         Self {
             sizes,
-            fast: if sends.is_bounded() { Sizes::default() } else { sizes },
+            unreserved_limits: if sends.is_bounded() { Sizes::default() } else { sizes },
             sends,
             rails: Rails::new(Role::Sender, lanes, striping),
             ring,
@@ -131,11 +132,11 @@ impl SendPath {
         }
         let send = Send { addr, bytes: bytes as u64, tag, memory };
         match self.sends.peek(self.ring.words(), tag) {
-            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.fast.max_unsplit_bytes) => {
+            Peek::Found(head) if send.bytes <= head.buffer_bytes.min(self.unreserved_limits.max_unsplit_bytes) => {
                 self.send_whole(context, head, send)
             }
-            Peek::Found(head) if send.bytes <= head.room_bytes.min(self.fast.most_bytes) => {
-                self.send_cut(context, head, send)
+            Peek::Found(head) if send.bytes <= head.buffer_bytes.min(self.unreserved_limits.most_bytes) => {
+                self.send_striped(context, head, send)
             }
             Peek::Nothing => self.stalled(context, "a send without a matching receive", bytes).map(|()| None),
             _ => self.send_slow(context, send),
@@ -149,8 +150,8 @@ impl SendPath {
         self.stalled(context, "a send", bytes).map(|()| None)
     }
 
-    /// Starts any other send: to a grouped receive, with old keys, or with a reservation of
-    /// in-flight bytes. Checks the size.
+    /// Starts a send that `isend` does not start itself: to a grouped receive, with old keys, or
+    /// with a reservation of in-flight bytes. Checks the size.
     #[inline(never)]
     fn send_slow(&mut self, context: &PathContext, send: Send<'_>) -> Quick<Option<u16>> {
         let head = match self.sends.search(self.ring.words(), send.tag) {
@@ -163,8 +164,8 @@ impl SendPath {
             }
         };
         let most_bytes = self.sizes.most_bytes;
-        if send.bytes > head.room_bytes.min(most_bytes) {
-            return Err(too_large(&context.peer.name, send.bytes, send.tag, head.room_bytes, most_bytes));
+        if send.bytes > head.buffer_bytes.min(most_bytes) {
+            return Err(too_large(&context.peer.name, send.bytes, send.tag, head.buffer_bytes, most_bytes));
         }
         if !self.sends.reserve(send.bytes) {
             return self.stalled(context, HELD_BACK, send.bytes as usize).map(|()| None);
@@ -186,7 +187,7 @@ impl SendPath {
         if send.bytes <= self.sizes.max_unsplit_bytes {
             self.send_whole(context, head, send)
         } else {
-            self.send_cut(context, head, send)
+            self.send_striped(context, head, send)
         }
     }
 
@@ -218,8 +219,8 @@ impl SendPath {
         if counted {
             by = self.rails.striping.lane_or_trial(by, size, self.now_ns, &Sending(&self.rails.lanes));
             if self.rails.striping.is_to_time(size) {
-                // The NIC starts a queued write when the write before it is confirmed. The last
-                // reading of the clock is close enough to that time.
+                // The service time of a write behind another one counts from the confirmation of
+                // that one. So only a write on an idle lane needs a new reading of the clock.
                 if self.rails.striping.is_idle(by) {
                     self.now_ns = self.clock.now_ns();
                 }
@@ -230,7 +231,7 @@ impl SendPath {
         let (lkey, inline_bytes) = (send.lkey(lane), lane.inline_bytes());
         let Some(slot) = lane.next_slot() else { return self.send_queued(context, head, send, by, now_ns) };
         let rkey = head.rkey(self.ring.words(), by);
-        let started = self.sends.start_whole(head, send.source(), size, by);
+        let started = self.sends.start_single_write(head, send.source(), size, by);
         let Some((request, immediate)) = started else { return Ok(None) };
         let write = LaneWrite {
             work: Work::Share { request, share: 0, timed: now_ns.is_some() },
@@ -247,19 +248,19 @@ impl SendPath {
         let mut now = None;
         if counted {
             let lane = &mut self.rails.lanes[by.index()];
-            lane.began(size);
+            lane.add_backlog(size);
             now = now_ns.map(|now_ns| lane.moment(now_ns));
             // This entry is read only if the send is timed.
             self.given_ns[usize::from(request) % REQUESTS] = self.now_ns;
         }
         self.rails.striping.record_queued(by, size, now);
         if let Err(error) = posted {
-            self.lose_by(context, by, error.to_string());
+            self.lose_rail(context, by, error.to_string());
         }
         Ok(Some(request))
     }
 
-    /// Starts a small send on the given lane, which may have no room.
+    /// Starts a send as one share on the given lane, which may have no room.
     #[inline(never)]
     fn send_queued(
         &mut self,
@@ -273,14 +274,14 @@ impl SendPath {
             return self.stalled(context, "a send without a usable rail", send.bytes as usize).map(|()| None);
         }
         if self.rails.striping.is_counted(send.bytes) {
-            self.rails.lanes[lane.index()].began(send.bytes);
+            self.rails.lanes[lane.index()].add_backlog(send.bytes);
         }
         self.start_shares(context, head, send, &Shares::whole(lane, send.bytes), now_ns)
     }
 
     /// Starts a large send, with a share for each lane that helps.
     #[inline(never)]
-    fn send_cut(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
+    fn send_striped(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         let now_ns = self.clock.now_ns();
         self.now_ns = now_ns;
         let shares = self.rails.striping.cut(send.bytes, now_ns, &Sending(&self.rails.lanes));
@@ -291,7 +292,7 @@ impl SendPath {
         self.stall.moved();
         for share in shares.as_slice() {
             if self.rails.striping.is_counted(share.bytes) {
-                self.rails.lanes[share.lane.index()].began(share.bytes);
+                self.rails.lanes[share.lane.index()].add_backlog(share.bytes);
             }
         }
         self.start_shares(context, head, send, &shares, Some(now_ns))
@@ -333,7 +334,7 @@ impl SendPath {
                 signaled: true,
             };
             if let Err(error) = slot.write(&write, None) {
-                self.lose_by(context, by, error.to_string());
+                self.lose_rail(context, by, error.to_string());
             }
         }
         if self.sends.shares_to_post(request) > 0 {
@@ -361,7 +362,7 @@ impl SendPath {
                 let posted = slot.write(&write, None);
                 self.sends.posted(request, share, &next);
                 if let Err(error) = posted {
-                    self.lose_by(context, next.lane, error.to_string());
+                    self.lose_rail(context, next.lane, error.to_string());
                 }
             }
         }
@@ -433,7 +434,7 @@ impl SendPath {
             let Ok(bytes) = self.sends.confirmed(request, share) else { continue };
             lane.count(bytes);
             if self.rails.striping.is_counted(bytes) {
-                lane.finished(bytes);
+                lane.remove_backlog(bytes);
             }
             if !timed {
                 self.rails.striping.confirmed(by, bytes, None);
@@ -451,7 +452,7 @@ impl SendPath {
         }
     }
 
-    /// Records that no send can progress now. Occasionally checks that the peer is connected, and
+    /// Records that no send can progress now. Checks that the peer is connected, and occasionally
     /// logs a long wait. If the peer has closed, completes the running sends that its BYE confirms.
     #[inline(always)]
     fn stalled(&mut self, context: &PathContext, what: &'static str, bytes: usize) -> Quick<()> {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// Number of idle polls between two readings of the clock. They take some milliseconds, so the
 /// readings cost next to nothing.
-const LOOKS: u64 = 1 << 14;
+const POLLS_PER_READING: u64 = 1 << 14;
 
 /// Time without progress after which a request is counted as stalled.
 const STALL: Duration = Duration::from_secs(1);
@@ -23,14 +23,15 @@ const STALL: Duration = Duration::from_secs(1);
 /// Time for late completions after the peer has closed or vanished. Then waiting requests fail.
 const GONE_GRACE: Duration = Duration::from_secs(2);
 
-/// Bit of [`StallTimer::looks`], set if `times` belongs to the current period without progress.
+/// Bit of [`StallTimer::idle_polls`], set if `times` belongs to the current period without
+/// progress.
 const KNOWN: u64 = 1 << 63;
 
 /// Counter of idle polls and timer of the period without progress.
 #[derive(Debug, Default)]
 pub struct StallTimer {
     /// Idle polls since the last progress, and the bit [`KNOWN`]: one store resets both.
-    looks: u64,
+    idle_polls: u64,
     times: Times,
 }
 
@@ -38,7 +39,7 @@ pub struct StallTimer {
 struct Times {
     since: Option<Instant>,
     warned: bool,
-    missed: Option<Instant>,
+    peer_left_at: Option<Instant>,
     /// Part of the period that the traffic counters already include.
     counted: Duration,
 }
@@ -47,14 +48,14 @@ impl StallTimer {
     /// Records progress.
     #[inline(always)]
     pub fn moved(&mut self) {
-        self.looks = 0;
+        self.idle_polls = 0;
     }
 
-    /// Records an idle poll. On every `LOOKS`th call returns the time without progress.
+    /// Records an idle poll. On every `POLLS_PER_READING`th call returns the time without progress.
     #[inline(always)]
     pub fn idle(&mut self) -> Option<Duration> {
-        self.looks = self.looks.wrapping_add(1);
-        if self.looks.is_multiple_of(LOOKS) { Some(self.elapsed()) } else { None }
+        self.idle_polls = self.idle_polls.wrapping_add(1);
+        if self.idle_polls.is_multiple_of(POLLS_PER_READING) { Some(self.elapsed()) } else { None }
     }
 
     /// Returns the time since the first call in the present period without progress.
@@ -66,7 +67,7 @@ impl StallTimer {
     /// Returns the time since the first call in the present period, for a peer that has left.
     #[cold]
     pub fn away(&mut self) -> Duration {
-        self.times().missed.get_or_insert_with(Instant::now).elapsed()
+        self.times().peer_left_at.get_or_insert_with(Instant::now).elapsed()
     }
 
     /// Returns true once in each period without progress, when the period has lasted for `limit`.
@@ -91,8 +92,8 @@ impl StallTimer {
     }
 
     fn times(&mut self) -> &mut Times {
-        if self.looks & KNOWN == 0 {
-            (self.looks, self.times) = (self.looks | KNOWN, Times::default());
+        if self.idle_polls & KNOWN == 0 {
+            (self.idle_polls, self.times) = (self.idle_polls | KNOWN, Times::default());
         }
         &mut self.times
     }
@@ -148,7 +149,7 @@ mod tests {
     #[test]
     fn the_clock_is_read_rarely_and_a_stall_is_reported_once() {
         let mut stall = StallTimer::default();
-        let asked = (0..4 * LOOKS).filter(|_| stall.idle().is_some()).count();
+        let asked = (0..4 * POLLS_PER_READING).filter(|_| stall.idle().is_some()).count();
         assert_eq!(asked, 4);
         let limit = Duration::from_secs(60);
         assert!(!stall.should_warn(Duration::from_secs(59), limit));

@@ -1,7 +1,8 @@
 //! Test of new queue pairs before their lane is used.
 //!
-//! Each queue pair writes two packets into the peer's mailbox. The first has at most
-//! [`SMALL_BYTES`], which every RoCE path carries. The second is as large as the path MTU.
+//! Each queue pair writes two packets into the peer's mailbox. The first has [`SMALL_BYTES`], which
+//! every RoCE path carries. The second is as large as the path MTU. If the path MTU is not above
+//! [`SMALL_BYTES`], only the second is written.
 //!
 //! - If all writes are acknowledged, the path carries data.
 //! - A switch or port with a smaller MTU passes the first packet and drops the second on every

@@ -1,8 +1,8 @@
 //! Cell whose value one thread at a time can use, without waiting. Holds a connection's data path.
 //!
-//! NCCL's thread uses the data path, and may sleep while the service thread needs it to answer a
-//! peer. They share the data path through one atomic byte, the word. A use costs one uncontended
-//! swap.
+//! NCCL's thread uses the data path. The service thread needs the data path too, to answer a peer
+//! while NCCL's thread may sleep. They share it through one atomic byte, the word. A use costs one
+//! uncontended swap.
 //!
 //! The cell never waits for the word. If NCCL's thread finds it taken, the call returns "no request
 //! yet" or "not done yet", which NCCL's interface allows for every call of a data path. If the
@@ -56,7 +56,8 @@ impl<T> TryCell<T> {
         self.take()
     }
 
-    /// Takes the value as [`TryCell::enter`] does. [`TryCell::is_unused`] ignores this use.
+    /// Takes the value as [`TryCell::enter`] does. [`TryCell::is_unused`] ignores this use, and
+    /// also any earlier use since its last call.
     pub fn visit(&self) -> Option<TryCellGuard<'_, T, UNUSED>> {
         self.take()
     }
@@ -117,7 +118,8 @@ impl<T, const AFTER: u8> Deref for TryCellGuard<'_, T, AFTER> {
     #[inline(always)]
     fn deref(&self) -> &T {
         // SAFETY: this is the only `TryCellGuard`, since a swap took the word and the guard's drop
-        // gives it back. So no exclusive reference to the value exists while this one lives.
+        // gives it back. `&self` borrows the guard, so `deref_mut` gives out no exclusive reference
+        // to the value while the returned reference lives.
         unsafe { &*self.0.value.get() }
     }
 }

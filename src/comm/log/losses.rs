@@ -6,16 +6,16 @@
 //! about stalls and lost rails show the newest values, which are about a second old. A port's
 //! counters include the packets of other jobs.
 
-use crate::comm::threads;
+use crate::comm::threads::{self, lock};
 use crate::counters::nic::{self, PortCounters};
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const EVERY: Duration = Duration::from_secs(1);
-/// Longest wait of [`Losses::end`]. A driver that recovers its device can block a reading for
-/// longer.
+/// Longest wait of [`Losses::end`]. A kernel driver that recovers its device can block a reading
+/// for longer.
 const LAST: Duration = Duration::from_millis(500);
 
 /// The port counters of a process's rails.
@@ -42,7 +42,7 @@ struct State {
     due: Option<Instant>,
     is_reading: bool,
     has_warned: bool,
-    /// Channels that wake calls of [`Losses::end`], each after a reading that began later.
+    /// Channels that wake calls of [`Losses::end`], each after a reading that began after the call.
     waiting: Vec<SyncSender<()>>,
 }
 
@@ -52,15 +52,16 @@ impl Losses {
         Arc::new(Self { sysfs: sysfs.into(), ports, state: Mutex::default() })
     }
 
-    /// Makes the next reading the base of all growth. Called for the first connection.
+    /// Makes the next reading the base of all growth. Called when a connection opens and no
+    /// other is open.
     pub fn start(self: &Arc<Self>) {
-        self.state().values.clear();
+        lock(&self.state).values.clear();
         self.read_soon();
     }
 
     /// Starts a reading if one is due. The service thread calls this in each round.
     pub fn tick(self: &Arc<Self>, now: Instant) {
-        if self.state().due.is_some_and(|due| now >= due) {
+        if lock(&self.state).due.is_some_and(|due| now >= due) {
             self.read_soon();
         }
     }
@@ -72,7 +73,7 @@ impl Losses {
             return None;
         }
         let (done, wait) = sync_channel(1);
-        self.state().waiting.push(done);
+        lock(&self.state).waiting.push(done);
         self.read_soon();
         if wait.recv_timeout(LAST).is_err() {
             tracing::debug!("the counters of the ports were not read within {LAST:?}");
@@ -82,7 +83,7 @@ impl Losses {
 
     /// Returns the counters of one device, or of all devices, that have grown, as the end of a
     /// message: "; since the start: 4,830 packet_seq_err on rocep1s0f0". Empty if none has grown.
-    /// Uses the last reading, so the call does not wait for a driver.
+    /// Uses the last reading, so the call does not wait for the kernel driver.
     pub fn grown(&self, device: Option<&str>) -> String {
         self.text(|port| device.is_none_or(|device| port.device == device))
             .map(|text| format!("; {text}"))
@@ -90,7 +91,7 @@ impl Losses {
     }
 
     fn text(&self, wanted: impl Fn(&Port) -> bool) -> Option<String> {
-        let state = self.state();
+        let state = lock(&self.state);
         let ports = self.ports.iter().zip(&state.values).filter(|(port, _)| wanted(port));
         let text = |(port, (start, now)): (&Port, &(PortCounters, PortCounters))| {
             Some(format!("{} on {}", nic::errors_text(&nic::growth(start, now))?, port.device))
@@ -100,7 +101,7 @@ impl Losses {
     }
 
     fn read_soon(self: &Arc<Self>) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if self.ports.is_empty() || std::mem::replace(&mut state.is_reading, true) {
             return;
         }
@@ -111,10 +112,10 @@ impl Losses {
 
     fn read(&self) {
         loop {
-            let waiting = std::mem::take(&mut self.state().waiting);
+            let waiting = std::mem::take(&mut lock(&self.state).waiting);
             let read = |port: &Port| nic::read(&self.sysfs, &port.device, port.port, nic::is_known);
             let now: Vec<PortCounters> = self.ports.iter().map(read).collect();
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             self.take(&mut state, now);
             // Fails if the waiting call has timed out.
             waiting.iter().for_each(|done| _ = done.try_send(()));
@@ -151,11 +152,6 @@ impl Losses {
             );
         }
     }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while the lock is held leaves the state intact.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[cfg(test)]
@@ -184,12 +180,12 @@ mod tests {
         let losses = losses(sysfs.path());
         assert_eq!(losses.grown(Some("d0")), "", "nothing was read");
         losses.read();
-        assert_eq!((losses.grown(Some("d0")).as_str(), losses.state().has_warned), ("", false), "the start");
+        assert_eq!((losses.grown(Some("d0")).as_str(), lock(&losses.state).has_warned), ("", false), "the start");
         put(sysfs.path(), "d0", [1_109, 100_001_000]);
         losses.read();
         assert_eq!(losses.grown(None), "; since the start: 1,009 packet_seq_err on d0");
         assert_eq!(losses.grown(Some("d1")), "");
-        assert!(losses.state().has_warned);
+        assert!(lock(&losses.state).has_warned);
         put(sysfs.path(), "d1", [6, 8]);
         std::fs::remove_dir_all(sysfs.path().join("class/infiniband/d0")).unwrap();
         let text = losses.end().unwrap();
@@ -211,7 +207,7 @@ mod tests {
         let later = Instant::now() + 2 * EVERY;
         losses.tick(later);
         losses.tick(later);
-        assert_eq!((losses.end(), losses.state().is_reading), (None, true));
+        assert_eq!((losses.end(), lock(&losses.state).is_reading), (None, true));
         std::fs::write(&file, "1\n").unwrap();
         std::fs::remove_file(&file).unwrap();
     }
@@ -221,8 +217,8 @@ mod tests {
         let sysfs = tempfile::tempdir().unwrap();
         let losses = losses(sysfs.path());
         losses.read();
-        assert_eq!((losses.end(), losses.state().due), (None, None));
+        assert_eq!((losses.end(), lock(&losses.state).due), (None, None));
         let none = Losses::new(sysfs.path(), Vec::new());
-        assert_eq!((none.end(), none.state().is_reading), (None, false));
+        assert_eq!((none.end(), lock(&none.state).is_reading), (None, false));
     }
 }

@@ -1,11 +1,13 @@
 //! Log lines that are written once for all connections with a peer.
 //!
-//! Each call takes a lock. The callers are connection set-up, the service thread, and a request
-//! that has made no progress for a minute. Messages that make progress cause no call.
+//! Each call takes a lock. The callers are connection set-up, the service thread, and a request by
+//! TCP stream that has stalled for `NCCL_SPARK_STALL_WARN_S`. Messages that make progress cause no
+//! call.
 
+use crate::comm::threads::lock;
 pub use crate::counters::layout::Direction;
 use crate::wire::ids::RailId;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Subjects already logged, for each connected peer.
@@ -86,21 +88,16 @@ impl LogOnce {
     /// Counts a closed connection. After the last one, every subject may be logged again.
     pub fn closed(&self, peer: &str) {
         self.about(peer, |about| about.connections = about.connections.saturating_sub(1));
-        self.lock().retain(|about| about.peer != peer || about.connections > 0);
+        lock(&self.0).retain(|about| about.peer != peer || about.connections > 0);
     }
 
     fn about<T>(&self, peer: &str, use_it: impl FnOnce(&mut About) -> T) -> T {
-        let mut all = self.lock();
+        let mut all = lock(&self.0);
         let at = all.iter().position(|about| about.peer == peer).unwrap_or_else(|| {
             let (connections, logged, stalls) = Default::default();
             all.push(About { peer: peer.to_owned(), connections, logged, stalls });
             all.len() - 1
         });
         use_it(&mut all[at])
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<About>> {
-        // A panic while the lock is held leaves the list intact.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,17 +1,19 @@
 //! One log line for a stall, regardless of the number of connections with the peer that stall.
 //!
 //! [`Stalls`] guarantees for each peer:
-//! - One WARN names the greatest [`Cause`] of all connections, [`SETTLED`] after the first of them
-//!   has reported a stall. NCCL opens many connections to a peer, and they stall together.
+//! - One WARN names the greatest [`Cause`] of all connections, once the time [`SETTLED`] has passed
+//!   since the first report of a stall. NCCL opens many connections to a peer, and they stall
+//!   together.
 //! - A further WARN follows if the greatest cause changes, and for each new stall. At least
 //!   `NCCL_SPARK_STALL_WARN_S` passes between two WARNs.
 //!
 //! Called only by the service thread. Takes a lock.
 
+use crate::comm::threads::lock;
 use crate::error::StallCause;
 use crate::flow::stall::Cause;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Time for other connections to report their causes: two intervals between samples of a data path.
@@ -20,12 +22,12 @@ pub const SETTLED: Duration = Duration::from_secs(1);
 /// The present stalls of this process's connections.
 #[derive(Debug, Default)]
 pub struct Stalls {
-    peers: Mutex<Vec<OfPeer>>,
+    peers: Mutex<Vec<PeerStalls>>,
     members: AtomicU64,
 }
 
 #[derive(Debug)]
-struct OfPeer {
+struct PeerStalls {
     peer: String,
     stalled: Vec<Stalled>,
     due: Instant,
@@ -54,10 +56,10 @@ impl Stalls {
     /// Writes the lines that are due. `window` is the shortest time between two lines about a peer.
     /// `losses` returns a text about lost packets, which ends a line.
     pub fn tick(&self, window: Duration, now: Instant, losses: impl Fn() -> String) {
-        let mut peers = self.lock();
+        let mut peers = lock(&self.peers);
         // A peer without a stall is kept while its last line is recent.
         peers.retain(|of| !of.stalled.is_empty() || now < of.due);
-        for OfPeer { peer, stalled, due, logged } in peers.iter_mut().filter(|of| now >= of.due) {
+        for PeerStalls { peer, stalled, due, logged } in peers.iter_mut().filter(|of| now >= of.due) {
             let Some(worst) = stalled.iter().max_by_key(|one| one.cause) else { continue };
             if *logged != Some(worst.cause) {
                 (*logged, *due) = (Some(worst.cause), now + window);
@@ -69,11 +71,6 @@ impl Stalls {
                 tracing::warn!("no progress with {peer} for {waited:.0?} on {connections}: {why}{}", losses());
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<OfPeer>> {
-        // A panic while the lock is held leaves every peer's state intact.
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -87,9 +84,9 @@ impl ConnectionStall {
     /// Records the cause of a stall that has lasted since `since`.
     pub fn stalled(&mut self, cause: Cause, why: StallCause, since: Instant, now: Instant) {
         self.is_stalled = true;
-        let mut peers = self.stalls.lock();
+        let mut peers = lock(&self.stalls.peers);
         let at = peers.iter().position(|of| of.peer == self.peer).unwrap_or_else(|| {
-            peers.push(OfPeer { peer: self.peer.clone(), stalled: Vec::new(), due: now, logged: None });
+            peers.push(PeerStalls { peer: self.peer.clone(), stalled: Vec::new(), due: now, logged: None });
             peers.len() - 1
         });
         let of = &mut peers[at];
@@ -103,7 +100,7 @@ impl ConnectionStall {
     /// Records that the connection no longer stalls, or that it has ended.
     pub fn ended(&mut self) {
         if std::mem::take(&mut self.is_stalled) {
-            let mut peers = self.stalls.lock();
+            let mut peers = lock(&self.stalls.peers);
             let stalled = peers.iter_mut().filter(|of| of.peer == self.peer).map(|of| &mut of.stalled);
             stalled.for_each(|stalled| stalled.retain(|one| one.connection != self.id));
         }
@@ -124,7 +121,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn logged(stalls: &Stalls) -> Vec<(usize, Option<Cause>)> {
-        stalls.lock().iter().map(|of| (of.stalled.len(), of.logged)).collect()
+        lock(&stalls.peers).iter().map(|of| (of.stalled.len(), of.logged)).collect()
     }
 
     #[test]

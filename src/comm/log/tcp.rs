@@ -6,18 +6,20 @@
 //!   lines. If TCP is redialled sooner, all lines are DEBUG lines.
 //! - A logged outage ends with a line, once all connections have had TCP for [`SETTLED`]. A loss
 //!   within that time belongs to the same outage: connections may break in turn.
+//! - Connections that have failed, were closed, or whose peer has ended do not delay these lines.
 //!
 //! Called only by the service thread. Takes a lock.
 
+use crate::comm::threads::lock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Time without TCP until a line is written. Longer than a peer has to answer after its TCP
-/// connection was closed, so a connection that ends with its peer writes no line.
+/// Time without TCP until a line is written. Longer than the time that a peer has to answer after
+/// it closed TCP, so a connection that ends with its peer writes no line.
 pub const LASTING: Duration = Duration::from_secs(3);
-/// Time that all connections must have TCP again before a line reports it. Longer than the pauses
-/// between attempts in the first ten seconds.
+/// Time that all connections must have TCP again before a line reports it. Longer than each of the
+/// first five pauses between attempts to dial.
 pub const SETTLED: Duration = Duration::from_secs(5);
 
 /// The present TCP outages of this process's connections, one for each peer.
@@ -54,14 +56,9 @@ pub struct ConnectionTcpOutages {
 impl TcpOutages {
     /// Logs outages that have lasted or ended.
     pub fn tick(&self, now: Instant) {
-        let mut open = self.lock();
+        let mut open = lock(&self.open);
         open.iter_mut().for_each(|outage| outage.tick(now));
         open.retain(|outage| !outage.is_over(now));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<TcpOutage>> {
-        // A panic while the lock is held leaves every outage intact.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -118,7 +115,7 @@ impl ConnectionTcpOutages {
     /// Records that the connection has lost TCP.
     pub fn lost(&mut self, why: &str, now: Instant) {
         tracing::debug!("{why}; a connection with {} is without TCP", self.peer);
-        let mut open = self.outages.lock();
+        let mut open = lock(&self.outages.open);
         let at = open.iter().position(|outage| outage.peer == self.peer).unwrap_or_else(|| {
             open.push(TcpOutage::new(self.peer.clone(), now));
             open.len() - 1
@@ -131,7 +128,7 @@ impl ConnectionTcpOutages {
 
     /// Records that the connection has TCP again.
     pub fn returned(&mut self, now: Instant) {
-        let mut open = self.outages.lock();
+        let mut open = lock(&self.outages.open);
         if let Some(outage) = open.iter_mut().find(|outage| outage.peer == self.peer)
             && outage.forget(self.id)
         {
@@ -142,7 +139,7 @@ impl ConnectionTcpOutages {
 
     /// Records that the connection has failed or was closed, or that its peer has ended.
     pub fn ended(&mut self) {
-        let mut open = self.outages.lock();
+        let mut open = lock(&self.outages.open);
         open.iter_mut().filter(|outage| outage.peer == self.peer).for_each(|outage| _ = outage.forget(self.id));
     }
 }
@@ -151,7 +148,7 @@ impl Drop for ConnectionTcpOutages {
     fn drop(&mut self) {
         self.ended();
         // The service thread may end with this connection. Then no later `tick` logs the end.
-        let mut open = self.outages.lock();
+        let mut open = lock(&self.outages.open);
         let is_over = |outage: &TcpOutage| outage.peer == self.peer && outage.without.is_empty();
         open.iter()
             .filter(|outage| is_over(outage))
@@ -169,7 +166,7 @@ mod tests {
 
     /// Returns the number of connections without TCP in a peer's outage, and true if it was logged.
     fn open(outages: &TcpOutages, peer: &str) -> Option<(usize, bool)> {
-        let open = outages.lock();
+        let open = lock(&outages.open);
         open.iter().find(|outage| outage.peer == peer).map(|outage| (outage.without.len(), outage.was_logged))
     }
 
@@ -197,12 +194,12 @@ mod tests {
         outages.tick(now + SETTLED);
         assert_eq!((open(&outages, "a:1"), open(&outages, "b:1")), (None, Some((1, true))));
         drop(other);
-        assert!(outages.lock().is_empty());
+        assert!(lock(&outages.open).is_empty());
         members[0].lost("away", now);
         members[0].returned(now);
         assert_eq!(open(&outages, "a:1"), Some((0, false)));
         drop(members);
-        assert!(outages.lock().is_empty());
+        assert!(lock(&outages.open).is_empty());
     }
 
     #[test]
@@ -221,6 +218,6 @@ mod tests {
             assert_eq!(open(&outages, "a:1"), Some((0, at >= 50)), "{at}");
             now += SECOND;
         }
-        assert!(outages.lock()[0].since <= since + SECOND);
+        assert!(lock(&outages.open)[0].since <= since + SECOND);
     }
 }

@@ -5,12 +5,12 @@
 //! `ibv_modify_qp`; or it resolves, but packets are not acknowledged. The result of an attempt
 //! counts for new connections (`comm/setup`) and for lost rails (`comm/recovery`), on either side:
 //!
-//! - A dead path is not used during a pause. Each failed attempt doubles the pause, and messages
-//!   give the reason of the attempt.
+//! - A dead path is not used during a pause. Each failed attempt doubles the pause. Messages give
+//!   the reason why the attempt failed.
 //! - After the pause, one connection has the [`Trial`]: it tries the path on behalf of all. The
-//!   others ask again later ([`Advice::Wait`]), so that no call blocks. New connections do the same
-//!   on a path without a finding. A trial ends when it is dropped or at its time limit, so an
-//!   abandoned connection delays no other.
+//!   others ask again later ([`Advice::Wait`]), so that no call blocks. If nothing is known about a
+//!   path, one of its new connections has the trial, too, and the others wait. A trial ends when it
+//!   is dropped or at its time limit, so an abandoned connection delays no other.
 //! - The back-off ends when the path carries data or the port comes up ([`Backoff::forget`]).
 //!
 //! A path that carries only small packets has a largest path MTU until the port comes up again.
@@ -36,7 +36,7 @@ const LONGEST: Duration = Duration::from_secs(15);
 /// neighbour that answered for at least 15 s (half of `base_reachable_time`, 30 s:
 /// net/core/neighbour.c, `neigh_rand_reach_time`), and uses it for longer.
 const FRESH: Duration = Duration::from_secs(10);
-/// Largest number of paths kept. A host has fewer paths, but the addresses come from peers.
+/// Largest number of paths kept. A host has fewer paths, but a faulty peer may send any addresses.
 const MOST_PATHS: usize = 256;
 
 /// A path from one rail of this host to an address of a peer.
@@ -99,6 +99,7 @@ struct Dead {
 struct KnownPath {
     id: PathId,
     finding: Finding,
+    /// Largest path MTU in bytes, if larger packets were lost.
     largest_mtu: Option<u32>,
     /// Number and end time of the trial under way.
     trial: Option<(u64, Instant)>,
@@ -128,7 +129,7 @@ impl Backoff {
         let mut known = lock(&self.0);
         let path = known.path(id, now);
         if let Some(largest) = path.largest_mtu.filter(|largest| *largest < mtu_bytes) {
-            return Advice::LeaveOut(format!("packets above {largest} bytes get lost on the way"));
+            return Advice::LeaveOut(format!("packets above {largest} bytes are lost on this path"));
         }
         match &path.finding {
             Finding::Dead(dead) if now < dead.until => return Advice::LeaveOut(dead.text(now)),
@@ -150,13 +151,15 @@ impl Backoff {
     /// Checks that an attempt to reconnect a lost rail may use this path now.
     ///
     /// # Errors
-    /// [`Error::Network`] with the reason against it, and the time of the next attempt.
+    /// [`Error::Network`] with the reason against it; for a dead path, also the time until the next
+    /// attempt.
     pub fn is_due(&self, id: PathId, now: Instant) -> Result<()> {
         lock(&self.0).is_due(id, now)
     }
 
     /// Checks a path as [`Self::is_due`] does. If the path was dead, returns the right to try it on
-    /// behalf of all connections. Otherwise all lost rails may reconnect at the same time.
+    /// behalf of all connections. Otherwise returns `None`: all lost rails may reconnect at the
+    /// same time.
     pub fn retry(&self, id: PathId, limit: Duration, now: Instant) -> Result<Option<Trial>> {
         let mut known = lock(&self.0);
         known.is_due(id, now)?;
@@ -164,7 +167,8 @@ impl Backoff {
         Ok(is_suspect.then(|| self.begin(&mut known, id, limit, now)))
     }
 
-    /// Records that queue pairs were connected, or an error that shows an unresolved address.
+    /// Records that queue pairs were connected, or the error. Only an error that shows an
+    /// unresolved address counts against the path.
     pub fn connected(&self, id: PathId, error: Option<&Error>, now: Instant) {
         lock(&self.0).connected(id, error, now);
     }
@@ -206,7 +210,8 @@ impl Backoff {
 }
 
 impl Trial {
-    /// Records a result as [`Backoff::connected`] does, unless the trial has ended already.
+    /// Records a result as [`Backoff::connected`] does, unless the trial has ended already, for
+    /// example because the port has come up since it began.
     pub fn connected(&self, error: Option<&Error>, now: Instant) {
         let mut known = lock(&self.known);
         if known.paths.iter().any(|path| path.trial.is_some_and(|(number, _)| number == self.number)) {

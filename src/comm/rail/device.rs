@@ -11,7 +11,8 @@
 //! Linux raises `IBV_EVENT_DEVICE_FATAL` shortly before the entry leaves
 //! (`uverbs_async_event_destroy_uobj` in uverbs_std_types_async_fd.c). mlx5 raises the same event
 //! also when its firmware fails (`MLX5_DEV_EVENT_SYS_ERROR`), and a program may read an event late.
-//! So the event proves the removal only for a device that never had an entry.
+//! So the plugin accepts the event as proof of the removal only for a device that never had an
+//! entry, because nothing else shows its removal.
 //!
 //! A device whose firmware has failed keeps its entry. For such a device, the kernel returns
 //! `ENOLINK`, or reports that it has stopped and destroyed queue pairs without asking the firmware.
@@ -65,7 +66,7 @@ pub struct RailDevice {
     library: &'static Library,
     state: Mutex<DeviceState>,
     /// Number of kernel errors that report the device as removed or failed.
-    doubts: AtomicU64,
+    removal_errors: AtomicU64,
     questions: Questions,
     given_up: Mutex<GivenUpCalls>,
     /// Time of the service thread's last question.
@@ -79,12 +80,12 @@ enum DeviceState {
     /// A question had no answer for [`PATIENCE`]. The device may still access memory.
     Stuck(Opening),
     /// The device answers again, but lacks registrations made in the meantime.
-    Behind(Opening),
+    Resuming(Opening),
     /// The firmware has failed, and the kernel answers in its place.
     Failed(Opening),
     /// Cut off from programs, but kept open for its last event.
     CutOff(Opening),
-    /// Removed. Holds the number of the last opening.
+    /// Removed. Holds the last generation.
     Gone(u32),
     /// Opened again. Memory is being registered with it.
     Returning(Opening),
@@ -93,7 +94,7 @@ enum DeviceState {
 #[derive(Clone)]
 struct Opening {
     pd: Arc<Pd>,
-    number: u32,
+    generation: u32,
     /// Inode of the device's entry in sysfs, if it had one.
     entry: Option<u64>,
 }
@@ -101,8 +102,8 @@ struct Opening {
 /// State of the device when a question was asked.
 #[derive(Clone, Copy)]
 struct DeviceQuery {
-    opening: u32,
-    doubts: u64,
+    generation: u32,
+    removal_errors: u64,
 }
 
 /// Presence of a device on the bus.
@@ -131,10 +132,10 @@ impl RailDevice {
     pub fn new(pd: Arc<Pd>, entry: PathBuf) -> Self {
         let name = pd.context().name().to_owned();
         let library = pd.context().library();
-        let (doubts, questions, given_up, asked, looked_for) = Default::default();
-        let opening = Opening { pd, number: 0, entry: inode(&entry) };
+        let (removal_errors, questions, given_up, asked, looked_for) = Default::default();
+        let opening = Opening { pd, generation: 0, entry: inode(&entry) };
         let state = Mutex::new(DeviceState::Here(opening));
-        Self { name, entry, library, state, doubts, questions, given_up, asked, looked_for }
+        Self { name, entry, library, state, removal_errors, questions, given_up, asked, looked_for }
     }
 
     /// Returns the protection domain.
@@ -142,13 +143,13 @@ impl RailDevice {
         self.opened().map(|(pd, _)| pd)
     }
 
-    /// Returns the protection domain and the number of its opening.
+    /// Returns the protection domain and the device generation.
     ///
     /// # Errors
-    /// [`Error::Missing`] while the device is not on the bus.
+    /// [`Error::Missing`] while the device is not in use: it was removed, has failed, or is silent.
     pub fn opened(&self) -> Result<(Arc<Pd>, u32)> {
-        if let DeviceState::Here(Opening { pd, number, .. }) = &*self.lock() {
-            return Ok((Arc::clone(pd), *number));
+        if let DeviceState::Here(Opening { pd, generation, .. }) = &*self.lock() {
+            return Ok((Arc::clone(pd), *generation));
         }
         Err(self.missing())
     }
@@ -156,14 +157,14 @@ impl RailDevice {
     /// Returns the reason why the device cannot be used.
     pub fn absence_reason(&self) -> &'static str {
         match &*self.lock() {
-            DeviceState::Stuck(_) | DeviceState::Behind(_) => "its device does not answer",
+            DeviceState::Stuck(_) | DeviceState::Resuming(_) => "its device does not answer",
             _ => "its device was removed",
         }
     }
 
     fn missing(&self) -> Error {
         let missing = match &*self.lock() {
-            DeviceState::Stuck(_) | DeviceState::Behind(_) => Missing::Silent,
+            DeviceState::Stuck(_) | DeviceState::Resuming(_) => Missing::Silent,
             _ => Missing::Removed,
         };
         missing(self.name.clone()).into()
@@ -174,12 +175,12 @@ impl RailDevice {
         matches!(&*self.lock(), DeviceState::Stuck(_)) || !self.given_up().calls.is_empty()
     }
 
-    /// Returns the same as [`RailDevice::opened`], and also a device that returns or answers again
+    /// Returns the same as [`RailDevice::opened`], also for a device that returns or answers again
     /// but is not in use yet: memory is registered with it first.
     pub fn for_memory(&self) -> Option<(Arc<Pd>, u32)> {
         match &*self.lock() {
-            DeviceState::Here(it) | DeviceState::Behind(it) | DeviceState::Returning(it) => {
-                Some((Arc::clone(&it.pd), it.number))
+            DeviceState::Here(it) | DeviceState::Resuming(it) | DeviceState::Returning(it) => {
+                Some((Arc::clone(&it.pd), it.generation))
             }
             DeviceState::Stuck(_) | DeviceState::Failed(_) | DeviceState::CutOff(_) | DeviceState::Gone(_) => None,
         }
@@ -191,7 +192,7 @@ impl RailDevice {
             DeviceState::Gone(_) | DeviceState::Returning(_) => None,
             DeviceState::Here(it)
             | DeviceState::Stuck(it)
-            | DeviceState::Behind(it)
+            | DeviceState::Resuming(it)
             | DeviceState::Failed(it)
             | DeviceState::CutOff(it) => Some(Arc::clone(&it.pd)),
         }
@@ -202,32 +203,32 @@ impl RailDevice {
         self.lock().presence()
     }
 
-    /// Returns the presence of the device of one opening. It is gone if there is a later opening.
-    pub fn presence_of(&self, opening: u32) -> DevicePresence {
+    /// Returns the presence of one device generation. It is gone if there is a later generation.
+    pub fn presence_of(&self, generation: u32) -> DevicePresence {
         let state = self.lock();
-        if state.number() == opening { state.presence() } else { DevicePresence::Gone }
+        if state.generation() == generation { state.presence() } else { DevicePresence::Gone }
     }
 
-    /// Records an error of a call on an object of one opening. Returns true if the error means that
-    /// the device has failed, was cut off or is removed.
-    pub fn record_error(&self, error: &Error, opening: u32) -> bool {
+    /// Records an error of a call on an object of one generation. Returns true if the error means
+    /// that the device has failed, was cut off or is removed.
+    pub fn record_error(&self, error: &Error, generation: u32) -> bool {
         if !error.is_removal() && !error.is_failed_device() {
             return false;
         }
         let mut state = self.lock();
-        self.doubts.fetch_add(1, Ordering::Relaxed);
+        self.removal_errors.fetch_add(1, Ordering::Relaxed);
         match &*state {
-            _ if state.number() != opening => {}
-            DeviceState::Here(it) | DeviceState::Stuck(it) | DeviceState::Behind(it) if error.is_failed_device() => {
+            _ if state.generation() != generation => {}
+            DeviceState::Here(it) | DeviceState::Stuck(it) | DeviceState::Resuming(it) if error.is_failed_device() => {
                 *state = DeviceState::Failed(it.clone());
             }
-            DeviceState::Here(it) | DeviceState::Stuck(it) | DeviceState::Behind(it) | DeviceState::Failed(it)
+            DeviceState::Here(it) | DeviceState::Stuck(it) | DeviceState::Resuming(it) | DeviceState::Failed(it)
                 if error.is_removal() =>
             {
                 *state = DeviceState::CutOff(it.clone());
             }
             // No peer knows the device's keys yet, so nothing can access memory through it.
-            DeviceState::Returning(opening) => *state = DeviceState::Gone(opening.number),
+            DeviceState::Returning(opening) => *state = DeviceState::Gone(opening.generation),
             _ => {}
         }
         true
@@ -237,7 +238,7 @@ impl RailDevice {
     /// if its sysfs entry changed or the device has failed or was cut off.
     pub fn is_due(&self, now: Instant) -> bool {
         let is_as_before = match &*self.lock() {
-            DeviceState::Here(Opening { entry, .. }) | DeviceState::Behind(Opening { entry, .. }) => {
+            DeviceState::Here(Opening { entry, .. }) | DeviceState::Resuming(Opening { entry, .. }) => {
                 *entry == inode(&self.entry)
             }
             DeviceState::Stuck(_) => true,
@@ -269,12 +270,12 @@ impl RailDevice {
         match &*self.lock() {
             DeviceState::Here(it)
             | DeviceState::Stuck(it)
-            | DeviceState::Behind(it)
+            | DeviceState::Resuming(it)
             | DeviceState::Failed(it)
             | DeviceState::CutOff(it) => {
                 // Relaxed: counted and read under the lock.
-                let doubts = self.doubts.load(Ordering::Relaxed);
-                Some((Arc::clone(&it.pd), DeviceQuery { opening: it.number, doubts }))
+                let removal_errors = self.removal_errors.load(Ordering::Relaxed);
+                Some((Arc::clone(&it.pd), DeviceQuery { generation: it.generation, removal_errors }))
             }
             DeviceState::Gone(_) | DeviceState::Returning(_) => None,
         }
@@ -283,22 +284,24 @@ impl RailDevice {
     /// Processes the answer to a question; `error` is `None` for success.
     fn conclude(&self, error: Option<&Error>, asked: DeviceQuery) {
         if let Some(error) = error {
-            self.record_error(error, asked.opening);
+            self.record_error(error, asked.generation);
         }
         let mut state = self.lock();
         match &*state {
             // A new device of the same name has another entry.
-            DeviceState::CutOff(Opening { number, entry: Some(entry), .. }) if inode(&self.entry) != Some(*entry) => {
-                *state = DeviceState::Gone(*number);
+            DeviceState::CutOff(Opening { generation, entry: Some(entry), .. })
+                if inode(&self.entry) != Some(*entry) =>
+            {
+                *state = DeviceState::Gone(*generation);
             }
-            // A device that has failed or was cut off does not answer again. An answer shows that
-            // its firmware had only refused one command, if no such error came after the question.
+            // A device that has really failed or was cut off never answers. So an answer shows that
+            // only one command was refused, unless another such error followed the question.
             DeviceState::Stuck(it) | DeviceState::Failed(it) | DeviceState::CutOff(it)
                 if error.is_none()
-                    && it.number == asked.opening
-                    && self.doubts.load(Ordering::Relaxed) == asked.doubts =>
+                    && it.generation == asked.generation
+                    && self.removal_errors.load(Ordering::Relaxed) == asked.removal_errors =>
             {
-                *state = DeviceState::Behind(it.clone());
+                *state = DeviceState::Resuming(it.clone());
             }
             _ => {}
         }
@@ -308,8 +311,8 @@ impl RailDevice {
     pub fn fatal(&self) {
         let mut state = self.lock();
         // For a device without an entry in sysfs, this event is the only proof of the removal.
-        if let DeviceState::CutOff(Opening { number, entry: None, .. }) = *state {
-            *state = DeviceState::Gone(number);
+        if let DeviceState::CutOff(Opening { generation, entry: None, .. }) = *state {
+            *state = DeviceState::Gone(generation);
         }
     }
 
@@ -317,7 +320,7 @@ impl RailDevice {
     pub fn is_return_due(&self, now: Instant) -> bool {
         let is_gone = match &*self.lock() {
             DeviceState::Gone(_) => true,
-            DeviceState::Behind(_) => false,
+            DeviceState::Resuming(_) => false,
             _ => return false,
         };
         // Locked while another thread is in `look_for_return`.
@@ -330,17 +333,17 @@ impl RailDevice {
     pub fn look_for_return(&self, now: Instant, register: impl FnOnce() -> Result<()>) -> Result<bool> {
         // Locked to the end, so that only one thread opens the device.
         let Ok(mut looked_for) = self.looked_for.try_lock() else { return Ok(false) };
-        let (behind, last) = match &*self.lock() {
+        let (resuming, last) = match &*self.lock() {
             DeviceState::Gone(last) => (None, *last),
-            DeviceState::Behind(it) => (Some(it.clone()), it.number),
+            DeviceState::Resuming(it) => (Some(it.clone()), it.generation),
             _ => return Ok(false),
         };
-        if !is_time(*looked_for, behind.is_none(), now) {
+        if !is_time(*looked_for, resuming.is_none(), now) {
             return Ok(false);
         }
         let failures = looked_for.1;
         *looked_for = (Some(now), failures);
-        let opening = match behind {
+        let opening = match resuming {
             Some(opening) => Some(opening),
             None => self.reopen(last)?,
         };
@@ -348,13 +351,13 @@ impl RailDevice {
         let registered = register();
         let mut state = self.lock();
         match &*state {
-            DeviceState::Returning(it) | DeviceState::Behind(it) if it.number == opening.number => {}
+            DeviceState::Returning(it) | DeviceState::Resuming(it) if it.generation == opening.generation => {}
             _ => return Ok(false),
         }
         if let Err(error) = registered {
             looked_for.1 = failures + 1;
             if matches!(*state, DeviceState::Returning(_)) {
-                *state = DeviceState::Gone(opening.number);
+                *state = DeviceState::Gone(opening.generation);
             }
             return Err(error);
         }
@@ -367,7 +370,7 @@ impl RailDevice {
     fn reopen(&self, last: u32) -> Result<Option<Opening>> {
         let devices = self.library.devices()?;
         let Some(device) = devices.iter().find(|device| device.name() == self.name) else { return Ok(None) };
-        let opening = Opening { pd: Pd::new(&device.open()?)?, number: last + 1, entry: inode(&self.entry) };
+        let opening = Opening { pd: Pd::new(&device.open()?)?, generation: last + 1, entry: inode(&self.entry) };
         *self.lock() = DeviceState::Returning(opening.clone());
         Ok(Some(opening))
     }
@@ -412,8 +415,8 @@ impl RailDevice {
         question: impl FnOnce(&Context) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let mut since = self.questions.lock();
-        while let Some(put) = *since {
-            let left = PATIENCE.saturating_sub(put.elapsed());
+        while let Some(asked_at) = *since {
+            let left = PATIENCE.saturating_sub(asked_at.elapsed());
             if left.is_zero() {
                 drop(since);
                 self.check_patience(Instant::now());
@@ -435,14 +438,14 @@ impl RailDevice {
     /// Marks the device as stuck if its question has had no answer for `PATIENCE`.
     pub fn check_patience(&self, now: Instant) {
         let since = self.questions.lock();
-        let waited = since.map(|put| now.saturating_duration_since(put)).filter(|waited| *waited >= PATIENCE);
+        let waited = since.map(|asked_at| now.saturating_duration_since(asked_at)).filter(|waited| *waited >= PATIENCE);
         let Some(waited) = waited else { return };
         let mut state = self.lock();
-        let (DeviceState::Here(opening) | DeviceState::Behind(opening)) = &*state else { return };
+        let (DeviceState::Here(opening) | DeviceState::Resuming(opening)) = &*state else { return };
         *state = DeviceState::Stuck(opening.clone());
         drop(state);
         tracing::warn!(
-            "device {} has not answered for {:.0} s: its rails count as lost until it does; see dmesg",
+            "device {} has not answered for {:.0} s: its rails count as lost until it answers; see dmesg",
             self.name,
             waited.as_secs_f64()
         );
@@ -504,7 +507,7 @@ impl RailDevice {
         drop(given_up);
         if is_news {
             tracing::warn!(
-                "device {} has not finished a call for {:.0} s: no lost rail on it is tried again until it has; see dmesg",
+                "device {} has not finished a call for {:.0} s: its lost rails are not retried until the call returns; see dmesg",
                 self.name,
                 waited.as_secs_f64()
             );
@@ -529,21 +532,21 @@ impl RailDevice {
 }
 
 impl DeviceState {
-    fn number(&self) -> u32 {
+    fn generation(&self) -> u32 {
         match self {
             Self::Here(it)
             | Self::Stuck(it)
-            | Self::Behind(it)
+            | Self::Resuming(it)
             | Self::Failed(it)
             | Self::CutOff(it)
-            | Self::Returning(it) => it.number,
+            | Self::Returning(it) => it.generation,
             Self::Gone(last) => *last,
         }
     }
 
     fn presence(&self) -> DevicePresence {
         match self {
-            Self::Here(_) | Self::Behind(_) => DevicePresence::Here,
+            Self::Here(_) | Self::Resuming(_) => DevicePresence::Here,
             Self::Stuck(_) | Self::Failed(_) | Self::CutOff(_) => DevicePresence::CutOff,
             Self::Gone(_) | Self::Returning(_) => DevicePresence::Gone,
         }

@@ -1,9 +1,9 @@
-//! Finds the rail of a peer that has the hardware (MAC) address to which this host sends, for the
-//! message about a path that does not carry data. Used in set-up, after an error.
+//! Finds which of a peer's rails has the hardware (MAC) address that this host sends to. Used in
+//! set-up, for the message about a path that does not carry data.
 //!
 //! The kernel looks up the hardware address of a peer's IP address when a queue pair is connected,
-//! and the NIC keeps it. If two functions of the peer answer ARP for each other, it may be the
-//! address of the wrong function. This module reads it from the kernel's present ARP table
+//! and the NIC keeps it. If two functions of the peer answer ARP for each other, the address may
+//! belong to the wrong function. This module reads the address from the kernel's present ARP table
 //! (`/proc/net/arp`, `proc(5)`), which any user may read and which contains only IPv4. A rail's own
 //! hardware address is part of its link-local GID in EUI-64 form (RFC 4291 appendix A). Link-local
 //! GIDs of other forms do not contain it.
@@ -17,7 +17,7 @@ use std::path::Path;
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct HardwareAddress([u8; 6]);
 
-/// Returns text about the hardware address used for `peer_gid`, to append to the reason why its
+/// Returns text about the hardware address used for `peer_gid`, to append to the reason why the
 /// path does not carry data. Empty if the address is unknown. `netdev` is this host's interface,
 /// `theirs` are the peer's rails, and `rail` is the index of the intended rail.
 pub fn sent_to(netdev: Option<&str>, peer_gid: [u8; 16], theirs: &[RailAdvert], rail: usize, peer: &str) -> String {

@@ -3,12 +3,12 @@
 //! NCCL registers the same buffers once for each connection. Registering is slow and pins memory,
 //! so the plugin registers each buffer once and counts its users. Memory for sends has one
 //! registration on each rail, which no peer may write to. Memory for receives has a second
-//! registration if the device supports relaxed PCIe ordering.
+//! registration on each rail that uses relaxed PCIe ordering.
 //!
-//! A send reads its keys from its registration without a lock. The lock of [`Registrations`] is for
-//! registering, and for a resend after the loss of a rail, which looks up the registration by its
-//! number. The resend blocks its data path while it waits for the lock. Registering gigabytes takes
-//! seconds, so no thread registers or deregisters under the lock.
+//! A request reads its keys from its registration without a lock. The lock of [`Registrations`] is
+//! for registering, and for recovery after the loss or return of a rail, which looks up a
+//! registration by its number. Recovery blocks the data path while it waits for the lock.
+//! Registering gigabytes takes seconds, so no thread registers or deregisters under the lock.
 //!
 //! Memory is registered with NCCL's byte bounds, which the NIC enforces. Bounds rounded to pages
 //! would let a peer access neighbouring memory on the heap.
@@ -34,8 +34,8 @@ pub struct Registration {
     writable_bytes: usize,
     keys: Vec<RailKeys>,
     /// Remote keys of the first rails, in the form of a CTS entry.
-    strict: [AtomicU64; PACKED],
-    relaxed: [AtomicU64; PACKED],
+    strict_rkeys: [AtomicU64; PACKED],
+    relaxed_rkeys: [AtomicU64; PACKED],
     /// Memory regions of the keys, by rail. Locked while memory is registered with devices.
     regions: Mutex<Vec<Option<Regions>>>,
     /// Locked while this memory is registered with returned devices. Deregistering waits for it.
@@ -57,7 +57,7 @@ struct RailKeys {
 
 struct Regions {
     /// Generation of the device that the regions belong to.
-    opening: u32,
+    generation: u32,
     first: Mr,
     relaxed: Option<Mr>,
 }
@@ -76,9 +76,9 @@ pub enum Purpose {
 pub struct Keys {
     /// Key for reads by this host's NIC.
     pub lkey: u32,
-    /// Key for a peer that writes bulk data. The caller waits for its completion.
+    /// Key for a peer's writes of bulk data, which NCCL reads only after the receive is done.
     pub relaxed_rkey: u32,
-    /// Key for a peer that writes data that the caller polls while the data arrives.
+    /// Key for a peer's writes of data that NCCL polls while the data arrives.
     pub strict_rkey: u32,
 }
 
@@ -86,9 +86,9 @@ impl Registration {
     fn new(id: u32, memory: HostMemory, purpose: Purpose, rails: usize) -> Self {
         let keys = std::iter::repeat_with(RailKeys::default).take(rails).collect();
         let regions = Mutex::new(std::iter::repeat_with(|| None).take(rails).collect());
-        let (strict, relaxed, renewal) = Default::default();
+        let (strict_rkeys, relaxed_rkeys, renewal) = Default::default();
         let writable_bytes = if purpose == Purpose::Receive { memory.len() } else { 0 };
-        Self { id, memory, purpose, writable_bytes, keys, strict, relaxed, regions, renewal }
+        Self { id, memory, purpose, writable_bytes, keys, strict_rkeys, relaxed_rkeys, regions, renewal }
     }
 
     /// Returns true if `bytes` at `addr` lie within the registration, or if `bytes` is 0.
@@ -101,7 +101,7 @@ impl Registration {
 
     /// Returns true if a peer may write to `bytes` at `addr`, or if `bytes` is 0.
     #[inline(always)]
-    pub fn takes(&self, addr: u64, bytes: usize) -> bool {
+    pub fn allows_write(&self, addr: u64, bytes: usize) -> bool {
         let (offset, room) = ((addr as usize).wrapping_sub(self.memory.addr()), self.writable_bytes);
         offset <= room && bytes <= room - offset || bytes == 0
     }
@@ -123,15 +123,16 @@ impl Registration {
         self.memory.part(addr, bytes)
     }
 
-    /// Returns a range that may be written until deregistration, if [`Self::takes`] allows it.
+    /// Returns a range that may be written until deregistration, if [`Self::allows_write`] allows
+    /// it.
     pub fn target(&self, addr: u64, bytes: usize) -> Option<HostMemory> {
-        self.memory.part(addr, bytes).filter(|_| self.takes(addr, bytes))
+        self.memory.part(addr, bytes).filter(|_| self.allows_write(addr, bytes))
     }
 
     /// Returns the remote keys of this host's first [`MAX_RAILS`] rails, in order.
     #[inline(always)]
     pub fn packed_keys(&self, strict: bool) -> PackedKeys {
-        let words = if strict { &self.strict } else { &self.relaxed };
+        let words = if strict { &self.strict_rkeys } else { &self.relaxed_rkeys };
         std::array::from_fn(|word| words[word].load(Ordering::Relaxed))
     }
 
@@ -163,8 +164,8 @@ impl Registration {
     fn complete(&self, rails: &[Arc<Rail>]) -> Result<()> {
         let mut regions = self.regions();
         for (rail, place) in rails.iter().zip(regions.iter_mut()) {
-            let Some((pd, opening)) = rail.device.for_memory() else { continue };
-            if place.as_ref().is_some_and(|regions| regions.opening == opening) {
+            let Some((pd, generation)) = rail.device.for_memory() else { continue };
+            if place.as_ref().is_some_and(|regions| regions.generation == generation) {
                 continue;
             }
             let register = || match self.purpose {
@@ -172,7 +173,7 @@ impl Registration {
                 Purpose::Receive => register_to_receive(rail, &pd, self.memory),
             };
             let (first, relaxed) = match register() {
-                Err(error) if rail.device.record_error(&error, opening) => {
+                Err(error) if rail.device.record_error(&error, generation) => {
                     if rail.device.query_presence(rail.info.port) != DevicePresence::Here {
                         // The rail is not used until its device returns, so it needs no key yet.
                         continue;
@@ -182,7 +183,7 @@ impl Registration {
                 }
                 made => made?,
             };
-            *place = Some(Regions { opening, first, relaxed });
+            *place = Some(Regions { generation, first, relaxed });
         }
         self.store_keys(&regions);
         Ok(())
@@ -203,8 +204,8 @@ impl Registration {
                 place.store(word, Ordering::Relaxed);
             }
         };
-        store(&self.strict, pack(keys.iter().map(|keys| keys.strict_rkey)));
-        store(&self.relaxed, pack(keys.iter().map(|keys| keys.relaxed_rkey)));
+        store(&self.strict_rkeys, pack(keys.iter().map(|keys| keys.strict_rkey)));
+        store(&self.relaxed_rkeys, pack(keys.iter().map(|keys| keys.relaxed_rkey)));
     }
 
     fn regions(&self) -> MutexGuard<'_, Vec<Option<Regions>>> {
@@ -259,7 +260,7 @@ impl Registrations {
             let made = Registration::new(id, memory, purpose, rails.len());
             made.complete(rails).map(|()| made)
         })?;
-        // A device may have returned meanwhile, and `renew` may have run before this was listed.
+        // A device may have returned, and `renew` may have run before this registration was listed.
         registration.complete(rails)?;
         Ok(registration)
     }

@@ -8,7 +8,8 @@ use crate::comm::rail::device::{Call, DevicePresence, RailDevice};
 use crate::comm::rail::{Rail, RailSnapshot};
 use crate::counters::Outages;
 use crate::error::Result;
-use crate::flow::recovery::{Answer, State};
+use crate::flow::recovery::State;
+use crate::wire::control::JoinAnswer;
 use crate::wire::fields::RailAdvert;
 use std::net::Ipv6Addr;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -26,7 +27,7 @@ pub struct ManagedRail {
     pub queue_count: usize,
     /// Device generation (count of the device's openings) of the queue pairs in use. `None` until
     /// the rail is used.
-    pub opening: Option<u32>,
+    pub generation: Option<u32>,
     /// On a receiver: device generation whose memory keys our CTS entries carry. `None` if the
     /// device was away when the connection came up.
     pub cts_generation: Option<u32>,
@@ -37,7 +38,7 @@ pub struct ManagedRail {
     /// Progress of the newest attempt, for messages.
     pub stage: Stage,
     /// Failed attempts of a rail that this connection has never used.
-    pub tries: Vec<Tries>,
+    pub failed_attempts: Vec<FailedAttempts>,
     /// State of the current attempt. On the accepting side, the data path takes the new queue pairs
     /// once they are connected ([`crate::comm::datapath::status::Status::keep`]).
     pub attempt: Option<Attempt>,
@@ -92,25 +93,25 @@ pub enum Done {
     /// Accepting side: no queue pairs, because back-off does not allow an attempt on the path now.
     Deferred {
         /// Path of the attempt.
-        way: PathChoice,
+        choice: PathChoice,
         /// The reason, for a message.
         why: String,
     },
     /// Accepting side: the queue pairs are connected to those of the peer.
     Answered {
         /// Path of the attempt; `None` if the two ends share no subnet.
-        way: Option<PathChoice>,
+        choice: Option<PathChoice>,
         /// Right to test the path on behalf of all connections, if the path was dead before.
         trial: Option<Trial>,
         /// The queue pairs, and the answer for the peer.
-        outcome: Result<Box<(Lane, Answer)>>,
+        outcome: Result<Box<(Lane, JoinAnswer)>>,
     },
     /// Connecting side: the thread has tried to connect the queue pairs to those of the peer.
     Connected {
         /// The queue pairs.
         lane: Box<Lane>,
         /// Path of the attempt.
-        way: PathChoice,
+        choice: PathChoice,
         /// Right to test the path on behalf of all connections, if the path was dead before.
         trial: Option<Trial>,
         /// Result of `ibv_modify_qp`.
@@ -134,23 +135,23 @@ pub enum Stage {
     #[default]
     Begun,
     /// The attempt uses the newest path in [`ManagedRail::last_paths`].
-    OnItsWay,
+    PathChosen,
     /// Back-off has postponed the attempt, so its failure does not count.
     Deferred,
 }
 
 /// Failed attempts on one path.
 #[derive(Debug, Clone)]
-pub struct Tries {
+pub struct FailedAttempts {
     /// `None` if the attempts ended before the path was chosen.
-    way: Option<PathChoice>,
+    choice: Option<PathChoice>,
     count: u32,
     /// Reason for the first failure.
     why: String,
 }
 
 /// Largest number of paths in a message. Rails rarely have more pairs of address and path MTU.
-const MOST_TRIES: usize = 6;
+const MAX_FAILED_PATHS: usize = 6;
 
 /// New queue pairs, with the data to connect them.
 pub struct NewQueuePairs {
@@ -166,36 +167,36 @@ impl ManagedRail {
     /// Returns the state for `lane`, which has `queue_count` queue pairs or gets them later.
     pub fn of(lane: &Lane, queue_count: usize) -> Self {
         let (rail, peer_rail) = (Arc::clone(&lane.rail), lane.peer_rail.clone());
-        let opening = lane.is_open().then_some(lane.opening());
+        let generation = lane.is_open().then_some(lane.generation());
         // The first CTS entries will carry the keys of the device that is present now.
-        let cts_generation = opening.or_else(|| rail.device.opened().ok().map(|(_, opening)| opening));
+        let cts_generation = generation.or_else(|| rail.device.opened().ok().map(|(_, generation)| generation));
         // The handshake was the first attempt of a rail that does not work yet.
-        let answers = u32::from(opening.is_none());
+        let answers = u32::from(generation.is_none());
         let outages = Outages::of(&lane.record);
-        let (last_paths, stage, tries, attempt) = Default::default();
+        let (last_paths, stage, failed_attempts, attempt) = Default::default();
         Self {
             rail,
             peer_rail,
             outages,
             queue_count,
-            opening,
+            generation,
             cts_generation,
             answers,
             last_paths,
             stage,
-            tries,
+            failed_attempts,
             attempt,
         }
     }
 
     /// Returns the back-off key of a path.
-    pub fn path(&self, way: PathChoice) -> PathId {
-        PathId { rail: self.rail.id, peer_gid: way.peer_gid }
+    pub fn path(&self, choice: PathChoice) -> PathId {
+        PathId { rail: self.rail.id, peer_gid: choice.peer_gid }
     }
 
     /// Returns true if the device is away, or was away since the rail's queue pairs were created.
     pub fn is_away(&self) -> bool {
-        self.opening.is_some_and(|opening| self.rail.device.presence_of(opening) != DevicePresence::Here)
+        self.generation.is_some_and(|generation| self.rail.device.presence_of(generation) != DevicePresence::Here)
     }
 
     /// Records the start of an attempt, whose path is not chosen yet.
@@ -204,8 +205,8 @@ impl ManagedRail {
     }
 
     /// Records the path of the attempt.
-    pub fn record_path(&mut self, way: PathChoice) {
-        (self.last_paths, self.stage) = ([Some(way), self.last_paths[0]], Stage::OnItsWay);
+    pub fn record_path(&mut self, choice: PathChoice) {
+        (self.last_paths, self.stage) = ([Some(choice), self.last_paths[0]], Stage::PathChosen);
     }
 
     /// Records the failure of the attempt.
@@ -213,11 +214,11 @@ impl ManagedRail {
         if self.stage == Stage::Deferred {
             return;
         }
-        let way = self.last_paths[0].filter(|_| self.stage == Stage::OnItsWay);
-        if let Some(tries) = self.tries.iter_mut().find(|tries| tries.way == way) {
+        let choice = self.last_paths[0].filter(|_| self.stage == Stage::PathChosen);
+        if let Some(tries) = self.failed_attempts.iter_mut().find(|tries| tries.choice == choice) {
             tries.count += 1;
-        } else if self.tries.len() < MOST_TRIES {
-            self.tries.push(Tries { way, count: 1, why: why.to_owned() });
+        } else if self.failed_attempts.len() < MAX_FAILED_PATHS {
+            self.failed_attempts.push(FailedAttempts { choice, count: 1, why: why.to_owned() });
         }
     }
 
@@ -228,7 +229,7 @@ impl ManagedRail {
 
     /// Returns the name of this host's rail and its failed attempts, for messages.
     pub fn tries_text(&self) -> String {
-        let tries: Vec<String> = self.tries.iter().map(Tries::text).collect();
+        let tries: Vec<String> = self.failed_attempts.iter().map(FailedAttempts::text).collect();
         format!("{} ({})", self.rail.name(), tries.join("; "))
     }
 
@@ -245,11 +246,11 @@ impl ManagedRail {
     }
 }
 
-impl Tries {
+impl FailedAttempts {
     fn text(&self) -> String {
-        let Self { way, count, why } = self;
+        let Self { choice, count, why } = self;
         let times = if *count == 1 { String::new() } else { format!(", {count} attempts") };
-        match way {
+        match choice {
             Some(PathChoice { peer_gid, mtu_bytes }) => {
                 let address = Ipv6Addr::from(*peer_gid).to_canonical();
                 format!("to {address} with path MTU {mtu_bytes}{times}: {why}")

@@ -33,7 +33,7 @@ struct Watch {
     was_there: bool,
     events: Events,
     /// The pending query of the port, and the events that its answer will settle.
-    question: Option<(Events, Receiver<Result<PortInfo>>)>,
+    pending_query: Option<(Events, Receiver<Result<PortInfo>>)>,
     returning: Option<Receiver<bool>>,
 }
 
@@ -53,7 +53,7 @@ impl Devices {
         let mut changes = Vec::new();
         self.read_events(&mut changes);
         for watch in &mut self.0 {
-            let change = watch.go_on(now).or_else(|| watch.look_for_return(process, now));
+            let change = watch.poll_device(now).or_else(|| watch.poll_reopen(process, now));
             changes.extend(change.map(|change| DeviceChange::Port(Arc::clone(&watch.rail), change)));
         }
         changes
@@ -61,7 +61,7 @@ impl Devices {
 
     /// Returns true while a present device has not answered a query. Its answer should arrive soon.
     pub fn is_busy(&self) -> bool {
-        self.0.iter().any(|watch| watch.question.is_some() && watch.was_there)
+        self.0.iter().any(|watch| watch.pending_query.is_some() && watch.was_there)
     }
 
     /// Returns the event sources to poll. Leaves out devices that were cut off: their sources are
@@ -85,7 +85,7 @@ impl Devices {
             let Some(pd) = rail.device.source_of_events() else { continue };
             loop {
                 match pd.context().async_event() {
-                    Ok(Some(event)) => self.take(&rail.info.device, &event, changes),
+                    Ok(Some(event)) => self.record_event(&rail.info.device, &event, changes),
                     Ok(None) => break,
                     Err(error) => {
                         tracing::debug!("{error}");
@@ -96,7 +96,7 @@ impl Devices {
         }
     }
 
-    fn take(&mut self, device: &str, event: &AsyncEvent, changes: &mut Vec<DeviceChange>) {
+    fn record_event(&mut self, device: &str, event: &AsyncEvent, changes: &mut Vec<DeviceChange>) {
         tracing::debug!("{device}: {}", event.text());
         changes.extend(event.cq.map(DeviceChange::CompletionsLost));
         let is_about = |watch: &&mut Watch| {
@@ -121,20 +121,20 @@ impl Devices {
 impl Watch {
     fn new(rail: &Arc<Rail>) -> Self {
         let was_there = rail.device.presence() == DevicePresence::Here;
-        let (events, question, returning) = Default::default();
-        Self { rail: Arc::clone(rail), was_there, events, question, returning }
+        let (events, pending_query, returning) = Default::default();
+        Self { rail: Arc::clone(rail), was_there, events, pending_query, returning }
     }
 
-    fn go_on(&mut self, now: Instant) -> Option<PortChange> {
+    fn poll_device(&mut self, now: Instant) -> Option<PortChange> {
         let device = &self.rail.device;
         device.check_patience(now);
-        let settled = self.question.as_ref().and_then(|(events, answer)| match answer.try_recv() {
+        let settled = self.pending_query.as_ref().and_then(|(events, answer)| match answer.try_recv() {
             Ok(port) => Some(events.settle(port.ok().map(|port| port.state))),
             Err(TryRecvError::Empty) => None,
             Err(TryRecvError::Disconnected) => Some(events.settle(None)),
         });
         if settled.is_some() {
-            self.question = None;
+            self.pending_query = None;
         }
         let is_there = device.presence() == DevicePresence::Here;
         let went = !is_there && (self.was_there || self.events.device_fatal);
@@ -143,15 +143,15 @@ impl Watch {
             self.events = Events::default();
             return Some(PortChange::Removed);
         }
-        if self.question.is_none() && (self.events.any() || device.is_due(now)) {
+        if self.pending_query.is_none() && (self.events.any() || device.is_due(now)) {
             let answer = device.ask(self.rail.info.port, now);
-            self.question = answer.map(|answer| (std::mem::take(&mut self.events), answer));
+            self.pending_query = answer.map(|answer| (std::mem::take(&mut self.events), answer));
         }
         settled.flatten()
     }
 
     /// Starts to open a device that has returned, and returns the result of the last attempt.
-    fn look_for_return(&mut self, process: &Arc<Process>, now: Instant) -> Option<PortChange> {
+    fn poll_reopen(&mut self, process: &Arc<Process>, now: Instant) -> Option<PortChange> {
         if let Some(returning) = &self.returning {
             let is_back = match returning.try_recv() {
                 Err(TryRecvError::Empty) => return None,

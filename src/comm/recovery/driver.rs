@@ -36,7 +36,8 @@ use crate::wire::ids::LaneId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Largest number of polls of a data path that is closed. Its receives need fewer.
+/// [`Driver::close`] polls the data path at most this often. The receives that have arrived need
+/// fewer polls.
 const MOST_ROUNDS: usize = 256;
 const FRAMES: usize = 4;
 
@@ -82,7 +83,8 @@ pub struct Driver {
     /// True while the data path has shares or grants to repeat. Set by [`Driver::on_path`].
     has_repeats: bool,
     warnings: u32,
-    /// Time of NCCL's last call for a connection without a first rail, on recovery's clock.
+    /// Time, on recovery's clock, of the last round that found that NCCL had used the data path. If
+    /// NCCL stops calling before the first rail is up, the connection counts as abandoned.
     asked_at: u64,
 }
 
@@ -104,7 +106,8 @@ impl Driver {
         let limits = Limits { loss, probe, first_rail: nanos(first_rail_timeout) };
         let mut recovery = Recovery::new(role, limits, rails.len());
         let now = Instant::now();
-        let missing: Vec<_> = LaneId::all(rails.len()).filter(|lane| rails[lane.index()].opening.is_none()).collect();
+        let missing: Vec<_> =
+            LaneId::all(rails.len()).filter(|lane| rails[lane.index()].generation.is_none()).collect();
         recovery.mark_missing_at_start(&missing);
         for lane in missing {
             outages.begins_without(lane, now);
@@ -204,9 +207,9 @@ impl Driver {
         self.act(now);
     }
 
-    /// Handles the peer's close of the bootstrap TCP connection. BYE did not come with the close,
-    /// but may have arrived earlier.
-    pub fn suspect(&mut self, now: Instant) {
+    /// Handles the peer's close of the bootstrap TCP connection. A BYE may have arrived before the
+    /// close.
+    pub fn tcp_closed_by_peer(&mut self, now: Instant) {
         let at = self.clock(now);
         if self.recovery.recovers() {
             self.tcp.lost("bootstrap connection closed by its other end", now);
@@ -215,35 +218,35 @@ impl Driver {
     }
 
     /// Handles the failure of TCP. The rails may still work, and can carry control messages too.
-    pub fn lost_channel(&mut self, why: &str, now: Instant) {
+    pub fn tcp_failed(&mut self, why: &str, now: Instant) {
         self.tcp.lost(why, now);
     }
 
-    /// Returns the need for a new TCP connection. `is_open` is true if the current one works.
-    pub fn channel_need(&mut self, is_open: bool, now: Instant) -> Need {
+    /// Returns the need for a new TCP connection. `is_open` is false if the old one was given up.
+    pub fn tcp_need(&mut self, is_open: bool, now: Instant) -> Need {
         let at = self.clock(now);
         self.recovery.bootstrap_need(is_open, at)
     }
 
     /// Handles a round without TCP. Asks the peer over the rails for an answer, if a query is due
     /// or an attempt to dial has failed (`is_unreachable`).
-    pub fn channel_away(&mut self, is_unreachable: bool, now: Instant) {
+    pub fn tcp_missing(&mut self, is_unreachable: bool, now: Instant) {
         let at = self.clock(now);
         self.recovery.bootstrap_away(is_unreachable, at);
     }
 
     /// Handles a new TCP connection. The next [`Driver::poll`] repeats unacknowledged messages.
-    pub fn channel_opened(&mut self) {
+    pub fn tcp_opened(&mut self) {
         self.recovery.bootstrap_opened();
     }
 
     /// Records that the peer uses the new TCP connection.
-    pub fn channel_carries(&mut self, now: Instant) {
+    pub fn tcp_confirmed(&mut self, now: Instant) {
         self.tcp.returned(now);
     }
 
     /// Handles bytes on TCP that form no message: fails the connection and counts the peer as gone.
-    pub fn broken_channel(&mut self, why: &dyn std::fmt::Display, now: Instant) {
+    pub fn tcp_malformed(&mut self, why: &dyn std::fmt::Display, now: Instant) {
         self.recovery.breach(why.to_string());
         self.recovery.peer_gone();
         self.act(now);
@@ -257,8 +260,9 @@ impl Driver {
         self.take_losses(now);
     }
 
-    /// Does one round of work. Passes control frames to `send`, which sends them over TCP and
-    /// returns false without TCP, or writes them into the peer's mailbox.
+    /// Does one round of work. A new control frame goes to `send`, which sends it over TCP, or
+    /// returns false if there is no TCP. In that case the driver writes the frame into the peer's
+    /// mailbox over the rails. Repeated frames always go into the mailbox.
     ///
     /// Skips a data path that NCCL has used since the last round, unless `has_news` or work is in
     /// progress. Such a data path wakes the service thread when it loses a rail.
@@ -266,9 +270,9 @@ impl Driver {
         for _ in 0..FRAMES {
             let Some(frame) = self.mailboxes.take_frame() else { break };
             self.receive_frame(&frame, now);
-            if frame.asks {
+            if frame.awaits_confirmation {
                 // The frame came over a working rail, so the answer uses the rails too.
-                self.mail(&self.recovery.frame());
+                self.write_to_mailboxes(&self.recovery.frame());
             }
         }
         let is_unused = self.path.is_unused();
@@ -279,7 +283,7 @@ impl Driver {
         self.poll_devices(at);
         self.watch_progress(is_unused, at, now);
         self.act(now);
-        self.fence_what_was_cut_off(at);
+        self.retry_fences(at);
         self.poll_attempts(now, at);
         self.act(now);
         self.recovery.tick(at);
@@ -295,10 +299,10 @@ impl Driver {
             Some(Frame::First(frame)) => {
                 let by_tcp = send(frame);
                 if !by_tcp {
-                    self.mail(&self.recovery.frame());
+                    self.write_to_mailboxes(&self.recovery.frame());
                 }
             }
-            Some(Frame::Repeated(frame)) => self.mail(&frame),
+            Some(Frame::Repeated(frame)) => self.write_to_mailboxes(&frame),
             None => {}
         }
     }
@@ -306,12 +310,13 @@ impl Driver {
     /// Handles a control frame from the peer.
     pub fn receive_frame(&mut self, frame: &ControlFrame, now: Instant) {
         // Number of sends that have begun. The peer cannot have received more, so recovery rejects
-        // larger claims. A receiver begins no sends. A data path that has panicked is not used
-        // again, so any claim is harmless.
+        // larger claims. A receiver begins no sends. The limit is off (`u64::MAX`) for a frame that
+        // awaits no confirmation, because it has no message and so no claim. It is also off after a
+        // panic of the data path: the path is not used again, so any claim is harmless.
         let mut begun = if self.role == Role::Sender { u64::MAX } else { 0 };
         if self.role == Role::Sender
-            && frame.asks
-            && let Some((_, next)) = self.on_path(|path, _| path.span())
+            && frame.awaits_confirmation
+            && let Some((_, next)) = self.on_path(|path, _| path.message_range())
         {
             begun = next;
         }
@@ -320,7 +325,7 @@ impl Driver {
         self.act(now);
     }
 
-    fn mail(&mut self, frame: &ControlFrame) {
+    fn write_to_mailboxes(&mut self, frame: &ControlFrame) {
         let (bytes, mailboxes) = (self.mailboxes.put_frame(frame), self.mailboxes.clone());
         let up: Vec<_> = self.recovery.rails_up().collect();
         self.on_path(|path, context| {
@@ -435,7 +440,7 @@ impl Driver {
     }
 
     /// Tries again to fence rails whose devices were cut off. Succeeds once the device is removed.
-    fn fence_what_was_cut_off(&mut self, at: u64) {
+    fn retry_fences(&mut self, at: u64) {
         for lane in self.lanes() {
             if matches!(self.recovery.state(lane), Some(State::Fencing { .. })) {
                 self.fence(lane, at);
@@ -454,7 +459,7 @@ impl Driver {
         let has_failed = || "the connection has failed".to_owned();
         // A failed data path has destroyed its new queue pairs.
         let new = self.take_new(lane).ok_or_else(has_failed)?;
-        let opening = new.opening();
+        let generation = new.generation();
         match self.on_path(|path, context| path.regain(context, lane, new)) {
             Some(Ok(true)) => {}
             Some(Ok(false)) | None => return Err(has_failed()),
@@ -464,11 +469,11 @@ impl Driver {
             }
         }
         let managed = &mut self.rails[lane.index()];
-        (managed.opening, managed.answers) = (Some(opening), 0);
-        managed.tries.clear();
-        if let Some(way) = managed.last_paths[0] {
+        (managed.generation, managed.answers) = (Some(generation), 0);
+        managed.failed_attempts.clear();
+        if let Some(choice) = managed.last_paths[0] {
             // On the accepting side, the peer's LIVE has shown that the path works.
-            self.process.backoff.carried(managed.path(way), now);
+            self.process.backoff.carried(managed.path(choice), now);
         }
         Ok(())
     }
@@ -510,7 +515,7 @@ impl Driver {
             let why = managed.rail.device.absence_reason();
             self.recovery.rail_down(lane, why, at);
         } else {
-            let path_mtu_bytes = managed.last_paths[0].map_or(0, |way| way.mtu_bytes);
+            let path_mtu_bytes = managed.last_paths[0].map_or(0, |choice| choice.mtu_bytes);
             managed.outages.recovered(path_mtu_bytes, now);
             self.outages.recovered(lane, now);
         }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Shortest interval between polls of the listener. The service thread's rounds can be shorter.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Part of the listener that connection set-up uses.
 #[derive(Default)]
@@ -37,32 +37,32 @@ pub struct RedialHandle {
 pub struct RedialListener {
     unauthenticated: Unauthenticated,
     descriptors: Arc<DescriptorWarning>,
-    next_look: Instant,
+    next_poll: Instant,
 }
 
 impl RedialHandle {
     /// Returns the means for an accepted connection to get another TCP connection, and the data for
     /// its peer to dial. If the listener cannot be opened, logs the reason and returns
     /// [`Redialling::Never`].
-    pub fn invite(
+    pub fn prepare_redial(
         &mut self,
         channel: &Channel,
         descriptors: &Arc<DescriptorWarning>,
     ) -> (Redialling, Option<RedialAt>) {
-        match self.try_to_invite(channel, descriptors) {
+        match self.try_to_prepare(channel, descriptors) {
             Ok(redial) => (Redialling::awaits(redial.token), Some(redial)),
             Err(error) => {
                 if std::mem::replace(&mut self.was_reported, true) {
                     tracing::debug!("a connection cannot have another TCP connection: {error}");
                 } else {
-                    tracing::warn!("connections that lose their TCP continue over the rails alone: {error}");
+                    tracing::warn!("cannot accept redials ({error}): connections that lose TCP use only the rails");
                 }
                 (Redialling::Never, None)
             }
         }
     }
 
-    fn try_to_invite(&mut self, channel: &Channel, descriptors: &Arc<DescriptorWarning>) -> Result<RedialAt> {
+    fn try_to_prepare(&mut self, channel: &Channel, descriptors: &Arc<DescriptorWarning>) -> Result<RedialAt> {
         let trouble = |e: std::io::Error| Error::os(Call::Bootstrap, &e);
         let [mut own, _] = channel.addresses().map_err(trouble)?;
         own.set_port(0);
@@ -85,7 +85,7 @@ impl RedialHandle {
         listener.set_nonblocking(true).map_err(trouble)?;
         let at = listener.local_addr().map_err(trouble)?;
         let (unauthenticated, descriptors) = (Unauthenticated::lasting(listener), Arc::clone(descriptors));
-        self.opened = Some(RedialListener { unauthenticated, descriptors, next_look: Instant::now() });
+        self.opened = Some(RedialListener { unauthenticated, descriptors, next_poll: Instant::now() });
         self.at = Some(at);
         Ok(at)
     }
@@ -104,15 +104,15 @@ impl RedialHandle {
 impl RedialListener {
     /// Returns the new TCP connections that `expects` accepts, with their messages, oldest first.
     pub fn poll(&mut self, expects: impl Fn(&Redial) -> bool, now: Instant) -> Vec<(Channel, Redial)> {
-        if now < self.next_look {
+        if now < self.next_poll {
             return Vec::new();
         }
-        self.next_look = now + LOOK;
+        self.next_poll = now + POLL_INTERVAL;
         let admitted = self.unauthenticated.poll(&self.descriptors, &mut |message, channel| match message {
             Message::Redial(redial) if expects(redial) => Verdict::Admit,
             Message::Redial(_) => {
                 tracing::debug!(
-                    "{} dialled again for a connection that is closed, late, or ahead of its time",
+                    "{} redialled a connection that is closed, or with an attempt that is too old or too new",
                     channel.peer()
                 );
                 Verdict::Drop
@@ -125,7 +125,7 @@ impl RedialListener {
             // The peer waited too long for the service thread and gave up this attempt. The present
             // TCP connection may work, so it is kept.
             _ => {
-                tracing::debug!("{} dialled again and has given that up", channel.peer());
+                tracing::debug!("{} redialled, then gave up the attempt", channel.peer());
                 None
             }
         };

@@ -31,16 +31,16 @@ use std::time::{Duration, Instant};
 const LINGER: Duration = Duration::from_secs(10);
 /// Longest interval between rounds while no work is in progress. Limits the delay until a silent
 /// loss is noticed, and until a control frame from a rail is read.
-const CALM: Duration = Duration::from_millis(50);
+const IDLE_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval between rounds while work is in progress.
-const BUSY: Duration = Duration::from_millis(5);
-const SHORTEST: Duration = Duration::from_millis(1);
+const BUSY_INTERVAL: Duration = Duration::from_millis(5);
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Identifier of a watched connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WatchId(u64);
 
-/// The service thread of a process, and its queue of orders.
+/// The service thread of a process, and its queue of commands.
 pub struct Service {
     process: Arc<Process>,
     shared: Arc<Mutex<Shared>>,
@@ -48,13 +48,13 @@ pub struct Service {
 
 #[derive(Default)]
 struct Shared {
-    orders: Vec<Order>,
+    commands: Vec<Command>,
     next_id: u64,
     waker: Option<UnixStream>,
     redial_handle: RedialHandle,
 }
 
-enum Order {
+enum Command {
     Watch(Box<Watched>),
     Close(WatchId),
     CloseStreams(StreamClose),
@@ -75,35 +75,36 @@ impl Service {
         Self { process, shared: Arc::default() }
     }
 
-    /// Watches a connection. Calls `first` once the service thread is known to run. `first` sends
-    /// the last message of the handshake, and returns the means to get another TCP connection.
+    /// Watches a connection. Calls `send_last_message` once the service thread is known to run. On
+    /// the accepting side, that function sends the last message of the handshake. It returns the
+    /// means to get another TCP connection.
     ///
     /// # Errors
-    /// [`Error::Os`] if no thread can be started; the errors of `first`. After an error the
-    /// connection is not watched.
+    /// [`Error::Os`] if no thread can be started; the errors of `send_last_message`. After an error
+    /// the connection is not watched.
     pub fn watch(
         &self,
         mut channel: Channel,
         driver: Driver,
-        first: impl FnOnce(&mut Channel, &mut RedialHandle) -> Result<Redialling>,
+        send_last_message: impl FnOnce(&mut Channel, &mut RedialHandle) -> Result<Redialling>,
     ) -> Result<WatchId> {
         let mut shared = lock(&self.shared);
-        // The order is added after the call of `first`. If the order came before and `first`
-        // failed, the thread would watch a connection that has no owner and is never closed. The
-        // thread cannot miss the order, because it takes its orders under the lock.
+        // The command is added after the call of `send_last_message`. If the command came before
+        // and the call failed, the thread would watch a connection that has no owner and is never
+        // closed. The thread cannot miss the command, because it takes its commands under the lock.
         self.start_or_wake(&mut shared)?;
-        let redialling = first(&mut channel, &mut shared.redial_handle)?;
+        let redialling = send_last_message(&mut channel, &mut shared.redial_handle)?;
         shared.next_id += 1;
         let id = WatchId(shared.next_id);
         let tcp = Tcp::new(channel, redialling);
-        shared.orders.push(Order::Watch(Box::new(Watched { id, tcp, driver, closing: None })));
+        shared.commands.push(Command::Watch(Box::new(Watched { id, tcp, driver, closing: None })));
         Ok(id)
     }
 
     /// Sends BYE, and keeps the connection's queue pairs until the peer has closed too.
     pub fn close(&self, id: WatchId) {
         let mut shared = lock(&self.shared);
-        shared.orders.push(Order::Close(id));
+        shared.commands.push(Command::Close(id));
         if let Err(error) = self.start_or_wake(&mut shared) {
             tracing::warn!("could not notify peer of closed connection: {error}");
         }
@@ -117,7 +118,7 @@ impl Service {
             return;
         }
         let mut shared = lock(&self.shared);
-        shared.orders.push(Order::CloseStreams(farewell));
+        shared.commands.push(Command::CloseStreams(farewell));
         if let Err(error) = self.start_or_wake(&mut shared) {
             tracing::warn!("could not notify peer of closed connection: {error}");
         }
@@ -150,15 +151,15 @@ impl Waker for Service {
             // Nothing is watched, so no thread runs.
             return;
         }
-        shared.orders.push(Order::Poll);
+        shared.commands.push(Command::Poll);
         if let Err(error) = self.start_or_wake(&mut shared) {
-            tracing::warn!("could not notify peer of lost rail: {error}");
+            tracing::warn!("could not report the loss of a rail to the service thread: {error}");
         }
     }
 }
 
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-    // A panic while the lock is held leaves the list of orders intact.
+    // A panic while the lock is held leaves the list of commands intact.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -166,15 +167,15 @@ fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream
     let (mut watched, mut listener): (Vec<Watched>, Option<RedialListener>) = Default::default();
     let (mut closing_streams, mut devices): (Vec<StreamClose>, Devices) = Default::default();
     loop {
-        let (orders, opened) = {
+        let (commands, opened) = {
             let mut shared = lock(shared);
-            (std::mem::take(&mut shared.orders), shared.redial_handle.take_opened())
+            (std::mem::take(&mut shared.commands), shared.redial_handle.take_opened())
         };
         listener = opened.or(listener);
-        let look = AssertUnwindSafe(|| {
-            do_round(process, orders, &mut watched, &mut closing_streams, &mut listener, &mut devices)
+        let round = AssertUnwindSafe(|| {
+            do_round(process, commands, &mut watched, &mut closing_streams, &mut listener, &mut devices)
         });
-        if let Err(payload) = catch_unwind(look) {
+        if let Err(payload) = catch_unwind(round) {
             closing_streams.clear();
             abandon(&mut watched, panic_text(&*payload));
         }
@@ -182,18 +183,18 @@ fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream
         let is_idle = watched.is_empty() && closing_streams.is_empty();
         if is_idle || listener.is_some() && !is_awaited {
             let mut shared = lock(shared);
-            let has_orders = !shared.orders.is_empty();
-            if !has_orders {
+            let has_commands = !shared.commands.is_empty();
+            if !has_commands {
                 shared.redial_handle.close();
                 listener = None;
             }
-            if is_idle && !has_orders {
-                // The next order starts a new thread. No order was added since the check, because
-                // the lock is held.
+            if is_idle && !has_commands {
+                // The next command starts a new thread. No command was added since the check,
+                // because the lock is held.
                 shared.waker = None;
                 return;
             }
-            if has_orders {
+            if has_commands {
                 continue;
             }
         }
@@ -204,7 +205,7 @@ fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream
 
 fn do_round(
     process: &Arc<Process>,
-    orders: Vec<Order>,
+    commands: Vec<Command>,
     watched: &mut Vec<Watched>,
     closing_streams: &mut Vec<StreamClose>,
     listener: &mut Option<RedialListener>,
@@ -212,12 +213,12 @@ fn do_round(
 ) {
     let (mut closed, mut is_woken) = (Vec::new(), false);
     // Adds new connections first: if the rest panics, `abandon` fails all connections in `watched`.
-    for order in orders {
-        match order {
-            Order::Watch(new) => watched.push(*new),
-            Order::Close(id) => closed.push(id),
-            Order::CloseStreams(farewell) => closing_streams.push(farewell),
-            Order::Poll => is_woken = true,
+    for command in commands {
+        match command {
+            Command::Watch(new) => watched.push(*new),
+            Command::Close(id) => closed.push(id),
+            Command::CloseStreams(farewell) => closing_streams.push(farewell),
+            Command::Poll => is_woken = true,
         }
     }
     for each in watched.iter_mut().filter(|each| closed.contains(&each.id)) {
@@ -265,8 +266,9 @@ fn abandon(watched: &mut Vec<Watched>, fault: &str) {
 fn wait(watched: &[Watched], devices: &Devices, wakened: &UnixStream) {
     let is_busy = devices.is_busy() || watched.iter().any(|each| each.driver.is_busy());
     let due = watched.iter().filter_map(|each| each.driver.next_due()).min();
-    let until_due = due.map_or(CALM, |due| due.saturating_duration_since(Instant::now()).max(SHORTEST));
-    let pause = if is_busy { BUSY } else { CALM.min(until_due) };
+    let until_due =
+        due.map_or(IDLE_INTERVAL, |due| due.saturating_duration_since(Instant::now()).max(SHORTEST_INTERVAL));
+    let pause = if is_busy { BUSY_INTERVAL } else { IDLE_INTERVAL.min(until_due) };
     let mut fds = vec![PollFd::new(wakened.as_fd(), PollFlags::POLLIN)];
     fds.extend(watched.iter().flat_map(|each| each.tcp.fds()).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
     let sources = devices.event_sources();

@@ -12,7 +12,7 @@
 //!   given up or the peer has died. A live peer still answers over a rail. Without a rail, the
 //!   close does not show whether the peer is alive.
 //! - Frames that the old connection lost are sent again over the new one
-//!   ([`Driver::channel_opened`]).
+//!   ([`Driver::tcp_opened`]).
 
 use super::driver::Driver;
 use crate::comm::channel::{Channel, Received};
@@ -34,11 +34,11 @@ const MESSAGES: usize = 16;
 
 /// Bootstrap TCP of a running connection.
 pub struct Tcp {
-    line: Line,
+    state: TcpState,
     redialling: Redialling,
 }
 
-enum Line {
+enum TcpState {
     Open(Channel),
     /// Replaces an earlier connection. No control frame has arrived on it yet.
     New(Channel),
@@ -104,12 +104,12 @@ impl Redialling {
 impl Tcp {
     /// Wraps the TCP connection of a connection that has just come up.
     pub fn new(channel: Channel, redialling: Redialling) -> Self {
-        Self { line: Line::Open(channel), redialling }
+        Self { state: TcpState::Open(channel), redialling }
     }
 
     /// Returns true if control frames may arrive over TCP.
     pub fn is_open(&self) -> bool {
-        !matches!(self.line, Line::GivenUp)
+        !matches!(self.state, TcpState::GivenUp)
     }
 
     /// Returns true if the peer may dial.
@@ -123,16 +123,16 @@ impl Tcp {
             Redialling::Dials(dialler) => dialler.dialled.as_ref(),
             Redialling::Awaits { .. } | Redialling::Never => None,
         };
-        let open = match &self.line {
-            Line::Open(channel) | Line::New(channel) => Some(channel),
-            Line::GivenUp => None,
+        let open = match &self.state {
+            TcpState::Open(channel) | TcpState::New(channel) => Some(channel),
+            TcpState::GivenUp => None,
         };
         open.into_iter().chain(dialled).map(AsFd::as_fd)
     }
 
     /// Sends a control frame. Returns false if it could not be sent.
     pub fn send(&mut self, frame: ControlFrame) -> bool {
-        let (Line::Open(channel) | Line::New(channel)) = &mut self.line else { return false };
+        let (TcpState::Open(channel) | TcpState::New(channel)) = &mut self.state else { return false };
         match channel.offer(&Message::Control(frame)) {
             Ok(taken) => taken,
             Err(error) => {
@@ -144,24 +144,24 @@ impl Tcp {
 
     /// Processes received messages, and dials if necessary.
     pub fn poll(&mut self, driver: &mut Driver, now: Instant) {
-        self.listen(driver, now);
+        self.receive_messages(driver, now);
         let is_unreachable = self.dial(driver, now);
         if !self.is_open() {
-            driver.channel_away(is_unreachable, now);
+            driver.tcp_missing(is_unreachable, now);
         }
     }
 
     /// Dials if necessary. Returns true if an attempt has failed.
     fn dial(&mut self, driver: &mut Driver, now: Instant) -> bool {
-        let need = driver.channel_need(self.is_open(), now);
+        let need = driver.tcp_need(self.is_open(), now);
         let Redialling::Dials(dialler) = &mut self.redialling else { return false };
-        match dialler.go_on(need, now) {
+        match dialler.poll(need, now) {
             Progress::Nothing => false,
             Progress::Failed => true,
             Progress::Taken(channel) => {
-                self.line = Line::Open(channel);
-                driver.channel_opened();
-                driver.channel_carries(now);
+                self.state = TcpState::Open(channel);
+                driver.tcp_opened();
+                driver.tcp_confirmed(now);
                 false
             }
         }
@@ -189,20 +189,20 @@ impl Tcp {
             // Keep the new connection: the peer has given up any other.
             tracing::debug!("{error}");
         }
-        self.line = Line::New(channel);
-        driver.channel_opened();
+        self.state = TcpState::New(channel);
+        driver.tcp_opened();
     }
 
-    fn listen(&mut self, driver: &mut Driver, now: Instant) {
+    fn receive_messages(&mut self, driver: &mut Driver, now: Instant) {
         for _ in 0..MESSAGES {
-            let is_new = matches!(self.line, Line::New(_));
-            let (Line::Open(channel) | Line::New(channel)) = &mut self.line else { return };
+            let is_new = matches!(self.state, TcpState::New(_));
+            let (TcpState::Open(channel) | TcpState::New(channel)) = &mut self.state else { return };
             match channel.receive() {
                 Ok(Received::Message(Message::Control(frame))) => {
                     driver.receive_frame(&frame, now);
                     if is_new {
-                        self.prove();
-                        driver.channel_carries(now);
+                        self.mark_confirmed();
+                        driver.tcp_confirmed(now);
                     }
                 }
                 Ok(Received::Message(other)) => {
@@ -213,35 +213,35 @@ impl Tcp {
                 // Without a rail, only another attempt could get an answer from the peer, and it
                 // may take long. Until then the time limit of a connection without a rail applies.
                 Ok(Received::Closed) if is_new && !driver.has_rail() => {
-                    driver.lost_channel("a redialled TCP connection closed immediately", now);
-                    self.line = Line::GivenUp;
+                    driver.tcp_failed("a redialled TCP connection closed immediately", now);
+                    self.state = TcpState::GivenUp;
                 }
                 Ok(Received::Closed) => {
-                    driver.suspect(now);
-                    self.line = Line::GivenUp;
+                    driver.tcp_closed_by_peer(now);
+                    self.state = TcpState::GivenUp;
                 }
                 Ok(Received::Unreachable(why)) => {
-                    driver.lost_channel(&why.to_string(), now);
-                    self.line = Line::GivenUp;
+                    driver.tcp_failed(&why.to_string(), now);
+                    self.state = TcpState::GivenUp;
                 }
                 Err(error) => {
-                    driver.broken_channel(&error, now);
-                    self.line = Line::GivenUp;
+                    driver.tcp_malformed(&error, now);
+                    self.state = TcpState::GivenUp;
                 }
             }
         }
     }
 
-    fn prove(&mut self) {
-        self.line = match std::mem::replace(&mut self.line, Line::GivenUp) {
-            Line::New(channel) => Line::Open(channel),
+    fn mark_confirmed(&mut self) {
+        self.state = match std::mem::replace(&mut self.state, TcpState::GivenUp) {
+            TcpState::New(channel) => TcpState::Open(channel),
             other => other,
         };
     }
 }
 
 impl Dialler {
-    fn go_on(&mut self, need: Need, now: Instant) -> Progress {
+    fn poll(&mut self, need: Need, now: Instant) -> Progress {
         let at = nanos(now.saturating_duration_since(self.origin));
         if let Some(mut dialled) = self.dialled.take() {
             match is_answered(&mut dialled) {

@@ -13,14 +13,14 @@ pub struct Admission {
     unauthenticated: Unauthenticated,
     token: [u8; TOKEN_BYTES],
     /// True once a client has sent the token. The token is for one connection, so a later client
-    /// with it has copied it.
-    was_shown: bool,
+    /// that sends it is refused.
+    token_was_used: bool,
 }
 
 impl Admission {
     /// Creates the admission of one connection with `token`. `listener` must be non-blocking.
     pub fn new(listener: TcpListener, token: [u8; TOKEN_BYTES]) -> Self {
-        Self { unauthenticated: Unauthenticated::new(listener), token, was_shown: false }
+        Self { unauthenticated: Unauthenticated::new(listener), token, token_was_used: false }
     }
 
     /// Returns the reason why connections cannot be accepted at the moment.
@@ -49,7 +49,7 @@ impl Admission {
         descriptors: &DescriptorWarning,
         token: &[u8; TOKEN_BYTES],
     ) -> impl Iterator<Item = (Channel, Stream)> + use<> {
-        self.was_shown = true;
+        self.token_was_used = true;
         let admitted = self.look_for(descriptors, Some(token));
         admitted.into_iter().filter_map(|admitted| match admitted.message {
             Message::Stream(stream) => Some((admitted.channel, stream)),
@@ -58,10 +58,12 @@ impl Admission {
     }
 
     fn look_for(&mut self, descriptors: &DescriptorWarning, streams: Option<&[u8; TOKEN_BYTES]>) -> Vec<Admitted> {
-        let Self { unauthenticated, token, was_shown } = self;
+        let Self { unauthenticated, token, token_was_used } = self;
         unauthenticated.poll(descriptors, &mut |message, channel| match message {
             Message::Stream(stream) if streams == Some(&stream.token) => Verdict::Admit,
-            Message::Hello(hello) if hello.token == *token && !std::mem::replace(was_shown, true) => Verdict::Admit,
+            Message::Hello(hello) if hello.token == *token && !std::mem::replace(token_was_used, true) => {
+                Verdict::Admit
+            }
             Message::Hello(hello) if hello.token == *token => {
                 tracing::warn!("bootstrap connection from {} rejected: its token was used before", channel.peer());
                 Verdict::Refuse(

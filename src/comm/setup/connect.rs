@@ -15,6 +15,7 @@ use crate::comm::rail::{Rail, interfaces};
 use crate::comm::recovery::attempt::PathChoice;
 use crate::comm::recovery::redial::RedialHandle;
 use crate::comm::recovery::tcp::Redialling;
+use crate::comm::threads::lock;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::{Internal, Network, Result, Usage, Violation};
@@ -28,7 +29,7 @@ use crate::wire::message::{Go, Hello, Message, NotYet, Offer, Offered, PairGo, P
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Pause before redialling a peer that closed the connection before it answered. A listener with
@@ -79,7 +80,7 @@ struct OfferedPair {
     ends: [End; 2],
     peer_rail: String,
     queue_count: u8,
-    way: PathChoice,
+    choice: PathChoice,
     made: LaneProgress,
 }
 
@@ -142,7 +143,7 @@ impl PendingConnections {
     /// Takes an unfinished connection out of the table. Also drops connections that began more than
     /// twice the `limit` ago: after an abort NCCL never calls again for them.
     fn take(&self, ticket: u64, limit: Duration) -> Option<Connecting> {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         let taken = table.remove(&ticket);
         let now = Instant::now();
         table.retain(|_, other| now.duration_since(other.started) < 2 * limit);
@@ -150,12 +151,7 @@ impl PendingConnections {
     }
 
     fn keep(&self, ticket: u64, connecting: Connecting) {
-        self.lock().insert(ticket, connecting);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Connecting>> {
-        // A panic while the lock is held leaves the table intact.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table).insert(ticket, connecting);
     }
 }
 
@@ -206,7 +202,7 @@ impl Handshake {
                     self.stage = ConnectStage::Dialling;
                     continue;
                 }
-                ConnectStage::Redialling(_) => "another try (the connection was dropped unread by the listener)",
+                ConnectStage::Redialling(_) => "a second attempt (the listener closed the first unread)",
                 ConnectStage::Dialling => match dialled(process, &mut self.channel, &self.handle, self.priority)? {
                     Some(stage) => {
                         self.stage = stage;
@@ -337,7 +333,7 @@ impl AcceptedOffer {
             };
             paired.push(rail_index);
             let queue_count = pair.queue_pairs.count();
-            let way = PathChoice { peer_gid: pair.acceptor_gid, mtu_bytes: pair.mtu_bytes };
+            let choice = PathChoice { peer_gid: pair.acceptor_gid, mtu_bytes: pair.mtu_bytes };
             let made = match &pair.queue_pairs {
                 Offered::Later(_) => {
                     let temporary = |why| LaneProgress::NotReady(NotYet { why, is_temporary: true });
@@ -348,7 +344,7 @@ impl AcceptedOffer {
                     let route = NewRoute {
                         snapshot: snapshot.clone(),
                         gid: pair.connector_gid,
-                        way,
+                        choice,
                         ends: ends.clone(),
                         priority,
                     };
@@ -366,7 +362,7 @@ impl AcceptedOffer {
                 End { rail: pair.acceptor_rail, attachment: pair.acceptor },
             ];
             let peer_rail = pair.acceptor_name.clone();
-            pairs.push(OfferedPair { rail, ends, peer_rail, queue_count, way, made });
+            pairs.push(OfferedPair { rail, ends, peer_rail, queue_count, choice, made });
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
         let left_out = negotiate::unpaired(rails, &paired, Role::Sender);
@@ -408,11 +404,12 @@ impl AcceptedOffer {
             return Err(Violation::RailCount { peer, theirs, ours }.into());
         }
         let mut pairs = Vec::new();
-        for (OfferedPair { rail, ends, peer_rail, queue_count, way, made }, answer) in offered.into_iter().zip(go.pairs)
+        for (OfferedPair { rail, ends, peer_rail, queue_count, choice, made }, answer) in
+            offered.into_iter().zip(go.pairs)
         {
             let lane = match (made, answer) {
                 (LaneProgress::Lane(mut lane), PairGo::Carries { mailbox_rkey }) => {
-                    let path = PathId { rail: rail.id, peer_gid: way.peer_gid };
+                    let path = PathId { rail: rail.id, peer_gid: choice.peer_gid };
                     setup.process.backoff.carried(path, Instant::now());
                     lane.peer_mailbox_rkey = mailbox_rkey;
                     Ok(lane)
@@ -424,7 +421,7 @@ impl AcceptedOffer {
                 | (LaneProgress::NotReady(NotYet { why, .. }), PairGo::NotYet(_)) => Err(why),
                 (LaneProgress::Joining(_), _) => return Err(Internal::NotConnected.into()),
             };
-            pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, way, lane });
+            pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, choice, lane });
         }
         let (role, peer_addr) = (Role::Sender, go.mailbox_addr);
         let agreed = Agreed { role, peer, started, priority, chunk_bytes, region, peer_addr, pairs, left_out };

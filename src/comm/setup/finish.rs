@@ -69,7 +69,7 @@ pub struct AgreedPair {
     /// Number of the connection's queue pairs on the rail.
     pub queue_count: u8,
     /// The peer's address and the path MTU used in the handshake.
-    pub way: PathChoice,
+    pub choice: PathChoice,
     /// The connected queue pairs, with both sides' keys, or the reason why they do not work yet.
     pub lane: std::result::Result<Lane, String>,
 }
@@ -123,36 +123,37 @@ impl<P: Shareable> Drop for AwaitingRail<P> {
     }
 }
 
-/// Builds the data path of a connection and hands it to the service thread. `first` sends the last
-/// message of the handshake, if any, and returns the means to get another TCP connection.
+/// Builds the data path of a connection and hands it to the service thread. `send_last_message` is
+/// called before the thread gets the connection. On the receiving side it sends GO, the last
+/// message of the handshake. It returns the means to get another TCP connection.
 ///
 /// # Errors
-/// [`Error::Os`] if the service thread cannot be started; the error of `first`.
+/// [`Error::Os`] if the service thread cannot be started; the error of `send_last_message`.
 pub fn finish<P: Shareable + 'static>(
     setup: &Setup,
     channel: Channel,
     agreed: Agreed,
     path: impl FnOnce(PathParts) -> P,
-    first: impl FnOnce(&mut Channel, &mut RedialHandle) -> Result<Redialling>,
+    send_last_message: impl FnOnce(&mut Channel, &mut RedialHandle) -> Result<Redialling>,
 ) -> Result<AwaitingRail<P>> {
     let Agreed { role, peer, started, priority, chunk_bytes, region, peer_addr, pairs, left_out } = agreed;
     let process = Arc::clone(&setup.process);
     let left_out = AgreedPair::not_yet(&pairs, left_out);
     let paths: Vec<[End; 2]> = pairs.iter().map(|pair| pair.ends).collect();
-    let routed: Vec<bool> = pairs.iter().map(|pair| negotiate::is_routed(&pair.rail, pair.way.peer_gid)).collect();
+    let routed: Vec<bool> = pairs.iter().map(|pair| negotiate::is_routed(&pair.rail, pair.choice.peer_gid)).collect();
     let mut striping = negotiate::striping(&process, &paths);
     let (mut lanes, mut rails) = (Vec::new(), Vec::new());
     let counted = counted(&process, role, &peer, &pairs);
-    for (id, AgreedPair { rail, peer_rail, queue_count, way, lane, .. }) in LaneId::all(pairs.len()).zip(pairs) {
+    for (id, AgreedPair { rail, peer_rail, queue_count, choice, lane, .. }) in LaneId::all(pairs.len()).zip(pairs) {
         let (mut lane, why) = match lane {
             Ok(lane) => (lane, None),
-            Err(why) => (Lane::not_yet(&rail, peer_rail), Some(why)),
+            Err(why) => (Lane::without_queues(&rail, peer_rail), Some(why)),
         };
         lane.record = counted.record(id.index());
         let mut managed = ManagedRail::of(&lane, usize::from(queue_count));
         if let Some(why) = why {
             striping.lose(id);
-            managed.record_path(way);
+            managed.record_path(choice);
             managed.failed(&why);
         }
         rails.push(managed);
@@ -173,7 +174,7 @@ pub fn finish<P: Shareable + 'static>(
     let (shared, watched) = (Arc::clone(&process), Arc::clone(&context));
     let terms = Terms { role, priority, first_rail_timeout };
     let driver = Driver::new(shared, watched, path.clone(), terms, mailboxes, rails);
-    let watch = setup.service.watch(channel, driver, first)?;
+    let watch = setup.service.watch(channel, driver, send_last_message)?;
     process.opened(&context.peer.name);
     let endpoint = Endpoint { context, process, service: Arc::clone(&setup.service), watch, path, counted };
     Ok(AwaitingRail { role, endpoint: Some(endpoint) })

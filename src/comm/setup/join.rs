@@ -32,7 +32,7 @@ pub struct NewRoute {
     /// This side's address.
     pub gid: [u8; 16],
     /// The peer's address, and the path MTU.
-    pub way: PathChoice,
+    pub choice: PathChoice,
     /// The peer's queue pairs.
     pub ends: Vec<QpEnd>,
     /// Priority of the connection's packets.
@@ -78,8 +78,8 @@ pub enum JoinStep {
 impl Joining {
     /// Starts with a lane that is not connected.
     pub fn new(process: &Process, role: Role, lane: Lane, route: NewRoute) -> Self {
-        let path = PathId { rail: lane.rail.id, peer_gid: route.way.peer_gid };
-        let (mtu_bytes, until) = (route.way.mtu_bytes, Instant::now() + limit(process));
+        let path = PathId { rail: lane.rail.id, peer_gid: route.choice.peer_gid };
+        let (mtu_bytes, until) = (route.choice.mtu_bytes, Instant::now() + limit(process));
         Self { path, mtu_bytes, role, until, stage: JoinStage::Asking(Box::new(NewLane { lane, route })) }
     }
 
@@ -148,7 +148,7 @@ impl NewLane {
         path: PathId,
         trial: Option<Trial>,
     ) -> ConnectResult {
-        let NewRoute { snapshot, gid, way: PathChoice { peer_gid, mtu_bytes }, ends, priority } = &self.route;
+        let NewRoute { snapshot, gid, choice: PathChoice { peer_gid, mtu_bytes }, ends, priority } = &self.route;
         let route =
             Route { snapshot, gid: *gid, peer_gid: *peer_gid, mtu_bytes: *mtu_bytes, ends, priority: *priority };
         let outcome = self.lane.connect(role, process.config.qp, &route);

@@ -19,6 +19,7 @@ use crate::comm::rail::backoff::{PathId, Trial};
 use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::{Rail, interfaces, neighbours};
 use crate::comm::recovery::attempt::PathChoice;
+use crate::comm::threads::lock;
 use crate::error::{Call, Error, Internal, Missing, Result, Violation};
 use crate::flow::pairing::{self, Pair};
 use crate::flow::paths::{End, Paths};
@@ -29,7 +30,7 @@ use crate::wire::ids::RailId;
 use crate::wire::mailbox::MAILBOX_BYTES;
 use crate::wire::message::{Go, Hello, Message, NotYet, Offer, Offered, PairGo, PairOffer, PairReady, Ready, Streams};
 use std::net::TcpListener;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Text added to the reason why a routed path does not work. A NIC consumes RoCE packets itself, so
@@ -144,9 +145,9 @@ impl ListenComm {
     /// # Errors
     /// [`Error::Usage`] if no rail is in common with the peer; [`Error::Network`] if none works
     /// in time; [`Error::Network`], [`Error::PeerGone`], [`Error::Protocol`] or [`Error::TimedOut`]
-    /// if the peer fails during its handshake or none connects in time.
+    /// if the peer fails during its handshake or no peer connects in time.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let Listening { admission, waiting_since, progress } = &mut *state;
         let since = *waiting_since.get_or_insert_with(Instant::now);
         let stage = match progress {
@@ -316,7 +317,8 @@ impl OfferMade {
         let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
         let mut left_out = negotiate::unpaired(&rails, &paired, Role::Receiver);
         let (mut offers, mut all) = (Vec::new(), Vec::new());
-        let dead = |pair: &Pair| negotiate::dead(process, &rails.known[pair.acceptor].rail, pair.connector_gid);
+        let dead =
+            |pair: &Pair| negotiate::dead_path_reason(process, &rails.known[pair.acceptor].rail, pair.connector_gid);
         for ((pair, ends), queue_count) in pairs.into_iter().zip(ends).zip(queue_pairs) {
             let known = &rails.known[pair.acceptor];
             let (rail, theirs) = (&known.rail, &hello.rails[pair.connector]);
@@ -369,7 +371,7 @@ impl OfferMade {
                     let route = NewRoute {
                         snapshot: snapshot.clone(),
                         gid: pair.acceptor_gid,
-                        way: way(&pair),
+                        choice: path_choice(&pair),
                         ends: qps,
                         priority: self.priority,
                     };
@@ -390,7 +392,7 @@ impl OfferMade {
     }
 }
 
-fn way(pair: &Pair) -> PathChoice {
+fn path_choice(pair: &Pair) -> PathChoice {
     PathChoice { peer_gid: pair.connector_gid, mtu_bytes: pair.mtu_bytes }
 }
 
@@ -428,7 +430,7 @@ fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailA
 
 impl ProbedPair {
     fn test(&self, process: &Process, mailboxes: &Mailboxes, lane: Lane, trial: Option<Trial>) -> Probed {
-        let PathChoice { peer_gid, mtu_bytes } = way(&self.pair);
+        let PathChoice { peer_gid, mtu_bytes } = path_choice(&self.pair);
         let (path, limit) = (PathId { rail: self.rail.id, peer_gid }, process.config.recovery.probe_timeout);
         LaneTest::start(lane, path, mailboxes, mtu_bytes, limit, trial, Instant::now())
             .map_or_else(|error| Probed::NotYet(negotiate::not_yet_on(&self.rail, &error)), Probed::Testing)
@@ -498,7 +500,7 @@ impl Probing {
         let Mailboxes { region, peer_addr } = mailboxes;
         let is_final = |pair: &ProbedPair| matches!(&pair.state, Probed::NotYet(not_yet) if !not_yet.is_temporary);
         let is_hopeless = probed.iter().all(is_final);
-        let (mut pairs, mut words) = (Vec::new(), Vec::new());
+        let (mut pairs, mut go_pairs) = (Vec::new(), Vec::new());
         for ProbedPair { rail, pair, ends, peer_rail, queue_count, state } in probed {
             let lane = match state {
                 Probed::Carries(lane) => Ok(lane),
@@ -507,12 +509,12 @@ impl Probing {
                     return Err(Internal::NotTested.into());
                 }
             };
-            words.push(match &lane {
+            go_pairs.push(match &lane {
                 Ok(lane) => PairGo::Carries { mailbox_rkey: lane.mailbox_rkey() },
                 Err(why) => PairGo::NotYet(why.clone()),
             });
-            let way = way(&pair);
-            pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, way, lane });
+            let choice = path_choice(&pair);
+            pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, choice, lane });
         }
         if is_hopeless {
             let error = negotiate::no_usable_rail(&setup.process, &peer, &AgreedPair::not_yet(&pairs, left_out));
@@ -525,8 +527,8 @@ impl Probing {
         let role = Role::Receiver;
         let agreed = Agreed { role, peer, started, priority, chunk_bytes, region, peer_addr, pairs, left_out };
         finish(setup, channel, agreed, RecvPath::new, |channel, redial_handle| {
-            let (redialling, redial) = redial_handle.invite(channel, &setup.descriptors);
-            channel.send(&Message::Go(Go { mailbox_addr, pairs: words, redial }))?;
+            let (redialling, redial) = redial_handle.prepare_redial(channel, &setup.descriptors);
+            channel.send(&Message::Go(Go { mailbox_addr, pairs: go_pairs, redial }))?;
             Ok(redialling)
         })
     }

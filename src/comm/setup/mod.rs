@@ -26,7 +26,7 @@
 //!
 //! Every pair of the OFFER is a lane of the connection. The handshake is the first attempt to bring
 //! up each pair, and recovery makes all later ones. A pair that does not carry yet begins as a lost
-//! rail (`Recovery::mark_missing_at_start`, `Lane::not_yet`), with a log line that gives the
+//! rail (`Recovery::mark_missing_at_start`, `Lane::without_queues`), with a log line that gives the
 //! reason. So HELLO and OFFER also name rails that cannot be used now, by the addresses that they
 //! had before (`Rail::last_snapshot`). Such rails are paired after the usable ones.
 //!

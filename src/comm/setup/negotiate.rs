@@ -265,14 +265,14 @@ pub fn not_yet(error: &Error) -> NotYet {
     NotYet { why: error.to_string(), is_temporary: error.is_temporary() }
 }
 
-/// Like [`not_yet`], for a call on a rail's device. If that was removed, the reason is temporary.
+/// Like [`not_yet`], for a call on a rail's device. If the device is away, the reason is temporary.
 pub fn not_yet_on(rail: &Rail, error: &Error) -> NotYet {
     let NotYet { why, is_temporary } = not_yet(error);
     NotYet { why, is_temporary: is_temporary || rail.device.presence() != DevicePresence::Here }
 }
 
 /// Returns the reason why a path is left out for now, if it is known to be dead.
-pub fn dead(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> Option<String> {
+pub fn dead_path_reason(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> Option<String> {
     process.backoff.dead(PathId { rail: rail.id, peer_gid }, Instant::now())
 }
 
@@ -313,7 +313,7 @@ pub fn unpaired(rails: &LocalRails, paired: &[usize], role: Role) -> Vec<(RailId
             } else if paired.len() >= MAX_RAILS {
                 format!("a connection uses at most {MAX_RAILS} rails")
             } else {
-                why_alone(advert, role)
+                unpaired_reason(advert, role)
             };
             all.push((rail.id, why));
         }
@@ -322,7 +322,7 @@ pub fn unpaired(rails: &LocalRails, paired: &[usize], role: Role) -> Vec<(RailId
 }
 
 /// Returns the reason why a rail has no pair. Only the accepting side, which forms pairs, knows it.
-fn why_alone(advert: &RailAdvert, role: Role) -> String {
+fn unpaired_reason(advert: &RailAdvert, role: Role) -> String {
     let rail = pairing::describe(std::slice::from_ref(advert));
     match role {
         Role::Receiver => format!("no rail of the peer shares a subnet with {rail}, and no route leads to one"),
@@ -395,10 +395,10 @@ mod tests {
         let advert =
             RailAdvert { name, phys_port, attachment, speed_mbps: 1, mtu_bytes: 4096, addresses, is_usable: true };
         assert_eq!(
-            why_alone(&advert, Role::Receiver),
+            unpaired_reason(&advert, Role::Receiver),
             "no rail of the peer shares a subnet with x0:1 (), and no route leads to one"
         );
-        let told = why_alone(&advert, Role::Sender);
+        let told = unpaired_reason(&advert, Role::Sender);
         assert!(told.starts_with("no peer rail for x0:1 ()") && told.ends_with("see the peer's log"), "{told}");
     }
 }

@@ -54,8 +54,8 @@ fn message(parts: &mut [libc::iovec; 2]) -> libc::msghdr {
     message
 }
 
-/// Stores as many bytes as `to` has room for, in any order. Nothing may read this memory before the
-/// bytes are reported.
+/// Stores as many bytes as `to` has room for, in any order. Nothing may read this memory before
+/// `test` reports the receive as done.
 pub fn store(to: HostMemory, bytes: &[u8]) {
     let count = to.len().min(bytes.len());
     // SAFETY: the memory is mapped, and no code in this process relies on its content

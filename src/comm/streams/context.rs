@@ -3,9 +3,7 @@
 use super::sockets::Sockets;
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::{Direction, LogOnce};
-#[cfg(doc)]
-use crate::error::Error;
-use crate::error::{Network, Quick, Waited};
+use crate::error::{Error, Network, Quick, Usage, Waited};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -45,6 +43,39 @@ impl Totals {
     /// Returns bytes and messages since the last call.
     pub fn take(&self) -> (u64, u64) {
         (self.bytes.swap(0, Ordering::Relaxed), self.messages.swap(0, Ordering::Relaxed))
+    }
+}
+
+/// The error that ended a connection over streams, if any.
+#[derive(Default)]
+pub struct Failure(Option<Box<Error>>);
+
+impl Failure {
+    /// Fails if the connection has ended.
+    ///
+    /// # Errors
+    /// The error that ended the connection.
+    pub fn check(&self) -> Quick<()> {
+        match &self.0 {
+            None => Ok(()),
+            Some(first) => Err(first.clone()),
+        }
+    }
+
+    /// Ends the connection and its streams. Returns the first error, as all later calls do.
+    #[cold]
+    pub fn record(&mut self, context: &StreamContext, error: Error) -> Box<Error> {
+        if self.0.is_none() {
+            context.sockets.cut();
+        }
+        self.0.get_or_insert_with(|| Box::new(error)).clone()
+    }
+
+    /// Makes later calls fail. Returns true if the connection had failed before.
+    pub fn close(&mut self) -> bool {
+        let has_failed = self.0.is_some();
+        self.0.get_or_insert_with(|| Box::new(Usage::Closed.into()));
+        has_failed
     }
 }
 
@@ -101,10 +132,10 @@ impl Waiting {
         let is_first = context.log.is_first_stall(&sockets.tcp.peer, *direction, context.stall_warn, Instant::now());
         match (direction, is_first) {
             (Direction::Send, true) => tracing::warn!(
-                "{what} by {sockets} has made no progress for {waited:.0?} ({count} bytes): the peer computes or is stuck"
+                "{what} by {sockets} has made no progress for {waited:.0?} ({count} bytes): the peer may be computing or stuck"
             ),
             (Direction::Receive, true) => tracing::warn!(
-                "{what} by {sockets} has made no progress for {waited:.0?} ({count} receives pending): the peer computes or is stuck"
+                "{what} by {sockets} has made no progress for {waited:.0?} ({count} receives pending): the peer may be computing or stuck"
             ),
             (_, false) => tracing::debug!("{what} by {sockets} has made no progress for {waited:.0?} ({count})"),
         }

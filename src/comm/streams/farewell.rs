@@ -5,6 +5,7 @@
 //! incoming bytes until the peer ends the stream or `LINGER` has passed.
 
 use super::sockets::Sockets;
+use crate::comm::channel::write_queued;
 use std::io::{ErrorKind, Read, Result, Write};
 use std::net::Shutdown;
 use std::sync::Arc;
@@ -17,8 +18,8 @@ const READS: usize = 64;
 /// A data path with last bytes to send.
 pub trait FinalBytes {
     /// Ends the data path, which no longer accesses its caller's buffers. Returns each stream's
-    /// last bytes, or `None` if messages were in progress or this side has failed: the peer then
-    /// fails too.
+    /// last bytes, or `None` if sends were in progress or this side has failed: the peer then fails
+    /// too.
     fn final_bytes(&mut self) -> Option<Vec<Vec<u8>>>;
 }
 
@@ -36,9 +37,9 @@ enum CloseStage {
 }
 
 impl StreamClose {
-    /// Starts to close streams in good order. `words` are the last bytes of each stream.
-    pub fn new(sockets: Arc<Sockets>, words: Vec<Vec<u8>>, now: Instant) -> Self {
-        Self { sockets, stages: words.into_iter().map(CloseStage::Sending).collect(), until: now + LINGER }
+    /// Starts to close streams in good order. `final_bytes` are the last bytes of each stream.
+    pub fn new(sockets: Arc<Sockets>, final_bytes: Vec<Vec<u8>>, now: Instant) -> Self {
+        Self { sockets, stages: final_bytes.into_iter().map(CloseStage::Sending).collect(), until: now + LINGER }
     }
 
     /// Continues to close, without blocking. Returns true when all streams are closed.
@@ -57,16 +58,9 @@ impl StreamClose {
 impl CloseStage {
     fn poll(&mut self, sockets: &Sockets, number: usize) -> Result<()> {
         let mut stream = sockets.stream(number);
-        if let Self::Sending(words) = self {
-            while !words.is_empty() {
-                match stream.write(words) {
-                    Ok(count) => drop(words.drain(..count)),
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            if words.is_empty() {
+        if let Self::Sending(final_bytes) = self {
+            write_queued(final_bytes, |bytes| stream.write(bytes))?;
+            if final_bytes.is_empty() {
                 stream.shutdown(Shutdown::Write)?;
                 *self = Self::Draining;
             }

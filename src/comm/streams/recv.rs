@@ -1,13 +1,14 @@
 //! The receiving half of a connection over streams: `irecv`, and `test` of receives.
 
 use super::caller_memory;
-use super::context::{StreamContext, Waiting};
+use super::context::{Failure, StreamContext, Waiting};
 use super::farewell::FinalBytes;
+use crate::comm::channel::write_queued;
 use crate::comm::datapath::fault::{broken_protocol, not_in_flight};
 use crate::comm::datapath::recv::{RecvPart, check_parts};
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::Direction;
-use crate::error::{Error, Network, PeerGone, Quick, Usage};
+use crate::error::{Error, Network, PeerGone, Quick};
 use crate::flow::NotInFlight;
 use crate::flow::streams::inbound::{Inbound, Landing};
 use crate::verbs::HostMemory;
@@ -37,7 +38,7 @@ pub struct StreamRecvPath {
     hot: usize,
     cold: usize,
     stall: StallTimer,
-    failed: Option<Box<Error>>,
+    failure: Failure,
 }
 
 #[derive(Clone, Copy)]
@@ -81,14 +82,14 @@ impl StreamRecvPath {
     pub fn new(read: &[Vec<u8>]) -> Self {
         let none = Buffers { parts: [HostMemory::none(); PARTS], is_watched: false };
         Self {
-            inbound: Inbound::new(),
+            inbound: Inbound::default(),
             buffers: Box::new([none; SLOTS]),
             streams: read.iter().map(|read| Incoming::new(read)).collect(),
             outbox: Vec::with_capacity((SLOTS * PARTS + 1) * FRAME_BYTES),
             hot: 0,
             cold: 0,
             stall: StallTimer::default(),
-            failed: None,
+            failure: Failure::default(),
         }
     }
 
@@ -102,7 +103,7 @@ impl StreamRecvPath {
     /// [`Error::Argument`] if the memory is not registered or the group is too large; otherwise the
     /// error that ended the connection.
     pub fn irecv(&mut self, context: &StreamContext, parts: &[RecvPart<'_>], is_watched: bool) -> Quick<Option<u16>> {
-        self.check()?;
+        self.failure.check()?;
         check_parts(parts)?;
         let outbox = &mut self.outbox;
         let granted = self.inbound.grant(parts.iter().map(|part| (part.tag, part.bytes as u64)), |grant| {
@@ -122,26 +123,19 @@ impl StreamRecvPath {
         Ok(Some(slot.number()))
     }
 
-    /// Returns true if a receive is done, after calling `tell` with each buffer's index and size.
+    /// Returns true if a receive is done, after calling `report` with each buffer's index and size.
     ///
     /// # Errors
     /// [`Error::Argument`] if there is no such request; otherwise the error that ended the
     /// connection.
-    pub fn test(&mut self, context: &StreamContext, request: u16, mut tell: impl FnMut(usize, u64)) -> Quick<bool> {
+    pub fn test(&mut self, context: &StreamContext, request: u16, mut report: impl FnMut(usize, u64)) -> Quick<bool> {
         let Some(slot) = Slot::new(request) else { return Err(not_in_flight(NotInFlight(request))) };
-        if self.inbound.test(slot, &mut tell).map_err(not_in_flight)? {
+        if self.inbound.test(slot, &mut report).map_err(not_in_flight)? {
             return Ok(true);
         }
-        self.check()?;
+        self.failure.check()?;
         self.progress_or_wait(context, "a receive")?;
-        self.inbound.test(slot, tell).map_err(not_in_flight)
-    }
-
-    fn check(&self) -> Quick<()> {
-        match &self.failed {
-            None => Ok(()),
-            Some(failed) => Err(failed.clone()),
-        }
+        self.inbound.test(slot, report).map_err(not_in_flight)
     }
 
     /// Receives available bytes. If there are none, checks if the connection can still progress.
@@ -154,7 +148,7 @@ impl StreamRecvPath {
         if self.streams.iter().any(|stream| !matches!(stream.end, StreamEnd::Open)) {
             return self.ended(context, what);
         }
-        self.waiting(what).check(context, &mut self.stall).map_err(|error| self.fail(context, *error))
+        self.waiting(what).check(context, &mut self.stall).map_err(|error| self.failure.record(context, *error))
     }
 
     fn waiting(&self, what: &'static str) -> Waiting {
@@ -181,29 +175,29 @@ impl StreamRecvPath {
             Some(other) => other,
             // Some streams have ended with BYE, and the ends of the others are still in transit.
             None if self.streams.iter().any(|stream| matches!(stream.end, StreamEnd::Open)) => {
-                return self.waiting(what).check(context, &mut self.stall).map_err(|error| self.fail(context, *error));
+                return self
+                    .waiting(what)
+                    .check(context, &mut self.stall)
+                    .map_err(|error| self.failure.record(context, *error));
             }
             None => PeerGone::StreamsClosed { tcp: context.sockets.tcp.clone(), waited }.into(),
         };
-        Err(self.fail(context, error))
+        Err(self.failure.record(context, error))
     }
 
     /// Sends as many grants as the first stream accepts.
     fn send_grants(&mut self, context: &StreamContext) -> Quick<()> {
-        while !self.outbox.is_empty() {
-            match caller_memory::send(context.sockets.stream(0), &self.outbox, HostMemory::none()) {
-                Ok(count) => drop(self.outbox.drain(..count)),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // The peer reads no more. Its last bytes can still be read, and may show why.
-                Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
-                    tracing::debug!("{}: no more grants: {error}", context.sockets);
-                    self.outbox.clear();
-                }
-                Err(error) => return Err(self.fail(context, context.sockets.failed(0, &error))),
+        let stream = context.sockets.stream(0);
+        match write_queued(&mut self.outbox, |bytes| caller_memory::send(stream, bytes, HostMemory::none())) {
+            Ok(()) => Ok(()),
+            // The peer reads no more. Its last bytes can still be read, and may show why.
+            Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+                tracing::debug!("{}: no more grants: {error}", context.sockets);
+                self.outbox.clear();
+                Ok(())
             }
+            Err(error) => Err(self.failure.record(context, context.sockets.failed(0, &error))),
         }
-        Ok(())
     }
 
     /// Receives available bytes, and returns true if there were any. Polls the stream of the last
@@ -239,7 +233,7 @@ impl StreamRecvPath {
             match stream.use_inbox(inbound, buffers, &mut found) {
                 Ok(()) => {}
                 Err(why) => {
-                    return Err(self.fail(context, broken_protocol(&context.sockets.tcp.peer, &why).into()));
+                    return Err(self.failure.record(context, broken_protocol(&context.sockets.tcp.peer, &why).into()));
                 }
             }
             if !matches!(stream.end, StreamEnd::Open) {
@@ -252,15 +246,6 @@ impl StreamRecvPath {
             }
         }
         Ok(found)
-    }
-
-    /// Fails the connection and ends its streams. Returns the first error, as all later calls do.
-    #[cold]
-    fn fail(&mut self, context: &StreamContext, error: Error) -> Box<Error> {
-        if self.failed.is_none() {
-            context.sockets.cut();
-        }
-        self.failed.get_or_insert_with(|| Box::new(error)).clone()
     }
 }
 
@@ -304,7 +289,7 @@ impl Incoming {
                     self.chunk = Some(Arriving { slot, part, to, is_watched });
                 }
                 StreamFrame::Bye => self.end = StreamEnd::Closed,
-                StreamFrame::Grant(_) => return Err("a grant from the side that sends".to_owned()),
+                StreamFrame::Grant(_) => return Err("a grant frame from the sender".to_owned()),
             }
         }
     }
@@ -371,11 +356,10 @@ impl Arriving {
 
 impl FinalBytes for StreamRecvPath {
     fn final_bytes(&mut self) -> Option<Vec<Vec<u8>>> {
-        let is_cut = self.failed.is_some();
-        self.failed.get_or_insert_with(|| Box::new(Usage::Closed.into()));
-        let mut words = vec![Vec::new(); self.streams.len()];
-        words[0] = std::mem::take(&mut self.outbox);
-        words.iter_mut().for_each(|word| word.extend_from_slice(&StreamFrame::Bye.encode()));
-        (!is_cut).then_some(words)
+        let is_cut = self.failure.close();
+        let mut all = vec![Vec::new(); self.streams.len()];
+        all[0] = std::mem::take(&mut self.outbox);
+        all.iter_mut().for_each(|bytes| bytes.extend_from_slice(&StreamFrame::Bye.encode()));
+        (!is_cut).then_some(all)
     }
 }

@@ -1,13 +1,13 @@
 //! The sending half of a connection over streams: `isend`, and `test` of sends.
 
 use super::caller_memory;
-use super::context::{StreamContext, Waiting};
+use super::context::{Failure, StreamContext, Waiting};
 use super::farewell::FinalBytes;
 use crate::comm::datapath::fault::{broken_protocol, not_in_flight, outside_registration, too_large};
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::Registration;
-use crate::error::{Error, PeerGone, Quick, Usage};
+use crate::error::{Error, PeerGone, Quick};
 use crate::flow::next::Head;
 use crate::flow::sends::REQUESTS;
 use crate::flow::streams::outbound::{Chunk, Outbound};
@@ -34,7 +34,7 @@ pub struct StreamSendPath {
     granted_bytes: usize,
     peer_has_closed: bool,
     stall: StallTimer,
-    failed: Option<Box<Error>>,
+    failure: Failure,
 }
 
 /// A chunk that a stream has accepted partly or not at all.
@@ -55,7 +55,7 @@ impl StreamSendPath {
             (*place, granted_bytes) = (*byte, granted_bytes + 1);
         }
         Self {
-            outbound: Outbound::new(),
+            outbound: Outbound::default(),
             sources: Box::new([HostMemory::none(); REQUESTS]),
             begun: std::iter::repeat_with(|| None).take(read.len()).collect(),
             turn: 0,
@@ -63,7 +63,7 @@ impl StreamSendPath {
             granted_bytes,
             peer_has_closed: false,
             stall: StallTimer::default(),
-            failed: None,
+            failure: Failure::default(),
         }
     }
 
@@ -81,7 +81,7 @@ impl StreamSendPath {
         tag: i32,
         memory: &Registration,
     ) -> Quick<Option<u16>> {
-        self.check()?;
+        self.failure.check()?;
         let Some(source) = memory.source(addr, bytes) else {
             return Err(outside_registration("isend", addr, bytes, memory).into());
         };
@@ -100,9 +100,9 @@ impl StreamSendPath {
             }
             return Ok(None);
         };
-        if bytes as u64 > head.room_bytes {
+        if bytes as u64 > head.buffer_bytes {
             let peer = &context.sockets.tcp.peer;
-            return Err(too_large(peer, bytes as u64, tag, head.room_bytes, MAX_RECEIVE_BYTES));
+            return Err(too_large(peer, bytes as u64, tag, head.buffer_bytes, MAX_RECEIVE_BYTES));
         }
         let Some(request) = self.outbound.start(head, bytes as u64) else { return Ok(None) };
         self.sources[usize::from(request) % REQUESTS] = source;
@@ -120,16 +120,9 @@ impl StreamSendPath {
         if let Some(bytes) = self.outbound.test(request).map_err(not_in_flight)? {
             return Ok(Some(bytes));
         }
-        self.check()?;
+        self.failure.check()?;
         self.progress_or_wait(context, "a posted send", self.sources[usize::from(request) % REQUESTS].len())?;
         self.outbound.test(request).map_err(not_in_flight)
-    }
-
-    fn check(&self) -> Quick<()> {
-        match &self.failed {
-            None => Ok(()),
-            Some(failed) => Err(failed.clone()),
-        }
     }
 
     fn find(&mut self, context: &StreamContext, tag: i32) -> Quick<Option<Head>> {
@@ -153,9 +146,9 @@ impl StreamSendPath {
         let waiting = Waiting { direction: Direction::Send, what, count: bytes };
         if self.peer_has_closed {
             let (tcp, waited) = (context.sockets.tcp.clone(), waiting.after(self.stall.elapsed()));
-            return Err(self.fail(context, PeerGone::StreamsClosed { tcp, waited }.into()));
+            return Err(self.failure.record(context, PeerGone::StreamsClosed { tcp, waited }.into()));
         }
-        waiting.check(context, &mut self.stall).map_err(|error| self.fail(context, *error))
+        waiting.check(context, &mut self.stall).map_err(|error| self.failure.record(context, *error))
     }
 
     /// Sends what the streams accept. Returns true if they accepted any bytes.
@@ -211,7 +204,11 @@ impl StreamSendPath {
     #[cold]
     fn broken(&mut self, context: &StreamContext, stream: usize, error: &std::io::Error) -> Quick<()> {
         while self.take_grants(context)? {}
-        if self.peer_has_closed { Ok(()) } else { Err(self.fail(context, context.sockets.failed(stream, error))) }
+        if self.peer_has_closed {
+            Ok(())
+        } else {
+            Err(self.failure.record(context, context.sockets.failed(stream, error)))
+        }
     }
 
     /// Receives grants. Returns true if there were any.
@@ -221,11 +218,11 @@ impl StreamSendPath {
             match caller_memory::receive(context.sockets.stream(0), HostMemory::none(), rest) {
                 Ok(0) => {
                     let end = std::io::Error::from(ErrorKind::UnexpectedEof);
-                    return Err(self.fail(context, context.sockets.failed(0, &end)));
+                    return Err(self.failure.record(context, context.sockets.failed(0, &end)));
                 }
                 Ok(count) => self.granted_bytes += count,
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => return Err(self.fail(context, context.sockets.failed(0, &error))),
+                Err(error) => return Err(self.failure.record(context, context.sockets.failed(0, &error))),
             }
         }
         self.read_grants(context)
@@ -245,7 +242,7 @@ impl StreamSendPath {
                     self.peer_has_closed = true;
                     Ok(())
                 }
-                Ok(StreamFrame::Data(_)) => Err("data to the side that sends".to_owned()),
+                Ok(StreamFrame::Data(_)) => Err("a data frame sent to the sender".to_owned()),
                 Err(malformed) => Err(malformed.to_string()),
             };
             if outcome.is_err() {
@@ -262,16 +259,7 @@ impl StreamSendPath {
 
     #[cold]
     fn breach(&mut self, context: &StreamContext, why: &dyn Display) -> Box<Error> {
-        self.fail(context, broken_protocol(&context.sockets.tcp.peer, why).into())
-    }
-
-    /// Fails the connection and ends its streams. Returns the first error, as all later calls do.
-    #[cold]
-    fn fail(&mut self, context: &StreamContext, error: Error) -> Box<Error> {
-        if self.failed.is_none() {
-            context.sockets.cut();
-        }
-        self.failed.get_or_insert_with(|| Box::new(error)).clone()
+        self.failure.record(context, broken_protocol(&context.sockets.tcp.peer, why).into())
     }
 }
 
@@ -288,8 +276,7 @@ impl Begun {
 
 impl FinalBytes for StreamSendPath {
     fn final_bytes(&mut self) -> Option<Vec<Vec<u8>>> {
-        let is_cut = self.failed.is_some() || self.outbound.is_running();
-        self.failed.get_or_insert_with(|| Box::new(Usage::Closed.into()));
+        let is_cut = self.failure.close() || self.outbound.is_running();
         let bye = || StreamFrame::Bye.encode().to_vec();
         (!is_cut).then(|| self.begun.iter().map(|_| bye()).collect())
     }

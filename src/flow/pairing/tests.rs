@@ -95,7 +95,7 @@ fn every_second_attempt_goes_by_link_local_addresses() {
     };
     let (here, there) = (&spark(1)[0], &spark(2)[0]);
     assert_eq!([1, 2, 3, 4].map(|attempt| is_by_link_local(here, there, attempt)), [false, true, false, true]);
-    // The result is the same if an address has no prefix, because its interface cannot be seen.
+    // An address whose interface cannot be seen has no prefix. The result is the same.
     let unseen = rail("f0", "p0", 0, 100_000, &["fe80::1", "192.168.100.3/24"]);
     let without = rail("f0", "p0", 0, 100_000, &["192.168.100.3/24"]);
     for (one, other) in [(here, &unseen), (&unseen, here)] {
@@ -204,7 +204,8 @@ fn routes_pair_what_shares_no_subnet() {
     let found: Vec<_> = pairs.iter().map(|p| (p.connector, p.acceptor, p.is_routed)).collect();
     assert_eq!(found, [0, 1, 2, 3].map(|at| (at, at, true)));
     assert!(!pairs.iter().any(|pair| is_link_local(&pair.connector_gid) || is_link_local(&pair.acceptor_gid)));
-    // There are two routes to the host, each from another port (the diagonal of a ring).
+    // The accepting side has two routes, from different ports (as between opposite Sparks of a
+    // ring).
     let diagonal = |from: &str, to: &str| matches!((from, to), ("f1", "192.168.100.1") | ("P2f0", "192.168.103.1"));
     let pairs = pair(&spark(1), &far(), &asked(&spark(1), &far(), diagonal));
     assert_eq!(pairs.iter().map(|p| (p.connector, p.acceptor)).collect::<Vec<_>>(), [(0, 2), (3, 1)]);

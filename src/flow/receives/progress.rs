@@ -1,17 +1,17 @@
 //! Progress of the receives, for the service thread.
 
-use super::{Claim, Granted, Receives, SlotState};
+use super::{Completion, Granted, Receives, SlotState};
 use crate::wire::control::Progress;
 
 impl<const N: usize> Receives<N> {
     /// Returns true if the caller waits for the bytes of a receive that is not optional.
     pub fn is_awaited(&self) -> bool {
-        self.granted().any(|(granted, _)| granted.unfinished > 0 && granted.claim == Claim::Pending)
+        self.granted().any(|(granted, _)| granted.unfinished > 0 && granted.completion == Completion::Pending)
     }
 
     /// Returns the progress of all receives.
     pub fn progress(&self) -> Progress {
-        let (delivered, granted) = self.span();
+        let (delivered, granted) = self.message_range();
         let (mut arrived, mut untested) = (0, 0);
         for (receive, seen) in self.granted() {
             match receive.unfinished {
@@ -54,7 +54,7 @@ mod tests {
         });
         assert_eq!(receives.progress(), of(2, 0, 2, 0, 0));
         let mut arrives = |slot: Slot, part| {
-            let immediate = Immediate { slot, part, generation: 0, share: 0, shares: 1, leads: 0 };
+            let immediate = Immediate { slot, part, generation: 0, share: 0, shares: 1, full_chunks: 0 };
             receives.arrived(&immediate, 8).unwrap();
             receives.progress()
         };

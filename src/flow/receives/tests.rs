@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 const CHUNK: u64 = 4096;
 
 /// Returns the immediate of a share. `share` is the share's index and the number of shares.
-fn immediate(grant: Grant, part: u8, share: (u8, u8), leads: u16) -> Immediate {
+fn immediate(grant: Grant, part: u8, share: (u8, u8), full_chunks: u16) -> Immediate {
     let (generation, (share, shares)) = (Immediate::generation_of(grant.sequence), share);
-    Immediate { slot: grant.slot, part, generation, shares, share, leads }
+    Immediate { slot: grant.slot, part, generation, shares, share, full_chunks }
 }
 
 fn test(receives: &mut Receives, slot: Slot) -> Result<Option<Vec<u64>>, NotInFlight> {
@@ -20,8 +20,8 @@ fn test(receives: &mut Receives, slot: Slot) -> Result<Option<Vec<u64>>, NotInFl
     Ok(done.then_some(sizes))
 }
 
-fn one(receives: &mut Receives, room: u64) -> Grant {
-    receives.grant([room].into_iter(), false, lane(0)).unwrap()
+fn one(receives: &mut Receives, buffer_bytes: u64) -> Grant {
+    receives.grant([buffer_bytes].into_iter(), false, lane(0)).unwrap()
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn shares_in_any_order_add_up_to_the_size() {
     assert_eq!(receives.arrived(&immediate(grant, 0, (0, 3), 2), 0), Ok(Arrival::Part));
     assert_eq!(test(&mut receives, grant.slot), Ok(None));
     assert_eq!(receives.delivered(), 0);
-    assert_eq!(receives.arrived(&immediate(grant, 0, (1, 3), 1), 5), Ok(Arrival::Whole));
+    assert_eq!(receives.arrived(&immediate(grant, 0, (1, 3), 1), 5), Ok(Arrival::Complete));
     assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![3 * CHUNK + 15])));
     assert_eq!(test(&mut receives, grant.slot), Err(NotInFlight(grant.slot.number())));
     assert_eq!((receives.open(), receives.delivered()), (0, 1));
@@ -46,7 +46,7 @@ fn a_group_is_done_when_all_its_parts_are() {
         assert_eq!(receives.arrived(&immediate(grant, part, (0, 1), 0), bytes), Ok(Arrival::Part));
         assert_eq!(test(&mut receives, grant.slot), Ok(None));
     }
-    assert_eq!(receives.arrived(&immediate(grant, 1, (0, 1), 0), 3), Ok(Arrival::Whole));
+    assert_eq!(receives.arrived(&immediate(grant, 1, (0, 1), 0), 3), Ok(Arrival::Complete));
     assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![8, 3, 0])));
 }
 
@@ -63,7 +63,7 @@ fn an_optional_receive_is_reported_done_immediately_and_keeps_its_slot() {
     }
     assert!(!receives.has_room(), "the slot's immediate has not arrived");
     assert_eq!(receives.grant([1].into_iter(), false, lane(0)), None);
-    assert_eq!(receives.arrived(&immediate(grant, 0, (0, 1), 0), 64), Ok(Arrival::Whole));
+    assert_eq!(receives.arrived(&immediate(grant, 0, (0, 1), 0), 64), Ok(Arrival::Complete));
     assert_eq!(one(&mut receives, 1).slot, grant.slot);
 }
 
@@ -82,11 +82,12 @@ fn immediates_of_an_earlier_use_are_dropped() {
 fn a_lying_peer_is_caught() {
     let mut receives = <Receives>::new(CHUNK);
     let grant = receives.grant([8, 8].into_iter(), false, lane(0)).unwrap();
-    let mut arrive = |part, share, leads, bytes| receives.arrived(&immediate(grant, part, share, leads), bytes);
+    let mut arrive =
+        |part, share, full_chunks, bytes| receives.arrived(&immediate(grant, part, share, full_chunks), bytes);
     assert_eq!(arrive(2, (0, 1), 0, 8), Err(Violation::Part { part: 2, share: 0 }));
     assert_eq!(arrive(0, (1, 1), 0, 8), Err(Violation::Part { part: 0, share: 1 }));
-    assert_eq!(arrive(0, (0, 1), 0, 9), Err(Violation::Overrun { bytes: 9, room: 8 }));
-    assert_eq!(arrive(0, (0, 1), 1, 0), Err(Violation::Overrun { bytes: 4096, room: 8 }));
+    assert_eq!(arrive(0, (0, 1), 0, 9), Err(Violation::Overrun { bytes: 9, buffer_bytes: 8 }));
+    assert_eq!(arrive(0, (0, 1), 1, 0), Err(Violation::Overrun { bytes: 4096, buffer_bytes: 8 }));
     assert_eq!(arrive(0, (1, 2), 0, 4), Ok(Arrival::Part));
     assert_eq!(arrive(0, (0, 3), 0, 4), Err(Violation::Shares { before: 2, now: 3 }));
     let again = |share, bytes| Err(Violation::Again { part: 0, share, bytes });
@@ -107,7 +108,7 @@ fn a_repeated_empty_share_is_ignored() {
     for _ in 0..100 {
         assert_eq!(arrive(1, 0), Ok(Arrival::Stale), "while the other share is missing");
     }
-    assert_eq!(arrive(0, 3), Ok(Arrival::Whole));
+    assert_eq!(arrive(0, 3), Ok(Arrival::Complete));
     assert_eq!(arrive(0, 0), Ok(Arrival::Stale), "and when all shares have arrived");
     assert_eq!(test(&mut receives, grant.slot), Ok(Some(vec![7])));
 }
@@ -136,7 +137,7 @@ fn a_message_has_at_most_eight_shares() {
         assert_eq!(receives.arrived(&immediate(grant, 0, (share, 8), 0), 1), Ok(Arrival::Part));
     }
     assert!(receives.received().has(0, 0, 6) && !receives.received().has(0, 0, 7));
-    assert_eq!(receives.arrived(&immediate(grant, 0, (7, 8), 0), 1), Ok(Arrival::Whole));
+    assert_eq!(receives.arrived(&immediate(grant, 0, (7, 8), 0), 1), Ok(Arrival::Complete));
     assert!(receives.received().has(0, 0, 7) && !receives.received().has(1, 0, 0));
 }
 

@@ -1,25 +1,9 @@
 //! Actions that recovery requests from its caller, and the data in them.
 
 use super::Changed;
-use crate::wire::control::{ControlFrame, ControlMessage, Progress, Received};
-use crate::wire::cts::Epoch;
+use crate::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Progress, Received};
 use crate::wire::fields::{LaneEnd, RailAdvert};
 use crate::wire::ids::LaneId;
-
-/// The accepting side's answer to a JOIN.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Answer {
-    /// Address of the connecting side.
-    pub connector_gid: [u8; 16],
-    /// Address of the accepting side.
-    pub acceptor_gid: [u8; 16],
-    /// Path MTU, in bytes.
-    pub mtu_bytes: u32,
-    /// The accepting side's queue pairs.
-    pub end: LaneEnd,
-    /// First epoch whose CTS entries have valid keys for the rail.
-    pub epoch: Epoch,
-}
 
 /// An action for the caller.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,12 +22,12 @@ pub enum Action {
     /// Connect the new queue pairs and post test writes on each. Then call
     /// [`connected`](super::Recovery::connected), and after the test
     /// [`probed`](super::Recovery::probed).
-    ConnectQps(LaneId, Answer),
+    ConnectQps(LaneId, JoinAnswer),
     /// Start to use the new queue pairs. Then call [`activated`](super::Recovery::activated).
     Activate(LaneId),
     /// Destroy the new queue pairs.
     DropQps(LaneId),
-    /// The peer has closed the connection, after receiving this number of messages completely.
+    /// The peer has closed the connection. This number of its receives have all their bytes.
     PeerClosed(u64),
     /// The peer's process has ended, or TCP delivered invalid bytes.
     PeerGone,

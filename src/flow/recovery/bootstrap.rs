@@ -10,11 +10,11 @@ pub(super) const SIGN_OF_LIFE: u64 = 2 * SECOND;
 /// While no rail is up: time without an acknowledgement of a frame until another TCP connection is
 /// dialled. A TCP connection that lost packets during an outage retries at growing intervals (RFC
 /// 6298, 5.5). One that the peer has given up stays silent.
-const DOUBT: u64 = 2 * SECOND;
+const UNCONFIRMED_LIMIT: u64 = 2 * SECOND;
 
 /// Interval between two ARE YOU THERE while there is no TCP. Similar to the keepalive interval of
 /// TCP sockets (15 s).
-pub(super) const ASK: u64 = 10 * SECOND;
+pub(super) const ASK_INTERVAL: u64 = 10 * SECOND;
 
 impl Recovery {
     /// Reports that the peer closed TCP without a BYE. Its process has ended, or its kernel timed
@@ -41,7 +41,7 @@ impl Recovery {
     /// A missing answer proves nothing, because the peer may be busy for long. But unacknowledged
     /// writes fail and the rails are lost. Without rails, the connection's time limit runs.
     pub fn bootstrap_away(&mut self, is_unreachable: bool, now: u64) {
-        let is_due = is_unreachable || self.asked_at.is_none_or(|asked| now.saturating_sub(asked) >= ASK);
+        let is_due = is_unreachable || self.asked_at.is_none_or(|asked| now.saturating_sub(asked) >= ASK_INTERVAL);
         if is_due && self.recovers() && !self.link.is_waiting() && self.rails_up().next().is_some() {
             self.asked_at = Some(now);
             self.link.queue(ControlMessage::AreYouThere);
@@ -50,17 +50,17 @@ impl Recovery {
 
     /// Returns the need for a new TCP connection. `is_open` is false if the old one was given up.
     pub fn bootstrap_need(&self, is_open: bool, now: u64) -> Need {
-        let is_dark = self.rails_up().next().is_none();
+        let has_no_rail = self.rails_up().next().is_none();
         // Urgent even with rails up: they may already be lost, or too slow for `SIGN_OF_LIFE`.
         let is_suspected = matches!(self.peer, Peer::Suspected(_));
         // Before the first rail, the peer's kernel needs a second for each unresolved address.
-        let doubt = if self.was_up() { DOUBT } else { STEP };
-        let is_unconfirmed = self.unconfirmed.is_some_and(|(_, since)| now.saturating_sub(since) > doubt);
+        let unconfirmed_limit = if self.was_up() { UNCONFIRMED_LIMIT } else { STEP };
+        let is_unconfirmed = self.unconfirmed.is_some_and(|(_, since)| now.saturating_sub(since) > unconfirmed_limit);
         match is_open {
             _ if !self.recovers() => Need::No,
-            false if is_dark || is_suspected => Need::Urgent,
-            false => Need::Calm,
-            true if is_dark && is_unconfirmed && self.link.is_waiting() => Need::Urgent,
+            false if has_no_rail || is_suspected => Need::Urgent,
+            false => Need::NotUrgent,
+            true if has_no_rail && is_unconfirmed && self.link.is_waiting() => Need::Urgent,
             true => Need::No,
         }
     }

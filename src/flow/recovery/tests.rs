@@ -3,7 +3,7 @@
 mod search;
 mod world;
 
-use super::bootstrap::{ASK, SIGN_OF_LIFE};
+use super::bootstrap::{ASK_INTERVAL, SIGN_OF_LIFE};
 use super::*;
 use crate::flow::redial::Need;
 use crate::wire::cts::Epoch;
@@ -29,9 +29,11 @@ fn new_end() -> LaneEnd {
 }
 
 fn joined(at: usize, attempt: u8) -> ControlMessage {
-    ControlMessage::Joined {
-        lane: lane(at),
-        attempt,
+    ControlMessage::Joined { lane: lane(at), attempt, answer: answer() }
+}
+
+fn answer() -> JoinAnswer {
+    JoinAnswer {
         connector_gid: [1; 16],
         acceptor_gid: [2; 16],
         mtu_bytes: 1024,
@@ -56,7 +58,7 @@ impl End {
         let frame = ControlFrame {
             number: self.number,
             received: self.recovery.frame().number,
-            asks: true,
+            awaits_confirmation: true,
             message: message.encode(),
         };
         self.recovery.receive_frame(&frame, 0, now);
@@ -71,7 +73,7 @@ impl End {
 
     fn next_message(&mut self, now: u64) -> Option<ControlMessage> {
         match self.recovery.poll_frame(now)? {
-            Frame::First(frame) | Frame::Repeated(frame) if frame.asks => {
+            Frame::First(frame) | Frame::Repeated(frame) if frame.awaits_confirmation => {
                 Some(ControlMessage::decode(&frame.message).unwrap())
             }
             _ => None,
@@ -286,14 +288,7 @@ fn the_accepting_side_uses_new_queue_pairs_after_live_and_drops_them_after_not_n
         assert_eq!(end.actions(), [Action::Resend(lane(0), Received::default())]);
         end.receive(&ControlMessage::Join { lane: lane(0), attempt: 1, rail: advert(), end: new_end() }, now);
         assert!(matches!(end.actions()[..], [Action::AnswerQps(at, ..)] if at == lane(0)));
-        let answer = Answer {
-            connector_gid: [1; 16],
-            acceptor_gid: [2; 16],
-            mtu_bytes: 1024,
-            end: new_end(),
-            epoch: Epoch::default(),
-        };
-        end.recovery.answered(lane(0), Ok(answer), now);
+        end.recovery.answered(lane(0), Ok(answer()), now);
         assert_eq!(end.actions(), []);
         end.receive(&word, now);
         assert_eq!(end.actions(), [done]);
@@ -381,18 +376,18 @@ fn without_tcp_the_peer_is_asked_periodically_over_the_rails() {
         assert!(asks(&mut end, false, now));
         assert!(!asks(&mut end, true, now));
         end.receive(&ControlMessage::AreYouThere, now);
-        assert!(!asks(&mut end, false, now + ASK - 1));
-        assert!(asks(&mut end, true, now + ASK - 1));
-        end.receive(&ControlMessage::AreYouThere, now + ASK);
-        assert!(asks(&mut end, false, now + 2 * ASK));
-        end.receive(&ControlMessage::AreYouThere, now + 2 * ASK);
+        assert!(!asks(&mut end, false, now + ASK_INTERVAL - 1));
+        assert!(asks(&mut end, true, now + ASK_INTERVAL - 1));
+        end.receive(&ControlMessage::AreYouThere, now + ASK_INTERVAL);
+        assert!(asks(&mut end, false, now + 2 * ASK_INTERVAL));
+        end.receive(&ControlMessage::AreYouThere, now + 2 * ASK_INTERVAL);
         // After another loss of TCP, ARE YOU THERE is sent immediately.
         end.recovery.bootstrap_opened();
-        assert!(end.next_message(now + 2 * ASK).is_none());
-        assert!(asks(&mut end, false, now + 2 * ASK + 1));
-        end.receive(&ControlMessage::AreYouThere, now + 3 * ASK);
+        assert!(end.next_message(now + 2 * ASK_INTERVAL).is_none());
+        assert!(asks(&mut end, false, now + 2 * ASK_INTERVAL + 1));
+        end.receive(&ControlMessage::AreYouThere, now + 3 * ASK_INTERVAL);
         end.recovery.peer_gone();
-        assert!(!asks(&mut end, true, now + 9 * ASK));
+        assert!(!asks(&mut end, true, now + 9 * ASK_INTERVAL));
     }
 }
 
@@ -402,7 +397,7 @@ fn silent_tcp_is_redialled_where_it_alone_carries_frames() {
     end.recovery.lost(lane(0), "loss", Received::default(), now);
     assert!(end.next_message(now).is_some());
     assert_eq!(end.recovery.bootstrap_need(true, now + 9 * SECOND), Need::No);
-    assert_eq!(end.recovery.bootstrap_need(false, now + 9 * SECOND), Need::Calm);
+    assert_eq!(end.recovery.bootstrap_need(false, now + 9 * SECOND), Need::NotUrgent);
     end.recovery.lost(lane(1), "loss", Received::default(), now);
     assert_eq!(end.recovery.bootstrap_need(true, now + 2 * SECOND), Need::No);
     assert_eq!(end.recovery.bootstrap_need(true, now + 2 * SECOND + 1), Need::Urgent);
@@ -418,14 +413,14 @@ fn silent_tcp_is_redialled_where_it_alone_carries_frames() {
 #[test]
 fn a_peer_whose_tcp_was_closed_is_dialled_in_time() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
-    assert_eq!(end.recovery.bootstrap_need(false, now), Need::Calm);
+    assert_eq!(end.recovery.bootstrap_need(false, now), Need::NotUrgent);
     // Urgent, because the rails may already be lost.
     end.recovery.bootstrap_closed(now);
     assert_eq!(end.recovery.bootstrap_need(false, now), Need::Urgent);
     assert!(end.next_message(now).is_some());
     end.receive(&ControlMessage::AreYouThere, now + 1);
     end.recovery.tick(now + 1);
-    assert_eq!(end.recovery.bootstrap_need(false, now + 1), Need::Calm);
+    assert_eq!(end.recovery.bootstrap_need(false, now + 1), Need::NotUrgent);
 }
 
 #[test]

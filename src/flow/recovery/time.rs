@@ -17,17 +17,17 @@ impl Recovery {
         if self.role == Role::Sender {
             self.lanes().for_each(|lane| self.bring_back(lane, now));
         }
-        self.watch_the_dark(now);
+        self.enforce_limits(now);
     }
 
     /// Returns the time at which [`Recovery::tick`] or [`Recovery::poll_frame`] next has work.
     pub fn poll_timeout(&self) -> Option<u64> {
-        let attempts = self.rails.iter().filter(|_| self.asks()).filter_map(Rail::timeout);
+        let attempts = self.rails.iter().filter(|_| self.may_start_attempts()).filter_map(Rail::timeout);
         attempts.chain(self.repeat_timeout()).chain(self.limit()).min()
     }
 
     /// Returns true if this side may start attempts now.
-    pub(super) fn asks(&self) -> bool {
+    pub(super) fn may_start_attempts(&self) -> bool {
         self.role == Role::Sender && self.recovers() && self.link.backlog() < CROWDED
     }
 
@@ -72,7 +72,7 @@ impl Recovery {
     }
 
     /// Fails the connection if it has no rail for too long, or if a fence takes too long.
-    fn watch_the_dark(&mut self, now: u64) {
+    fn enforce_limits(&mut self, now: u64) {
         if self.rails_up().next().is_some() {
             self.no_rail_since = None;
             let is_late = |since: u64| now.saturating_sub(since) > self.limits.loss;
@@ -103,8 +103,8 @@ impl Recovery {
             << match rail.was_up {
                 true => rail.attempts.min(MAX_DOUBLINGS),
                 false if self.was_up() => rail.attempts.min(MAX_DOUBLINGS_NEVER_UP),
-                // The application waits for the first rail, so the handshake adds nothing to the
-                // pause.
+                // The application waits for the first rail, so the handshake, which counts as an
+                // attempt, does not double the pause.
                 false => rail.attempts.saturating_sub(1).min(MAX_DOUBLINGS),
             }
     }

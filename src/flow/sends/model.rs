@@ -28,7 +28,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
             let Request::Cut(running) = request else { continue };
             for (number, share) in shares.iter().enumerate().take(usize::from(running.count)) {
                 if running.unfinished & 1 << number != 0 {
-                    (share.lane, share.offset, share.bytes, share.leads, share.left).hash(hasher);
+                    (share.lane, share.offset, share.bytes, share.full_chunks, share.left).hash(hasher);
                     (share.left != Left::Nothing).then_some(share.route).hash(hasher);
                 }
             }

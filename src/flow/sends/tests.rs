@@ -48,14 +48,14 @@ fn find(sends: &mut Sends, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>,
 
 fn take(sends: &mut Sends, ring: &[AtomicU64], tag: i32) -> Option<(u64, u8)> {
     let head = find(sends, ring, tag).unwrap()?;
-    assert_eq!((head.addr, head.room_bytes), (0x1000 * (u64::from(head.part) + 1), 1 << 30));
-    sends.start_whole(head, (0, 9), 0, lane(0)).unwrap();
+    assert_eq!((head.addr, head.buffer_bytes), (0x1000 * (u64::from(head.part) + 1), 1 << 30));
+    sends.start_single_write(head, (0, 9), 0, lane(0)).unwrap();
     Some((head.sequence, head.part))
 }
 
 #[test]
 fn tags_choose_within_a_group_and_equal_tags_match_in_order() {
-    let (mut sends, ring) = (<Sends>::new(), ring());
+    let (mut sends, ring) = (<Sends>::default(), ring());
     assert_eq!(take(&mut sends, &ring, 7), None);
     grant(&ring, 0, &[7, 9, 7]);
     grant(&ring, 1, &[7]);
@@ -70,7 +70,7 @@ fn tags_choose_within_a_group_and_equal_tags_match_in_order() {
 
 #[test]
 fn a_group_is_seen_only_when_all_of_it_has_arrived() {
-    let (mut sends, ring) = (<Sends>::new(), ring());
+    let (mut sends, ring) = (<Sends>::default(), ring());
     grant(&ring, 0, &[1, 2, 3]);
     let hole = entry_word(0, 2) + 4;
     let word = ring[hole].swap(0, Ordering::Relaxed);
@@ -81,7 +81,7 @@ fn a_group_is_seen_only_when_all_of_it_has_arrived() {
 
 #[test]
 fn an_invalid_entry_in_the_ring_is_named() {
-    let (mut sends, ring) = (<Sends>::new(), ring());
+    let (mut sends, ring) = (<Sends>::default(), ring());
     grant(&ring, 0, &[1, 2]);
     put(&ring, 0, &Terms { parts: 3, part: 1, tag: 2, ..Terms::default() });
     assert_eq!(find(&mut sends, &ring, 1), Err(Violation::Parts(3)));
@@ -89,7 +89,7 @@ fn an_invalid_entry_in_the_ring_is_named() {
 
 #[test]
 fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
-    let (mut sends, ring) = (<Sends>::new(), ring());
+    let (mut sends, ring) = (<Sends>::default(), ring());
     grant(&ring, 0, &[0]);
     let bytes = 40_000;
     let head = find(&mut sends, &ring, 0).unwrap().unwrap();
@@ -98,7 +98,7 @@ fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
     let mut total = 0;
     for share in 0..2 {
         assert_eq!(sends.shares_to_post(request), 2);
-        let mut leads = 0;
+        let mut full_chunks = 0;
         loop {
             let write = sends.next_write(request, share, 8192).unwrap();
             let by = lane(usize::from(share));
@@ -109,14 +109,17 @@ fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
             sends.posted(request, share, &write);
             match write.immediate {
                 Some(immediate) => {
-                    assert_eq!((immediate.leads, immediate.shares, immediate.slot), (leads, 2, Slot::of(0)));
+                    assert_eq!(
+                        (immediate.full_chunks, immediate.shares, immediate.slot),
+                        (full_chunks, 2, Slot::of(0))
+                    );
                     assert_eq!(immediate.share, share);
                     break;
                 }
-                None => leads += 1,
+                None => full_chunks += 1,
             }
         }
-        assert_eq!(leads, 2);
+        assert_eq!(full_chunks, 2);
         assert!(sends.next_write(request, share, 8192).is_none());
     }
     assert_eq!((total, sends.shares_to_post(request)), (bytes, 0));
@@ -131,12 +134,12 @@ fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
 
 #[test]
 fn immediately_posted_shares_need_no_later_check() {
-    let mut sends = <Sends>::new();
-    let head = Head { sequence: 70, part: 2, addr: 0, room_bytes: 0, epoch: Epoch::default(), at: 0 };
+    let mut sends = <Sends>::default();
+    let head = Head { sequence: 70, part: 2, addr: 0, buffer_bytes: 0, epoch: Epoch::default(), at: 0 };
     let share = |number: u8| Share { lane: lane(number.into()), offset: u64::from(number) * 100, bytes: 100 };
     let request = sends.start(&head, (0, 9), &[share(0), share(1)]).unwrap();
     let immediate = sends.post_share(request, 0, &share(0)).unwrap();
-    assert_eq!((immediate.slot, immediate.part, immediate.shares, immediate.leads), (Slot::of(70), 2, 2, 0));
+    assert_eq!((immediate.slot, immediate.part, immediate.shares, immediate.full_chunks), (Slot::of(70), 2, 2, 0));
     assert_eq!((sends.shares_to_post(request), sends.next_write(request, 0, 4096)), (2, None));
     sends.keep_share(request, 1, &share(1), route(lane(1)), 4096);
     let write = sends.next_write(request, 1, 4096).unwrap();
@@ -150,14 +153,15 @@ fn immediately_posted_shares_need_no_later_check() {
 
 #[test]
 fn all_requests_can_run_and_be_reused() {
-    let mut sends = <Sends>::new();
-    let head = Head { sequence: 3, part: 0, addr: 0, room_bytes: 0, epoch: Epoch::default(), at: 0 };
+    let mut sends = <Sends>::default();
+    let head = Head { sequence: 3, part: 0, addr: 0, buffer_bytes: 0, epoch: Epoch::default(), at: 0 };
     let shares = [Share { lane: lane(0), offset: 0, bytes: 0 }];
     let start = |sends: &mut Sends| start(sends, &head, 0, &shares, 4096);
     let running: Vec<u16> = (0..REQUESTS).map(|_| start(&mut sends).unwrap()).collect();
-    assert!(!sends.has_room() && start(&mut sends).is_none() && sends.start_whole(head, (0, 9), 0, lane(0)).is_none());
+    assert!(!sends.has_room() && start(&mut sends).is_none());
+    assert!(sends.start_single_write(head, (0, 9), 0, lane(0)).is_none());
     let write = sends.next_write(running[5], 0, 4096).unwrap();
-    assert_eq!((write.bytes, write.immediate.unwrap().leads), (0, 0));
+    assert_eq!((write.bytes, write.immediate.unwrap().full_chunks), (0, 0));
     sends.posted(running[5], 0, &write);
     sends.delivered(3);
     assert_eq!(sends.test(running[5]), Ok(None));
@@ -170,11 +174,11 @@ fn all_requests_can_run_and_be_reused() {
 #[test]
 fn shares_missing_from_a_lost_lane_are_resent_on_another() {
     use crate::wire::control::OpenReceive;
-    let mut sends = <Sends>::new();
-    let head = |sequence| Head { sequence, part: 0, addr: 0x1000, room_bytes: 0, epoch: Epoch::default(), at: 0 };
-    let (whole, _) = sends.start_whole(head(0), (0x5000, 9), 64, lane(1)).unwrap();
-    let (came, _) = sends.start_whole(head(1), (0x5000, 9), 64, lane(1)).unwrap();
-    let (unhurt, _) = sends.start_whole(head(2), (0x5000, 9), 64, lane(0)).unwrap();
+    let mut sends = <Sends>::default();
+    let head = |sequence| Head { sequence, part: 0, addr: 0x1000, buffer_bytes: 0, epoch: Epoch::default(), at: 0 };
+    let (whole, _) = sends.start_single_write(head(0), (0x5000, 9), 64, lane(1)).unwrap();
+    let (came, _) = sends.start_single_write(head(1), (0x5000, 9), 64, lane(1)).unwrap();
+    let (unhurt, _) = sends.start_single_write(head(2), (0x5000, 9), 64, lane(0)).unwrap();
     let share = |number: u8| Share { lane: lane(number.into()), offset: u64::from(number) * 10_000, bytes: 10_000 };
     let cut = sends.start(&head(3), (0x9000, 8), &[share(0), share(1), share(2)]).unwrap();
     for number in 0..3 {
@@ -213,12 +217,14 @@ fn shares_missing_from_a_lost_lane_are_resent_on_another() {
     assert_eq!((again.bytes, again.immediate.unwrap().shares), (64, 1));
     let first = sends.next_write(half, 1, 4096).unwrap();
     assert_eq!((first.local_addr, first.remote_addr, first.bytes), (0x9000 + 10_000, 0x1000 + 10_000, 4096));
-    let mut leads = 0;
+    let mut full_chunks = 0;
     while let Some(write) = sends.next_write(half, 1, 4096) {
         sends.posted(half, 1, &write);
         match write.immediate {
-            Some(immediate) => assert_eq!((immediate.leads, immediate.share, immediate.shares), (leads, 1, 2)),
-            None => leads += 1,
+            Some(immediate) => {
+                assert_eq!((immediate.full_chunks, immediate.share, immediate.shares), (full_chunks, 1, 2));
+            }
+            None => full_chunks += 1,
         }
     }
     sends.posted(whole, 0, &again);
@@ -232,15 +238,15 @@ fn shares_missing_from_a_lost_lane_are_resent_on_another() {
 
 #[test]
 fn a_lost_share_waits_for_an_entry_with_a_key_for_an_open_lane() {
-    let (mut sends, ring) = (<Sends>::new(), ring());
+    let (mut sends, ring) = (<Sends>::default(), ring());
     grant(&ring, 0, &[0]);
     let head = find(&mut sends, &ring, 0).unwrap().unwrap();
-    let (request, _) = sends.start_whole(head, (0x5000, 9), 64, lane(1)).unwrap();
+    let (request, _) = sends.start_single_write(head, (0x5000, 9), 64, lane(1)).unwrap();
     sends.lost(lane(1), &Received { granted: 1, open: vec![] });
     assert_eq!(sends.test(request), Ok(Some(64)), "it had arrived");
     grant(&ring, 1, &[0]);
     let head = find(&mut sends, &ring, 0).unwrap().unwrap();
-    let (request, _) = sends.start_whole(head, (0x5000, 9), 64, lane(1)).unwrap();
+    let (request, _) = sends.start_single_write(head, (0x5000, 9), 64, lane(1)).unwrap();
     sends.lost(lane(1), &Received { granted: 1, open: vec![] });
     let epoch = Epoch::default().next();
     assert!(sends.learn_epoch(lane(1), epoch) && !sends.learn_epoch(lane(1), epoch));
@@ -262,11 +268,11 @@ fn a_send_returns_its_bytes_in_flight_however_it_ends() {
     use crate::wire::control::OpenReceive;
     let bound = Arc::new(Bound::new(1000));
     let mut sends = <Sends>::within(Some(Arc::clone(&bound)));
-    assert!(sends.is_bounded() && !<Sends>::new().is_bounded() && <Sends>::new().reserve(u64::MAX));
-    let head = |sequence| Head { sequence, part: 0, addr: 0x1000, room_bytes: 0, epoch: Epoch::default(), at: 0 };
+    assert!(sends.is_bounded() && !<Sends>::default().is_bounded() && <Sends>::default().reserve(u64::MAX));
+    let head = |sequence| Head { sequence, part: 0, addr: 0x1000, buffer_bytes: 0, epoch: Epoch::default(), at: 0 };
     let whole = |sends: &mut Sends, sequence, bytes, by| {
         assert!(sends.reserve(bytes));
-        let (request, _) = sends.start_whole(head(sequence), (0x5000, 9), bytes, lane(by)).unwrap();
+        let (request, _) = sends.start_single_write(head(sequence), (0x5000, 9), bytes, lane(by)).unwrap();
         sends.release_when_done(request);
         request
     };
@@ -275,12 +281,12 @@ fn a_send_returns_its_bytes_in_flight_however_it_ends() {
     let again = whole(&mut sends, 2, 300, 1);
     let delivered = whole(&mut sends, 3, 400, 0);
     assert!(!sends.reserve(1) && sends.reserve(0));
-    assert_eq!(bound.taken_bytes(), 1000);
+    assert_eq!(bound.reserved_bytes(), 1000);
     sends.confirmed(confirmed, 0).unwrap();
-    assert_eq!(bound.taken_bytes(), 900);
+    assert_eq!(bound.reserved_bytes(), 900);
     let open = |sequence, first| OpenReceive { sequence, shares: [first, 0, 0, 0, 0, 0, 0, 0] };
     sends.lost(lane(1), &Received { granted: 4, open: vec![open(1, 1), open(2, 0), open(3, 0)] });
-    assert_eq!((bound.taken_bytes(), sends.test(came)), (700, Ok(Some(200))), "one had arrived, one is resent");
+    assert_eq!((bound.reserved_bytes(), sends.test(came)), (700, Ok(Some(200))), "one had arrived, one is resent");
     let ring = ring();
     grant(&ring, 2, &[0]);
     sends.resend(&ring, 0b01, |share| Some(LocalRoute { lane: share.lane(lane(1)), queue: 0, lkey: 0 }));
@@ -288,17 +294,17 @@ fn a_send_returns_its_bytes_in_flight_however_it_ends() {
     let write = sends.next_write(again, 0, 4096).unwrap();
     sends.posted(again, 0, &write);
     sends.confirmed(again, 0).unwrap();
-    assert_eq!(bound.taken_bytes(), 400);
+    assert_eq!(bound.reserved_bytes(), 400);
     assert!(sends.delivered(4));
-    assert_eq!((bound.taken_bytes(), sends.test(delivered)), (0, Ok(Some(400))));
+    assert_eq!((bound.reserved_bytes(), sends.test(delivered)), (0, Ok(Some(400))));
 
     assert!(sends.reserve(600));
     sends.release(600);
-    assert_eq!(bound.taken_bytes(), 0, "the send did not start");
+    assert_eq!(bound.reserved_bytes(), 0, "the send did not start");
     let late = whole(&mut sends, 4, 600, 0);
     sends.ended();
-    assert_eq!(bound.taken_bytes(), 0);
+    assert_eq!(bound.reserved_bytes(), 0);
     assert!(<Sends>::within(Some(Arc::clone(&bound))).reserve(1000), "another connection may use the whole bound");
     sends.confirmed(late, 0).unwrap();
-    assert_eq!(bound.taken_bytes(), 0);
+    assert_eq!(bound.reserved_bytes(), 0);
 }

@@ -123,8 +123,8 @@ fn a_stall_ends_the_connection_if_two_verdicts_agree() {
     assert_eq!(run(&mut watch, own, false, 95, 101), [(3, 100)]);
     watch.answered(3, 0, &sends(4, true, 0, 1), 101 * SECOND);
     assert!(watch.must_abort(101 * SECOND) && !watch.must_abort(89 * SECOND));
-    // Without a limit for it, the stall never ends the connection. A limit that is shorter than the
-    // warning's also limits the time until the question.
+    // Without `abort`, a stall never ends the connection. An `abort` shorter than `warn` also
+    // limits the time until the question.
     watch.limits.abort = None;
     assert!(!watch.must_abort(u64::MAX));
     let mut watch = StallWatch::new(StallLimits { warn: 60 * SECOND, abort: Some(10 * SECOND) });

@@ -8,8 +8,9 @@ use crate::wire::immediate::Immediate;
 use crate::wire::stream::{Data, StreamGrant};
 use crate::wire::{PARTS, SLOTS};
 
-/// Chunk size for [`Receives`]: the largest write of a share on a rail. A larger message is
-/// reported as several full chunks and a rest.
+/// Chunk size that [`Receives`] counts in: the largest that rails use. (The chunks of streams are
+/// smaller.) A complete message is passed to [`Receives`] as a number of full chunks of this size,
+/// and a rest.
 const UNIT_BYTES: u64 = 1 << 30;
 
 /// All receives of one connection.
@@ -32,7 +33,7 @@ enum InboundPart {
     #[default]
     Closed,
     Granted {
-        room: u64,
+        buffer_bytes: u64,
     },
     /// Some bytes were announced; `landed` of them have been received.
     Arriving {
@@ -56,11 +57,6 @@ pub struct Landing {
 }
 
 impl Inbound {
-    /// Returns an empty set of receives.
-    pub fn new() -> Self {
-        Self { receives: Receives::new(UNIT_BYTES), slots: Box::new([Receive::default(); SLOTS]) }
-    }
-
     /// Returns the number of receives that wait for bytes.
     pub fn open(&self) -> usize {
         self.receives.open()
@@ -78,13 +74,14 @@ impl Inbound {
         mut tell: impl FnMut(StreamGrant),
     ) -> Option<Slot> {
         let count = parts.len().min(PARTS) as u8;
-        let granted = self.receives.grant(parts.clone().map(|(_, room)| room), false, LaneId::default())?;
+        let sizes = parts.clone().map(|(_, buffer_bytes)| buffer_bytes);
+        let granted = self.receives.grant(sizes, false, LaneId::default())?;
         let sequence = granted.sequence;
         let receive = &mut self.slots[granted.slot.index()];
         *receive = Receive { sequence, parts: [InboundPart::Closed; PARTS] };
-        for ((part, place), (tag, room)) in (0..count).zip(&mut receive.parts).zip(parts) {
-            *place = InboundPart::Granted { room };
-            tell(StreamGrant { sequence, part, parts: count, tag, room });
+        for ((part, place), (tag, buffer_bytes)) in (0..count).zip(&mut receive.parts).zip(parts) {
+            *place = InboundPart::Granted { buffer_bytes };
+            tell(StreamGrant { sequence, part, parts: count, tag, buffer_bytes });
         }
         Some(granted.slot)
     }
@@ -104,7 +101,9 @@ impl Inbound {
         }
         let (known, so_far, landed) = match *place {
             InboundPart::Closed => return Err(not_granted),
-            InboundPart::Granted { room } if total > room => return Err(StreamViolation::Overrun { total, room }),
+            InboundPart::Granted { buffer_bytes } if total > buffer_bytes => {
+                return Err(StreamViolation::Overrun { total, buffer_bytes });
+            }
             InboundPart::Granted { .. } => (total, 0, 0),
             // Only the single chunk of an empty message is empty.
             InboundPart::Arriving { .. } if bytes == 0 => return Err(not_granted),
@@ -132,12 +131,12 @@ impl Inbound {
         if *landed < *total {
             return false;
         }
-        let (leads, rest) = ((*total / UNIT_BYTES) as u16, (*total % UNIT_BYTES) as u32);
+        let (full_chunks, rest) = ((*total / UNIT_BYTES) as u16, (*total % UNIT_BYTES) as u32);
         *place = InboundPart::Closed;
         let generation = Immediate::generation_of(receive.sequence);
-        let whole = Immediate { slot, part, generation, shares: 1, share: 0, leads };
+        let whole = Immediate { slot, part, generation, shares: 1, share: 0, full_chunks };
         // `announced` has checked that the message fits, so `arrived` accepts it.
-        matches!(self.receives.arrived(&whole, rest), Ok(Arrival::Whole | Arrival::Part))
+        matches!(self.receives.arrived(&whole, rest), Ok(Arrival::Complete | Arrival::Part))
     }
 
     /// Returns true if a receive is finished. Then also calls `tell` with the index and size of
@@ -149,6 +148,6 @@ impl Inbound {
 
 impl Default for Inbound {
     fn default() -> Self {
-        Self::new()
+        Self { receives: Receives::new(UNIT_BYTES), slots: Box::new([Receive::default(); SLOTS]) }
     }
 }

@@ -8,6 +8,7 @@ use crate::wire::SLOTS;
 use crate::wire::cts::{self, Entry, Epoch, RING_WORDS, Terms, entry_word};
 use crate::wire::ids::LaneId;
 use crate::wire::stream::{Data, StreamGrant};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// All sends of one connection.
@@ -19,8 +20,9 @@ pub struct Outbound {
     /// Receive and part of the next grant.
     next_grant: (u64, u8),
     messages: Box<[OutboundMessage; REQUESTS]>,
-    /// Requests whose messages have bytes that no stream has taken, in order.
-    queue: RequestQueue,
+    /// Requests whose messages have bytes that no stream has taken, in order. Each is in the queue
+    /// at most once, so the queue never grows beyond its first capacity.
+    queue: VecDeque<u16>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -46,32 +48,21 @@ pub struct Chunk {
 }
 
 impl Outbound {
-    /// Returns an empty set of sends.
-    pub fn new() -> Self {
-        Self {
-            sends: Sends::new(),
-            ring: std::iter::repeat_with(AtomicU64::default).take(RING_WORDS).collect(),
-            next_grant: (0, 0),
-            messages: Box::new([OutboundMessage::default(); REQUESTS]),
-            queue: RequestQueue::default(),
-        }
-    }
-
     /// Records a grant of one part of a receive.
     ///
     /// # Errors
     /// A [`StreamViolation`]; the state is unchanged then.
     pub fn granted(&mut self, grant: &StreamGrant) -> Result<(), StreamViolation> {
-        let StreamGrant { sequence, part, parts, tag, room } = *grant;
+        let StreamGrant { sequence, part, parts, tag, buffer_bytes } = *grant;
         if (sequence, part) != self.next_grant {
             return Err(StreamViolation::GrantOrder { sequence, part });
         }
-        let (_, next) = self.sends.span();
+        let (_, next) = self.sends.message_range();
         if sequence >= next + SLOTS as u64 {
             return Err(StreamViolation::GrantAhead(sequence));
         }
         // TCP needs no address and keys of the receiver's memory.
-        let terms = Terms { addr: 0, bytes: room, tag, parts, part, epoch: Epoch::default() };
+        let terms = Terms { addr: 0, bytes: buffer_bytes, tag, parts, part, epoch: Epoch::default() };
         let entry = Entry::new(&terms, &Default::default(), sequence);
         entry.check(part)?;
         let at = entry_word(sequence, usize::from(part));
@@ -103,23 +94,23 @@ impl Outbound {
     /// Starts a send of `bytes`, at most the receive part's size. `None` while there is no room.
     pub fn start(&mut self, head: Head, bytes: u64) -> Option<u16> {
         let (sequence, part) = (head.sequence, head.part);
-        let (request, _) = self.sends.start_whole(head, (0, 0), bytes, LaneId::default())?;
+        let (request, _) = self.sends.start_single_write(head, (0, 0), bytes, LaneId::default())?;
         self.messages[usize::from(request) % REQUESTS] =
             OutboundMessage { sequence, part, total: bytes, taken: 0, written: 0 };
-        self.queue.push(request);
+        self.queue.push_back(request);
         Some(request)
     }
 
     /// Returns the next chunk for a stream to send.
     pub fn next_chunk(&mut self) -> Option<Chunk> {
-        let request = self.queue.first()?;
+        let request = *self.queue.front()?;
         let message = &mut self.messages[usize::from(request) % REQUESTS];
         let bytes = (message.total - message.taken).min(u64::from(CHUNK_BYTES));
         let OutboundMessage { sequence, part, total, taken: offset, .. } = *message;
         message.taken += bytes;
         let is_last = message.taken == total;
         if is_last {
-            self.queue.pop();
+            self.queue.pop_front();
         }
         Some(Chunk { request, data: Data { sequence, part, offset, bytes: bytes as u32, total }, is_last })
     }
@@ -137,7 +128,7 @@ impl Outbound {
 
     /// Returns true if some message has bytes that no stream has taken.
     pub fn has_chunks(&self) -> bool {
-        self.queue.first().is_some()
+        !self.queue.is_empty()
     }
 
     /// Returns true if a send runs.
@@ -153,36 +144,12 @@ impl Outbound {
 
 impl Default for Outbound {
     fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// A queue of request numbers. A number is in the queue at most once.
-#[derive(Debug)]
-struct RequestQueue {
-    places: Box<[u16; REQUESTS]>,
-    first: usize,
-    count: usize,
-}
-
-impl RequestQueue {
-    fn push(&mut self, request: u16) {
-        self.places[(self.first + self.count) % REQUESTS] = request;
-        self.count += 1;
-    }
-
-    fn first(&self) -> Option<u16> {
-        (self.count > 0).then(|| self.places[self.first])
-    }
-
-    fn pop(&mut self) {
-        self.first = (self.first + 1) % REQUESTS;
-        self.count = self.count.saturating_sub(1);
-    }
-}
-
-impl Default for RequestQueue {
-    fn default() -> Self {
-        Self { places: Box::new([0; REQUESTS]), first: 0, count: 0 }
+        Self {
+            sends: Sends::default(),
+            ring: std::iter::repeat_with(AtomicU64::default).take(RING_WORDS).collect(),
+            next_grant: (0, 0),
+            messages: Box::new([OutboundMessage::default(); REQUESTS]),
+            queue: VecDeque::with_capacity(REQUESTS),
+        }
     }
 }

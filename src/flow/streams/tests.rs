@@ -33,7 +33,7 @@ impl StreamPair {
             self.outbound.granted(&read).unwrap();
         }
         let head = self.outbound.find(tag).unwrap()?;
-        assert!(bytes <= head.room_bytes);
+        assert!(bytes <= head.buffer_bytes);
         self.outbound.start(head, bytes)
     }
 
@@ -135,7 +135,7 @@ fn a_lying_sender_is_caught() {
     assert_eq!(inbound.announced(&Data { part: 8, ..honest }), not_granted(0, 8));
     assert_eq!(
         inbound.announced(&Data { total: 1001, ..honest }),
-        Err(StreamViolation::Overrun { total: 1001, room: 1000 })
+        Err(StreamViolation::Overrun { total: 1001, buffer_bytes: 1000 })
     );
     assert!(!inbound.landed(slot, 0, 0), "nothing was announced");
     assert_eq!(inbound.announced(&honest), Ok(Landing { slot, part: 0, offset: 0, bytes: 128 }));
@@ -155,9 +155,9 @@ fn a_lying_sender_is_caught() {
 
 #[test]
 fn a_lying_receiver_is_caught() {
-    let grant = StreamGrant { sequence: 0, part: 0, parts: 2, tag: 0, room: 8 };
+    let grant = StreamGrant { sequence: 0, part: 0, parts: 2, tag: 0, buffer_bytes: 8 };
     let order = |sequence, part| Err(StreamViolation::GrantOrder { sequence, part });
-    let mut outbound = Outbound::new();
+    let mut outbound = Outbound::default();
     assert_eq!(outbound.granted(&StreamGrant { sequence: 1, ..grant }), order(1, 0));
     assert_eq!(outbound.granted(&StreamGrant { part: 1, ..grant }), order(0, 1));
     outbound.granted(&grant).unwrap();
@@ -165,7 +165,7 @@ fn a_lying_receiver_is_caught() {
     assert_eq!(outbound.find(0), Ok(None), "half a group");
     outbound.granted(&StreamGrant { part: 1, parts: 3, ..grant }).unwrap();
     assert_eq!(outbound.find(0), Err(cts::Violation::Parts(3)));
-    let mut outbound = Outbound::new();
+    let mut outbound = Outbound::default();
     let alone = |sequence| StreamGrant { sequence, parts: 1, ..grant };
     for sequence in 0..SLOTS as u64 {
         outbound.granted(&alone(sequence)).unwrap();

@@ -152,8 +152,8 @@ impl OtherConnections for LoadOnLane {
         if lane == self.0 { 1 << 20 } else { 0 }
     }
 
-    fn share_quality(&self, _lane: LaneId, kept: f64) -> f64 {
-        kept
+    fn share_quality(&self, _lane: LaneId, quality: f64) -> f64 {
+        quality
     }
 }
 

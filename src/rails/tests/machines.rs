@@ -63,8 +63,8 @@ pub(super) fn workstation(function: u8) -> Function {
 }
 
 /// A virtual function of port p0 of Spark `n`, as a pod sees it: under another name, and without a
-/// port name. A pod cannot open devices that its cgroup forbids, so its tests have no such
-/// functions.
+/// port name. Tests of pods leave out all functions whose devices the pod's cgroup forbids, because
+/// a pod cannot open them.
 pub(super) fn pod_function(n: u8, domain: u8) -> Function {
     let (device, netdev, pci, physical) = match domain {
         0 => ("mlx5_4", "net1", "0000:01:00.2", "0000:01:00.0"),

@@ -2,7 +2,7 @@
 //! route add PEER/32 via NEIGHBOUR dev INTERFACE`).
 
 use super::machines::{F0, F1, P2F0, P2F1, host, spark_with};
-use super::topologies::told;
+use super::topologies::adverts;
 use crate::flow::pairing::{self, Pair};
 use crate::wire::fields::RailAdvert;
 use std::net::Ipv6Addr;
@@ -32,7 +32,7 @@ fn ring_host(n: u8, prefix: u8) -> Routed {
         routes.extend([(F0, F1), (P2F0, P2F1)].map(|(here, there)| (here, address(next, there))));
         routes.extend([(F1, F0), (P2F1, P2F0)].map(|(here, there)| (here, address(before, there))));
     }
-    Routed { adverts: told(&host(&spark_with(n, &[0, 1], &addresses)).survey("")), routes }
+    Routed { adverts: adverts(&host(&spark_with(n, &[0, 1], &addresses)).survey("")), routes }
 }
 
 /// Pairs rails for a connection from `one` to `other`, as `RAIL - RAIL`.

@@ -11,7 +11,7 @@ use crate::wire::ids::RailId;
 use crate::wire::message::{ByTcp, HEADER_BYTES, Header, Hello, Message};
 use std::net::Ipv6Addr;
 
-pub(super) fn told(survey: &Survey) -> Vec<RailAdvert> {
+pub(super) fn adverts(survey: &Survey) -> Vec<RailAdvert> {
     let advert = |rail: &Rail| RailAdvert {
         name: format!("{}:{}", rail.device, rail.port),
         phys_port: rail.phys_port.clone().unwrap_or_default(),
@@ -39,8 +39,8 @@ struct Meeting {
 
 /// Pairs the rails of two hosts. The pairs must not depend on the connecting host.
 #[track_caller]
-fn meet(one: &TestHost, other: &TestHost) -> Meeting {
-    let (ours, theirs) = (told(&one.survey("")), told(&other.survey("")));
+fn pair_hosts(one: &TestHost, other: &TestHost) -> Meeting {
+    let (ours, theirs) = (adverts(&one.survey("")), adverts(&other.survey("")));
     let pairs = pairing::pair(&ours, &theirs, &[]);
     let text = |[c, a]: [&[RailAdvert]; 2], pair: &Pair| -> [String; 2] {
         let end = |rail: &RailAdvert, gid: [u8; 16]| match Ipv6Addr::from(gid) {
@@ -89,7 +89,7 @@ fn warns_of_no_lone_twin(rails: &[RailAdvert], ends: &[[End; 2]]) {
 
 #[track_caller]
 fn assert_pairs(one: &TestHost, other: &TestHost, rails: &[String], mbps: u64) {
-    let found = meet(one, other);
+    let found = pair_hosts(one, other);
     assert_eq!(found.rails, rails);
     assert_eq!(found.mbps, mbps, "{:?}", found.rails);
 }
@@ -120,7 +120,7 @@ fn two_sparks_with_one_cable() {
         pair("roceP2p1s0f0 192.168.101.1", "roceP2p1s0f0 192.168.101.2"),
     ];
     assert_pairs(&one, &two, &rails, ONE_CABLE_MBPS);
-    assert_eq!(meet(&one, &two).mtu_bytes, [4096, 4096]);
+    assert_eq!(pair_hosts(&one, &two).mtu_bytes, [4096, 4096]);
     assert_eq!(one.survey("").speed_mbps, 200_000);
 }
 
@@ -167,7 +167,7 @@ fn two_cables_in_one_subnet() {
     assert_quiet(&[&host(&one), &host(&two)]);
     assert_pairs(&host(&one), &host(&two), &rails, TWO_CABLES_MBPS);
     two.iter_mut().filter(|f| f.device == P2F0).for_each(|f| *f = f.clone().down());
-    let (ours, theirs) = (told(&host(&one).survey("")), told(&host(&two).survey("")));
+    let (ours, theirs) = (adverts(&host(&one).survey("")), adverts(&host(&two).survey("")));
     let names = |pair: &Pair| {
         [&ours[pair.connector], &theirs[pair.acceptor]].map(|rail| rail.name.trim_end_matches(":1").to_owned())
     };
@@ -217,7 +217,7 @@ fn both_twins_in_one_subnet() {
         assert_pairs(&one, &two, &[rail(F0, 0), rail(P2F0, 1)], ONE_CABLE_MBPS);
 
         // With Ubuntu's settings the twins answer ARP for each other, so there are two warnings.
-        // With a strict rp_filter one twin gets no answer.
+        // With a strict rp_filter, requests for one twin's address get no answer.
         for (arp_ignore, rp_filter) in [(0, 2), (0, 0), (1, 1)] {
             let said = with_arp(&functions(1, ours), arp_ignore, rp_filter).survey("").warnings;
             assert_eq!(said.len(), 2, "{said:#?}");
@@ -409,14 +409,14 @@ fn a_ring_of_four_has_no_rails_on_its_diagonals() {
         assert_quiet(&hosts.each_ref());
         for n in 0..4 {
             let (next, across) = (&hosts[(n + 1) % 4], &hosts[(n + 2) % 4]);
-            let found = meet(&hosts[n], next);
+            let found = pair_hosts(&hosts[n], next);
             assert_eq!((found.rails.len(), found.mbps), (2, ONE_CABLE_MBPS), "{:?}", found.rails);
             assert!(found.rails[0].starts_with("rocep1s0f0 10.0.") && found.rails[0].contains(" - rocep1s0f1 10.0."));
             assert!(found.rails[1].starts_with("roceP2p1s0f0 ") && found.rails[1].contains(" - roceP2p1s0f1 "));
-            assert_eq!(meet(&hosts[n], across).rails, Vec::<String>::new());
+            assert_eq!(pair_hosts(&hosts[n], across).rails, Vec::<String>::new());
         }
     }
-    let text = pairing::describe(&told(&ring(true)[0].survey("")));
+    let text = pairing::describe(&adverts(&ring(true)[0].survey("")));
     let rails = "rocep1s0f0:1 (10.0.0.1/24); roceP2p1s0f0:1 (10.0.1.1/24); rocep1s0f1:1 (10.0.6.1/24); roceP2p1s0f1:1 (10.0.7.1/24)";
     assert_eq!(text, rails);
 }
@@ -453,7 +453,7 @@ fn a_switch_with_everything_in_one_subnet() {
         *down = down.clone().down();
         let one = host(&functions);
         for cable in [0, 1] {
-            let found = meet(&one, &host(&on_switch(2, &[cable])));
+            let found = pair_hosts(&one, &host(&on_switch(2, &[cable])));
             assert_eq!(found.mbps, u64::from(speed_mbps), "{:?}", found.rails);
             assert!(found.rails.iter().any(|rail| rail.starts_with(P2F1)), "{:?}", found.rails);
         }
@@ -475,7 +475,7 @@ fn ports_of_other_machines_do_not_crowd_one_pcie_link() {
             ..workstation(number)
         }
     };
-    let found = meet(&host(&functions), &host(&[port(0, "p0"), port(1, "p1")]));
+    let found = pair_hosts(&host(&functions), &host(&[port(0, "p0"), port(1, "p1")]));
     assert_eq!(found.mbps, 200_000, "{:?}", found.rails);
 }
 
@@ -493,12 +493,12 @@ fn a_spark_with_a_workstation() {
         let said = other.survey("").warnings;
         assert!(said.len() == 1 && said[0].text.contains("enp65s0np0 has MTU 1500"), "{said:#?}");
         assert_pairs(&spark, &other, &[pair("rocep1s0f0 192.168.100.1", "mlx5_0 192.168.100.9")], 100_000);
-        assert_eq!(meet(&spark, &other).mtu_bytes, [1024]);
+        assert_eq!(pair_hosts(&spark, &other).mtu_bytes, [1024]);
     }
-    // Both twins in the workstation's subnet, from two cables: one rail from each PCIe link.
+    // The twins of both cables in the workstation's subnet: one rail from each PCIe link.
     let all =
         [(F0, "192.168.100.1/24"), (P2F0, "192.168.100.2/24"), (F1, "192.168.100.3/24"), (P2F1, "192.168.100.4/24")];
-    let found = meet(&host(&spark_with(1, &[0, 1], &all)), &host(&[workstation(0)]));
+    let found = pair_hosts(&host(&spark_with(1, &[0, 1], &all)), &host(&[workstation(0)]));
     assert_eq!(found.mbps, 100_000);
     let rails = [
         pair("rocep1s0f0 192.168.100.1", "mlx5_0 192.168.100.9"),
@@ -571,7 +571,7 @@ fn the_guides_netplan_files() {
         let hosts = hosts(kind, count);
         assert_quiet(&hosts.iter().collect::<Vec<_>>());
         for (at, one) in hosts.iter().enumerate() {
-            let next = meet(one, &hosts[(at + 1) % hosts.len()]);
+            let next = pair_hosts(one, &hosts[(at + 1) % hosts.len()]);
             match kind {
                 "pair" => {
                     assert_eq!(names(&next), [F0, P2F0, F1, P2F1].map(|name| format!("{name} {name}")));
@@ -583,7 +583,7 @@ fn the_guides_netplan_files() {
                 }
             }
             if kind == "ring" {
-                assert_eq!(meet(one, &hosts[(at + 2) % hosts.len()]).rails, Vec::<String>::new());
+                assert_eq!(pair_hosts(one, &hosts[(at + 2) % hosts.len()]).rails, Vec::<String>::new());
             }
         }
     }

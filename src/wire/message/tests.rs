@@ -60,7 +60,12 @@ pub(super) fn samples() -> Vec<Message> {
             pairs: vec![PairGo::Carries { mailbox_rkey: 9 }, PairGo::NotYet("no answer".into())],
             redial: Some(RedialAt { port: NonZeroU16::MAX, token: [7; 16] }),
         }),
-        Message::Control(ControlFrame { number: 3, received: 2, asks: true, message: vec![6, 1, 0, 0, 0, 0, 0, 0, 0] }),
+        Message::Control(ControlFrame {
+            number: 3,
+            received: 2,
+            awaits_confirmation: true,
+            message: vec![6, 1, 0, 0, 0, 0, 0, 0, 0],
+        }),
         Message::Redial(Redial { token: [8; 16], attempt: 3 }),
         Message::Go(Go { mailbox_addr: 0, pairs: Vec::new(), redial: None }),
         Message::Resumed,

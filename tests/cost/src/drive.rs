@@ -109,7 +109,7 @@ fn until_taken(
 fn settle(pair: &Pair, bytes: usize, mark: u8) -> Result<(), String> {
     for _ in 0..PATIENCE {
         sleep(SETTLED);
-        if pair.has_come(0..bytes, mark) {
+        if pair.has_arrived(0..bytes, mark) {
             // The last bytes come before their completion.
             sleep(SETTLED);
             return Ok(());

@@ -7,14 +7,14 @@
 //! The program loads a plugin's library as NCCL does, connects it with itself in one thread over
 //! the software fabric, and runs messages under callgrind. It counts only calls of `irecv`, `isend`
 //! and `test`, not set-up or other threads. Before it tests a request, it waits until the fabric
-//! has carried everything, so two runs give the same numbers. It counts polls that find nothing
+//! has carried everything, so two runs give the same numbers. Polls that find nothing are counted
 //! separately. Instructions are summed by library file: *plugin* is the plugin's own code, *verbs*
 //! is the verbs library (here the software fabric, so it says nothing about hardware), *libc* is
 //! all others.
 //!
-//! gungraun, a benchmark harness for callgrind, is not used. It counts a function with all its
-//! calls, here mostly the software fabric, and links the measured code. This program compares
-//! library files.
+//! gungraun, a benchmark harness for callgrind, is not used. It counts a function together with
+//! everything that it calls, which here is mostly the software fabric. It also links the measured
+//! code into the benchmark, whereas this program compares two library files from any source.
 
 mod callgrind;
 mod drive;

@@ -79,8 +79,8 @@ impl Pair {
     }
 
     fn table(&self) -> &NetV11 {
-        // SAFETY: `table` is inside the library, which `self` owns; a plugin fills it in before it
-        // exports it.
+        // SAFETY: `table` is inside the library, which `self` owns; a plugin's exported table is
+        // complete.
         unsafe { &*self.table }
     }
 
@@ -138,7 +138,7 @@ impl Pair {
     }
 
     /// True if every 64th byte and the last byte of `range` in the received data have this value.
-    pub fn has_come(&self, range: std::ops::Range<usize>, value: u8) -> bool {
+    pub fn has_arrived(&self, range: std::ops::Range<usize>, value: u8) -> bool {
         let bytes = &self.target.bytes[range];
         // SAFETY: `byte` is one of the buffer's; another thread may store to it, so the read is
         // volatile.

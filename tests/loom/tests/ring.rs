@@ -48,7 +48,7 @@ fn nic(ring: &Ring, old: &[u64], new: &[u64], order: impl Iterator<Item = usize>
 
 /// Creates the value in a system thread: it is large, and a model's threads have small stacks.
 fn sends() -> Sends {
-    std::thread::spawn(Sends::new).join().unwrap()
+    std::thread::spawn(Sends::default).join().unwrap()
 }
 
 fn look(sends: &mut Sends, ring: &Ring, tag: i32) -> Option<Head> {
@@ -60,7 +60,7 @@ fn look(sends: &mut Sends, ring: &Ring, tag: i32) -> Option<Head> {
 }
 
 fn is_as_granted(head: &Head, ring: &Ring, terms: &Terms) {
-    assert_eq!((head.addr, head.room_bytes, head.part), (terms.addr, terms.bytes, terms.part), "torn");
+    assert_eq!((head.addr, head.buffer_bytes, head.part), (terms.addr, terms.bytes, terms.part), "torn");
     // The keys are read later, when a share is posted.
     let keys: Vec<u32> = LaneId::all(MAX_RAILS).map(|lane| head.rkey(ring, lane)).collect();
     assert_eq!(keys, [0x11, 0, 0x22, 0, 0x33, 0, 0x44, 0], "torn keys");

@@ -1,7 +1,8 @@
-//! Models of how NCCL's threads give orders to the service thread and wake it
-//! (`comm/recovery/service.rs`). No order may be lost, whether the service thread works, waits, or
-//! ends for lack of work. Loom reports a lost order as a deadlock: the wait on the modelled pipe
-//! has no time-out that could end it, and each model waits until all its connections are closed.
+//! Models of how NCCL's threads give commands to the service thread and wake it
+//! (`comm/recovery/service.rs`). No command may be lost, whether the service thread works, waits,
+//! or ends for lack of work. Loom reports a lost command as a deadlock: the wait on the modelled
+//! pipe has no time-out that could end it, and each model waits until all its connections are
+//! closed.
 
 use loom::model::Builder;
 use loom::thread;
@@ -78,9 +79,9 @@ fn the_listener_is_open_while_a_connection_needs_it() {
         let service = Arc::new(Service::new(Arc::new(Process)));
         let other = {
             let service = Arc::clone(&service);
-            thread::spawn(move || connection_with(&service, 0, RedialHandle::invite))
+            thread::spawn(move || connection_with(&service, 0, RedialHandle::prepare_redial))
         };
-        connection_with(&service, 0, RedialHandle::invite);
+        connection_with(&service, 0, RedialHandle::prepare_redial);
         other.join().unwrap();
     });
 }

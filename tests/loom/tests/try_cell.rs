@@ -1,5 +1,6 @@
 //! The ownership word of a data path (`comm/datapath/try_cell.rs`). It admits one user at a time,
-//! who sees the previous user's changes, and records for the service thread that the path was used.
+//! who sees the previous user's changes. The word also tells the service thread that the path was
+//! used.
 
 use loom::model;
 use loom::thread;

@@ -6,8 +6,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 # ping I COUNT SIZE: sends COUNT messages each way over rail I with the verbs library's own example,
 # ibv_rc_pingpong. A queue pair of soft-RoCE with more than 64 packets under way waits until they
-# have left (rxe_req.c). After a retransmission it can wait without end, and the example requests
-# one after 67 ms. With 64 KiB on a rail of 80 Mb/s, this happened in 10 of 12 runs at the example's
+# have left (rxe_req.c). After a retransmission it can wait without end. The example resends after
+# 67 ms. With 64 KiB on a rail of 80 Mb/s, this happened in 10 of 12 runs at the example's
 # own MTU of 1024, and in none at 4096.
 ping() {
   local server status=0

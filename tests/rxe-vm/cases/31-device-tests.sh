@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # The Rust tests that need an RDMA device, and those that otherwise run on the software fabric. They
-# are listed here, because #[ignore] also marks measurements, loads, and tests that are a process of
-# another test.
+# are listed here, because #[ignore] also marks measurements, load tests, and tests that another
+# test starts as a process.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 

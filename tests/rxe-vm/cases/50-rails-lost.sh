@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Cables are pulled and put back in mid-transfer, in both directions together, and every byte is
-# checked: each rail in turn (rail 0 carries the bootstrap's TCP too), then all but one. The job
-# must not notice.
+# Cables are pulled and put back in mid-transfer: each rail in turn (rail 0 carries the bootstrap's
+# TCP too), then all but one. Both directions run together, and every byte is checked. The job must
+# not notice.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 

@@ -26,18 +26,19 @@ returns() {
   grep -Ec "rail $1$2:1 to [^ ]* recovered .*peer rail $other$2:1" "$BED_LOGS/readdressed.txt" || true
 }
 
-# changed SIDE I HOST: changes the address of rail I's end on SIDE. The rail has to return in both
-# connections of both ranks.
+# returned_since I COUNT_A COUNT_B: true if rail I has more recoveries than these on both sides.
+returned_since() {
+  (($(returns a "$1") > $2 && $(returns b "$1") > $3))
+}
+
+# changed SIDE I HOST: changes the address of rail I's end on SIDE. Both ranks have to log that the
+# rail has returned.
 changed() {
-  local tries before_a before_b
+  local before_a before_b
   before_a=$(returns a "$2")
   before_b=$(returns b "$2")
   readdressed "$@"
-  for ((tries = 0; tries < 900; tries++)); do
-    if (($(returns a "$2") > before_a && $(returns b "$2") > before_b)); then return; fi
-    sleep 0.1
-  done
-  fail "rail $2 does not return with a new address on side $1"
+  wait_until 90 returned_since "$2" "$before_a" "$before_b" || fail "rail $2 does not return with a new address on side $1"
 }
 
 trouble() {

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # A peer that is stopped in mid-transfer (SIGSTOP) is awaited, and no rail is lost, because the
-# kernel's soft-RoCE still acknowledges. The warning says that the peer does not answer. A peer that
+# kernel's soft-RoCE still acknowledges. A warning says that the peer does not answer. A peer that
 # is killed (SIGKILL) is reported within the limit below. The command that started the ranks is
-# stopped meanwhile: it would end the other rank as soon as the first is dead.
+# stopped meanwhile: it would end the other rank as soon as the killed rank is dead.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
@@ -18,28 +18,21 @@ gone_pattern() {
 
 # rank_pid FILE RANK: prints the process of a rank, once the run that writes FILE has named it.
 rank_pid() {
-  local tries pid
-  for ((tries = 0; tries < 600; tries++)); do
-    pid=$(sed -nE "s/^# +Rank +$2 Pid +([0-9]+) .*/\\1/p" "$1" 2>/dev/null || true)
-    if [[ -n $pid ]]; then
-      echo "$pid"
-      return
-    fi
-    sleep 0.1
-  done
-  fail "the run does not say who rank $2 is"
+  wait_until 60 named_pid "$@" || fail "the run does not say who rank $2 is"
+}
+
+named_pid() {
+  sed -nE "s/^# +Rank +$2 Pid +([0-9]+) .*/\\1/p" "$1" 2>/dev/null | grep .
 }
 
 # moving: waits until node A has sent two more megabytes, so that the job is in mid-transfer. The
 # bytes may be on any rail: a busy machine's rails need not carry equally.
 moving() {
-  local tries before
-  before=$(node_bytes)
-  for ((tries = 0; tries < 600; tries++)); do
-    (($(node_bytes) - before < 2097152)) || return 0
-    sleep 0.1
-  done
-  fail "the rails carry nothing"
+  wait_until 60 has_sent $(($(node_bytes) + 2097152)) || fail "the rails carry nothing"
+}
+
+has_sent() {
+  (($(node_bytes) >= $1))
 }
 
 # quiet: waits until node A has sent everything that was granted to it.
@@ -69,18 +62,10 @@ freeze() {
   # The rails only repeat control frames, which the stopped rank does not read.
   echo "while rank 1 stands still: $(sent_bytes a 0), $(sent_bytes a 1), $(sent_bytes b 0), $(sent_bytes b 1) bytes"
   (($(sent_bytes a 0) + $(sent_bytes a 1) < 1048576)) || fail "the job goes on without its rank 1"
-  unanswered "$pid" || fail "no line says that rank 1 does not answer"
+  # Rank 0 has to log that its stopped peer does not answer.
+  wait_until 60 grep -E "no progress with [^ ]*:$pid for .*: the peer has not answered for" "$BED_LOGS/frozen.txt" ||
+    fail "no line says that rank 1 does not answer"
   kill -CONT "$pid"
-}
-
-# unanswered PID: waits until rank 0 has logged that its stopped peer, process PID, does not answer.
-unanswered() {
-  local tries
-  for ((tries = 0; tries < 600; tries++)); do
-    ! grep -E "no progress with [^ ]*:$1 for .*: the peer has not answered for" "$BED_LOGS/frozen.txt" || return 0
-    sleep 0.1
-  done
-  return 1
 }
 
 murder() {

@@ -7,12 +7,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 # seen PATTERN: waits until the ranks' output has at least two lines that match.
 seen() {
-  local tries
-  for ((tries = 0; tries < 1200; tries++)); do
-    if [[ $(grep -Ec "$1" "$BED_LOGS/wrong.txt") -ge 2 ]]; then return; fi
-    sleep 0.1
-  done
-  fail "no line says /$1/ in 120 s"
+  wait_until 120 has_lines wrong 2 "$1" || fail "fewer than two lines say /$1/ after 120 s"
 }
 
 trouble() {

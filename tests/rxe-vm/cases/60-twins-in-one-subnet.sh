@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Two rails of each node are on one wire with addresses in one subnet. With Ubuntu's default
 # settings (rp_filter 2, arp_ignore 0) the rails' ends answer ARP for each other. The plugin warns
-# and names the cure. The job runs on the working rails. The other rail is left out; the reason
+# and names the cure. The job runs on the rail that works. The other rail is left out; the reason
 # names the hardware address to which the peer's address resolves. With the cure both rails carry
 # and there is no warning.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh

@@ -7,16 +7,20 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 # other_link_local SIDE I ADDRESS: replaces all addresses of the interface by ADDRESS.
 other_link_local() {
-  local tries gids device=e$1$2
+  local device=e$1$2
   ip -4 addr flush dev "$device"
   ip -6 addr flush dev "$device"
   ip addr add "$3/64" dev "$device" nodad
-  for ((tries = 0; tries < 200; tries++)); do
-    gids=$(cat /sys/class/infiniband/"$1$2"/ports/1/gids/* 2>/dev/null || true)
-    if [[ $(grep -c '^fe80' <<<"$gids") == 2 ]]; then return; fi
-    sleep 0.05
-  done
-  fail "$1$2 does not have two link-local GIDs: $(sort -u <<<"$gids" | paste -sd' ')"
+  wait_until 10 has_two_link_local "$1$2" ||
+    fail "$1$2 does not have two link-local GIDs: $(gids "$1$2" | sort -u | paste -sd' ')"
+}
+
+gids() {
+  cat /sys/class/infiniband/"$1"/ports/1/gids/* 2>/dev/null || true
+}
+
+has_two_link_local() {
+  [[ $(gids "$1" | grep -c '^fe80') == 2 ]]
 }
 
 rails 2 80mbit

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # IPv6 is off on the interfaces. Each GID table still has the link-local GID of the MAC, but that
-# address does not answer. Rails with an IPv4 address use it. A port without one is not used as a
-# rail: the log names the cure, and no connection tries its address.
+# address does not answer. Rails with an IPv4 address use that one. A port without an IPv4 address
+# is not used as a rail: the log names the cure, and no connection tries its link-local address.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 

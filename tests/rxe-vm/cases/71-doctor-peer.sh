@@ -16,14 +16,11 @@ export NCCL_IB_TIMEOUT=18
 # to end without help. Sets $output to a file with the text, $json to a file with the answer as
 # JSON, and $found to the findings between the two nodes.
 examine() {
-  local name=$1 tries address token partner status=0 out
+  local name=$1 address token partner status=0 out
   output=$BED_LOGS/$name.txt json=$BED_LOGS/$name.json out=$BED_LOGS/$name.partner
   NCCL_IB_HCA=b0,b1 NCCL_SOCKET_IFNAME=eb0 timeout 120 "$program" doctor --partner --interface eb0 >"$out" 2>&1 &
   partner=$!
-  for ((tries = 0; tries < 200; tries++)); do
-    ! grep -q '^nccl-spark-partner ' "$out" || break
-    sleep 0.1
-  done
+  wait_until 20 grep -q '^nccl-spark-partner ' "$out" || true
   read -r _ _ address token < <(grep '^nccl-spark-partner ' "$out") || fail "the partner has said nothing in 20 s: $(cat "$out")"
   NCCL_IB_HCA=a0,a1 NCCL_SOCKET_IFNAME=ea0 SPARK_DOCTOR_TOKEN=$token \
     timeout 120 "$program" doctor --peer "$address" --json "$json" >"$output" 2>&1 || status=$?
@@ -39,7 +36,8 @@ for one in json.load(open(sys.argv[1]))["findings"]:
   echo "$found"
 }
 
-# rate_kbps PATH WAY: prints the rate of path PATH, over all its bytes, to_peer or from_peer.
+# rate_kbps PATH WAY: prints the rate of path PATH in kb/s, over all its bytes, in the direction WAY
+# (to_peer or from_peer).
 rate_kbps() {
   python3 -ISc 'import json, sys
 figures = json.load(open(sys.argv[1]))["peer"]["paths"][int(sys.argv[2])]["measured"]
@@ -59,7 +57,7 @@ check_rate() {
 
 # Wires of 12 Mb/s. Their ports still report 10 Gb/s, as a veth does, so both rails are bad. No rail
 # carries more than its wire and the wire's burst allow. The lowest rate depends on the machine's
-# load and is not checked, so a bad rail may have either of the two findings.
+# load and is not checked, so a bad rail may be reported as slow-path or as slow-rail.
 rails 2 12mbit
 sysctl -qw net.ipv4.conf.all.arp_ignore=1
 examine alike
@@ -70,7 +68,7 @@ check_rate 0 1 13200
 check_rate 1 1 13200
 check_rate 2 1 26400
 
-# One rail gets a sixth of the rate. The doctor names it, and not the other.
+# One rail gets a sixth of the rate. The doctor reports only that rail as slow-rail.
 tc qdisc replace dev ea1 root netem rate 2mbit limit 100000
 tc qdisc replace dev eb1 root netem rate 2mbit limit 100000
 examine slow
@@ -83,5 +81,5 @@ rail_black_hole 1
 NCCL_SPARK_PROBE_TIMEOUT_MS=2000
 examine silent
 grep -q '^slow pair-unreachable nothing gets through' <<<"$found" || fail "a1 is not said to carry nothing: $found"
-check_says 'a1:1 to b1:1: does not carry' "that a1 carries nothing"
+check_says 'a1:1 to b1:1: carries no data' "that a1 carries nothing"
 check_rate 0 1 13200

@@ -5,9 +5,9 @@
 #   cp /usr/local/lib/libnccl-net-spark.so THIS-FOLDER/
 #   ./launch-cluster.sh --apply-mod THIS-FOLDER exec vllm serve MODEL --tensor-parallel-size 2
 #
-# A mod cannot change the environment of later processes. So this script writes the two variables to
-# /etc/nccl.conf. NCCL reads that file for variables that the environment does not set (setEnvFile
-# in NCCL's src/misc/param.cc).
+# A mod cannot change the environment of later processes. So this script writes NCCL_NET_PLUGIN and
+# NCCL_NET to /etc/nccl.conf. NCCL reads that file for variables that the environment does not set
+# (setEnvFile in NCCL's src/misc/param.cc).
 set -euo pipefail
 shopt -s inherit_errexit
 
@@ -53,7 +53,7 @@ install_verbs() {
   fi
 }
 
-# Removes older lines of these names, because NCCL uses the first value of a name.
+# Writes both variables. Removes their older lines, because NCCL uses the first value of a name.
 write_settings() {
   local lines=
   if [[ -f $settings ]]; then lines=$(grep -Ev '^NCCL_NET(_PLUGIN)?=' "$settings" || true); fi

@@ -1,18 +1,18 @@
 //! A run from the command's side: starts the ranks, lets them measure each size, prints the table.
 
-use super::messages::{Answer, Measurement, Order, Setup, Terms};
+use super::messages::{Answer, Measurement, Order, RunParameters, Setup};
 use super::rank::Collectives;
 use super::report::Report;
 use super::table::{CollectiveTable, Row};
-use crate::fabric::{self, Fabric, Kind, Wish};
+use crate::fabric::{self, Fabric, FabricRequest, Kind};
 use crate::output::report::{self, Target};
 use crate::output::watch::Watch;
 use crate::ranks::control::answer;
 use crate::ranks::device::Network;
 use crate::ranks::job::{Job, RankEnv};
 use crate::ranks::launch::World;
+use crate::ranks::placement;
 use crate::ranks::rendezvous::Meeting;
-use crate::ranks::seats;
 use crate::sizes::{self, Step};
 use anyhow::Result;
 use std::io::Write;
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 #[derive(Debug, Clone)]
 pub struct Plan {
-    pub terms: Terms,
+    pub terms: RunParameters,
     pub plugin: PathBuf,
     /// First size in bytes; at least one byte for each rank's part.
     pub min_bytes: usize,
@@ -30,7 +30,7 @@ pub struct Plan {
     /// Time without progress after which the run fails.
     pub timeout: Duration,
     pub rank_env: Vec<RankEnv>,
-    pub fabric: Wish,
+    pub fabric: FabricRequest,
     /// Verbs library that the user's environment names.
     pub verbs_library: Option<String>,
     pub shows_percentiles: bool,
@@ -52,8 +52,8 @@ impl Plan {
 /// rank fails or hangs, or a write fails.
 pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
-        let rank = seats::rank_command::<Collectives>(world, meeting, &plan.plugin, &plan.rank_env, program)?;
-        return seats::become_rank(rank);
+        let rank = placement::rank_command::<Collectives>(world, meeting, &plan.plugin, &plan.rank_env, program)?;
+        return placement::become_rank(rank);
     }
     let watch = Watch::start("sizes", || plan.sizes().count() as u64);
     report::of_run(plan.json.as_ref(), Report::new(plan.terms), |out, report| lead(plan, program, &watch, out, report))
@@ -67,11 +67,11 @@ pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report:
     report.fabric = if fabric.kind == Kind::Soft { "soft" } else { "verbs" };
     report.fabric_text.clone_from(&fabric.about);
     introduce(plan, &fabric, &mut out)?;
-    let seats = match &plan.launched {
-        Some((_, meeting)) => seats::with_guests(meeting.clone(), &fabric, &plan.rank_env)?,
-        None => seats::all_here(plan.terms.ranks, &fabric, &plan.rank_env),
+    let places = match &plan.launched {
+        Some((_, meeting)) => placement::with_guests(meeting.clone(), &fabric, &plan.rank_env)?,
+        None => placement::all_here(plan.terms.ranks, &fabric, &plan.rank_env),
     };
-    let mut job = Job::start(program, seats, plan.timeout, watch.clone())?;
+    let mut job = Job::start(program, places, plan.timeout, watch.clone())?;
     let outcome = connect(plan, &mut job, report).and_then(|()| {
         list_ranks(&job, report, &mut out)?;
         let mut table = CollectiveTable::start(out, plan.terms.collective, plan.shows_percentiles)?;
@@ -92,7 +92,7 @@ pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report:
 }
 
 fn connect(plan: &Plan, job: &mut Job<Collectives>, report: &mut Report) -> Result<()> {
-    let Terms { collective, ranks, channels, .. } = plan.terms;
+    let RunParameters { collective, ranks, channels, .. } = plan.terms;
     let setup = |rank| Setup {
         rank,
         plugin: plan.plugin.clone(),
@@ -100,8 +100,10 @@ fn connect(plan: &Plan, job: &mut Job<Collectives>, report: &mut Report) -> Resu
         max_count: collective.count(plan.max_bytes, ranks),
         terms: plan.terms,
     };
-    let listening = job
-        .ask(|rank| Order::Setup(setup(rank)), answer!(Answer::Listening { network, handles } => (network, handles)))?;
+    let listening = job.order_all(
+        |rank| Order::Setup(setup(rank)),
+        answer!(Answer::Listening { network, handles } => (network, handles)),
+    )?;
     let (networks, handles): (Vec<Network>, Vec<Vec<Vec<u8>>>) = listening.into_iter().unzip();
     report.networks = networks;
     // A handle that a rank did not give is missing here. The rank that needs it reports that.
@@ -109,8 +111,10 @@ fn connect(plan: &Plan, job: &mut Job<Collectives>, report: &mut Report) -> Resu
         let links = collective.links(rank, ranks, channels).into_iter().enumerate();
         links.filter_map(|(index, link)| handles[link.to].get(index).cloned()).collect()
     };
-    report.connections =
-        job.ask(|rank| Order::Connect { handles: handles_for(rank) }, answer!(Answer::Connected { lines } => lines))?;
+    report.connections = job.order_all(
+        |rank| Order::Connect { handles: handles_for(rank) },
+        answer!(Answer::Connected { lines } => lines),
+    )?;
     Ok(())
 }
 
@@ -122,15 +126,15 @@ fn list_ranks(job: &Job<Collectives>, report: &Report, out: &mut impl Write) -> 
 }
 
 fn measure(
-    terms: Terms,
+    terms: RunParameters,
     size_bytes: usize,
     job: &mut Job<Collectives>,
     table: &mut CollectiveTable<impl Write>,
     report: &mut Report,
 ) -> Result<()> {
     let count = terms.collective.count(size_bytes, terms.ranks);
-    job.ask(|_| Order::Prepare { count }, answer!(Answer::Ready => ()))?;
-    let measured = job.ask(|_| Order::Go, answer!(Answer::Measured(measurement) => measurement))?;
+    job.order_all(|_| Order::Prepare { count }, answer!(Answer::Ready => ()))?;
+    let measured = job.order_all(|_| Order::Go, answer!(Answer::Measured(measurement) => measurement))?;
     let row = row(terms, count, &measured);
     let wrong = measured.iter().enumerate().filter_map(|(rank, one)| Some((rank, one.first_wrong.as_ref()?)));
     let wrong: Vec<String> = wrong.map(|(rank, wrong)| format!("rank {rank}: {wrong}")).collect();
@@ -142,7 +146,7 @@ fn measure(
 
 fn introduce(plan: &Plan, fabric: &Fabric, out: &mut impl Write) -> Result<()> {
     let Plan { min_bytes, max_bytes, .. } = plan;
-    let Terms { collective, ranks, channels, warmup_iters, iters, check_iters } = plan.terms;
+    let RunParameters { collective, ranks, channels, warmup_iters, iters, check_iters } = plan.terms;
     let (step, unit) = match plan.step {
         Step::Factor(factor) => (factor, "factor"),
         Step::Bytes(bytes) => (bytes, "bytes"),
@@ -166,7 +170,7 @@ fn introduce(plan: &Plan, fabric: &Fabric, out: &mut impl Write) -> Result<()> {
 
 /// Returns a row of the table. As in nccl-tests, it has the mean of the ranks' times and the sum of
 /// their wrong elements. Percentiles and pauses are the largest of any rank.
-fn row(terms: Terms, count: usize, measured: &[Measurement]) -> Row {
+fn row(terms: RunParameters, count: usize, measured: &[Measurement]) -> Row {
     let mean = measured.iter().map(|one| one.seconds).sum::<f64>() / measured.len() as f64;
     let seconds = mean / f64::from(terms.iters);
     let longest_us = |of: fn(&Measurement) -> f64| measured.iter().map(|one| of(one) * 1e6).fold(0.0, f64::max);
@@ -213,8 +217,14 @@ mod tests {
         Measurement { seconds, p50_s, p99_s, longest_pause_s, wrong, first_wrong: None }
     }
 
-    const TERMS: Terms =
-        Terms { collective: Collective::AllGather, ranks: 2, channels: 1, warmup_iters: 0, iters: 10, check_iters: 1 };
+    const TERMS: RunParameters = RunParameters {
+        collective: Collective::AllGather,
+        ranks: 2,
+        channels: 1,
+        warmup_iters: 0,
+        iters: 10,
+        check_iters: 1,
+    };
 
     /// Computed by hand: the ranks take 1 ms and 3 ms for 10 iterations, so the mean is 200 us. 2 x
     /// 4 MB in 200 us are 40 GB/s. The slower rank's median is 150 us, its 99th percentile 600 us.

@@ -22,7 +22,7 @@ pub enum Order {
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Terms {
+pub struct RunParameters {
     pub collective: Collective,
     /// Number of ranks (2 or more).
     pub ranks: usize,
@@ -42,7 +42,7 @@ pub struct Setup {
     /// Number passed to the plugin in place of NCCL's communicator id; the same in all ranks.
     pub job: u64,
     pub max_count: usize,
-    pub terms: Terms,
+    pub terms: RunParameters,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -2,14 +2,14 @@
 
 use super::Collective;
 use super::lead::Plan;
-use super::messages::Terms;
+use super::messages::RunParameters;
 use crate::fabric::options::FabricOptions;
 use crate::output::report::JsonOption;
 use crate::places::PluginOption;
 use crate::ranks::job::RankEnv;
 use crate::ranks::launch::World;
+use crate::ranks::placement;
 use crate::ranks::rendezvous;
-use crate::ranks::seats;
 use crate::sizes::{self, Step};
 use crate::usage::wrong;
 use clap::Args;
@@ -100,7 +100,7 @@ impl Run {
         let timeout = Duration::from_secs(self.timeout);
         let launched = match world {
             Some(world) => {
-                let meeting = seats::meeting(&world, self.rendezvous, timeout)?;
+                let meeting = placement::meeting(&world, self.rendezvous, timeout)?;
                 Some((world, meeting))
             }
             None if self.rendezvous.is_some() => Err(wrong(
@@ -108,7 +108,7 @@ impl Run {
             ))?,
             None => None,
         };
-        let terms = Terms {
+        let terms = RunParameters {
             collective,
             ranks,
             channels: usize::from(self.channels),
@@ -127,7 +127,7 @@ impl Run {
             },
             timeout,
             rank_env: self.rank_env,
-            fabric: self.fabric.wish(program)?,
+            fabric: self.fabric.request(program)?,
             verbs_library,
             shows_percentiles: false,
             json: self.json.target,
@@ -184,7 +184,7 @@ mod tests {
     fn options_of_nccl_tests_are_understood() {
         let plan = plan(&["-b", "8", "-e", "16M", "-f", "4", "-n", "5", "-w", "2", "-c", "3", "-r", "4"]).unwrap();
         assert_eq!((plan.min_bytes, plan.max_bytes, plan.step), (8, 16 << 20, Step::Factor(4)));
-        let Terms { iters, warmup_iters, check_iters, ranks, .. } = plan.terms;
+        let RunParameters { iters, warmup_iters, check_iters, ranks, .. } = plan.terms;
         assert_eq!((iters, warmup_iters, check_iters, ranks), (5, 2, 3, 4));
         assert_eq!(plan.plugin, Path::new("libnccl-net-spark.so"));
     }
@@ -193,7 +193,7 @@ mod tests {
     fn defaults_match_nccl_tests() {
         let plan = plan(&[]).unwrap();
         assert_eq!((plan.min_bytes, plan.max_bytes, plan.step), (32 << 20, 32 << 20, Step::Bytes(1 << 20)));
-        let Terms { iters, warmup_iters, check_iters, ranks, .. } = plan.terms;
+        let RunParameters { iters, warmup_iters, check_iters, ranks, .. } = plan.terms;
         assert_eq!((iters, warmup_iters, check_iters, ranks), (20, 1, 1, 2));
     }
 
@@ -243,10 +243,10 @@ mod tests {
     #[test]
     fn options_of_the_software_fabric_select_it() {
         assert_eq!(plan(&[]).unwrap().fabric.kind, None);
-        let wish = plan(&["--slow-rail", "a=0.25", "--slow-rail", "b=1", "--scale", "0.5"]).unwrap().fabric;
-        assert_eq!((wish.kind, wish.scale, wish.profile.as_str()), (Some(Kind::Soft), 0.5, "spark-1cable"));
-        assert_eq!(wish.slow_rails, [("a".to_owned(), 0.25), ("b".to_owned(), 1.0)]);
-        assert_eq!((wish.library.as_path(), wish.nic), (Path::new("/nowhere/softverbs-ibverbs"), Nic::Mlx5));
+        let request = plan(&["--slow-rail", "a=0.25", "--slow-rail", "b=1", "--scale", "0.5"]).unwrap().fabric;
+        assert_eq!((request.kind, request.scale, request.profile.as_str()), (Some(Kind::Soft), 0.5, "spark-1cable"));
+        assert_eq!(request.slow_rails, [("a".to_owned(), 0.25), ("b".to_owned(), 1.0)]);
+        assert_eq!((request.library.as_path(), request.nic), (Path::new("/nowhere/softverbs-ibverbs"), Nic::Mlx5));
         let lenient = plan(&["--nic", "soft-roce"]).unwrap().fabric;
         assert_eq!((lenient.kind, lenient.nic), (Some(Kind::Soft), Nic::SoftRoce));
     }

@@ -21,8 +21,8 @@ pub struct Buffers {
 pub struct Channel {
     // Rust drops fields from the top, here in the order in which NCCL closes them: requests,
     // registrations, comms.
-    sends: Lane,
-    receives: Lane,
+    sends: Queue,
+    receives: Queue,
     /// Registration of the send buffer with the sending comm; `None` if the collective is in place.
     send_memory: Option<Rc<Registration>>,
     /// Registration of the receive buffer with the sending comm, if the rank forwards data.
@@ -38,7 +38,7 @@ pub struct Channel {
 }
 
 #[derive(Default)]
-struct Lane {
+struct Queue {
     slices: Vec<Slice>,
     posted: usize,
     done: usize,
@@ -55,8 +55,8 @@ impl Channel {
         link: Link,
     ) -> Result<Self> {
         Ok(Self {
-            sends: Lane::default(),
-            receives: Lane::default(),
+            sends: Queue::default(),
+            receives: Queue::default(),
             send_memory: (!collective.in_place()).then(|| send.register(&buffers.send)).transpose()?,
             pass_on_memory: collective.passes_on().then(|| send.register(&buffers.recv)).transpose()?,
             recv_memory: recv.register(&buffers.recv)?,
@@ -123,9 +123,10 @@ impl Channel {
     }
 }
 
-impl Lane {
+impl Queue {
     /// Returns the next slice if it may be posted now: fewer than `in_flight` requests are open,
-    /// and the message that the slice waits for is among the `others_done` of the other direction.
+    /// and the message that the slice waits for is complete. `others_done` is the number of
+    /// complete messages in the other direction.
     fn next(&self, in_flight: usize, others_done: usize) -> Option<Slice> {
         let slice = self.slices.get(self.posted).filter(|_| self.requests.len() < in_flight)?;
         slice.after.is_none_or(|other| other < others_done).then_some(*slice)

@@ -1,7 +1,7 @@
 //! One rank of a collective. It connects with its peers, times the collective, and checks its data.
 
 use super::Part;
-use super::messages::{Answer, Measurement, Order, Setup, Terms};
+use super::messages::{Answer, Measurement, Order, RunParameters, Setup};
 use super::progress::{self, Buffers, Channel, Pauses};
 use super::schedule::{self, Seat};
 use crate::net::{Buffer, Plugin, RecvComm, SendComm};
@@ -38,7 +38,7 @@ impl Work for Collectives {
         let Order::Setup(setup) = orders.recv()? else { bail!("the first order is not the set-up") };
         let context = Plugin::load(library.unwrap_or(&setup.plugin), None)?.init(setup.job)?;
         let network = device::examine(&context)?;
-        let Terms { collective, ranks, channels, .. } = setup.terms;
+        let RunParameters { collective, ranks, channels, .. } = setup.terms;
         let links = collective.links(setup.rank, ranks, channels).len();
         let (listeners, handles) = device::listen(&context, links)?;
         answer(Answer::Listening { network, handles })?;
@@ -54,7 +54,7 @@ impl Work for Collectives {
         let mut rank = Rank::new(setup, sends.into_iter().zip(receives))?;
         answer(Answer::Connected { lines: log::take_rail_lines() })?;
 
-        if let Err(error) = obey(&mut rank, orders, answer) {
+        if let Err(error) = run_orders(&mut rank, orders, answer) {
             // Close nothing: the other ranks' errors would hide this error.
             std::mem::forget(rank);
             return Err(error);
@@ -64,7 +64,7 @@ impl Work for Collectives {
     }
 }
 
-fn obey(rank: &mut Rank, orders: &mpsc::Receiver<Order>, answer: &dyn Fn(Answer) -> Result<()>) -> Result<()> {
+fn run_orders(rank: &mut Rank, orders: &mpsc::Receiver<Order>, answer: &dyn Fn(Answer) -> Result<()>) -> Result<()> {
     loop {
         activity::stage("waiting for the other ranks");
         match orders.recv() {
@@ -81,10 +81,10 @@ fn obey(rank: &mut Rank, orders: &mpsc::Receiver<Order>, answer: &dyn Fn(Answer)
 
 struct Rank {
     rank: usize,
-    terms: Terms,
+    terms: RunParameters,
     channels: Vec<Channel>,
     buffers: Buffers,
-    /// Number of the current data, which selects its pattern; the same in all ranks.
+    /// Number of calls of `fill`. It selects the data's pattern, and is the same in all ranks.
     iteration: u64,
     count: usize,
     pauses: Pauses,
@@ -93,7 +93,7 @@ struct Rank {
 impl Rank {
     fn new(setup: Setup, connections: impl Iterator<Item = (SendComm, RecvComm)>) -> Result<Self> {
         let Setup { rank, terms, .. } = setup;
-        let Terms { collective, ranks, .. } = terms;
+        let RunParameters { collective, ranks, .. } = terms;
         let bytes = collective.size_bytes(setup.max_count, ranks);
         let recv = Buffer::new(bytes)?;
         let send = match collective.in_place() {
@@ -109,7 +109,7 @@ impl Rank {
     }
 
     fn prepare(&mut self, count: usize) -> Result<()> {
-        let Terms { collective, ranks, channels, .. } = self.terms;
+        let RunParameters { collective, ranks, channels, .. } = self.terms;
         let rank = self.rank;
         self.count = count;
         for (link, channel) in self.channels.iter_mut().enumerate() {
@@ -171,7 +171,7 @@ impl Rank {
     fn fill(&mut self) -> Result<()> {
         self.stage("filling");
         self.iteration += 1;
-        let Terms { collective, ranks, .. } = self.terms;
+        let RunParameters { collective, ranks, .. } = self.terms;
         let Some(range) = collective.contribution(self.rank, ranks, self.count) else { return Ok(()) };
         let pattern = Pattern::new(self.rank, self.iteration);
         self.buffers.send.with_bytes(|bytes| {
@@ -185,7 +185,7 @@ impl Rank {
     /// Returns the number of wrong bytes of the result, and a description of the first.
     fn compare(&self) -> Result<(u64, Option<String>)> {
         self.stage("comparing");
-        let Terms { collective, ranks, .. } = self.terms;
+        let RunParameters { collective, ranks, .. } = self.terms;
         let (mut wrong, mut first_wrong) = (0, None);
         for Part { of, data_offset, range } in collective.result(self.rank, ranks, self.count) {
             let sum = Sum::new(of.clone(), self.iteration);

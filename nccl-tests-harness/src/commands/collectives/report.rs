@@ -1,6 +1,6 @@
 //! A run of a collective as JSON, for programs.
 
-use super::messages::Terms;
+use super::messages::RunParameters;
 use super::table::{self, Row};
 use crate::ranks::device::Network;
 use serde::Serialize;
@@ -11,7 +11,7 @@ use serde::Serialize;
 pub struct Report {
     version: &'static str,
     #[serde(flatten)]
-    terms: Terms,
+    terms: RunParameters,
     element: &'static str,
     operation: &'static str,
     /// Root of a broadcast; -1 for other collectives.
@@ -36,7 +36,7 @@ pub struct Measured {
 }
 
 impl Report {
-    pub fn new(terms: Terms) -> Self {
+    pub fn new(terms: RunParameters) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION"),
             terms,

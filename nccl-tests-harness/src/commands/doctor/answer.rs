@@ -3,19 +3,20 @@
 use super::environment::{self, Judged, Variable};
 use super::finding::{Fact, Finding, NotSeen, Verdict};
 use super::id::Id;
-use super::judge::{self, Cures};
+use super::judge::{self, JobFacts};
 use super::look::{self, Facts, Job, Libraries, Process};
 use super::picture;
 use super::place::Place;
 use super::together::PeerResult;
 use crate::places::{self, in_path};
+use crate::unique::unique;
 use nccl_net_spark::rails::{CudaDevice, RailAddress, gbps, host_pointers_reason};
 use serde::Serialize;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, Default)]
-pub struct Asked {
+pub struct Request {
     pub is_env_alone: bool,
     pub pid: Option<u32>,
     pub python: Option<PathBuf>,
@@ -34,12 +35,13 @@ pub struct Answer {
     pub not_seen: Vec<NotSeen>,
     pub facts: Vec<Fact>,
     pub picture: Vec<String>,
+    /// Results for both hosts, with `--peer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<PeerResult>,
 }
 
 #[derive(Debug)]
-pub struct Seen {
+pub struct Examined {
     pub facts: Facts,
     pub libraries: Libraries,
     pub variables: Vec<Variable>,
@@ -50,9 +52,7 @@ impl Answer {
     pub fn settle(&mut self) {
         self.schema = 1;
         self.findings.sort_by_key(|finding| finding.severity);
-        let all = std::mem::take(&mut self.findings);
-        self.findings =
-            all.iter().enumerate().filter(|(at, one)| !all[..*at].contains(one)).map(|(_, one)| one.clone()).collect();
+        self.findings = unique(std::mem::take(&mut self.findings));
         let own = Verdict::of(&self.findings);
         self.verdict = self.peer.as_ref().map_or(own, |peer| own.max(peer.verdict));
     }
@@ -65,57 +65,58 @@ const USUAL_PLUGIN: &str = "/usr/local/lib/libnccl-net-spark.so";
 ///
 /// # Errors
 /// The process does not exist, or its environment cannot be read.
-pub fn answer(place: &Place, asked: Asked) -> Result<(Answer, Option<Seen>), String> {
+pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examined>), String> {
     let mut answer = Answer::default();
-    let mut seen = None;
-    let environment = match asked.pid {
+    let mut examined = None;
+    let environment = match request.pid {
         Some(pid) => environment::of_process(place, pid)
             .map_err(|error| format!("--pid {pid}: its environment cannot be read: {error}"))?,
-        None => asked.variables.clone(),
+        None => request.variables.clone(),
     };
     let value = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
-    let inside = match asked.pid.filter(|_| place.is_live()) {
+    let inside = match request.pid.filter(|_| place.is_live()) {
         // The process sees the files of its container.
         Some(pid) => Place::new(format!("/proc/{pid}/root")),
         None => place.clone(),
     };
-    let variables = environment::with_files(environment::passing(&environment), value("HOME").as_deref(), &inside);
-    let own_plugin = places::plugin(&asked.own_program);
+    let variables =
+        environment::with_files(environment::known_variables(&environment), value("HOME").as_deref(), &inside);
+    let own_plugin = places::plugin(&request.own_program);
     let plugin = own_plugin.as_ref().map_or(USUAL_PLUGIN.to_owned(), |path| path.display().to_string());
-    let verdicts = environment::judge(&variables, &plugin, &|path| inside.lack(path));
+    let verdicts = environment::judge(&variables, &plugin, &|path| inside.missing_reason(path));
     answer.variables = verdicts.variables;
     answer.findings = verdicts.findings;
-    if !asked.is_env_alone {
+    if !request.is_env_alone {
         let set = |name: &str| variables.iter().find(|one| one.name == name).map(|one| one.value.trim().to_owned());
         let filled = |name: &str| set(name).filter(|value| !value.is_empty());
-        let cures = Cures {
+        let job_facts = JobFacts {
             plugin,
             nvls_is_off: filled("NCCL_NVLS_ENABLE").as_deref() == Some("0"),
             proxy_cpus: filled("NCCL_PROXY_CPUSET"),
             socket_interfaces: filled("NCCL_SOCKET_IFNAME"),
         };
-        if let Some(pid) = asked.pid {
+        if let Some(pid) = request.pid {
             answer.not_seen.extend(other_network(place, pid));
         }
-        let facts = look::facts(place, asked.pid, &variables, &mut answer.not_seen);
-        answer.findings.extend(judge::machine(&facts, &cures));
-        let python = asked.python.or_else(|| python_in_path(&inside, &value));
-        if asked.pid.is_none() && asked.program.is_none() && python.is_none() {
+        let facts = look::facts(place, request.pid, &variables, &mut answer.not_seen);
+        answer.findings.extend(judge::machine(&facts, &job_facts));
+        let python = request.python.or_else(|| python_in_path(&inside, &value));
+        if request.pid.is_none() && request.program.is_none() && python.is_none() {
             answer.not_seen.push(NotSeen::new("the libnccl that Python would load", "PATH has no python3"));
         }
-        let process = asked.pid.and_then(|pid| mapped(&inside, pid, &mut answer.not_seen));
+        let process = request.pid.and_then(|pid| mapped(&inside, pid, &mut answer.not_seen));
         let value = |name: &str| set(name).or_else(|| value(name));
-        let job = Job { value: &value, python, program: asked.program, own_plugin, process };
+        let job = Job { value: &value, python, program: request.program, own_plugin, process };
         let libraries = look::libraries(&inside, job, &mut answer.not_seen);
         let has_mlx5 = facts.functions.iter().any(|function| function.is_mellanox());
-        answer.findings.extend(judge::libraries(&libraries, &cures, has_mlx5));
-        plugin_after_all(&libraries, &mut answer.findings);
+        answer.findings.extend(judge::libraries(&libraries, &job_facts, has_mlx5));
+        drop_redundant(&libraries, &mut answer.findings);
         answer.picture = picture::picture(&facts.survey);
         answer.facts = facts_to_show(&facts, &libraries);
-        seen = Some(Seen { facts, libraries, variables });
+        examined = Some(Examined { facts, libraries, variables });
     }
     answer.settle();
-    Ok((answer, seen))
+    Ok((answer, examined))
 }
 
 /// Reads the files that process `pid` has mapped. A container's `/proc`, below `/proc/N/root`, may
@@ -144,7 +145,7 @@ fn python_in_path(place: &Place, value: &dyn Fn(&str) -> Option<String>) -> Opti
 
 /// Drops findings that the libraries make redundant: `plugin-not-named` if NCCL finds the plugin
 /// without a variable, and `other-plugin` if `plugin-kept-out` gives the reason.
-fn plugin_after_all(libraries: &Libraries, findings: &mut Vec<Finding>) {
+fn drop_redundant(libraries: &Libraries, findings: &mut Vec<Finding>) {
     if libraries.plugin.as_ref().is_some_and(|plugin| plugin.kind() == look::PluginKind::Ours) {
         findings.retain(|finding| finding.id != Id::PluginNotNamed.text());
     }
@@ -237,7 +238,7 @@ fn of_function(function: &look::Function, facts: &Facts) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-fn pcie_errors(aer: look::Aer) -> String {
+fn pcie_errors(aer: look::PcieErrorCounts) -> String {
     format!("PCIe errors {} corrected, {} not", aer.correctable, aer.nonfatal + aer.fatal)
 }
 

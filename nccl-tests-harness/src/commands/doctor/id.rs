@@ -38,8 +38,8 @@ ids! {
     DeviceFile = Broken "device-file": "one device's file is missing below `/dev/infiniband`";
     DevicePermissions = Broken "device-permissions": "this user may not open a device's file";
     DeviceForbidden = Broken "device-forbidden": "the container's rules forbid a device (EPERM)";
-    RdmaDriver = Broken "rdma-driver": "a NIC is there without an RDMA device: `mlx5_ib` is not loaded";
-    Verbs = Broken "verbs": "libibverbs is there and cannot be used";
+    RdmaDriver = Broken "rdma-driver": "a NIC is present without an RDMA device: `mlx5_ib` is not loaded";
+    Verbs = Broken "verbs": "libibverbs is installed and cannot be used";
     Memlock = Fragile "memlock": "locked memory is limited";
     CmaRegression = Broken "cma-regression": "the kernel's contiguous memory is broken, and registering fails with ENOMEM";
     Hotplug = Fragile "hotplug": "DGX OS's hotplug handler takes all four functions away when one cable is pulled";
@@ -73,7 +73,7 @@ ids! {
     UnprotectedPriority = Fragile "unprotected-priority": "RoCE has a priority without PFC, and PFC is on for another";
     QosUntilReboot = Fragile "qos-until-reboot": "PFC and trust mode are set, and nothing sets them at boot";
     FirmwareDiffers = Fragile "firmware-differs": "the functions run different firmware";
-    FunctionsAbsent = Note "functions-absent": "fewer than four functions are there";
+    FunctionsAbsent = Note "functions-absent": "fewer than four functions are present";
     Retransmissions = Fragile "retransmissions": "a rail has sent packets again";
     OutOfSequence = Fragile "out-of-sequence": "packets were lost on the way to a rail";
     Congestion = Fragile "congestion": "a rail was slowed by congestion notifications";
@@ -84,11 +84,11 @@ ids! {
     // Libraries.
     Libibverbs = Broken "libibverbs": "`libibverbs.so.1` is not where the loader looks";
     Mlx5Provider = Broken "mlx5-provider": "libibverbs has no provider for mlx5";
-    Glibc = Broken "glibc": "the plugin's file needs a newer glibc than is there";
+    Glibc = Broken "glibc": "the plugin's file needs a newer glibc than is installed";
     NcclBadBuild = Fragile "nccl-bad-build": "an NCCL that is known to stop after a while on Arm";
     NcclNvls = Fragile "nccl-nvls": "NCCL 2.30.4, whose NVLS fails on Sparks";
-    NcclTooOld = Broken "nccl-too-old": "an NCCL without an interface that the plugin has";
-    NcclUnknownBuild = Note "nccl-unknown-build": "a build of NCCL of which nothing is known";
+    NcclTooOld = Broken "nccl-too-old": "an NCCL so old that the plugin has none of its interfaces";
+    NcclUnknownBuild = Note "nccl-unknown-build": "a build of NCCL that was not tested on a Spark";
     NcclUnknown = Note "nccl-unknown": "a libnccl that does not say its version";
     NcclUnreadable = Note "nccl-unreadable": "a libnccl that cannot be read";
     NcclSeveral = Fragile "nccl-several": "several NCCLs, or variables that choose one";
@@ -105,10 +105,10 @@ ids! {
     IbDisable = Fragile "ib-disable": "`NCCL_IB_DISABLE=1`, and RDMA is used all the same";
     GidIndexPinned = Fragile "gid-index-pinned": "`NCCL_IB_GID_INDEX` is fixed";
     RoceVersion = Fragile "roce-version": "`NCCL_IB_ROCE_VERSION_NUM` asks for another RoCE than v2";
-    SlowFailover = Fragile "slow-failover": "time-out and retries make the loss of a rail slow, or hasty";
+    SlowFailover = Fragile "slow-failover": "the plugin notices a dead rail late, or gives a rail up after few lost packets";
     OtherTuner = Note "other-tuner": "another tuner takes the place of the plugin's";
     FewChannels = Note "few-channels": "`NCCL_MAX_NCHANNELS` leaves the tuner too few channels";
-    Launcher = Note "launcher": "a launcher that is known sets such variables";
+    Launcher = Note "launcher": "the variables are as a known launcher sets them";
     // Two hosts.
     PeerVersion = Fragile "peer-version": "the hosts have different versions of `nccl-spark`";
     PeerPlugin = Fragile "peer-plugin": "the hosts have different builds of the plugin";
@@ -116,19 +116,19 @@ ids! {
     PeerNccl = Fragile "peer-nccl": "the hosts have different versions of NCCL";
     PeerNcclBuild = Note "peer-nccl-build": "the hosts have different builds of one version of NCCL";
     PeerTuner = Broken "peer-tuner": "the tuners of the hosts decide differently";
-    PeerSettings = Fragile "peer-settings": "a variable that has to agree differs";
+    PeerSettings = Fragile "peer-settings": "a variable differs that must be the same on both hosts";
     NoCommonSubnet = Broken "no-common-subnet": "no rail of one host shares a subnet with one of the other, or has a route to one";
     PeerPriority = Fragile "peer-priority": "the two ends of a path have different priorities or PFC";
     PeerMtu = Slow "peer-mtu": "the two ends of a path have different MTUs";
     SwitchMtu = Slow "switch-mtu": "a switch between two ports drops packets that both ports could send";
     PeerHalfCable = Slow "peer-half-cable": "one function of a cable has no counterpart on the other host";
     AsymmetricCabling = Note "asymmetric-cabling": "a cable leads from p0 to p1";
-    ArpAnsweredByAnother = Fragile "arp-answered-by-another": "a host has the hardware address of another function for a rail";
-    ArpForeign = Fragile "arp-foreign": "a host has a stranger's hardware address for a rail";
-    PairUnreachable = Slow "pair-unreachable": "a pair of rails carries nothing";
+    ArpAnsweredByAnother = Fragile "arp-answered-by-another": "a host's ARP table gives a rail another function's hardware address";
+    ArpForeign = Fragile "arp-foreign": "a host has the hardware address of another host for a rail";
+    PairUnreachable = Slow "pair-unreachable": "a pair of rails delivers no packets";
     WrongBytes = Broken "wrong-bytes": "bytes arrived wrong";
     SlowRail = Slow "slow-rail": "one rail is slow and others are not, though its attributes are right";
-    SlowPath = Slow "slow-path": "a pair of rails is slower than it should be, as the others are";
+    SlowPath = Slow "slow-path": "a pair of rails is slow, and no other pair is much faster";
     SlowMerged = Slow "slow-merged": "each rail is fast, and all together are slow";
     FairRail = Note "fair-rail": "a pair of rails carries 80 to 90 % of what it should";
     PeerLost = Broken "peer-lost": "the partner ended before all rail pairs were measured";

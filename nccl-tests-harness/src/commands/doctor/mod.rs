@@ -30,7 +30,7 @@ pub mod ssh;
 mod tests;
 mod together;
 
-pub use answer::{Asked, answer};
+pub use answer::{Request, answer};
 pub use finding::Verdict;
 pub use id::ALL as FINDINGS;
 pub use options::Options;
@@ -45,7 +45,7 @@ use std::time::Instant;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     Judged(Verdict),
-    Served,
+    ServedAsPartner,
 }
 
 impl Options {
@@ -67,7 +67,7 @@ impl Options {
         let sink = target.as_ref().map(Sink::open).transpose()?;
         let place = Place::new(self.root.unwrap_or_else(|| PathBuf::from("/")));
         let ssh_connection = value("SSH_CONNECTION");
-        let asked = Asked {
+        let request = Request {
             is_env_alone: self.env,
             pid: self.pid,
             python: self.python,
@@ -75,10 +75,10 @@ impl Options {
             own_program: program.to_owned(),
             variables,
         };
-        let (mut answer, seen) = answer::answer(&place, asked).map_err(wrong)?;
+        let (mut answer, examined) = answer::answer(&place, request).map_err(wrong)?;
         if self.partner || peer.is_some() {
-            let seen = seen.context("this host was not looked at")?;
-            let host = peer::Host::new(&place, &answer, &seen, program)?;
+            let examined = examined.context("this host was not examined")?;
+            let host = peer::Host::new(&place, &answer, &examined, program)?;
             if let Some(peer) = &peer {
                 peer::examine(peer, &host, &mut answer, program, end)?;
             } else {
@@ -86,7 +86,7 @@ impl Options {
                 if self.attached {
                     peer::end_with_input();
                 }
-                return peer::serve(&host, address, program, end).map(|()| Ended::Served);
+                return peer::serve(&host, address, program, end).map(|()| Ended::ServedAsPartner);
             }
         }
         show::show(&answer, self.env, report::beside(target.as_ref()))?;

@@ -3,8 +3,8 @@
 use super::peer::Peer;
 use super::ssh::{self, Ssh};
 use crate::output::report::JsonOption;
-use crate::ranks::door::Token;
 use crate::ranks::rendezvous::parse_place;
+use crate::ranks::token_port::Token;
 use crate::usage::wrong;
 use clap::{ArgGroup, Args};
 use std::net::IpAddr;
@@ -39,14 +39,14 @@ pub struct Options {
     /// Waits for a doctor on another host (--peer), and takes part in what it measures.
     #[arg(long, conflicts_with = "json")]
     pub(super) partner: bool,
-    /// Compares the subnets of these hosts, and prints the order of ranks in which no neighbours
-    /// lack a cable.
+    /// Compares the subnets of these hosts, and prints the order of ranks in which each host has a
+    /// cable to the next.
     #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
     pub(super) hosts: Vec<String>,
-    /// Interface or address that the partner listens on [default: the one by which ssh comes]
+    /// Interface or address that the partner listens on [default: the one that ssh connected to]
     #[arg(long, value_name = "NAME|ADDRESS", conflicts_with_all = ["env", "pid", "root", "hosts"])]
     pub(super) interface: Option<String>,
-    /// Seconds after which it ends, whatever is left to measure.
+    /// Time limit in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = MOST_SECONDS, value_parser = clap::value_parser!(u64).range(1..=MOST_SECONDS))]
     limit: u64,
     /// File with the token of a partner that was started by hand [default: the variable

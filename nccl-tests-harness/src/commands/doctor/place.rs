@@ -90,9 +90,9 @@ impl Place {
     }
 
     /// Returns the reason why no library can be loaded from this path, as in `file not found:`.
-    /// Texts have the path after this reason. Returns `None` if the path has a file or cannot be
-    /// examined.
-    pub fn lack(&self, absolute: impl AsRef<Path>) -> Option<&'static str> {
+    /// The doctor's texts have the path after the reason. Returns `None` if the path has a file or
+    /// cannot be examined.
+    pub fn missing_reason(&self, absolute: impl AsRef<Path>) -> Option<&'static str> {
         match fs::metadata(self.path(self.resolve(absolute.as_ref())?)) {
             Ok(data) if data.is_file() => None,
             Ok(_) => Some("not a regular file:"),
@@ -141,12 +141,12 @@ mod tests {
         assert_eq!(place.resolve(Path::new("/loop")), None);
         assert!(place.read("/usr/lib").is_err());
         symlink("/usr", root.path().join("opt")).unwrap();
-        assert_eq!(place.lack("/opt/lib/../lib/libx.so.2"), None);
+        assert_eq!(place.missing_reason("/opt/lib/../lib/libx.so.2"), None);
         let (linked, direct) = (Path::new("/opt/lib/libx.so.2"), Path::new("/usr/lib/libx.so.2.1"));
         assert_eq!(place.resolve(linked).as_deref(), Some(direct));
-        assert!(place.lack("/opt/lib/liby.so").unwrap().contains("not found"));
-        assert!(place.lack("/opt/lib").unwrap().contains("regular file"));
-        assert_eq!(place.lack("/loop"), None);
+        assert!(place.missing_reason("/opt/lib/liby.so").unwrap().contains("not found"));
+        assert!(place.missing_reason("/opt/lib").unwrap().contains("regular file"));
+        assert_eq!(place.missing_reason("/loop"), None);
         assert!(place.read("/none").unwrap().is_none());
     }
 }

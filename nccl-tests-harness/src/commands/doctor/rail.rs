@@ -22,7 +22,7 @@ pub struct RailSheet {
     pub cable: u8,
     /// Line rate of the port.
     pub port_mbps: u32,
-    /// Rate in Mb/s while all rails on the PCIe link are busy.
+    /// Rate in Mb/s while all rails on the PCIe link are equally busy.
     pub share_mbps: u32,
     pub mtu_bytes: u32,
     /// IPv6 or IPv4-mapped addresses, each with its subnet's prefix length.

@@ -89,9 +89,11 @@ fn verdict(answer: &Answer, is_env_alone: bool) -> String {
     let what = if is_env_alone { "With these variables the plugin" } else { "The plugin" };
     let (broken, slow, fragile) = (count(Severity::Broken), count(Severity::Slow), count(Severity::Fragile));
     match answer.verdict {
-        Verdict::Good if is_env_alone => format!("{what} is not kept out."),
-        Verdict::Good if answer.peer.is_some() => format!("{what} works here and there, as far as this was seen."),
-        Verdict::Good => format!("{what} works here, as far as this was seen."),
+        Verdict::Good if is_env_alone => format!("{what} is not blocked."),
+        Verdict::Good if answer.peer.is_some() => {
+            format!("{what} works on both hosts, as far as the doctor could check.")
+        }
+        Verdict::Good => format!("{what} works here, as far as the doctor could check."),
         Verdict::Impaired => {
             let kinds = [(slow, "slow"), (fragile, "fragile")].into_iter().filter(|(count, _)| *count > 0);
             let kinds: Vec<String> =

@@ -22,10 +22,10 @@ pub const SSH_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_S: u32 = 10;
 const LINE_MAX_BYTES: u64 = 16 << 10;
 /// Maximum length of an error text, in characters.
-const KEPT_BYTES: usize = 2 << 10;
+const ERROR_MAX_CHARS: usize = 2 << 10;
 /// Time limit for a program to exit after its output has ended.
-const EXIT: Duration = Duration::from_secs(5);
-const LOOK: Duration = Duration::from_millis(10);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A program that runs on another host. It ends when this value is dropped.
 pub struct Remote {
@@ -92,17 +92,17 @@ impl Remote {
     /// # Errors
     /// ssh does not exit within 5 s.
     pub fn status(&mut self) -> Result<ExitStatus> {
-        let end = Instant::now() + EXIT;
+        let end = Instant::now() + EXIT_TIMEOUT;
         loop {
             match self.ssh.try_wait().context("wait for ssh")? {
                 Some(status) => return Ok(status),
                 None if Instant::now() >= end => bail!("ssh to {} does not end", self.host),
-                None => std::thread::sleep(LOOK),
+                None => std::thread::sleep(POLL_INTERVAL),
             }
         }
     }
 
-    pub fn ended(&mut self) -> anyhow::Error {
+    pub fn exit_error(&mut self) -> anyhow::Error {
         let status = self.status().map_or_else(|error| error.to_string(), crate::ranks::job::ended);
         anyhow!("ssh {}: {status}{}", self.host, self.errors())
     }
@@ -111,12 +111,12 @@ impl Remote {
     fn errors(&self) -> String {
         let mut lines: Vec<String> = Vec::new();
         // The reading thread may not have sent the last lines yet.
-        while let Ok(line) = self.errors.recv_timeout(LOOK * 10) {
+        while let Ok(line) = self.errors.recv_timeout(POLL_INTERVAL * 10) {
             lines.push(line);
         }
         lines.retain(|line| !line.starts_with('#'));
         let last = lines.split_off(lines.len().saturating_sub(3));
-        let text: String = last.join("; ").chars().take(KEPT_BYTES).collect();
+        let text: String = last.join("; ").chars().take(ERROR_MAX_CHARS).collect();
         if text.is_empty() { String::new() } else { format!(": {text}") }
     }
 }
@@ -124,7 +124,7 @@ impl Remote {
 impl Drop for Remote {
     fn drop(&mut self) {
         drop(self._input.take());
-        // Both calls fail if ssh has already ended.
+        // `drop` cannot report an error. If ssh has already ended, both calls succeed.
         let _ = self.ssh.kill();
         let _ = self.ssh.wait();
     }

@@ -100,7 +100,7 @@ impl Path {
                 let (there, back) = (rate(*to_peer), rate(*from_peer));
                 format!("{there} there, {back} back, {} us", significant(*latency_us))
             }
-            Outcome::Failed(why) => format!("does not carry: {why}"),
+            Outcome::Failed(why) => format!("carries no data: {why}"),
             Outcome::NotMeasured(why) => format!("not measured: {why}"),
         };
         plain(&format!("{}: {result}", self.name()))

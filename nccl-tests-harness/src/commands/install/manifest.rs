@@ -58,7 +58,7 @@ mod tests {
         let text = text(&manifest);
         assert!(text.starts_with("# Installed by nccl-spark "), "{text}");
         assert_eq!((parse(&text).unwrap(), manifest.len()), (manifest, 3));
-        // From FIPS 180-2.
+        // The digest of no bytes, from NIST's SHA256ShortMsg.rsp.
         assert!(text.contains("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855  lib/a b\n"), "{text}");
     }
 

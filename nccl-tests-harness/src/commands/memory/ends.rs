@@ -12,7 +12,7 @@ pub const TAG: i32 = 7;
 
 pub struct End {
     pub block: Block,
-    pub actor: Actor,
+    pub user: MemoryUser,
 }
 
 pub struct Ends {
@@ -20,23 +20,23 @@ pub struct Ends {
     pub into: End,
 }
 
-pub enum Actor {
+pub enum MemoryUser {
     Gpu(Rc<Gpu>),
     Processor,
 }
 
 impl End {
     pub fn name(&self) -> String {
-        match &self.actor {
-            Actor::Gpu(gpu) => gpu.name(),
-            Actor::Processor => "CPU".to_owned(),
+        match &self.user {
+            MemoryUser::Gpu(gpu) => gpu.name(),
+            MemoryUser::Processor => "CPU".to_owned(),
         }
     }
 
     pub fn fill(&self, range: Range<usize>, pattern: Pattern) -> Result<()> {
-        match &self.actor {
-            Actor::Gpu(gpu) => gpu.fill(&self.block, range, pattern),
-            Actor::Processor => {
+        match &self.user {
+            MemoryUser::Gpu(gpu) => gpu.fill(&self.block, range, pattern),
+            MemoryUser::Processor => {
                 let first = u32::try_from(range.start)?;
                 self.block.buffer().with_bytes(|bytes| pattern.fill(first, &mut bytes[range]))
             }
@@ -44,9 +44,9 @@ impl End {
     }
 
     pub fn check(&self, range: Range<usize>, pattern: Pattern) -> Result<Wrong> {
-        match &self.actor {
-            Actor::Gpu(gpu) => gpu.check(&self.block, range, pattern),
-            Actor::Processor => {
+        match &self.user {
+            MemoryUser::Gpu(gpu) => gpu.check(&self.block, range, pattern),
+            MemoryUser::Processor => {
                 let first = u32::try_from(range.start)?;
                 self.block.buffer().with_bytes(|bytes| pattern.compare(first, &bytes[range]))
             }
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn the_processor_writes_and_checks_where_no_gpu_does() {
-        let end = End { block: Block::pageable(100).unwrap(), actor: Actor::Processor };
+        let end = End { block: Block::pageable(100).unwrap(), user: MemoryUser::Processor };
         let pattern = Pattern { seed: 3, flip: 0 };
         end.fill(0..100, Pattern { flip: 0xff, ..pattern }).unwrap();
         end.fill(0..60, pattern).unwrap();

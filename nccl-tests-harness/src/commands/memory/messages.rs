@@ -24,7 +24,8 @@ pub struct Setup {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Answer {
     Ready(Ready),
-    /// `Ok` if the plugin registered both buffers. Otherwise the final result of this kind.
+    /// `Ok` if the plugin registered both buffers. Otherwise the error is the final result for the
+    /// tested kind of memory, and no further answer follows.
     Registered(Result<(), TestResult>),
     Moved(Moved),
     Litmus(Found),

@@ -24,7 +24,7 @@ use crate::output::watch::Watch;
 use crate::ranks::control::answer;
 use crate::ranks::device::Network;
 use crate::ranks::job::Job;
-use crate::ranks::seats;
+use crate::ranks::placement;
 use anyhow::{Context, Result, bail};
 use litmus::{Outcome, Verdict};
 use messages::{Answer, Ready, Setup, TestResult};
@@ -173,12 +173,12 @@ fn start(
     kind: Kind,
     litmus: Option<litmus::Order>,
 ) -> Result<(Job<Memory>, Ready)> {
-    let mut job = Job::start(program, seats::all_here(1, fabric, &[]), plan.timeout, Watch::none())?;
+    let mut job = Job::start(program, placement::all_here(1, fabric, &[]), plan.timeout, Watch::none())?;
     let mut setup = Setup { kind, litmus, ..plan.setup.clone() };
     if litmus.is_some() {
         setup.sizes = vec![litmus::rounds::BUFFER_BYTES];
     }
-    let ready = job.ask(|_| setup.clone(), answer!(Answer::Ready(ready) => ready))?;
+    let ready = job.order_all(|_| setup.clone(), answer!(Answer::Ready(ready) => ready))?;
     Ok((job, ready.into_iter().next().context("no answer from the child process")?))
 }
 
@@ -223,6 +223,6 @@ fn proceed(mut job: Job<Memory>, is_registered: &mut bool) -> Result<TestResult>
 }
 
 fn next<T>(job: &mut Job<Memory>, answer: fn(Answer) -> Option<T>) -> Result<T> {
-    let answers = job.ask_some(0..1, |_| None, answer)?;
+    let answers = job.order_some(0..1, |_| None, answer)?;
     answers.into_iter().next().context("no answer from the child process")
 }

@@ -2,7 +2,7 @@
 
 use super::litmus::Order;
 use super::messages::Setup;
-use crate::fabric::Wish;
+use crate::fabric::FabricRequest;
 use crate::fabric::options::FabricOptions;
 use crate::gpu::Kind;
 use crate::output::report::{JsonOption, Target};
@@ -16,8 +16,8 @@ use std::time::Duration;
 /// Options of memory.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Largest message, in bytes or with K or M, 64M at most; smaller ones of odd sizes are moved
-    /// too.
+    /// Largest message, in bytes or with K or M, 64M at most; up to six smaller sizes, from 8 bytes
+    /// on, are tested too.
     #[arg(short, long, value_name = "SIZE", default_value = "4M", value_parser = sizes::parse)]
     bytes: usize,
     /// CUDA number of the GPU that allocates and writes what is sent [default: 0].
@@ -34,7 +34,7 @@ pub struct Options {
     /// Make the writer of that test tear its lines, to see that they are found.
     #[arg(long, hide = true, requires = "litmus")]
     litmus_plant: bool,
-    /// Seconds without progress after which a kind of memory counts as hung.
+    /// Seconds without progress after which the test of a kind of memory counts as hung.
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: u64,
     #[command(flatten)]
@@ -52,7 +52,7 @@ pub struct Plan {
     pub needs_gpu: bool,
     pub litmus: Option<Order>,
     pub timeout: Duration,
-    pub fabric: Wish,
+    pub fabric: FabricRequest,
     pub verbs_library: Option<String>,
     pub json: Option<Target>,
 }
@@ -60,8 +60,8 @@ pub struct Plan {
 /// Limit of --bytes. Managed memory may move to the GPU as a whole, and must leave room there for
 /// other programs.
 const MAX_BYTES: usize = 64 << 20;
-/// Message sizes below and above 128 bytes (which fit into a work request) and a page. Some are not
-/// multiples of a word or a page.
+/// Message sizes around two limits: 128 bytes, the most that a sender puts into a work request, and
+/// a page. Some sizes are not multiples of a word or a page.
 const SIZES: [usize; 6] = [8, 13, 300, 4096, (64 << 10) + 4, (1 << 20) + 3];
 
 impl Options {
@@ -89,7 +89,7 @@ impl Options {
             needs_gpu: self.gpu.or(self.receiver_gpu).is_some() || litmus.is_some(),
             litmus: litmus.map(|seconds| Order { seconds, planted: self.litmus_plant }),
             timeout: Duration::from_secs(self.timeout),
-            fabric: self.fabric.wish(program)?,
+            fabric: self.fabric.request(program)?,
             verbs_library,
             json: self.json.target,
         })

@@ -1,6 +1,6 @@
 //! The process that tests one kind of memory. It is both ends of one connection.
 
-use super::ends::{Actor, End, Ends, Wire};
+use super::ends::{End, Ends, MemoryUser, Wire};
 use super::litmus::{Found, rounds};
 use super::messages::{Answer, Message, Moved, Ready, Setup, TestResult};
 use crate::gpu::{self, Block, Driver, Gpu, Kind, Pattern};
@@ -91,7 +91,7 @@ fn look(numbers: [u32; 2]) -> Result<Result<[Rc<Gpu>; 2], String>> {
     };
     let open = |number| -> Result<Rc<Gpu>> {
         let gpu = Gpu::open(&driver, number)?;
-        gpu::prove(&gpu)?;
+        gpu::self_check(&gpu)?;
         activity::tick();
         Ok(Rc::new(gpu))
     };
@@ -118,8 +118,8 @@ fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<
         let gpus = gpus.ok().map(|gpus| gpus.map(Some)).unwrap_or_default();
         let end = |gpu: &Option<Rc<Gpu>>, bytes| {
             let gpu = gpu.as_ref().filter(|gpu| gpu.about().pageable_memory_access);
-            let actor = gpu.map_or(Actor::Processor, |gpu| Actor::Gpu(Rc::clone(gpu)));
-            anyhow::Ok(End { block: Block::pageable(bytes)?, actor })
+            let user = gpu.map_or(MemoryUser::Processor, |gpu| MemoryUser::Gpu(Rc::clone(gpu)));
+            anyhow::Ok(End { block: Block::pageable(bytes)?, user })
         };
         return Ok(Ok(Ends { from: end(&gpus[0], from)?, into: end(&gpus[1], into)? }));
     }
@@ -136,7 +136,8 @@ fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<
         }
     }
     let [writer, checker] = gpus;
-    let end = |gpu: Rc<Gpu>, bytes| anyhow::Ok(End { block: gpu.allocate(setup.kind, bytes)?, actor: Actor::Gpu(gpu) });
+    let end =
+        |gpu: Rc<Gpu>, bytes| anyhow::Ok(End { block: gpu.allocate(setup.kind, bytes)?, user: MemoryUser::Gpu(gpu) });
     Ok(Ok(Ends { from: end(writer, from)?, into: end(checker, into)? }))
 }
 

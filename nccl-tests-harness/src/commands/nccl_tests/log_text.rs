@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 #[derive(Debug, Default)]
 pub struct LogText {
-    /// Hosts from lines without other text. They show where a host begins, as in `-1vm:12:12 [0]`.
+    /// Hosts from lines without other text. They show where a host's name begins after other text:
+    /// in `-1vm:12:12 [0]` it is `vm`, after the table's `-1`.
     hosts: BTreeSet<String>,
 }
 

@@ -112,7 +112,7 @@ fn command(
         Place::Here(1) => command = Command::new(own),
         Place::Here(ranks) => {
             ensure!(
-                speaks_mpi(call.program)?,
+                is_built_with_mpi(call.program)?,
                 "{} was built without MPI, which {ranks} ranks need: build it with make MPI=1 MPI_HOME=...",
                 call.program.display()
             );
@@ -144,7 +144,7 @@ fn command(
 }
 
 /// Returns true if a program was built with MPI. Such a program contains the name of MPI's library.
-fn speaks_mpi(program: &Path) -> Result<bool> {
+fn is_built_with_mpi(program: &Path) -> Result<bool> {
     let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
     Ok(bytes.windows(6).any(|word| word == b"libmpi"))
 }

@@ -40,7 +40,7 @@ pub struct Options {
     /// each round, to show the noise.
     #[arg(long, value_name = "NETWORK,...", value_enum, value_delimiter = ',')]
     compare: Vec<Network>,
-    /// Runs per network with --compare, of which the table shows the median; each round starts with
+    /// Runs per network with --compare; the table shows their median. Each round starts with
     /// another network.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), requires = "compare")]
     rounds: u32,

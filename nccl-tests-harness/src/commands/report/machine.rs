@@ -3,7 +3,7 @@
 use super::names::{Name, Value, is_counter};
 use crate::commands::doctor::look::{Facts, Function, Libraries, PluginKind};
 use crate::commands::doctor::place::Place;
-use crate::commands::doctor::{Asked, answer};
+use crate::commands::doctor::{Request, answer};
 use crate::commands::rails::Found;
 use crate::digest::sha256;
 use anyhow::{Context, Error, Result};
@@ -16,18 +16,19 @@ use std::path::Path;
 /// Reads the machine at `place`. `program` is this program's file, `variables` its environment.
 /// Fails if the doctor cannot examine the machine.
 pub(super) fn read(place: &Place, program: &Path, variables: Vec<(String, String)>) -> Result<Json> {
-    let asked = Asked { own_program: program.to_owned(), variables, ..Asked::default() };
-    let (answer, seen) = answer(place, asked).map_err(Error::msg)?;
-    let seen = seen.context("this machine was not examined")?;
+    let request = Request { own_program: program.to_owned(), variables, ..Request::default() };
+    let (answer, examined) = answer(place, request).map_err(Error::msg)?;
+    let examined = examined.context("this machine was not examined")?;
     let variables = answer
         .variables
         .iter()
         .map(|one| json!({ "name": one.name, "value": Value::new(&one.name, &one.value), "effect": one.effect }));
+    let functions = examined.facts.functions.iter().map(|one| function(one, &examined.facts.survey));
     Ok(json!({
-        "versions": versions(place, &seen.libraries),
-        "hardware": hardware(place, &seen.facts),
-        "rails": Found::from(seen.facts.survey.clone()),
-        "functions": seen.facts.functions.iter().map(|one| function(one, &seen.facts.survey)).collect::<Vec<_>>(),
+        "versions": versions(place, &examined.libraries),
+        "hardware": hardware(place, &examined.facts),
+        "rails": Found::from(examined.facts.survey.clone()),
+        "functions": functions.collect::<Vec<_>>(),
         "settings": settings(),
         "variables": variables.collect::<Vec<_>>(),
         "doctor": answer,
@@ -129,7 +130,7 @@ fn pcie(pci: &PciFunction) -> Json {
 /// Returns this process's settings, or none if one is refused (which the doctor reports).
 fn settings() -> Vec<Json> {
     let settings = Settings::of_this_process();
-    let held = settings.iter().flat_map(Settings::held).map(|held| {
+    let held = settings.iter().flat_map(Settings::in_effect).map(|held| {
         let source = match held.source {
             Source::Default => "default",
             Source::File { .. } => "file",

@@ -68,7 +68,7 @@ impl Options {
             plan.steps.iter().try_for_each(|step| writeln!(out, "{}: {}", step.title(), intention(step)))?;
             return Ok(());
         }
-        let file = options::open(&plan.file)?;
+        let file = options::create_file(&plan.file)?;
         interrupt::leave_the_end_to_the_main_thread(WRITE);
         let place = Place::new(&plan.root);
         let count = plan.steps.len();

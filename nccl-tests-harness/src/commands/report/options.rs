@@ -1,8 +1,8 @@
 //! The command line of `nccl-spark report`, checked before anything starts.
 
-use super::parts::{self, Asked, Part, Step};
+use super::parts::{self, Part, Request, Step};
 use crate::commands::doctor::place::Place;
-use crate::commands::doctor::ssh;
+use crate::commands::doctor::ssh::{self, Ssh};
 use crate::commands::nccl_tests::gpus::is_gpu;
 use crate::date;
 use crate::output::{STANDARD_OUTPUT, replacement};
@@ -71,15 +71,14 @@ impl Options {
         if !self.hosts.is_empty() {
             ssh::check_hosts(&self.hosts)?;
         }
-        if self.ssh.split_whitespace().next().is_none() {
-            return Err(wrong("--ssh: a command, as in \"ssh -p 22\""))?;
-        }
+        // Checks --ssh before the doctor gets it.
+        Ssh::new(&self.ssh, "nccl-spark").map_err(wrong)?;
         let nccl_tests = self.nccl_tests.map(|path| {
             let whole = path.canonicalize().ok().filter(|path| path.is_dir());
             whole.ok_or_else(|| wrong(format!("--nccl-tests {}: must be a folder", path.display())))
         });
         let path = variables.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_str());
-        let asked = Asked {
+        let request = Request {
             program: self.with_program.unwrap_or_else(|| program.to_owned()),
             folder: folder.to_owned(),
             has_gpu: Place::new(&self.root).names("/dev").iter().any(|name| is_gpu(name)),
@@ -89,7 +88,7 @@ impl Options {
             ssh: self.ssh,
         };
         let is_wanted = |part: Part| (self.only.is_empty() || self.only.contains(&part)) && !self.skip.contains(&part);
-        let mut steps = parts::all(&asked);
+        let mut steps = parts::all(&request);
         steps.retain(|step| is_wanted(step.part));
         if steps.is_empty() {
             return Err(wrong("--only and --skip leave no part"))?;
@@ -105,12 +104,12 @@ impl Options {
 /// Creates the report's file under a temporary name beside `path`, or returns `None` for standard
 /// output. Fails if `path` exists or its folder cannot be written, so that the user learns of it
 /// before the parts run, which may take hours.
-pub(super) fn open(path: &Path) -> Result<Option<NamedTempFile>> {
+pub(super) fn create_file(path: &Path) -> Result<Option<NamedTempFile>> {
     if path == Path::new("-") {
         return Ok(None);
     }
     if path.symlink_metadata().is_ok() {
-        bail!("{} is there already and is not overwritten: name another file with --output", path.display());
+        bail!("{} exists and is not overwritten: name another file with --output", path.display());
     }
     replacement::beside(path).map(Some).with_context(|| format!("--output {}", path.display()))
 }

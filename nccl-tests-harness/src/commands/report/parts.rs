@@ -61,7 +61,7 @@ pub(super) enum Order {
     },
 }
 
-pub(super) struct Asked {
+pub(super) struct Request {
     pub(super) program: PathBuf,
     pub(super) folder: PathBuf,
     pub(super) has_gpu: bool,
@@ -98,7 +98,7 @@ impl State {
     pub(super) fn text(self) -> &'static str {
         match self {
             Self::Ended => "ended",
-            Self::OutOfTime => "not done in time: ended",
+            Self::OutOfTime => "ended at its time limit",
             Self::Interrupted => "interrupted",
             Self::NotStarted => "cannot be started",
             Self::NoGpu => "not run: no GPU (no /dev/nvidia0)",
@@ -120,15 +120,15 @@ impl Step {
     }
 }
 
-pub(super) fn all(asked: &Asked) -> Vec<Step> {
-    let memory = asked.has_gpu.then(|| own(asked, "memory --litmus 20", &[])).ok_or(State::NoGpu);
+pub(super) fn all(request: &Request) -> Vec<Step> {
+    let memory = request.has_gpu.then(|| own(request, "memory --litmus 20", &[])).ok_or(State::NoGpu);
     let mut steps = vec![Step::new(Part::Machine, Ok(Order::Read))];
-    steps.extend(between_hosts(asked));
-    steps.extend([Step::new(Part::Memory, memory), Step::new(Part::AllGather, all_gather(asked))]);
-    steps.extend(with_nccl(asked));
+    steps.extend(between_hosts(request));
+    steps.extend([Step::new(Part::Memory, memory), Step::new(Part::AllGather, all_gather(request))]);
+    steps.extend(with_nccl(request));
     for (at, step) in steps.iter_mut().enumerate() {
         if let Ok(Order::Run { arguments, json, .. }) = &mut step.order {
-            *json = asked.folder.join(format!("{}-{}.json", at + 1, step.part.word()));
+            *json = request.folder.join(format!("{}-{}.json", at + 1, step.part.word()));
             // Words after `--` are arguments of another program.
             let end = arguments.iter().position(|word| word == "--").unwrap_or(arguments.len());
             arguments.splice(end..end, ["--json".to_owned(), json.display().to_string()]);
@@ -147,48 +147,48 @@ fn run(program: &Path, arguments: Vec<String>) -> Order {
 
 /// Makes an order to run a command of this program. `command` is split at blanks. `options` are
 /// whole arguments, which may have blanks.
-fn own(asked: &Asked, command: &str, options: &[&str]) -> Order {
-    run(&asked.program, [words(command), options.iter().map(|one| (*one).to_owned()).collect()].concat())
+fn own(request: &Request, command: &str, options: &[&str]) -> Order {
+    run(&request.program, [words(command), options.iter().map(|one| (*one).to_owned()).collect()].concat())
 }
 
-fn between_hosts(asked: &Asked) -> Vec<Step> {
-    let [_, others @ ..] = &asked.hosts[..] else {
+fn between_hosts(request: &Request) -> Vec<Step> {
+    let [_, others @ ..] = &request.hosts[..] else {
         return [Part::Hosts, Part::Peer].map(|part| Step::new(part, Err(State::NoHosts))).into();
     };
-    let doctor = |option: &str, value: &str| Ok(own(asked, "doctor", &[option, value, "--ssh", &asked.ssh]));
+    let doctor = |option: &str, value: &str| Ok(own(request, "doctor", &[option, value, "--ssh", &request.ssh]));
     let peer =
         |(at, host): (usize, &String)| Step { peer: Some(at + 1), ..Step::new(Part::Peer, doctor("--peer", host)) };
-    let hosts = Step::new(Part::Hosts, doctor("--hosts", &asked.hosts.join(",")));
+    let hosts = Step::new(Part::Hosts, doctor("--hosts", &request.hosts.join(",")));
     [hosts].into_iter().chain(others.iter().enumerate().map(peer)).collect()
 }
 
 /// Makes the order for all-gather: two ranks on this host, or one on each of the first two hosts.
-fn all_gather(asked: &Asked) -> Result<Order, State> {
+fn all_gather(request: &Request) -> Result<Order, State> {
     const SIZES: &str = "all-gather -b 8 -e 32M -f 4";
-    let [first, second, ..] = &asked.hosts[..] else {
-        return Ok(own(asked, SIZES, &["-r", "2"]));
+    let [first, second, ..] = &request.hosts[..] else {
+        return Ok(own(request, SIZES, &["-r", "2"]));
     };
-    let mpirun = asked.mpirun.as_ref().ok_or(State::NoMpirun)?;
+    let mpirun = request.mpirun.as_ref().ok_or(State::NoMpirun)?;
     let mut arguments = words(&format!("-np 2 -H {first},{second} {BY_HOST}"));
-    arguments.push(asked.program.display().to_string());
+    arguments.push(request.program.display().to_string());
     let first = first.rsplit('@').next().unwrap_or(first);
     arguments.extend(words(&format!("{SIZES} --rendezvous {first}:{MEETING_PORT}")));
     Ok(run(mpirun, arguments))
 }
 
-fn with_nccl(asked: &Asked) -> [Step; 3] {
-    let folder = match &asked.nccl_tests {
+fn with_nccl(request: &Request) -> [Step; 3] {
+    let folder = match &request.nccl_tests {
         None => Err(State::NoNcclTests),
-        Some(_) if !asked.has_gpu => Err(State::NoGpu),
-        Some(_) if asked.mpirun.is_none() => Err(State::NoMpirun),
+        Some(_) if !request.has_gpu => Err(State::NoGpu),
+        Some(_) if request.mpirun.is_none() => Err(State::NoMpirun),
         Some(folder) => Ok(folder.display().to_string()),
     };
-    let ranks = format!("-np {} -H {} {BY_HOST}", asked.hosts.len(), asked.hosts.join(","));
+    let ranks = format!("-np {} -H {} {BY_HOST}", request.hosts.len(), request.hosts.join(","));
     let order = |command: &str, last: &str| {
         let folder = folder.as_ref().map_err(|reason| *reason)?;
-        let hosts = if asked.hosts.is_empty() { vec![] } else { vec!["--mpirun", &ranks] };
+        let hosts = if request.hosts.is_empty() { vec![] } else { vec!["--mpirun", &ranks] };
         let options = [vec!["--dir", folder], hosts, last.split_whitespace().collect()].concat();
-        Ok(own(asked, command, &options))
+        Ok(own(request, command, &options))
     };
     let test = |test| {
         let command = format!("nccl-tests {test} --compare spark,ib --rounds 3");

@@ -25,7 +25,7 @@ pub(super) struct Ended {
 
 /// Time for a program to end after Ctrl-C. It is longer than the time that `interrupt` gives it.
 const GRACE: Duration = Duration::from_secs(10);
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Ended {
     pub(super) fn new(state: State, took: Duration) -> Self {
@@ -40,7 +40,7 @@ pub(super) fn read(work: impl FnOnce() -> Result<Json> + Send + 'static, limit: 
     // Sending fails after the limit, when the receiver is closed.
     std::thread::spawn(move || drop(sender.send(work())));
     loop {
-        let state = match receiver.recv_timeout(LOOK) {
+        let state = match receiver.recv_timeout(POLL_INTERVAL) {
             Ok(json) => return (Ended::new(State::Ended, start.elapsed()), json),
             Err(_) if interrupt::status().is_some() => State::Interrupted,
             Err(RecvTimeoutError::Timeout) if start.elapsed() < limit => continue,
@@ -102,7 +102,7 @@ fn end_group_when_interrupted(group: u32, is_done: &AtomicBool) {
                 return end_group(group);
             }
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

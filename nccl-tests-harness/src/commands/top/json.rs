@@ -1,17 +1,17 @@
-//! One look (a reading of all counters) as JSON. docs/guide/monitoring.md lists the fields.
+//! One reading of all counters as JSON. docs/guide/monitoring.md lists the fields.
 //! `SCHEMA` increases when a field is removed or changes its meaning.
 
 use super::look::SkippedProcess;
-use super::rates::{Job, Picture, Port};
+use super::rates::{Job, Port, Snapshot};
 use super::rows::{self, Row};
 use serde::Serialize;
 
 const SCHEMA: u32 = 1;
 
 #[derive(Debug, Serialize)]
-pub struct LookJson<'a> {
+pub struct SnapshotJson<'a> {
     schema: u32,
-    /// Time of the look, in seconds since 1970.
+    /// Time of the reading, in seconds since 1970.
     time_s: f64,
     hidden_processes: usize,
     passed_over: &'a [SkippedProcess],
@@ -24,7 +24,7 @@ struct JobJson<'a> {
     pid: u32,
     rank: Option<u32>,
     command: &'a str,
-    /// Time since the previous look. Null in the first look that has this process.
+    /// Time since the previous reading. Null in the first reading that has this process.
     interval_s: Option<f64>,
     not_counted_lanes: u64,
     passed_over_lanes: usize,
@@ -54,16 +54,16 @@ struct RailJson {
     row: Row,
 }
 
-impl<'a> LookJson<'a> {
-    pub fn new(picture: &'a Picture, by_peer: bool, time_s: f64) -> Self {
-        let jobs = rows::of_picture(picture, by_peer).into_iter().map(|(job, rows)| job_json(job, &rows)).collect();
+impl<'a> SnapshotJson<'a> {
+    pub fn new(snapshot: &'a Snapshot, by_peer: bool, time_s: f64) -> Self {
+        let jobs = rows::of_snapshot(snapshot, by_peer).into_iter().map(|(job, rows)| job_json(job, &rows)).collect();
         Self {
             schema: SCHEMA,
             time_s,
-            hidden_processes: picture.hidden,
-            passed_over: &picture.passed_over,
+            hidden_processes: snapshot.hidden,
+            passed_over: &snapshot.passed_over,
             jobs,
-            ports: &picture.ports,
+            ports: &snapshot.ports,
         }
     }
 }
@@ -99,8 +99,8 @@ mod tests {
     #[test]
     fn the_schema_matches_the_documentation() {
         let flows = vec![flow("r0", "b", Direction::Send, 1000), flow("r1", "c", Direction::Receive, 500)];
-        let picture = Picture { jobs: vec![job(7, flows)], hidden: 2, ports: vec![port(7.5)], ..Picture::default() };
-        let json = |by_peer| serde_json::to_value(LookJson::new(&picture, by_peer, 5.0)).unwrap();
+        let snapshot = Snapshot { jobs: vec![job(7, flows)], hidden: 2, ports: vec![port(7.5)], ..Snapshot::default() };
+        let json = |by_peer| serde_json::to_value(SnapshotJson::new(&snapshot, by_peer, 5.0)).unwrap();
         let (by_rail, by_peer) = (json(false), json(true));
         assert_eq!((&by_rail["schema"], &by_rail["hidden_processes"]), (&1.into(), &2.into()));
         let rail = &by_rail["jobs"][0]["rails"][0];

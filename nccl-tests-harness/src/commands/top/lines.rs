@@ -3,7 +3,7 @@
 
 use super::columns::{self, mark, none};
 use super::look::SkippedProcess;
-use super::rates::{Job, Picture, Port};
+use super::rates::{Job, Port, Snapshot};
 use super::rows::{self, Row};
 use crate::output::numbers::{count, significant};
 use crate::output::table::{Column, Table, left, right};
@@ -17,24 +17,24 @@ pub struct Lines {
 }
 
 impl Lines {
-    pub fn write(&mut self, out: impl Write, picture: &Picture, by_peer: bool, moment: &str) -> io::Result<()> {
+    pub fn write(&mut self, out: impl Write, snapshot: &Snapshot, by_peer: bool, moment: &str) -> io::Result<()> {
         let mut widths: Vec<Column> = vec![right(8), right(5), left(15), left(16), left(16)];
         widths.extend(columns::ALL.map(|column| right(column.width)));
         widths.push(left(4));
         let mut table = Table::new(out, "  ", widths);
-        table.remark(&format!("{moment}: {}", count(picture.jobs.len(), "job")))?;
-        let remarks = remarks(picture);
+        table.remark(&format!("{moment}: {}", count(snapshot.jobs.len(), "job")))?;
+        let remarks = remarks(snapshot);
         for remark in remarks.iter().filter(|remark| !self.remarks.contains(remark)) {
             table.remark(remark)?;
         }
         self.remarks = remarks;
-        if picture.jobs.is_empty() {
+        if snapshot.jobs.is_empty() {
             return Ok(());
         }
         let mut names = vec!["pid", "rank", "command", "peer", "rail"];
         names.extend(columns::ALL.map(|column| column.name));
         table.head(&names)?;
-        for (job, rows) in rows::of_picture(picture, by_peer) {
+        for (job, rows) in rows::of_snapshot(snapshot, by_peer) {
             for row in &rows {
                 table.row(&cells(job, row))?;
             }
@@ -56,11 +56,12 @@ fn cells(job: &Job, row: &Row) -> Vec<String> {
 }
 
 /// Returns a remark on each port that counts errors, and on each process or lane that is not shown.
-pub fn remarks(picture: &Picture) -> Vec<String> {
-    let mut remarks: Vec<String> = picture.ports.iter().filter_map(errors).collect();
-    remarks.extend(hidden(picture.hidden, nix::unistd::geteuid().is_root()));
-    remarks.extend(picture.passed_over.iter().map(|SkippedProcess { pid, reason }| format!("process {pid}: {reason}")));
-    for job in &picture.jobs {
+pub fn remarks(snapshot: &Snapshot) -> Vec<String> {
+    let mut remarks: Vec<String> = snapshot.ports.iter().filter_map(errors).collect();
+    remarks.extend(hidden(snapshot.hidden, nix::unistd::geteuid().is_root()));
+    remarks
+        .extend(snapshot.passed_over.iter().map(|SkippedProcess { pid, reason }| format!("process {pid}: {reason}")));
+    for job in &snapshot.jobs {
         let (pid, lanes) = (job.seen.pid, job.seen.counters.not_counted);
         if lanes > 0 {
             remarks.push(format!("process {pid}: {lanes} lanes have no record: its counters file is full"));
@@ -96,16 +97,16 @@ mod tests {
 
     #[test]
     fn each_line_has_all_fields_and_remarks_are_printed_once() {
-        let mut picture = Picture {
+        let mut snapshot = Snapshot {
             jobs: vec![job(4711, vec![flow("r0", "b", Direction::Send, 125_000_000)])],
-            ..Picture::default()
+            ..Snapshot::default()
         };
-        picture.jobs[0].seen.command = "a b".to_owned();
-        picture.hidden = 12;
-        picture.passed_over = vec![SkippedProcess { pid: 9, reason: "a reason".to_owned() }];
+        snapshot.jobs[0].seen.command = "a b".to_owned();
+        snapshot.hidden = 12;
+        snapshot.passed_over = vec![SkippedProcess { pid: 9, reason: "a reason".to_owned() }];
         let (mut lines, mut first, mut second) = (Lines::default(), Vec::new(), Vec::new());
-        lines.write(&mut first, &picture, false, "now").unwrap();
-        lines.write(&mut second, &picture, true, "then").unwrap();
+        lines.write(&mut first, &snapshot, false, "now").unwrap();
+        lines.write(&mut second, &snapshot, true, "then").unwrap();
         let (first, second) = (String::from_utf8(first).unwrap(), String::from_utf8(second).unwrap());
         assert!(first.starts_with("# now: 1 job\n# 12 processes of other users cannot be read: "), "{first}");
         assert!(first.contains("# process 9: a reason\n") && !second.contains("a reason"), "{first}{second}");
@@ -124,8 +125,8 @@ mod tests {
     fn a_port_with_errors_gets_a_remark() {
         let mut packets = port(1.0);
         packets.per_s = Some([("port_xmit_packets".to_owned(), 5.0)].into());
-        let picture = Picture { ports: vec![port(7.5), packets], ..Picture::default() };
-        assert_eq!(remarks(&picture), ["port r0: 7.50 packet_seq_err/s"]);
+        let snapshot = Snapshot { ports: vec![port(7.5), packets], ..Snapshot::default() };
+        assert_eq!(remarks(&snapshot), ["port r0: 7.50 packet_seq_err/s"]);
     }
 
     #[test]

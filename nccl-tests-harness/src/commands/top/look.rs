@@ -25,9 +25,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Maximum number of counters files of one process. A well-behaved process has one.
-const MOST_OF_A_PROCESS: usize = 4;
-/// Maximum number of counters files in one look.
-const MOST: usize = 256;
+const MAX_FILES_PER_PROCESS: usize = 4;
+/// Maximum number of counters files in one reading.
+const MAX_FILES: usize = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct FileId {
@@ -43,7 +43,7 @@ pub struct Job {
     /// Rank number that the launcher assigned.
     pub rank: Option<u32>,
     pub file: FileId,
-    /// Time of reading, in ns since the first look.
+    /// Time of reading, in ns since the first reading.
     pub at_ns: u64,
     pub counters: Counters,
 }
@@ -55,7 +55,7 @@ pub struct SkippedProcess {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Look {
+pub struct Reading {
     pub jobs: Vec<Job>,
     /// Number of processes whose open files this user may not see.
     pub hidden: usize,
@@ -63,18 +63,18 @@ pub struct Look {
     pub passed_over: Vec<SkippedProcess>,
     /// Counters of ports, by rail name.
     pub ports: BTreeMap<String, PortCounters>,
-    /// Time of reading the ports, in ns since the first look.
+    /// Time of reading the ports, in ns since the first reading.
     pub ports_at_ns: u64,
 }
 
 #[derive(Debug)]
-pub struct Looker {
+pub struct Reader {
     start: Instant,
     /// The processes to show. Empty means all.
     only: Vec<u32>,
     sysfs: PathBuf,
-    /// Ranks found in earlier looks. They come from the processes' initial environments, which do
-    /// not change.
+    /// Ranks found in earlier readings. They come from the processes' initial environments, which
+    /// do not change.
     ranks: BTreeMap<(u32, FileId), Option<u32>>,
 }
 
@@ -85,7 +85,7 @@ struct Found {
     holders: Vec<u32>,
 }
 
-impl Looker {
+impl Reader {
     pub fn new(only: &[u32]) -> Self {
         let only: BTreeSet<u32> = only.iter().copied().collect();
         // The plugin reports a wrong setting, so top ignores it.
@@ -93,16 +93,16 @@ impl Looker {
         Self { start: Instant::now(), only: only.into_iter().collect(), sysfs, ranks: BTreeMap::new() }
     }
 
-    /// Takes a look: reads the counters of all processes that are to be shown.
+    /// Reads the counters of all processes that are to be shown.
     ///
     /// # Errors
     /// /proc itself cannot be read.
-    pub fn look(&mut self) -> io::Result<Look> {
+    pub fn read_all(&mut self) -> io::Result<Reading> {
         let pids = if self.only.is_empty() { process::all()? } else { self.only.clone() };
-        let (mut look, mut found) = (Look::default(), BTreeMap::new());
+        let (mut reading, mut found) = (Reading::default(), BTreeMap::new());
         for pid in pids {
-            if let Err(reason) = self.look_into(pid, &mut look, &mut found) {
-                look.passed_over.push(SkippedProcess { pid, reason });
+            if let Err(reason) = self.read_process(pid, &mut reading, &mut found) {
+                reading.passed_over.push(SkippedProcess { pid, reason });
             }
         }
         let mut ranks = BTreeMap::new();
@@ -111,15 +111,17 @@ impl Looker {
             let known = self.ranks.get(&(pid, file)).copied();
             let rank = known.unwrap_or_else(|| process::rank(pid));
             ranks.insert((pid, file), rank);
-            look.jobs.push(Job { pid, command: process::command(pid), rank, file, at_ns, counters });
+            reading.jobs.push(Job { pid, command: process::command(pid), rank, file, at_ns, counters });
         }
         self.ranks = ranks;
         // A forked process also has its parent's file open. If it has its own file, show that one.
-        look.jobs.sort_by_key(|job| (job.pid, process::own_number(job.pid) != Some(job.counters.process_id), job.file));
-        look.jobs.dedup_by_key(|job| job.pid);
-        look.ports = self.ports(&look.jobs);
-        look.ports_at_ns = self.now_ns();
-        Ok(look)
+        reading
+            .jobs
+            .sort_by_key(|job| (job.pid, process::own_number(job.pid) != Some(job.counters.process_id), job.file));
+        reading.jobs.dedup_by_key(|job| job.pid);
+        reading.ports = self.ports(&reading.jobs);
+        reading.ports_at_ns = self.now_ns();
+        Ok(reading)
     }
 
     /// Reads the counters of the ports that the jobs use. The processes choose the names of the
@@ -148,12 +150,12 @@ impl Looker {
     }
 
     /// Finds the counters files of a process. The error is the reason why the process is not shown.
-    fn look_into(&self, pid: u32, look: &mut Look, found: &mut BTreeMap<FileId, Found>) -> Result<(), String> {
+    fn read_process(&self, pid: u32, reading: &mut Reading, found: &mut BTreeMap<FileId, Found>) -> Result<(), String> {
         let is_asked_for = !self.only.is_empty();
         let links = match process::links(pid, is_counters) {
             Ok(links) => links,
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                look.hidden += usize::from(process::has_files(pid));
+                reading.hidden += usize::from(process::has_files(pid));
                 return Ok(());
             }
             Err(error) if process::is_gone(&error) => {
@@ -168,8 +170,8 @@ impl Looker {
         for link in links {
             match open(&link) {
                 Ok((file, _)) if files.contains(&file) => {}
-                Ok(_) if files.len() == MOST_OF_A_PROCESS => {
-                    return Err(format!("it has more than {MOST_OF_A_PROCESS} counters files"));
+                Ok(_) if files.len() == MAX_FILES_PER_PROCESS => {
+                    return Err(format!("it has more than {MAX_FILES_PER_PROCESS} counters files"));
                 }
                 Ok((file, open)) => {
                     files.insert(file);
@@ -187,8 +189,8 @@ impl Looker {
             found.holders.push(pid);
             return Ok(());
         }
-        if found.len() == MOST {
-            return Err(format!("more than {MOST} counters files: not read"));
+        if found.len() == MAX_FILES {
+            return Err(format!("more than {MAX_FILES} counters files: not read"));
         }
         let counters = read_twice(file)?;
         let at_ns = self.now_ns();

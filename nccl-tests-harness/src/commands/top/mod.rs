@@ -1,10 +1,11 @@
 //! `nccl-spark top`: the live traffic of this machine's jobs over their rails.
 //!
-//! `look` takes a look: it reads the counters of all processes, without trusting their data.
-//! `rates` computes the traffic between two looks, and `rows` the figures. `screen` shows a look in
-//! the terminal, drawn by `view`. Without a terminal, `lines` or `json` prints the look.
-//! `prometheus` writes it to a file. Only `look`, `session`, `screen` and the file of `prometheus`
-//! do I/O. Jobs are not affected: their counters are read, but not mapped or written.
+//! `look` takes a reading: it reads the counters of all processes, without trusting their data.
+//! `rates` computes the traffic between two readings (a snapshot), and `rows` sums it up by job,
+//! peer and rail. `screen` shows snapshots in the terminal, drawn by `view`. Without a terminal,
+//! `lines` or `json` prints them. `prometheus` writes them to a file. Only `look`, `session`,
+//! `screen` and the file of `prometheus` do I/O. Jobs are not affected: their counters are read,
+//! but not mapped or written.
 
 mod columns;
 mod json;
@@ -21,7 +22,7 @@ use crate::interrupt;
 use crate::usage::wrong;
 use anyhow::Result;
 use clap::Args;
-use look::Looker;
+use look::Reader;
 use prometheus::Textfile;
 use rates::Rates;
 use session::Session;
@@ -33,10 +34,10 @@ use view::View;
 /// Options of top.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Seconds from one look to the next: 0.1 to 3600.
+    /// Seconds from one reading to the next: 0.1 to 3600.
     #[arg(short, long, value_name = "S", default_value = "2", value_parser = parse_interval)]
     interval: Duration,
-    /// Ends after N looks, the first of which is one interval after the start [default: none].
+    /// Ends after N readings. The first comes one interval after the start [default: none].
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: Option<u32>,
     /// Looks at this process alone. May be repeated.
@@ -45,17 +46,17 @@ pub struct Options {
     /// Splits each rail by the peer's host.
     #[arg(long)]
     peers: bool,
-    /// Prints each look as a JSON object in a line of its own.
+    /// Prints each reading as a JSON object in a line of its own.
     #[arg(long)]
     json: bool,
-    /// Writes each look for node_exporter's textfile collector. FILE must end in .prom. It is
-    /// removed at the end, but not after --count.
+    /// Writes each reading for node_exporter's textfile collector. FILE must end in .prom. It is
+    /// removed at the end, unless --count ends the program.
     #[arg(long, value_name = "FILE", value_parser = prometheus::parse_path)]
     prometheus: Option<PathBuf>,
 }
 
 impl Options {
-    /// Shows looks until a signal or a key ends the program, or --count looks were shown.
+    /// Shows readings until a signal or a key ends the program, or --count readings were shown.
     ///
     /// # Errors
     /// A process does not exist, /proc cannot be read, or the output cannot be written.
@@ -67,11 +68,11 @@ impl Options {
         interrupt::note()?;
         let is_screen = !self.json && std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
         let mut session = Session {
-            looker: Looker::new(&self.pid),
+            reader: Reader::new(&self.pid),
             rates: Rates::default(),
             textfile: self.prometheus.map(Textfile::new),
             interval: self.interval,
-            looks_left: self.count,
+            readings_left: self.count,
         };
         if is_screen {
             screen::run(&mut session, View::new(self.peers, self.interval, has_colours))?;

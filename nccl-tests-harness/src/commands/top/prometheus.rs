@@ -1,6 +1,6 @@
 //! The metrics file for node_exporter's textfile collector.
 
-use super::rates::{Job, Picture};
+use super::rates::{Job, Snapshot};
 use super::rows::{self, Row};
 use crate::output::replacement;
 use Value::{Count, Seconds};
@@ -68,10 +68,10 @@ impl EncodeGaugeValue for Value {
     }
 }
 
-impl Collector for Picture {
+impl Collector for Snapshot {
     /// Writes every series once: the collector drops a file with duplicates. Omits empty families.
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
-        let jobs = rows::of_picture(self, true);
+        let jobs = rows::of_snapshot(self, true);
         let mut gauge = |name, help, value: usize| {
             encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&Count(value as u64))
         };
@@ -114,9 +114,9 @@ fn labels<'a>(job: &'a Job, row: &'a Row) -> Vec<(&'static str, Cow<'a, str>)> {
     process.into_iter().chain(place).collect()
 }
 
-pub fn text(picture: &Picture) -> Result<String> {
+pub fn text(snapshot: &Snapshot) -> Result<String> {
     let mut registry = Registry::with_prefix("nccl_spark");
-    registry.register_collector(Box::new(picture.clone()));
+    registry.register_collector(Box::new(snapshot.clone()));
     let mut text = String::new();
     prometheus_text::encode(&mut text, &registry)?;
     Ok(text)
@@ -131,7 +131,7 @@ pub fn parse_path(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// The file, replaced at each look. It is removed when this program ends, because the collector
+/// The file, replaced at each reading. It is removed when this program ends, because the collector
 /// would continue to serve its figures as current.
 #[derive(Debug)]
 pub struct Textfile {
@@ -160,7 +160,7 @@ impl Textfile {
         Ok(())
     }
 
-    /// Keeps the file, because after --count users want the last look.
+    /// Keeps the file, because after --count users want the last reading.
     pub fn keep(mut self) {
         self.is_there = false;
     }
@@ -183,11 +183,11 @@ mod tests {
     use std::collections::BTreeSet;
     use std::os::unix::fs::PermissionsExt;
 
-    fn hostile() -> Picture {
+    fn hostile() -> Snapshot {
         let mut job =
             job(7, vec![flow("r\"0\\", "b", Direction::Send, 5), flow("r\"0\\", "b", Direction::Receive, u64::MAX)]);
         (job.seen.command, job.seen.rank) = ("a\"} 1\\".to_owned(), Some(3));
-        Picture { jobs: vec![job], ports: vec![port(1.0)], ..Picture::default() }
+        Snapshot { jobs: vec![job], ports: vec![port(1.0)], ..Snapshot::default() }
     }
 
     #[test]
@@ -203,7 +203,7 @@ mod tests {
             "{text}"
         );
         assert_eq!(
-            super::text(&Picture::default()).unwrap().lines().count(),
+            super::text(&Snapshot::default()).unwrap().lines().count(),
             6,
             "families without figures are left out"
         );

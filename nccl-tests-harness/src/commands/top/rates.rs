@@ -1,12 +1,12 @@
-//! Computes the traffic between two looks (readings of all counters). Uses no clock and no files.
+//! Computes the traffic between two readings of all counters. Uses no clock and no files.
 //!
 //! A counters file has a record for each lane. A record with the same sequence as in the previous
-//! look describes the same lane. A different sequence, or a counter that decreased, begins a new
+//! reading describes the same lane. A different sequence, or a counter that decreased, begins a new
 //! lane. This module adds up counts by rail, peer and direction, so that a sum does not fall when
 //! the record of a closed connection is reused. No data of a process can make this module panic or
 //! grow without limit.
 
-use super::look::{self, FileId, Look, SkippedProcess};
+use super::look::{self, FileId, Reading, SkippedProcess};
 use nccl_net_spark::counters::layout::{Counts, Direction, Record, State};
 use nccl_net_spark::counters::nic::{self, PortCounters};
 use nccl_net_spark::flow::stall::Cause;
@@ -28,8 +28,8 @@ pub struct Side {
     /// Counts since the process started, as far as top has read them.
     #[serde(skip)]
     pub total: Counts,
-    /// Counts since the previous look, except `longest_ns`, which is the same as in `total`.
-    /// Unknown at the first look.
+    /// Counts since the previous reading, except `longest_ns`, which is the same as in `total`.
+    /// Unknown at the first reading.
     #[serde(skip)]
     pub since_last: Option<Counts>,
     /// Highest payload rate of the rail in any record, or 0 if unknown.
@@ -66,7 +66,7 @@ impl Side {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
     pub seen: look::Job,
-    /// Time since the previous look. Unknown at the first look.
+    /// Time since the previous reading. Unknown at the first reading.
     pub elapsed_ns: Option<u64>,
     /// The flows, sorted by rail, peer and direction.
     pub flows: Vec<Flow>,
@@ -77,12 +77,13 @@ pub struct Job {
 pub struct Port {
     pub rail: String,
     pub counters: PortCounters,
-    /// Rates of the counters that have grown since the previous look. Unknown at the first look.
+    /// Rates of the counters that have grown since the previous reading. Unknown at the first
+    /// reading.
     pub per_s: Option<BTreeMap<String, f64>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Picture {
+pub struct Snapshot {
     pub jobs: Vec<Job>,
     pub hidden: usize,
     pub passed_over: Vec<SkippedProcess>,
@@ -91,15 +92,15 @@ pub struct Picture {
 
 #[derive(Debug, Default)]
 pub struct Rates {
-    jobs: HashMap<(u32, FileId), Known>,
+    jobs: HashMap<(u32, FileId), PreviousReading>,
     ports: BTreeMap<String, PortCounters>,
     ports_at_ns: u64,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct PreviousReading {
     at_ns: u64,
-    /// True if all records were read. Then a record that appears in the next look is new.
+    /// True if all records were read. Then a record that appears in the next reading is new.
     is_whole: bool,
     lanes: HashMap<usize, Record>,
     totals: BTreeMap<Key, Counts>,
@@ -108,37 +109,38 @@ struct Known {
 type Key = (String, String, Direction);
 
 impl Rates {
-    pub fn take(&mut self, look: Look) -> Picture {
+    pub fn take(&mut self, reading: Reading) -> Snapshot {
         let mut jobs = HashMap::new();
-        let elapsed_ns = look.ports_at_ns.saturating_sub(self.ports_at_ns);
+        let elapsed_ns = reading.ports_at_ns.saturating_sub(self.ports_at_ns);
         let port = |(rail, counters): (&String, &PortCounters)| {
             let grown = self.ports.get(rail).map(|before| nic::growth(before, counters));
             let per_s = |(name, count)| Some((name, per_second(count, elapsed_ns)?));
             let per_s = grown.map(|grown| grown.into_iter().filter_map(per_s).collect());
             Port { rail: rail.clone(), counters: counters.clone(), per_s }
         };
-        let ports = look.ports.iter().map(port).collect();
-        let mut picture = Picture { hidden: look.hidden, passed_over: look.passed_over, jobs: Vec::new(), ports };
-        (self.ports, self.ports_at_ns) = (look.ports, look.ports_at_ns);
-        for job in look.jobs {
+        let ports = reading.ports.iter().map(port).collect();
+        let mut snapshot =
+            Snapshot { hidden: reading.hidden, passed_over: reading.passed_over, jobs: Vec::new(), ports };
+        (self.ports, self.ports_at_ns) = (reading.ports, reading.ports_at_ns);
+        for job in reading.jobs {
             let before = self.jobs.remove(&(job.pid, job.file));
             let elapsed_ns = before.as_ref().map(|before| job.at_ns.saturating_sub(before.at_ns));
             let flows = flows(before.as_ref(), &job.counters.records);
-            let known = Known {
+            let previous = PreviousReading {
                 at_ns: job.at_ns,
                 is_whole: job.counters.passed_over == 0,
                 totals: flows.iter().map(|(key, flow)| (key.clone(), flow.side.total)).collect(),
                 lanes: job.counters.records.iter().map(|record| (record.index, record.clone())).collect(),
             };
-            jobs.insert((job.pid, job.file), known);
-            picture.jobs.push(Job { seen: job, elapsed_ns, flows: flows.into_values().collect() });
+            jobs.insert((job.pid, job.file), previous);
+            snapshot.jobs.push(Job { seen: job, elapsed_ns, flows: flows.into_values().collect() });
         }
         self.jobs = jobs;
-        picture
+        snapshot
     }
 }
 
-fn flows(before: Option<&Known>, records: &[Record]) -> BTreeMap<Key, Flow> {
+fn flows(before: Option<&PreviousReading>, records: &[Record]) -> BTreeMap<Key, Flow> {
     let mut flows: BTreeMap<Key, Flow> = BTreeMap::new();
     for record in records {
         let key = (record.rail.clone(), record.peer.clone(), record.direction);
@@ -169,7 +171,7 @@ fn flows(before: Option<&Known>, records: &[Record]) -> BTreeMap<Key, Flow> {
     flows
 }
 
-fn growth(before: &Known, record: &Record) -> Counts {
+fn growth(before: &PreviousReading, record: &Record) -> Counts {
     match before.lanes.get(&record.index) {
         Some(old) if old.sequence == record.sequence => {
             // Decreased counters belong to another lane, or are forged.
@@ -177,7 +179,7 @@ fn growth(before: &Known, record: &Record) -> Counts {
         }
         Some(_) => record.counts,
         None if before.is_whole => record.counts,
-        // The previous look may have skipped this record, so the time of its counts is unknown.
+        // The previous reading may have skipped this record, so the time of its counts is unknown.
         None => Counts { longest_ns: record.counts.longest_ns, ..Counts::default() },
     }
 }

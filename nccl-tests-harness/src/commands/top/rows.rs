@@ -1,8 +1,8 @@
-//! The rows of a picture (all jobs of one look): one for each job, for each of its peers if
+//! The rows of a snapshot (all jobs of one reading): one for each job, for each of its peers if
 //! requested, and for each rail. A row has the fields of the JSON (docs/guide/monitoring.md). Has
 //! no I/O.
 
-use super::rates::{self, Flow, Job, Picture, Side};
+use super::rates::{self, Flow, Job, Side, Snapshot};
 use nccl_net_spark::counters::layout::Direction;
 use nccl_net_spark::flow::stall::Cause;
 use serde::Serialize;
@@ -41,7 +41,7 @@ pub struct Row {
     pub received: Side,
     /// Percentage of the job's bytes in both directions.
     pub share_percent: Option<f64>,
-    /// Mean time of a write since the previous look.
+    /// Mean time of a write since the previous reading.
     pub mean_latency_us: Option<f64>,
     pub longest_latency_us: f64,
     pub losses: u64,
@@ -162,8 +162,8 @@ fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
     }
 }
 
-pub fn of_picture(picture: &Picture, by_peer: bool) -> Vec<(&Job, Vec<Row>)> {
-    picture.jobs.iter().map(|job| (job, of_job(job, by_peer))).collect()
+pub fn of_snapshot(snapshot: &Snapshot, by_peer: bool) -> Vec<(&Job, Vec<Row>)> {
+    snapshot.jobs.iter().map(|job| (job, of_job(job, by_peer))).collect()
 }
 
 #[cfg(test)]

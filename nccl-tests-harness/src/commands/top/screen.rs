@@ -18,20 +18,20 @@ impl Drop for Restore {
     }
 }
 
-/// Shows looks until a key or a signal, or for --count looks.
+/// Shows readings until a key or a signal, or for --count readings.
 ///
 /// # Errors
-/// The terminal cannot be used, or a look fails.
+/// The terminal cannot be used, or a reading fails.
 pub fn run(session: &mut Session, mut view: View) -> Result<()> {
     let _restore = Restore;
     let mut terminal = ratatui::try_init().context("prepare the terminal")?;
-    view.show(session.look()?);
+    view.show(session.read()?);
     let mut next = Instant::now() + session.interval;
     while interrupt::status().is_none() {
         terminal.draw(|frame| view.draw(frame.area(), frame.buffer_mut())).context("draw")?;
         let left = next.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            view.show(session.look()?);
+            view.show(session.read()?);
             if !session.goes_on() {
                 break;
             }

@@ -1,11 +1,11 @@
-//! One run of `nccl-spark top`: takes looks (readings of all counters), and prints them if there is
-//! no terminal.
+//! One run of `nccl-spark top`: reads all counters in intervals, and prints the readings if there
+//! is no terminal.
 
-use super::json::LookJson;
+use super::json::SnapshotJson;
 use super::lines::Lines;
-use super::look::Looker;
+use super::look::Reader;
 use super::prometheus::{self, Textfile};
-use super::rates::{Picture, Rates};
+use super::rates::{Rates, Snapshot};
 use crate::{date, interrupt, output};
 use anyhow::{Context, Result};
 use std::io::Write;
@@ -15,43 +15,43 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub const SLICE: Duration = Duration::from_millis(50);
 
 pub struct Session {
-    pub looker: Looker,
+    pub reader: Reader,
     pub rates: Rates,
     pub textfile: Option<Textfile>,
     pub interval: Duration,
-    /// Number of looks left. `None` if only a signal or a key ends the program.
-    pub looks_left: Option<u32>,
+    /// Number of readings left. `None` if only a signal or a key ends the program.
+    pub readings_left: Option<u32>,
 }
 
 impl Session {
-    pub fn look(&mut self) -> Result<Picture> {
-        let picture = self.rates.take(self.looker.look().context("read /proc")?);
+    pub fn read(&mut self) -> Result<Snapshot> {
+        let snapshot = self.rates.take(self.reader.read_all().context("read /proc")?);
         if let Some(textfile) = &mut self.textfile {
-            textfile.write(&prometheus::text(&picture)?)?;
+            textfile.write(&prometheus::text(&snapshot)?)?;
         }
-        Ok(picture)
+        Ok(snapshot)
     }
 
-    /// Counts a look that was shown. Returns false after the last look.
+    /// Counts a reading that was shown. Returns false after the last one.
     pub fn goes_on(&mut self) -> bool {
-        self.looks_left = self.looks_left.map(|left| left.saturating_sub(1));
-        self.looks_left != Some(0)
+        self.readings_left = self.readings_left.map(|left| left.saturating_sub(1));
+        self.readings_left != Some(0)
     }
 
-    /// Prints looks as lines or JSON until a signal, or for --count looks.
+    /// Prints readings as lines or JSON until a signal, or for --count readings.
     pub fn print(&mut self, is_json: bool, by_peer: bool) -> Result<()> {
         let (mut lines, mut out) = (Lines::default(), output::standard());
-        // The first look only starts the first interval.
-        self.look()?;
+        // The first reading only starts the first interval.
+        self.read()?;
         let mut next = Instant::now() + self.interval;
         while wait_until(next) {
-            let picture = self.look()?;
+            let snapshot = self.read()?;
             if is_json {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-                writeln!(out, "{}", serde_json::to_string(&LookJson::new(&picture, by_peer, now))?)?;
+                writeln!(out, "{}", serde_json::to_string(&SnapshotJson::new(&snapshot, by_peer, now))?)?;
                 out.flush()?;
             } else {
-                lines.write(&mut out, &picture, by_peer, &date::moment())?;
+                lines.write(&mut out, &snapshot, by_peer, &date::moment())?;
             }
             if !self.goes_on() {
                 break;
@@ -61,9 +61,9 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps the file for Prometheus after --count looks, and removes it after a signal.
+    /// Keeps the file for Prometheus after --count readings, and removes it after a signal.
     pub fn end(self) {
-        if let Some(textfile) = self.textfile.filter(|_| self.looks_left == Some(0)) {
+        if let Some(textfile) = self.textfile.filter(|_| self.readings_left == Some(0)) {
             textfile.keep();
         }
     }
@@ -80,8 +80,8 @@ fn wait_until(time: Instant) -> bool {
     }
 }
 
-/// Returns the time of the look after the one at `time`. Skips missed looks, for example after the
-/// machine slept.
+/// Returns the time of the reading after the one at `time`. Skips missed readings, for example
+/// after the machine slept.
 pub fn after(time: Instant, interval: Duration) -> Instant {
     (time + interval).max(Instant::now())
 }

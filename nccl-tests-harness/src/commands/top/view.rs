@@ -2,7 +2,7 @@
 
 use super::columns::{self, Column, mark};
 use super::lines;
-use super::rates::{Job, Picture};
+use super::rates::{Job, Snapshot};
 use super::rows::{self, Condition, Row};
 use crate::output::numbers::count;
 use ratatui::buffer::Buffer;
@@ -70,7 +70,7 @@ impl Order {
 
 #[derive(Debug)]
 pub struct View {
-    picture: Option<Picture>,
+    snapshot: Option<Snapshot>,
     by_peer: bool,
     order: Order,
     is_paused: bool,
@@ -104,12 +104,12 @@ impl Line {
 impl View {
     pub fn new(by_peer: bool, interval: Duration, has_colours: bool) -> Self {
         let (order, scroll) = (Order::default(), 0);
-        Self { picture: None, by_peer, order, is_paused: false, is_help: false, scroll, interval, has_colours }
+        Self { snapshot: None, by_peer, order, is_paused: false, is_help: false, scroll, interval, has_colours }
     }
 
-    pub fn show(&mut self, picture: Picture) {
-        if !self.is_paused || self.picture.is_none() {
-            self.picture = Some(picture);
+    pub fn show(&mut self, snapshot: Snapshot) {
+        if !self.is_paused || self.snapshot.is_none() {
+            self.snapshot = Some(snapshot);
         }
     }
 
@@ -155,7 +155,7 @@ impl View {
             return;
         }
         if lines.is_empty() {
-            let text = if self.picture.is_some() { "no job here uses NCCL over this plugin" } else { "looking" };
+            let text = if self.snapshot.is_some() { "no job here uses NCCL over this plugin" } else { "looking" };
             put(body, text, Style::new());
             return;
         }
@@ -184,7 +184,7 @@ impl View {
     }
 
     fn title(&self) -> String {
-        let jobs = self.picture.as_ref().map_or(0, |picture| picture.jobs.len());
+        let jobs = self.snapshot.as_ref().map_or(0, |snapshot| snapshot.jobs.len());
         let paused = if self.is_paused { ", PAUSED" } else { "" };
         format!(
             "nccl-spark top: {}, every {} s, by {}{paused}",
@@ -196,7 +196,7 @@ impl View {
 
     /// Returns remarks on processes that are not shown, or else the keys.
     fn footer(&self) -> String {
-        let remarks = self.picture.as_ref().map(lines::remarks).unwrap_or_default();
+        let remarks = self.snapshot.as_ref().map(lines::remarks).unwrap_or_default();
         match remarks.as_slice() {
             [] => "q end  p pause  s order  d peers  ? help".to_owned(),
             [only] => only.clone(),
@@ -205,8 +205,8 @@ impl View {
     }
 
     fn lines(&self) -> Vec<Line> {
-        let Some(picture) = &self.picture else { return Vec::new() };
-        let mut jobs = rows::of_picture(picture, self.by_peer);
+        let Some(snapshot) = &self.snapshot else { return Vec::new() };
+        let mut jobs = rows::of_snapshot(snapshot, self.by_peer);
         self.order.sort(&mut jobs);
         let lines =
             jobs.into_iter().flat_map(|(job, rows)| rows.into_iter().map(|row| Line { name: name(job, &row), row }));

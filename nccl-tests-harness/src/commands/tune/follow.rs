@@ -7,8 +7,8 @@ use super::options::Tune;
 use crate::commands::collectives::rank::Collectives;
 use crate::ranks::control::{self, Sender};
 use crate::ranks::launch::World;
+use crate::ranks::placement;
 use crate::ranks::rendezvous::{self, Meeting, Rendezvous};
-use crate::ranks::seats;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -36,7 +36,7 @@ impl Followers {
     /// # Errors
     /// Some followers do not connect in time.
     pub fn gather(meeting: Meeting) -> Result<Self> {
-        let mut seen = vec![seats::machine()?];
+        let mut seen = vec![placement::machine()?];
         let mut followers = Vec::new();
         for guest in Rendezvous::open(meeting)?.gather(|_| Ok(Vec::new()))? {
             let (line, _) = control::split(guest.line)?;
@@ -74,22 +74,24 @@ pub fn of_run(world: &World, meeting: &Meeting, number: u32) -> (World, Meeting)
 /// # Errors
 /// Rank 0 closes the connection, or the settings cannot be written on this machine.
 pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> Result<()> {
-    let (line, _) = rendezvous::join(meeting, &seats::hello(world)?).with_context(|| format!("rank {}", world.rank))?;
+    let (line, _) =
+        rendezvous::join(meeting, &placement::hello(world)?).with_context(|| format!("rank {}", world.rank))?;
     let (_line, mut orders) = control::split(line)?;
     while let Some(order) = orders.receive()? {
         match order {
             Order::Run { number, candidate } => {
                 let (world, meeting) = of_run(world, meeting, number);
                 let rank_env = tune.rank_env(candidate);
-                // The command has a copy of the rank's socket, so it is dropped directly after
-                // `spawn`.
-                let rank = seats::rank_command::<Collectives>(&world, &meeting, &tune.plan.plugin, &rank_env, program)?
-                    .spawn();
+                // The command is dropped at the end of this statement. Its copy of the rank's
+                // socket would otherwise keep the connection open after the rank has ended.
+                let rank =
+                    placement::rank_command::<Collectives>(&world, &meeting, &tune.plan.plugin, &rank_env, program)?
+                        .spawn();
                 // Rank 0 gets the exit reason from the rank itself.
                 rank.and_then(|mut rank| rank.wait()).context("start the rank")?;
             }
             Order::Keep { chosen, remark } => {
-                let who = format!("rank {} on {}", world.rank, seats::local_host_name());
+                let who = format!("rank {} on {}", world.rank, placement::local_host_name());
                 for line in tune.write(chosen, &remark).context(who.clone())? {
                     println!("# {who}: {line}");
                 }

@@ -77,7 +77,7 @@ pub fn check(path: &Path) -> Result<Config> {
 ///
 /// # Errors
 /// The file cannot be read or written; the error names the file and the cure.
-pub fn keep(path: &Path, part: &Part, chosen: &[Pair], remark: &str) -> Result<Vec<String>> {
+pub fn write_settings(path: &Path, part: &Part, chosen: &[Pair], remark: &str) -> Result<Vec<String>> {
     let path = std::path::absolute(path).context("make the path absolute")?;
     // Replace the file, not a symbolic link to it.
     let place = path.canonicalize().unwrap_or_else(|_| path.clone());
@@ -165,7 +165,7 @@ fn effect(path: &Path, part: &Part, is_written: bool, settings: Result<Settings,
     };
     let read = settings.files().iter().any(|file| is_it(file));
     let mut lines = Vec::new();
-    for held in settings.held().iter().filter(|held| part.names.contains(&held.row.name)) {
+    for held in settings.in_effect().iter().filter(|held| part.names.contains(&held.row.name)) {
         let from = match &held.source {
             Source::Default => continue,
             Source::File { path, .. } if is_it(path) => continue,
@@ -188,8 +188,8 @@ mod tests {
 
     const FOUR: Candidate = Candidate { qps: 4, min_share_bytes: 32768 };
 
-    fn keep(path: &Path, chosen: Option<Candidate>, remark: &str) -> Result<Vec<String>> {
-        super::keep(path, &SHARES, &chosen.map(Candidate::pairs).unwrap_or_default(), remark)
+    fn write_settings(path: &Path, chosen: Option<Candidate>, remark: &str) -> Result<Vec<String>> {
+        super::write_settings(path, &SHARES, &chosen.map(Candidate::pairs).unwrap_or_default(), remark)
     }
 
     fn revise(old: &str, chosen: Option<Candidate>, remark: &str) -> String {
@@ -209,13 +209,13 @@ mod tests {
         assert_eq!(revise(&both, None, ""), format!("NCCL_IB_TC=106\n{block}"));
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a.conf");
-        let lines = super::keep(&file, &TABLE, &table("1-9"), "").unwrap();
+        let lines = super::write_settings(&file, &TABLE, &table("1-9"), "").unwrap();
         assert!(
             lines[0].starts_with("wrote NCCL_SPARK_TUNER_TABLE=for=*;") && lines[0].ends_with("a.conf"),
             "{lines:?}"
         );
         let long = [(TUNER_TABLE, format!("{};all_gather@2:1-9=ring/ll128/16", table("1-9")[0].1))];
-        let lines = super::keep(&file, &TABLE, &long, "").unwrap();
+        let lines = super::write_settings(&file, &TABLE, &long, "").unwrap();
         assert!(lines[0].starts_with("wrote NCCL_SPARK_TUNER_TABLE to "), "{lines:?}");
     }
 
@@ -242,7 +242,7 @@ mod tests {
         fs::write(&file, "NCCL_IB_TC=106\n").unwrap();
         fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        let lines = keep(&link, Some(FOUR), "+10 %").unwrap();
+        let lines = write_settings(&link, Some(FOUR), "+10 %").unwrap();
         assert!(lines[0].starts_with(&format!("wrote {QPS}=4 {MIN_SHARE}=32768 to ")), "{lines:?}");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
@@ -250,15 +250,15 @@ mod tests {
         assert!(text.starts_with("NCCL_IB_TC=106\n# nccl-spark tune: +10 %\n"), "{text}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "something is left over");
         check(&file).unwrap();
-        assert!(keep(&file, None, "").unwrap()[0].starts_with("removed "));
+        assert!(write_settings(&file, None, "").unwrap()[0].starts_with("removed "));
         assert_eq!(fs::read_to_string(&file).unwrap(), "NCCL_IB_TC=106\n");
         let none = folder.path().join("none.conf");
-        assert!(keep(&none, None, "").unwrap()[0].contains("is unchanged") && !none.exists());
+        assert!(write_settings(&none, None, "").unwrap()[0].contains("is unchanged") && !none.exists());
     }
 
     #[test]
     fn an_unwritable_file_is_named() {
-        let error = |path: &str| format!("{:#}", keep(Path::new(path), Some(FOUR), "").unwrap_err());
+        let error = |path: &str| format!("{:#}", write_settings(Path::new(path), Some(FOUR), "").unwrap_err());
         let text = error("/no/where/a.conf");
         assert!(text.contains("cannot write /no/where/a.conf") && text.contains("--output"), "{text}");
         assert!(error("/dev/null").contains("not a regular file"));

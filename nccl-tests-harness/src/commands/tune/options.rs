@@ -110,7 +110,7 @@ impl Options {
             keep::check(&output)?;
         }
         let pairs = self.min_share.iter().flat_map(|&share| self.qps.iter().map(move |&qps| (qps, share)));
-        let default_share = settings.held().iter().find(|held| held.row.name == keep::MIN_SHARE);
+        let default_share = settings.in_effect().iter().find(|held| held.row.name == keep::MIN_SHARE);
         Ok(Tune {
             plan: self.run.plan(Collective::AllGather, program, world, variable("NCCL_IBVERBS_LIB"))?,
             candidates: pairs.map(|(qps, min_share_bytes)| Candidate { qps, min_share_bytes }).collect(),
@@ -128,7 +128,7 @@ impl Options {
 fn others(settings: &Settings) -> Result<File> {
     let descriptor = memfd_create("nccl-spark-settings", MFdFlags::MFD_CLOEXEC).context("make a file in memory")?;
     let mut file = File::from(descriptor);
-    for held in settings.held() {
+    for held in settings.in_effect() {
         let tuned = [keep::QPS, keep::MIN_SHARE].contains(&held.row.name);
         if let (Source::File { .. }, false) = (&held.source, tuned) {
             writeln!(file, "{}={}", held.row.name, held.value).context("write a file in memory")?;
@@ -148,7 +148,7 @@ impl Tune {
     /// The file cannot be read or written.
     pub fn write(&self, chosen: Option<Candidate>, remark: &str) -> Result<Vec<String>> {
         let pairs = chosen.map(Candidate::pairs).unwrap_or_default();
-        keep::keep(&self.output, &keep::SHARES, &pairs, remark)
+        keep::write_settings(&self.output, &keep::SHARES, &pairs, remark)
     }
 
     /// Returns the environment of all ranks: the candidate's settings (`None`: the defaults), and

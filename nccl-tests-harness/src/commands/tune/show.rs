@@ -2,7 +2,7 @@
 
 use super::judge::{Candidate, Record, Verdict};
 use super::options::{FINAL_ROUNDS, Tune};
-use crate::commands::collectives::messages::Terms;
+use crate::commands::collectives::messages::RunParameters;
 use crate::output::numbers::{count, median, size, spread};
 use crate::output::table::{Column, Table, right};
 use serde::Serialize;
@@ -25,7 +25,7 @@ pub struct TuneReport {
 }
 
 pub fn introduction(tune: &Tune, out: &mut impl Write) -> io::Result<()> {
-    let Terms { ranks, channels, iters, .. } = tune.plan.terms;
+    let RunParameters { ranks, channels, iters, .. } = tune.plan.terms;
     writeln!(out, "# nccl-spark {}: tune, with all-gather over host memory", env!("CARGO_PKG_VERSION"))?;
     writeln!(out, "# nRanks {ranks} nChannels {channels} iters: {iters}")?;
     let (settings, rounds) = (count(tune.candidates.len(), "setting"), count(tune.rounds as usize, "round"));

@@ -3,11 +3,11 @@
 use super::*;
 use std::net::TcpListener;
 
-fn pair(end: Duration) -> (Line, TcpStream) {
+fn pair(end: Duration) -> (GreetingStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (other, _) = listener.accept().unwrap();
-    (Line::new(stream, "spark-2", Instant::now() + end).unwrap(), other)
+    (GreetingStream::new(stream, "spark-2", Instant::now() + end).unwrap(), other)
 }
 
 const LONG: Duration = Duration::from_secs(60);
@@ -38,8 +38,8 @@ fn missing_long_or_invalid_messages_are_errors_that_name_the_other_end() {
         drop(thread.join().unwrap());
         format!("{error:#}")
     };
-    assert!(said(b"", 50).starts_with("spark-2 said nothing more for "));
-    assert!(said(b"[1,", 50).starts_with("spark-2 said nothing more for "));
+    assert!(said(b"", 50).starts_with("spark-2 sent no complete message in "));
+    assert!(said(b"[1,", 50).starts_with("spark-2 sent no complete message in "));
     assert_eq!(said(b"<html>\n", 60_000), "spark-2 sent no message of nccl-spark: \"<html>\"");
     assert!(said(&vec![b'x'; LINE_MAX_BYTES + 2], 60_000).contains("a line of more than 262144 bytes"));
     let (mut line, other) = pair(LONG);
@@ -56,7 +56,7 @@ fn slow_senders_do_not_extend_the_limit() {
         }
     });
     let begin = Instant::now();
-    assert!(line.receive::<u8>(LONG).unwrap_err().to_string().contains("said nothing more"));
+    assert!(line.receive::<u8>(LONG).unwrap_err().to_string().contains("sent no complete message"));
     assert!(begin.elapsed() < LONG / 2);
     drop(line);
     dripping.join().unwrap();

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Time to wait for the completions of stopped queue pairs, which usually takes microseconds. Then
 /// the device is checked, because it may have been cut off or removed.
 const FLUSH_LIMIT: Duration = Duration::from_millis(10);
-/// Limit for a device that answers to return all completions of stopped queue pairs.
+/// Time in which a device must return all completions of stopped queue pairs, if it answers.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 impl RecvPath {
@@ -85,7 +85,7 @@ impl RecvPath {
             let repeat = receives.next_repeat(preferred, |lane| lanes[lane.index()].has_room(0));
             let Some(Repeat { grant, parts, lane }) = repeat else { return };
             if let Err(error) = self.write_from_shadow(lane, grant, parts, Work::Repeat { slot: grant.slot }) {
-                self.lose_by(context, lane, error.to_string());
+                self.lose_rail(context, lane, error.to_string());
             }
         }
     }
@@ -93,9 +93,9 @@ impl RecvPath {
     /// Begins a new epoch (generation of keys) for a lane whose device has returned, and repeats
     /// all grants with the current keys.
     fn take_new_keys(&mut self, context: &PathContext, lane: LaneId) -> Result<()> {
-        let Self { receives, shadow, memory, rails, lanes_are_rails, .. } = self;
+        let Self { receives, shadow, key_sources, rails, lanes_are_rails, .. } = self;
         receives.take_new_keys(lane, shadow.words(), |grant, part| {
-            let Source { memory: id, strict } = memory[source_of(grant, part)];
+            let Source { memory: id, strict } = key_sources[source_of(grant, part)];
             let memory = context.registrations.find(id);
             let memory = memory.ok_or_else(|| Usage::DeregisteredReceive { peer: context.peer.name.clone() })?;
             Ok::<_, Error>(keys(&rails.lanes, *lanes_are_rails, &memory, strict))
@@ -119,8 +119,8 @@ impl DataPath for RecvPath {
         &mut self.rails
     }
 
-    fn span(&self) -> (u64, u64) {
-        self.receives.span()
+    fn message_range(&self) -> (u64, u64) {
+        self.receives.message_range()
     }
 
     fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced {

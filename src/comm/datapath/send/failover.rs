@@ -32,7 +32,7 @@ impl SendPath {
             };
             striping.record_queued(by, share.bytes, None);
             if striping.is_counted(share.bytes) {
-                lane.began(share.bytes);
+                lane.add_backlog(share.bytes);
             }
             let lkey = memory.keys(lane.rail.id).map_or(0, |keys| keys.lkey);
             Some(LocalRoute { lane: by, queue: lane.next_queue(), lkey })
@@ -53,8 +53,8 @@ impl DataPath for SendPath {
         &mut self.rails
     }
 
-    fn span(&self) -> (u64, u64) {
-        self.sends.span()
+    fn message_range(&self) -> (u64, u64) {
+        self.sends.message_range()
     }
 
     fn lose(&mut self, _context: &PathContext, lane: LaneId) -> Fenced {
@@ -63,7 +63,7 @@ impl DataPath for SendPath {
             return Fenced::NotYet;
         }
         let mut is_read = false;
-        // Ignore errors, which the lost rail causes. The receiver reports which shares are missing.
+        // Ignore errors, which the lost rail causes. The receiver reports the shares that it has.
         loop {
             match self.take_in(lane, &mut is_read) {
                 Ok(false) => break,

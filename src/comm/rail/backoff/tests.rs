@@ -121,7 +121,7 @@ fn a_path_that_loses_large_packets_is_used_with_small_ones_until_its_port_comes_
     stage.backoff.set_largest_mtu(PATH, 1024, stage.now);
     let ask = |stage: &Bed, mtu_bytes| stage.backoff.ask(PATH, Requirement::Address, mtu_bytes, LIMIT, stage.now);
     let Advice::LeaveOut(why) = ask(&stage, 2048) else { panic!("large packets are tried again") };
-    assert_eq!(why, "packets above 1024 bytes get lost on the way");
+    assert_eq!(why, "packets above 1024 bytes are lost on this path");
     assert!(matches!(ask(&stage, 1024), Advice::Use));
     // The limit does not expire.
     stage.pass(600_000);

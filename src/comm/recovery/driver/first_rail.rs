@@ -41,7 +41,7 @@ impl Driver {
         if self.process.log.is_first(peer, Subject::NoRailYet(seconds)) {
             let (tries, limit) = (self.tries_text(), self.process.config.setup.connect_timeout.as_secs());
             tracing::warn!(
-                "no rail to {peer} carries after {seconds} s, still trying until NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}"
+                "no rail to {peer} works after {seconds} s, still trying until NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}"
             );
         }
     }

@@ -19,9 +19,9 @@ use crate::comm::recovery::attempt::{Attempt, Done, NewQueuePairs, PathChoice, S
 use crate::comm::threads;
 use crate::error::{Internal, Missing, Result};
 use crate::flow::pairing::{self, Pair};
-use crate::flow::recovery::Answer;
 use crate::interfaces;
 use crate::verbs::{CompletionBuffer, Region};
+use crate::wire::control::JoinAnswer;
 use crate::wire::cts::Epoch;
 use crate::wire::fields::{LaneEnd, Priority, RailAdvert};
 use crate::wire::ids::LaneId;
@@ -43,8 +43,8 @@ struct Job {
 }
 
 impl Driver {
-    /// result. The error is the reason why the attempt is postponed.
-    /// result. The error is the reason why the attempt is put off.
+    /// Starts to create the connecting side's queue pairs. The error is the reason why the attempt
+    /// is postponed.
     pub(super) fn open_qps(&mut self, lane: LaneId, now: Instant) -> std::result::Result<(), String> {
         self.rails[lane.index()].begins_attempt();
         // Checked before the queue pairs exist: back-off could later forbid to connect them.
@@ -76,20 +76,20 @@ impl Driver {
     pub(super) fn connect_qps(
         &mut self,
         lane: LaneId,
-        answer: Answer,
+        answer: JoinAnswer,
         now: Instant,
     ) -> std::result::Result<(), String> {
         let Some(Attempt::Requested(asked)) = self.rails[lane.index()].attempt.take() else {
             return Err("this attempt has no queue pairs to connect".to_owned());
         };
         self.on_path(|data_path, _| data_path.learn_epoch(lane, answer.epoch));
-        let way = PathChoice { peer_gid: answer.acceptor_gid, mtu_bytes: answer.mtu_bytes };
+        let choice = PathChoice { peer_gid: answer.acceptor_gid, mtu_bytes: answer.mtu_bytes };
         let managed = &mut self.rails[lane.index()];
-        managed.record_path(way);
-        let trial = begin_trial(&self.process, managed.path(way), now).map_err(|error| error.to_string())?;
+        managed.record_path(choice);
+        let trial = begin_trial(&self.process, managed.path(choice), now).map_err(|error| error.to_string())?;
         self.start(lane, now, move |job| {
             let (lane, outcome) = job.connect(*asked, &answer);
-            Done::Connected { lane: Box::new(lane), way, trial, outcome }
+            Done::Connected { lane: Box::new(lane), choice, trial, outcome }
         })
     }
 
@@ -112,7 +112,7 @@ impl Driver {
         }
     }
 
-    /// Starts a thread for a step of an attempt. Fails while another one hangs in the rail's
+    /// Starts a thread for a step of an attempt. Fails while another thread hangs in the rail's
     /// device.
     fn start(
         &mut self,
@@ -122,7 +122,7 @@ impl Driver {
     ) -> std::result::Result<(), String> {
         let managed = &self.rails[lane.index()];
         let call = managed.rail.device.begin_call(now).map_err(|error| error.to_string())?;
-        let known = managed.last_paths.iter().flatten().map(|way| managed.path(*way));
+        let known = managed.last_paths.iter().flatten().map(|choice| managed.path(*choice));
         let job = Job {
             process: Arc::clone(&self.process),
             rail: Arc::clone(&managed.rail),
@@ -172,28 +172,28 @@ impl Driver {
                 });
                 self.recovery.opened(lane, outcome, now_ns);
             }
-            Done::Deferred { way, why } => {
-                managed.record_path(way);
+            Done::Deferred { choice, why } => {
+                managed.record_path(choice);
                 managed.stage = Stage::Deferred;
                 self.recovery.answered(lane, Err(why), now_ns);
             }
             // `_trial`, the right to test the path, is dropped at the end of this arm. By then the
             // result is in `backoff`, where other connections see it.
-            Done::Answered { way, trial: _trial, outcome } => {
-                if let Some(way) = way {
-                    managed.record_path(way);
-                    self.process.backoff.connected(managed.path(way), outcome.as_ref().err(), now);
+            Done::Answered { choice, trial: _trial, outcome } => {
+                if let Some(choice) = choice {
+                    managed.record_path(choice);
+                    self.process.backoff.connected(managed.path(choice), outcome.as_ref().err(), now);
                 }
                 let outcome =
                     outcome.map_err(|error| error.to_string()).and_then(|new| self.hand_to_data_path(lane, *new));
                 self.recovery.answered(lane, outcome, now_ns);
             }
-            Done::Connected { lane: new, way, trial, outcome } => {
-                let path = managed.path(way);
+            Done::Connected { lane: new, choice, trial, outcome } => {
+                let path = managed.path(choice);
                 self.process.backoff.connected(path, outcome.as_ref().err(), now);
                 let (limit, mailboxes) = (self.process.config.recovery.probe_timeout, &self.mailboxes);
                 let test =
-                    outcome.and_then(|()| LaneTest::start(*new, path, mailboxes, way.mtu_bytes, limit, trial, now));
+                    outcome.and_then(|()| LaneTest::start(*new, path, mailboxes, choice.mtu_bytes, limit, trial, now));
                 let outcome = test.map_err(|error| error.to_string());
                 let outcome = outcome.map(|test| managed.attempt = Some(Attempt::Testing(Box::new(test))));
                 self.recovery.connected(lane, outcome, now_ns);
@@ -206,11 +206,11 @@ impl Driver {
     fn hand_to_data_path(
         &mut self,
         lane: LaneId,
-        (new, mut answer): (Lane, Answer),
-    ) -> std::result::Result<Answer, String> {
+        (new, mut answer): (Lane, JoinAnswer),
+    ) -> std::result::Result<JoinAnswer, String> {
         let has_failed = || "the connection has failed".to_owned();
-        let opening = new.opening();
-        let has_new_keys = self.rails[lane.index()].cts_generation.replace(opening) != Some(opening);
+        let generation = new.generation();
+        let has_new_keys = self.rails[lane.index()].cts_generation.replace(generation) != Some(generation);
         let kept = self.on_path(|data_path, context| {
             let epoch = data_path.epoch_of(context, lane, has_new_keys)?;
             Ok(data_path.rails().status.keep(lane, new).then_some(epoch))
@@ -249,7 +249,7 @@ impl Driver {
     fn is_due(&self, lane: LaneId, now: Instant) -> Result<()> {
         let managed = &self.rails[lane.index()];
         let [Some(newest), Some(before)] = managed.last_paths else { return Ok(()) };
-        let is_due = |way| self.process.backoff.is_due(managed.path(way), now);
+        let is_due = |choice| self.process.backoff.is_due(managed.path(choice), now);
         is_due(newest).or_else(|why| is_due(before).map_err(|_| why))
     }
 }
@@ -267,20 +267,20 @@ impl Job {
     fn answer(&self, theirs: &RailAdvert, end: &LaneEnd, answers: u32, now: Instant) -> Done {
         let (snapshot, pair) = match self.pair(theirs, answers) {
             Ok(found) => found,
-            Err(error) => return Done::Answered { way: None, trial: None, outcome: Err(error) },
+            Err(error) => return Done::Answered { choice: None, trial: None, outcome: Err(error) },
         };
         let path = PathId { rail: self.rail.id, peer_gid: pair.connector_gid };
         let backoff = &self.process.backoff;
         let mtu_bytes = backoff.largest_mtu(path).map_or(pair.mtu_bytes, |largest| largest.min(pair.mtu_bytes));
-        let way = PathChoice { peer_gid: pair.connector_gid, mtu_bytes };
+        let choice = PathChoice { peer_gid: pair.connector_gid, mtu_bytes };
         let trial = match begin_trial(&self.process, path, now) {
             Ok(trial) => trial,
-            Err(error) => return Done::Deferred { way, why: error.to_string() },
+            Err(error) => return Done::Deferred { choice, why: error.to_string() },
         };
         let route = Route {
             snapshot: &snapshot,
             gid: pair.acceptor_gid,
-            peer_gid: way.peer_gid,
+            peer_gid: choice.peer_gid,
             mtu_bytes,
             ends: &end.qps,
             priority: self.priority,
@@ -292,13 +292,17 @@ impl Job {
         });
         let outcome = joined.map(|new| {
             let Pair { connector_gid, acceptor_gid, .. } = pair;
-            let answer = Answer { connector_gid, acceptor_gid, mtu_bytes, end: new.end(), epoch: Epoch::default() };
+            let answer = JoinAnswer { connector_gid, acceptor_gid, mtu_bytes, end: new.end(), epoch: Epoch::default() };
             Box::new((new, answer))
         });
-        Done::Answered { way: Some(way), trial, outcome }
+        Done::Answered { choice: Some(choice), trial, outcome }
     }
 
-    fn connect(&self, NewQueuePairs { mut lane, snapshot, .. }: NewQueuePairs, answer: &Answer) -> (Lane, Result<()>) {
+    fn connect(
+        &self,
+        NewQueuePairs { mut lane, snapshot, .. }: NewQueuePairs,
+        answer: &JoinAnswer,
+    ) -> (Lane, Result<()>) {
         let route = Route {
             snapshot: &snapshot,
             gid: answer.connector_gid,

@@ -7,31 +7,34 @@
 //!
 //! - A write can land as long as the other side has the queue pairs that it was posted to.
 //! - A loss stays in the data path's status until the service thread reports it to recovery.
-//! - Queue pairs of a device that is cut off stop later. A receiver's device then has new keys.
+//! - Queue pairs of a device that is cut off keep working, and stop in a later event. From that
+//!   event on, a receiver's device has new keys.
 //! - The thread of an attempt may hang.
 //! - A connection may begin without some of its rails, its TCP may break, its limits may pass, and
 //!   either side may close it at any time.
 //!
 //! The search checks these promises:
 //! - both sides have fenced a rail before anything that was posted on it is resent; this is checked
-//!   for each share too;
+//!   when a rail's resend begins, and again for each share that is resent;
 //! - every message is delivered once, with its own bytes, and its buffer is not written afterwards;
 //! - grants are written with keys of the newest epoch, and shares never with older keys;
 //! - no grant is written while an older grant for its slot can land after it;
 //! - the accepting side uses new queue pairs only after the connecting side does;
-//! - every rail in use counts as up, and every other rail that counts as up has an unreported loss;
+//! - recovery counts every rail in use as up; if it counts another rail as up, that rail's loss has
+//!   not been reported to it yet;
 //! - an end gives up when one of its limits passes, but not earlier, and gives the true cause;
 //! - a side that no longer recovers rails keeps no queue pairs under test;
 //! - a side whose peer has closed no longer recovers rails, even if TCP breaks or is replaced;
 //! - BYE has the number of delivered messages;
 //! - from every state, a final state can be reached. In a final state, all messages are delivered
-//!   and both rails are up; or, if a side has closed or failed, both sides have left.
+//!   and both rails are up; or, if a side has closed or failed, both sides have destroyed what
+//!   remained of the connection.
 
 use super::world::{Budget, Event, World};
 use std::collections::HashMap;
 
 /// Visits every state, and returns the number of states. The error has the events that lead to a
-/// broken promise, or to the first state beyond the limit `most`.
+/// broken promise, to more than `most` states, or to a state without a way to a final state.
 fn search<const N: usize>(budget: Budget, most: usize) -> Result<usize, String> {
     let first = World::<N>::new(budget);
     let mut known: HashMap<u128, u32> = HashMap::from([(first.key(), 0)]);

@@ -2,8 +2,8 @@
 //! transit. Side 0 is the sender, which connects. Side 1 is the receiver.
 //!
 //! The queue pairs that one attempt connects on both sides have a common generation, from a counter
-//! of the world. A mishap is an event with a limited number ([`Budget`]): a fault, an early
-//! deadline, a close.
+//! of the world. A mishap is an event that [`Budget`] lets happen only a few times: a fault, an
+//! early deadline, a close.
 
 mod actions;
 mod events;
@@ -25,7 +25,7 @@ const FRAMES: usize = 2;
 /// Generation of new queue pairs that are not connected.
 const UNCONNECTED: u32 = u32::MAX;
 
-/// Limit for the number of each mishap from now on.
+/// The number of mishaps of each kind that may still happen.
 #[derive(Debug, Clone, Copy, Default, Hash)]
 pub struct Budget {
     pub losses: u8,
@@ -49,21 +49,22 @@ pub struct Budget {
     pub hangs: u8,
     /// A limit of the connection passes although other events are possible.
     pub limits: u8,
-    /// A side closes the connection. The close of its peer that follows has no budget.
+    /// A side closes the connection. The close of its peer that follows does not count.
     pub closes: u8,
     /// A message is cut into a share for each rail.
     pub cuts: u8,
 }
 
 impl Budget {
-    /// Takes an event off the budget, if it is a mishap.
+    /// Takes an event off the budget, if it is a mishap. An event that follows from an earlier
+    /// mishap does not count.
     fn spend(&mut self, event: Event) {
         let left = match event {
             Event::Lose { .. } => &mut self.losses,
             Event::CutOff { .. } => &mut self.cut_offs,
             Event::DropFrame { .. } => &mut self.frames,
             Event::BreakTcp => &mut self.tcp,
-            Event::Hear { at: 1.., .. } => &mut self.overtakes,
+            Event::ReceiveFrame { at: 1.., .. } => &mut self.overtakes,
             Event::PortDown(_) => &mut self.restarts,
             Event::Wait | Event::Expire(_) => &mut self.early,
             Event::FailNext => &mut self.failures,
@@ -106,7 +107,7 @@ pub enum Event {
     },
     PortDown(LaneId),
     PortUp(LaneId),
-    Hear {
+    ReceiveFrame {
         side: usize,
         at: usize,
     },
@@ -122,7 +123,7 @@ pub enum Event {
     },
     /// The next deadline passes, because no other event is possible.
     Tick,
-    /// The next deadline passes while a device is cut off, TCP is away or a thread hangs.
+    /// The next deadline passes while a device is cut off, TCP is broken or a thread hangs.
     Wait,
     /// TCP breaks, and the frames in transit are lost.
     BreakTcp,
@@ -305,7 +306,7 @@ impl<const N: usize> World<N> {
                 self.is_port_up[lane.index()] = true;
                 self.ends[0].port_up(lane, now);
             }
-            Event::Hear { side, at } => {
+            Event::ReceiveFrame { side, at } => {
                 let frame = self.frames[side].remove(at);
                 let begun = self.messages.begun_sends(side);
                 self.ends[side].receive_frame(&frame, begun, now);
@@ -346,7 +347,7 @@ impl<const N: usize> World<N> {
                 self.ends[side].bootstrap_away(false, self.now);
             }
             self.act(side)?;
-            // The driver also checks each round if devices that were cut off have stopped.
+            // In each round, the driver also checks whether cut-off devices have stopped.
             for lane in lanes() {
                 if matches!(self.ends[side].rails[lane.index()].state, State::Fencing { .. }) {
                     self.fence(side, lane);

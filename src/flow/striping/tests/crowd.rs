@@ -12,7 +12,7 @@ const MIN: u64 = 16 * 1024;
 struct CrowdState<'a> {
     waiting: &'a [u64],
     busy: &'a [u64],
-    kept: &'a [Cell<f64>],
+    quality: &'a [Cell<f64>],
 }
 
 impl OtherConnections for CrowdState<'_> {
@@ -25,9 +25,9 @@ impl OtherConnections for CrowdState<'_> {
     }
 
     /// Computes the average as [`crate::comm::rail::path_quality`] does.
-    fn share_quality(&self, lane: LaneId, kept: f64) -> f64 {
-        let all = &self.kept[lane.index()];
-        all.set(if all.get() > 0.0 { all.get() + (kept - all.get()) / 8.0 } else { kept });
+    fn share_quality(&self, lane: LaneId, quality: f64) -> f64 {
+        let all = &self.quality[lane.index()];
+        all.set(if all.get() > 0.0 { all.get() + (quality - all.get()) / 8.0 } else { quality });
         all.get()
     }
 }
@@ -46,10 +46,10 @@ struct Crowd {
     rates: Vec<f64>,
     queues: Vec<VecDeque<CrowdShare>>,
     /// For each rail: bytes under way (`waiting`), bytes posted since the rail was last idle
-    /// (`busy`), average quality (`kept`).
+    /// (`busy`), average quality (`quality`).
     waiting: Vec<u64>,
     busy: Vec<u64>,
-    kept: Vec<Cell<f64>>,
+    quality: Vec<Cell<f64>>,
     carried: Vec<u64>,
     /// For each connection, its messages under way: number of the message, and number of its
     /// unfinished shares.
@@ -70,7 +70,7 @@ impl Crowd {
             queues: rates_mbps.iter().map(|_| VecDeque::new()).collect(),
             waiting: vec![0; rates_mbps.len()],
             busy: vec![0; rates_mbps.len()],
-            kept: vec![Cell::new(0.0); rates_mbps.len()],
+            quality: vec![Cell::new(0.0); rates_mbps.len()],
             carried: vec![0; rates_mbps.len()],
             unfinished: vec![VecDeque::new(); connections],
             now_us: 0.0,
@@ -117,7 +117,7 @@ impl Crowd {
 
     fn send(&mut self, connection: usize, bytes: u64) {
         let now_ns = (self.now_us * 1000.0) as u64;
-        let others = CrowdState { waiting: &self.waiting, busy: &self.busy, kept: &self.kept };
+        let others = CrowdState { waiting: &self.waiting, busy: &self.busy, quality: &self.quality };
         let striping = &mut self.stripings[connection];
         let shares = if bytes > striping.max_unsplit_bytes() {
             striping.cut(bytes, now_ns, &others)
@@ -226,8 +226,8 @@ fn unequal_rails_carry_their_sum_for_many_connections() {
 #[test]
 fn a_rail_that_waits_for_others_does_not_prevent_splitting() {
     let mut striping = Striping::new(&rails(&[10_000; 4]), MIN);
-    let kept = [const { Cell::new(0.0) }; 4];
-    let shared = |waiting| CrowdState { waiting, busy: &[1 << 30; 4], kept: &kept };
+    let quality = [const { Cell::new(0.0) }; 4];
+    let shared = |waiting| CrowdState { waiting, busy: &[1 << 30; 4], quality: &quality };
     let shares = striping.cut(128 * 1024, 0, &shared(&[0, 0, 0, 1 << 30]));
     assert_eq!(shares.as_slice().len(), 3, "the other rails are free");
     let shares = striping.cut((1 << 17) + 128, 0, &shared(&[0, 0, 0, 1 << 30]));

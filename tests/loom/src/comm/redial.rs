@@ -19,7 +19,7 @@ pub struct RedialListener(Arc<AtomicBool>);
 
 impl RedialHandle {
     /// Opens the listener unless it is open.
-    pub fn invite(&mut self) -> Redialling {
+    pub fn prepare_redial(&mut self) -> Redialling {
         let is_open = self.at.get_or_insert_with(|| {
             let is_open = Arc::new(AtomicBool::new(true));
             self.opened = Some(RedialListener(Arc::clone(&is_open)));

@@ -10,8 +10,8 @@ mod variable;
 pub use launchers::recognised;
 #[cfg(test)]
 pub use source::Source;
-pub use source::{Variable, of_process, passing, with_files};
-pub use variable::{Effect, Judged, Lack};
+pub use source::{Variable, known_variables, of_process, with_files};
+pub use variable::{Effect, Judged, MissingReason};
 
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::id::Id;
@@ -23,8 +23,8 @@ pub struct Verdicts {
     pub findings: Vec<Finding>,
 }
 
-pub fn judge(variables: &[Variable], plugin: &str, lack: Lack<'_>) -> Verdicts {
-    let judged: Vec<Judged> = variables.iter().map(|one| variable::judge(one, plugin, lack)).collect();
+pub fn judge(variables: &[Variable], plugin: &str, missing_reason: MissingReason<'_>) -> Verdicts {
+    let judged: Vec<Judged> = variables.iter().map(|one| variable::judge(one, plugin, missing_reason)).collect();
     let list = variables.iter().find(|one| one.name == "NCCL_NET_PLUGIN").map(|one| one.value.trim());
     let is_kept_out = judged.iter().any(|one| one.effect == Effect::Blocks);
     let mut findings: Vec<Finding> = judged.iter().filter_map(|one| one.finding.clone()).collect();

@@ -21,9 +21,10 @@ pub enum Source {
 
 const PREFIXES: [&str; 4] = ["NCCL_", "UCX_", "GLOO_", "TP_"];
 /// Variables that decide which libraries are loaded. They are read, but not shown.
-const LOADING: [&str; 6] = ["LD_PRELOAD", "LD_LIBRARY_PATH", "VLLM_NCCL_SO_PATH", "VIRTUAL_ENV", "PATH", "HOME"];
+const LOADER_VARIABLES: [&str; 6] =
+    ["LD_PRELOAD", "LD_LIBRARY_PATH", "VLLM_NCCL_SO_PATH", "VIRTUAL_ENV", "PATH", "HOME"];
 
-pub fn passing(variables: &[(String, String)]) -> Vec<Variable> {
+pub fn known_variables(variables: &[(String, String)]) -> Vec<Variable> {
     let shown = variables.iter().filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix)));
     let mut shown: Vec<Variable> = shown
         .map(|(name, value)| Variable { name: name.clone(), value: value.clone(), source: Source::Environment })
@@ -32,7 +33,8 @@ pub fn passing(variables: &[(String, String)]) -> Vec<Variable> {
     shown
 }
 
-/// Reads the environment that process `pid` was started with, limited to `PREFIXES` and `LOADING`.
+/// Reads the environment that process `pid` was started with, limited to `PREFIXES` and
+/// `LOADER_VARIABLES`.
 ///
 /// # Errors
 /// The process belongs to another user, or does not exist.
@@ -41,7 +43,7 @@ pub fn of_process(place: &Place, pid: u32) -> io::Result<Vec<(String, String)>> 
     let entries = bytes.split(|byte| *byte == 0).map(String::from_utf8_lossy);
     let pairs =
         entries.filter_map(|entry| entry.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned())));
-    let taken = |name: &str| LOADING.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+    let taken = |name: &str| LOADER_VARIABLES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     Ok(pairs.filter(|(name, _)| taken(name)).collect())
 }
 
@@ -77,7 +79,7 @@ mod tests {
             ("PATH", "/bin"),
         ];
         let pairs: Vec<_> = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let names: Vec<_> = passing(&pairs).into_iter().map(|one| one.name).collect();
+        let names: Vec<_> = known_variables(&pairs).into_iter().map(|one| one.name).collect();
         assert_eq!(names, ["NCCL_NET", "UCX_NET_DEVICES"]);
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("proc/7")).unwrap();

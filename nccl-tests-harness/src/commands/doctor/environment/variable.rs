@@ -59,9 +59,9 @@ impl Effect {
 }
 
 /// Checks an absolute path. Returns the reason why no file can be loaded from it, as in "file not
-/// found:". Texts have the path after this reason. Returns `None` if the path has a file or cannot
-/// be examined.
-pub type Lack<'a> = &'a dyn Fn(&str) -> Option<&'static str>;
+/// found:". The doctor's texts have the path after the reason. Returns `None` if the path has a
+/// file or cannot be examined.
+pub type MissingReason<'a> = &'a dyn Fn(&str) -> Option<&'static str>;
 
 /// Returns true if this value of `NCCL_NET_PLUGIN` lists this plugin.
 pub(super) fn names_this_plugin(list: &str) -> bool {
@@ -74,11 +74,11 @@ fn is_this_plugin(entry: &str) -> bool {
     entry.rsplit('/').next().is_some_and(|name| name.to_ascii_lowercase().contains("spark"))
 }
 
-pub(super) fn judge(variable: &Variable, plugin: &str, lack: Lack<'_>) -> Judged {
+pub(super) fn judge(variable: &Variable, plugin: &str, missing_reason: MissingReason<'_>) -> Judged {
     let (name, value) = (variable.name.as_str(), variable.value.trim());
     let (effect, text, fault) = match name {
         "NCCL_NET" => network(value),
-        "NCCL_NET_PLUGIN" => plugins(value, plugin, lack),
+        "NCCL_NET_PLUGIN" => plugins(value, plugin, missing_reason),
         _ if value.is_empty() => harmless(Unset, "empty, which counts as unset for NCCL and for the plugin"),
         _ => refused(variable).or_else(|| particular(name, value)).unwrap_or_else(|| general(name)),
     };
@@ -117,12 +117,12 @@ fn network(value: &str) -> Rule {
 /// Cure if the plugin's own path has no file either.
 const INSTALL: &str = "sudo apt install ./nccl-net-spark_*.deb    # and NCCL_NET_PLUGIN=spark";
 
-fn plugins(value: &str, plugin: &str, lack: Lack<'_>) -> Rule {
-    let missing = |entry: &&str| lack(entry).filter(|_| entry.starts_with('/') && is_this_plugin(entry));
+fn plugins(value: &str, plugin: &str, missing_reason: MissingReason<'_>) -> Rule {
+    let missing = |entry: &&str| missing_reason(entry).filter(|_| entry.starts_with('/') && is_this_plugin(entry));
     // If a file is missing, NCCL tries the next entry of the list.
     let mut there = value.split(',').filter(|entry| missing(entry).is_none());
     let lacks = value.split(',').find_map(|entry| missing(&entry).map(|why| format!("{why} {entry}")));
-    let is_cured = lacks.is_none() || lack(plugin).is_none();
+    let is_cured = lacks.is_none() || missing_reason(plugin).is_none();
     let cure = if is_cured { format!("export NCCL_NET_PLUGIN={plugin}") } else { INSTALL.to_owned() };
     let text = match (there.position(is_this_plugin), lacks) {
         (Some(0), _) => return harmless(Nccl, "NCCL loads this plugin"),

@@ -12,9 +12,10 @@ use crate::commands::rails::{self, LinkJson, RailJson};
 use crate::output::numbers::count;
 use crate::output::plain;
 use crate::output::report::{self, Target};
-use crate::ranks::seats;
+use crate::ranks::placement;
 use anyhow::{Context, Result, bail};
-use order::Reach;
+use nccl_net_spark::wire::MAX_OFFERED_RAILS;
+use order::PairCounts;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::time::Instant;
@@ -44,8 +45,8 @@ struct HostJson {
 pub fn run(names: &[String], ssh: &Ssh, end: Instant, json: Option<Target>) -> Result<bool> {
     report::of_run(json.as_ref(), HostsReport::default(), |mut out, found| {
         let rails = ask(names, ssh, end)?;
-        let reach = Reach::of(&rails.iter().map(Vec::as_slice).collect::<Vec<_>>());
-        *found = HostsReport::of(names, &rails, &reach);
+        let pair_counts = PairCounts::of(&rails.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        *found = HostsReport::of(names, &rails, &pair_counts);
         write!(out, "{}", text(found))?;
         out.flush()?;
         Ok(found.order.is_some())
@@ -53,7 +54,7 @@ pub fn run(names: &[String], ssh: &Ssh, end: Instant, json: Option<Target>) -> R
 }
 
 fn ask(names: &[String], ssh: &Ssh, end: Instant) -> Result<Vec<Vec<RailSheet>>> {
-    let own = seats::local_host_name();
+    let own = placement::local_host_name();
     let short = |name: &str| name.rsplit('@').next().and_then(|host| host.split('.').next()).unwrap_or(name).to_owned();
     let end = end.min(Instant::now() + SSH_ANSWER_TIMEOUT);
     // Start the command on all hosts before waiting for the first answer.
@@ -89,7 +90,7 @@ fn read_output(name: &str, mut remote: Remote, end: Instant) -> Result<String> {
         }
     }
     // The exit status does not matter: a host without a rail prints its JSON and exits with 1.
-    if text.trim().is_empty() { Err(remote.ended()) } else { Ok(text) }
+    if text.trim().is_empty() { Err(remote.exit_error()) } else { Ok(text) }
 }
 
 #[derive(Debug, Deserialize)]
@@ -101,32 +102,30 @@ struct Rails {
 
 /// Parses the JSON in a host's output. The login shell may print other lines first.
 fn parse(text: &str) -> Result<Vec<RailSheet>> {
-    /// The plugin's own limit for the rails that a connection can offer.
-    const MAX_LISTED_RAILS: usize = 32;
     let start = text.find("{\n").context("the output has no JSON")?;
     let found: Rails = serde_json::from_str(&text[start..])
         .context("the JSON does not have the fields of this version; install the same version on all hosts")?;
     if let Some(error) = found.error {
         bail!("{}", plain(&error));
     }
-    if found.rails.len() > MAX_LISTED_RAILS {
-        bail!("the host lists {} rails; at most {MAX_LISTED_RAILS} are supported", found.rails.len());
+    if found.rails.len() > MAX_OFFERED_RAILS {
+        bail!("the host lists {} rails; at most {MAX_OFFERED_RAILS} are supported", found.rails.len());
     }
     Ok(RailSheet::all(&found.rails, &found.pcie_links))
 }
 
 impl HostsReport {
-    fn of(names: &[String], rails: &[Vec<RailSheet>], reach: &Reach) -> Self {
+    fn of(names: &[String], rails: &[Vec<RailSheet>], pair_counts: &PairCounts) -> Self {
         let all = 0..names.len();
         let hosts = all.clone().map(|at| HostJson {
             name: names[at].clone(),
             rails: rails[at].iter().map(|rail| rail.name.clone()).collect(),
-            pairs: all.clone().map(|other| reach.rails(at, other)).collect(),
+            pairs: all.clone().map(|other| pair_counts.rails(at, other)).collect(),
         });
         Self {
             hosts: hosts.collect(),
-            order: reach.order().map(|order| order.into_iter().map(|at| names[at].clone()).collect()),
-            apart: reach
+            order: pair_counts.order().map(|order| order.into_iter().map(|at| names[at].clone()).collect()),
+            apart: pair_counts
                 .pairs_without_rails()
                 .into_iter()
                 .map(|(one, other)| [names[one].clone(), names[other].clone()])

@@ -4,11 +4,11 @@ use crate::commands::doctor::rail::{PairedBy, RailSheet, pairs};
 use crate::commands::doctor::ssh::MOST_HOSTS;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reach {
+pub struct PairCounts {
     rails: Vec<Vec<usize>>,
 }
 
-impl Reach {
+impl PairCounts {
     /// Pairs the hosts' rails by their addresses. Routes do not count, because they need no cable.
     ///
     /// Rails with only link-local addresses are paired by their names. Such pairs count only if

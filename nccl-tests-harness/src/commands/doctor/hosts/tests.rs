@@ -30,11 +30,11 @@ fn the_page_shows_the_order_and_unreachable_hosts() {
     let hosts = [printed("mlx5_0", "192.168.1.1"), printed("mlx5_0", "192.168.2.2"), printed("mlx5_0", "192.168.1.3")];
     let names = ["a", "b", "c"].map(str::to_owned);
     let rails: Vec<_> = hosts.iter().map(|text| parse(text).unwrap()).collect();
-    let reach = Reach::of(&rails.iter().map(Vec::as_slice).collect::<Vec<_>>());
-    let page = text(&HostsReport::of(&names, &rails, &reach));
+    let pair_counts = PairCounts::of(&rails.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let page = text(&HostsReport::of(&names, &rails, &pair_counts));
     assert!(page.contains("No order of ranks") && page.contains("(2 pairs): a and b; b and c"), "{page}");
     let two = [0, 2].map(|at: usize| rails[at].clone());
-    let reach = Reach::of(&two.iter().map(Vec::as_slice).collect::<Vec<_>>());
-    let page = text(&HostsReport::of(&[names[0].clone(), names[2].clone()], &two, &reach));
+    let pair_counts = PairCounts::of(&two.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let page = text(&HostsReport::of(&[names[0].clone(), names[2].clone()], &two, &pair_counts));
     assert!(page.contains("Ranks in this order: a,c\n  a -- c -- a\n"), "{page}");
 }

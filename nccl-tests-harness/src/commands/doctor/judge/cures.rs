@@ -2,8 +2,9 @@
 
 /// Facts about the job that cures need.
 #[derive(Debug, Clone)]
-pub struct Cures {
+pub struct JobFacts {
     pub plugin: String,
+    /// True if `NCCL_NVLS_ENABLE` is 0, which some NCCL versions need on Sparks.
     pub nvls_is_off: bool,
     pub proxy_cpus: Option<String>,
     pub socket_interfaces: Option<String>,

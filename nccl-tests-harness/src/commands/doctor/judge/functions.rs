@@ -3,7 +3,7 @@
 use super::cures::{group_by_key, list, singular_or_plural};
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::id::Id;
-use crate::commands::doctor::look::{Aer, Facts, Function};
+use crate::commands::doctor::look::{Facts, Function, PcieErrorCounts};
 use nccl_net_spark::rails::PciFunction;
 
 pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
@@ -64,7 +64,7 @@ fn pcie_errors(facts: &Facts, found: &mut Vec<Finding>) {
 
 /// Finds PCIe errors of one device. Corrected errors cost bandwidth; a few are ordinary at
 /// power-up. An uncorrected error has aborted a transfer.
-fn counted(device: &str, aer: Option<Aer>, found: &mut Vec<Finding>) {
+fn counted(device: &str, aer: Option<PcieErrorCounts>, found: &mut Vec<Finding>) {
     const ORDINARY: u64 = 100;
     let Some(aer) = aer else { return };
     let cure = "sudo dmesg | grep -i aer    # then power off, re-seat the cable; if they come back: the hardware";

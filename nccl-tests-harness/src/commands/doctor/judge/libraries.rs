@@ -1,17 +1,17 @@
 //! Findings about the libraries of a job: builds of NCCL, network plugins, libibverbs, glibc.
 
-use super::cures::Cures;
+use super::cures::JobFacts;
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::look::{Libraries, Library, NcclFile, PluginKind};
 
-pub(super) fn judge(found: &Libraries, cures: &Cures, has_mlx5: bool) -> Vec<Finding> {
+pub(super) fn judge(found: &Libraries, job_facts: &JobFacts, has_mlx5: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in &found.nccl {
-        nccl(file, cures, &mut findings);
+        nccl(file, job_facts, &mut findings);
     }
     several_nccls(found, &mut findings);
-    plugin(found, cures, &mut findings);
+    plugin(found, job_facts, &mut findings);
     copies(found, &mut findings);
     verbs(found, has_mlx5, &mut findings);
     glibc(found, &mut findings);
@@ -26,13 +26,13 @@ enum Known {
 }
 
 const BUILDS: &[(&str, Known)] = &[
-    // 2.28.9 of DGX OS (vllm 41725).
+    // 2.28.9 of DGX OS (issue 41725 of vllm-project/vllm).
     ("c0db9360", Known::Good),
     // 2.28.9 of NVIDIA's wheel nvidia-nccl-cu13 for aarch64.
     ("a7f420a1", Known::Bad),
 ];
 
-fn nccl(file: &NcclFile, cures: &Cures, findings: &mut Vec<Finding>) {
+fn nccl(file: &NcclFile, job_facts: &JobFacts, findings: &mut Vec<Finding>) {
     let path = file.path.display();
     let library = match &file.library {
         Ok(library) => library,
@@ -68,7 +68,7 @@ fn nccl(file: &NcclFile, cures: &Cures, findings: &mut Vec<Finding>) {
             findings.push(Id::NcclUnknownBuild.finding(text));
         }
     }
-    if numbers == [2, 30, 4] && !cures.nvls_is_off {
+    if numbers == [2, 30, 4] && !job_facts.nvls_is_off {
         let text = format!("{told}: its NVLS fails on 2 to 8 Sparks (NVIDIA/nccl 2167)");
         findings.push(Id::NcclNvls.finding(text).cured_by("export NCCL_NVLS_ENABLE=0"));
     }
@@ -78,16 +78,17 @@ fn nccl(file: &NcclFile, cures: &Cures, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Returns the known facts about this version on Sparks. The plugin has the network and tuner
-/// interfaces of NCCL 2.27 to 2.32.3 (lab/notes/nccl-versions.md).
+/// Returns the known facts about this version on Sparks. The interfaces need no warning here: the
+/// plugin has the newest network and tuner interface of each NCCL from 2.27 to 2.32.3
+/// (lab/notes/nccl-versions.md).
 fn of_version(version: [u32; 3]) -> &'static str {
     match version {
-        // NCCL 2.32.3 initialises the constants that it passes to tuner plugins.
+        // Fixed in NCCL 2.32.3, which initialises the constants that it passes to tuners.
         [2, 31, _] => {
-            "nothing is known of it on Sparks; it hands tuners uninitialised constants, which the plugin's tuner does not read"
+            "it was not tested on a Spark; it hands tuners uninitialised constants, which the plugin's tuner does not read"
         }
-        [2, 32, 3] => "owners ran it on two Sparks (FujitsuPolycom/sparkring); nothing else is known of this build",
-        _ => "nothing is known of this build, good or bad",
+        [2, 32, 3] => "owners ran it on two Sparks (FujitsuPolycom/sparkring); this build was not tested otherwise",
+        _ => "this build was not tested on a Spark",
     }
 }
 
@@ -106,8 +107,8 @@ fn short(library: &Library) -> &str {
     }
 }
 
-/// Finds a process with several NCCLs, and variables that choose one. `LD_PRELOAD` or
-/// `VLLM_NCCL_SO_PATH` can load a second or an unexpected NCCL.
+/// Finds a process with several NCCLs. Also finds the variables that can load a second or an
+/// unexpected NCCL: `LD_PRELOAD` and `VLLM_NCCL_SO_PATH`.
 fn several_nccls(found: &Libraries, findings: &mut Vec<Finding>) {
     let [first, rest @ ..] = &found.nccl[..] else { return };
     let forced = found.nccl.iter().any(|file| file.by.contains("LD_PRELOAD") || file.by.contains("VLLM_NCCL_SO_PATH"));
@@ -126,8 +127,8 @@ fn several_nccls(found: &Libraries, findings: &mut Vec<Finding>) {
     findings.push(Id::NcclSeveral.finding(text).at(severity).cured_by("unset LD_PRELOAD VLLM_NCCL_SO_PATH"));
 }
 
-fn plugin(found: &Libraries, cures: &Cures, findings: &mut Vec<Finding>) {
-    let cure = format!("export NCCL_NET_PLUGIN={} NCCL_NET=Spark", cures.plugin);
+fn plugin(found: &Libraries, job_facts: &JobFacts, findings: &mut Vec<Finding>) {
+    let cure = format!("export NCCL_NET_PLUGIN={} NCCL_NET=Spark", job_facts.plugin);
     match (&found.plugin, &found.process) {
         (Some(plugin), _) if plugin.kind() == PluginKind::Ours => {}
         (Some(plugin), process) => {
@@ -141,10 +142,7 @@ fn plugin(found: &Libraries, cures: &Cures, findings: &mut Vec<Finding>) {
             findings.push(Id::PluginNotLoaded.finding(text).cured_by(cure));
         }
         (None, Some(process)) => {
-            let text = format!(
-                "process {} has not loaded NCCL (yet): it may be its parent, or a worker that does",
-                process.pid
-            );
+            let text = format!("process {} has not loaded NCCL (yet): try its parent or worker processes", process.pid);
             findings.push(Id::NcclNotLoaded.finding(text).cured_by(format!("pgrep -P {}", process.pid)));
         }
         (None, None) => {}

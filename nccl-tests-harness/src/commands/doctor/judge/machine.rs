@@ -1,19 +1,19 @@
 //! Findings about the machine's device files, memory, kernel and processors.
 
-use super::cures::{Cures, group_by_key, list, singular_or_plural};
+use super::cures::{JobFacts, group_by_key, list, singular_or_plural};
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::look::{Cpus, DeviceFile, Facts, Machine};
 use std::io::ErrorKind;
 
-pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
+pub(super) fn judge(facts: &Facts, job_facts: &JobFacts, found: &mut Vec<Finding>) {
     let machine = &facts.machine;
     devices(facts, found);
     memlock(machine, found);
     contiguous_memory(machine, found);
     hotplug(machine, found);
     peermem(machine, found);
-    processors(&machine.cpus, cures, found);
+    processors(&machine.cpus, job_facts, found);
     idle(&machine.cpus, found);
 }
 
@@ -159,7 +159,7 @@ fn peermem(machine: &Machine, found: &mut Vec<Finding>) {
 /// Exit latency of a deep idle state: waking takes as long as a small all-reduce, or longer.
 const LONG_IDLE_US: u64 = 200;
 
-fn processors(cpus: &Cpus, cures: &Cures, found: &mut Vec<Finding>) {
+fn processors(cpus: &Cpus, job_facts: &JobFacts, found: &mut Vec<Finding>) {
     if let [only] = cpus.allowed[..]
         && cpus.capacities.len() > 1
     {
@@ -171,7 +171,7 @@ fn processors(cpus: &Cpus, cures: &Cures, found: &mut Vec<Finding>) {
     }
     let fastest = cpus.capacities.iter().map(|(_, capacity)| *capacity).max().unwrap_or(0);
     let is_fast = |cpu: &u32| cpus.capacities.iter().any(|(number, capacity)| number == cpu && *capacity == fastest);
-    if cures.proxy_cpus.is_none() && fastest > 0 && !cpus.allowed.is_empty() && !cpus.allowed.iter().any(is_fast) {
+    if job_facts.proxy_cpus.is_none() && fastest > 0 && !cpus.allowed.is_empty() && !cpus.allowed.iter().any(is_fast) {
         let fast: Vec<u32> =
             cpus.capacities.iter().filter(|(_, capacity)| *capacity == fastest).map(|(cpu, _)| *cpu).collect();
         let text = "the process may run only on slow processors, where NCCL's proxy threads delay every message";

@@ -1,7 +1,7 @@
 //! Findings about rails: the plugin's own warnings, each with a cure, and faults of the network
 //! around the rails.
 
-use super::cures::{Cures, group_by_key, list, singular_or_plural};
+use super::cures::{JobFacts, group_by_key, list, singular_or_plural};
 use super::qos;
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
@@ -10,7 +10,7 @@ use nccl_net_spark::interfaces::{ARP_FIX_COMMAND, Interface};
 use nccl_net_spark::rails::{LinkLayer, Obstacle, PortState, Rail, Refused, Survey, Warning, WarningKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
+pub(super) fn judge(facts: &Facts, job_facts: &JobFacts, found: &mut Vec<Finding>) {
     let survey = &facts.survey;
     if survey.rails.is_empty() && !survey.refused.is_empty() {
         no_rail(survey, found);
@@ -19,7 +19,7 @@ pub(super) fn judge(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
     link_local_only_rails(survey, found);
     foreign_interfaces_in_a_rails_subnet(facts, found);
     automatic_profiles(facts, found);
-    bootstrap(facts, cures, found);
+    bootstrap(facts, job_facts, found);
 }
 
 fn no_rail(survey: &Survey, found: &mut Vec<Finding>) {
@@ -195,8 +195,8 @@ fn profile_word(profile: &AutomaticProfile) -> String {
     if is_harmless { format!("\"{}\"", profile.name) } else { profile.uuid.clone() }
 }
 
-fn bootstrap(facts: &Facts, cures: &Cures, found: &mut Vec<Finding>) {
-    let Some(wanted) = &cures.socket_interfaces else { return };
+fn bootstrap(facts: &Facts, job_facts: &JobFacts, found: &mut Vec<Finding>) {
+    let Some(wanted) = &job_facts.socket_interfaces else { return };
     let pair = [("NCCL_SOCKET_IFNAME".to_owned(), wanted.clone())];
     let Ok(config) = nccl_net_spark::config::Config::from_variables(&pair) else { return };
     let usable: Vec<&Interface> =

@@ -1,6 +1,6 @@
-//! The RDMA functions: firmware, PCIe, counters, pause frames.
+//! The PCI functions with an RDMA device. For each: firmware, PCIe, counters, pause frames.
 
-use super::pcie::{self, Aer};
+use super::pcie::{self, PcieErrorCounts};
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
 use nccl_net_spark::counters::nic::{self, PortCounters};
@@ -14,14 +14,15 @@ pub struct Function {
     pub is_rail: bool,
     pub netdev: Option<String>,
     pub pci: Option<PciFunction>,
+    /// PCI vendor id of the NIC, as in `0x15b3`.
     pub vendor: Option<String>,
     pub firmware: Option<String>,
     pub board: Option<String>,
-    pub aer: Option<Aer>,
+    pub aer: Option<PcieErrorCounts>,
     /// IOMMU mode: `DMA`, `DMA-FQ` or `identity`.
     pub iommu: Option<String>,
     pub mtu_bytes: Option<u32>,
-    /// Read only for rails.
+    /// `None` for a function that is not a rail: only a rail's netdev is asked.
     pub pause: Option<Pause>,
     /// The port's counters in sysfs (`counters` and `hw_counters`). For a rail also the discards
     /// and pauses of `ethtool -S`.
@@ -126,7 +127,8 @@ fn number<T: TryFrom<u64>>(place: &Place, file: &str) -> Option<T> {
     T::try_from(place.number(file)?).ok()
 }
 
-/// Runs ethtool. For a copied machine, reads `answers/ethtool-a/NETDEV` (`-a` is the option).
+/// Runs ethtool. If `place` is a copy of another machine's files, reads ethtool's output from the
+/// copy: for the option `-a`, from `answers/ethtool-a/NETDEV`.
 fn ethtool(place: &Place, option: &str, netdev: &str) -> Result<String, String> {
     if !place.is_live() {
         let text = place.text(format!("/answers/ethtool{option}/{netdev}"));

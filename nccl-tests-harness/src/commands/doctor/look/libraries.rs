@@ -14,7 +14,7 @@ pub struct Job<'a> {
     pub value: &'a dyn Fn(&str) -> Option<String>,
     pub python: Option<PathBuf>,
     pub program: Option<PathBuf>,
-    /// The plugin that belongs to this program, if found.
+    /// The plugin that belongs to nccl-spark itself, if found. (`program` is the job's.)
     pub own_plugin: Option<PathBuf>,
     pub process: Option<Process>,
 }
@@ -160,8 +160,8 @@ fn plugin(loader: &Loader, job: &Job) -> Option<Plugin> {
     })
 }
 
-/// Finds copies of this plugin: beside this program, in the loader's folders and Python's packages,
-/// and at paths that the job's variables name.
+/// Finds copies of our plugin ([`PluginKind::Ours`]): beside nccl-spark, in the loader's folders
+/// and Python's packages, and at paths that the job's variables name.
 fn copies(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>) -> Vec<Plugin> {
     const NAME: &str = "libnccl-net-spark.so";
     let (list, library_path) = (job.text("NCCL_NET_PLUGIN"), job.text("LD_LIBRARY_PATH"));
@@ -188,7 +188,8 @@ fn copies(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>
     found
 }
 
-/// Finds `libibverbs/libmlx5-rdmav*.so` below the loader's folders (rdma-core's `providers`).
+/// Finds `libibverbs/libmlx5-rdmav*.so` below the loader's folders, where rdma-core installs its
+/// providers (device drivers in user space).
 fn mlx5_provider(place: &Place, loader: &Loader) -> Option<PathBuf> {
     let folders = loader.folders().iter().map(|folder| Path::new(folder).join("libibverbs"));
     folders

@@ -21,7 +21,7 @@ pub use elf::Library;
 pub use functions::Function;
 pub use libraries::{Job, Libraries, NcclFile, PluginKind, libraries};
 pub use machine::{Cpus, DeviceFile, Machine};
-pub use pcie::{Aer, PciePort};
+pub use pcie::{PcieErrorCounts, PciePort};
 pub use process::Process;
 pub use profiles::AutomaticProfile;
 pub use qos::Qos;

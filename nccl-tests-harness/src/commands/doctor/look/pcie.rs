@@ -10,7 +10,8 @@ use std::path::Path;
 
 /// The kernel's counts of PCIe errors since boot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Aer {
+pub struct PcieErrorCounts {
+    /// Errors that the link corrected.
     pub correctable: u64,
     /// Uncorrected errors that were not fatal.
     pub nonfatal: u64,
@@ -22,7 +23,7 @@ pub struct PciePort {
     pub address: String,
     /// RDMA devices below the port. Empty if the kernel has removed the NIC.
     pub devices: Vec<String>,
-    pub aer: Option<Aer>,
+    pub aer: Option<PcieErrorCounts>,
 }
 
 /// The root ports above a Spark's NIC. Their counters are read even if no device is below them.
@@ -47,14 +48,14 @@ pub(super) fn ports<'a>(
     };
     for address in SPARK_PORTS {
         if ports.iter().all(|port| port.address != address) && is_bridge(address) {
-            let aer = messages(place, &folder(address));
+            let aer = root_port_counts(place, &folder(address));
             ports.push(PciePort { address: address.to_owned(), devices: Vec::new(), aer });
         }
     }
     ports
 }
 
-pub(super) fn aer(place: &Place, folder: &str) -> Option<Aer> {
+pub(super) fn aer(place: &Place, folder: &str) -> Option<PcieErrorCounts> {
     totals(|kind| {
         let short = if kind == "correctable" { "COR".to_owned() } else { kind.to_uppercase() };
         let text = place.text(format!("{folder}/aer_dev_{kind}"))?;
@@ -64,12 +65,12 @@ pub(super) fn aer(place: &Place, folder: &str) -> Option<Aer> {
 
 /// Reads a root port's counts of the errors that it and the devices below it reported. These counts
 /// remain when a device is removed.
-fn messages(place: &Place, folder: &str) -> Option<Aer> {
+fn root_port_counts(place: &Place, folder: &str) -> Option<PcieErrorCounts> {
     totals(|kind| place.number(format!("{folder}/aer_rootport_total_err_{}", kind.replace("correctable", "cor"))))
 }
 
-fn totals(total: impl Fn(&str) -> Option<u64>) -> Option<Aer> {
-    Some(Aer { correctable: total("correctable")?, nonfatal: total("nonfatal")?, fatal: total("fatal")? })
+fn totals(total: impl Fn(&str) -> Option<u64>) -> Option<PcieErrorCounts> {
+    Some(PcieErrorCounts { correctable: total("correctable")?, nonfatal: total("nonfatal")?, fatal: total("fatal")? })
 }
 
 fn folder(address: &str) -> String {

@@ -1,6 +1,7 @@
 //! The package folders of a Python, derived from files without starting Python.
 
 use crate::commands::doctor::place::Place;
+use crate::unique::unique;
 use std::path::{Path, PathBuf};
 
 /// Returns the package folders of the Python at `python` in search order, the user's own first.
@@ -37,8 +38,7 @@ pub fn packages(place: &Place, python: &Path, home: Option<&str>) -> Result<Vec<
         folders.extend(below(place, &base.join("local")));
         folders.extend(below(place, base));
     }
-    let is_first = |(at, folder): &(usize, &PathBuf)| !folders[..*at].contains(folder);
-    Ok(folders.iter().enumerate().filter(is_first).map(|(_, folder)| folder.clone()).collect())
+    Ok(unique(folders))
 }
 
 fn below(place: &Place, prefix: &Path) -> Vec<PathBuf> {

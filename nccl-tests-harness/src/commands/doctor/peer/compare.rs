@@ -122,7 +122,7 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
             && pair.by != PairedBy::Route
         {
             let text = format!(
-                "the cable leads from {port} of {a} to {others} of {b}, and the plugin pairs by subnets, so it does not matter ({names})"
+                "the cable leads from {port} of {a} to {others} of {b}, which is harmless, because the plugin pairs by subnet ({names})"
             );
             found.push(Id::AsymmetricCabling.finding(text));
         }
@@ -132,8 +132,8 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
     without_a_pair(there, here, ends(|pair| pair.there), found);
 }
 
-/// Finds unpaired rails on a cable whose other rail is paired, except by route. A cable without a
-/// pair leads to another host.
+/// Finds unpaired rails on a cable that has another rail paired by cable or subnet. A cable without
+/// such a pair is taken to lead to another host, so its rails are not reported.
 fn without_a_pair(host: &Sheet, other: &Sheet, paired: Vec<(usize, PairedBy)>, found: &mut Vec<Finding>) {
     let is_lonely = |at: &usize| {
         let is_on_cable = |rail: usize| host.rails[rail].cable == host.rails[*at].cable;

@@ -9,7 +9,7 @@ pub fn judge(host: &str, pairs: &[Path], merged: Option<&Path>) -> Vec<Finding> 
     let mut found = Vec::new();
     unreachable(host, pairs, merged, &mut found);
     wrong_bytes(pairs.iter().chain(merged), &mut found);
-    narrow(host, pairs, &mut found);
+    small_switch_mtu(host, pairs, &mut found);
     slow(host, pairs, &mut found);
     found.extend(merged.and_then(|merged| slow_together(host, pairs, merged)));
     found
@@ -20,8 +20,8 @@ fn unreachable(host: &str, pairs: &[Path], merged: Option<&Path>, found: &mut Ve
     for path in pairs.iter().chain(merged) {
         let Outcome::Failed(why) = &path.outcome else { continue };
         let (severity, what) = match pairs.iter().any(carries) {
-            true => (Severity::Slow, "it does by other rails"),
-            false => (Severity::Broken, "nor by any other rail"),
+            true => (Severity::Slow, "other rails work"),
+            false => (Severity::Broken, "no other rail works"),
         };
         let text = format!("nothing gets through to {host} by {} ({what}): {why}", path.name());
         found.push(
@@ -44,7 +44,7 @@ fn wrong_bytes<'a>(paths: impl Iterator<Item = &'a Path>, found: &mut Vec<Findin
 }
 
 /// Finds switches that drop large packets. With such a switch the plugin uses smaller packets.
-fn narrow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
+fn small_switch_mtu(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     for path in pairs {
         let (Some((path_mtu, port_mtu)), [here], [there]) = (path.narrowed(), &path.here[..], &path.there[..]) else {
             continue;
@@ -63,18 +63,19 @@ const SWITCH_PORTS: &str =
 fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     let measured: Vec<&Path> = pairs.iter().filter(|path| worst(path).is_some()).collect();
     let bad = measured.iter().filter(|path| worst(path) == Some(Grade::Bad)).count();
-    let best = measured.iter().filter_map(|path| part(path)).fold(0.0, f64::max);
+    let best = measured.iter().filter_map(|path| share_of_expected(path)).fold(0.0, f64::max);
     // A switch that drops large packets also makes a rail slow. It has its own finding.
     for path in measured.iter().filter(|path| path.narrowed().is_none()) {
-        let (Some(figures), Some(expected), Some(own)) = (path.figures(), path.expected_mbps, part(path)) else {
+        let (Some(figures), Some(expected), Some(own)) = (path.figures(), path.expected_mbps, share_of_expected(path))
+        else {
             continue;
         };
         let rates = directions(host, figures.to_peer, figures.from_peer, expected);
         let names = path.name();
         let others = match (measured.len() - bad, own * MUCH_SLOWER < best) {
-            (1, _) => Some("another rail carries what it promises".to_owned()),
-            (2.., _) => Some("other rails carry what they promise".to_owned()),
-            (0, true) => Some(format!("another rail carries {:.0} % of what it promises", best * 100.0)),
+            (1, _) => Some("another rail carries the expected rate".to_owned()),
+            (2.., _) => Some("other rails carry the expected rate".to_owned()),
+            (0, true) => Some(format!("another rail carries {:.0} % of the expected rate", best * 100.0)),
             (0, false) => None,
         };
         let finding = match (worst(path), others) {
@@ -101,12 +102,13 @@ fn worst(path: &Path) -> Option<Grade> {
     path.figures().and_then(|figures| figures.to_peer.grade.max(figures.from_peer.grade))
 }
 
-fn part(path: &Path) -> Option<f64> {
+fn share_of_expected(path: &Path) -> Option<f64> {
     let (figures, expected) = (path.figures()?, path.expected_mbps.filter(|expected| *expected > 0.0)?);
     Some(figures.to_peer.mbps.min(figures.from_peer.mbps) / expected)
 }
 
-/// Cure for a firmware fault: a replugged rail carries 13 Gb/s despite correct link attributes.
+/// Cure for a firmware fault: a replugged rail carries only about 13 Gb/s despite correct link
+/// attributes.
 const POWER_CYCLE: &str =
     "sudo poweroff    # then the power cable out for a minute, the network cable in; on both machines";
 

@@ -2,7 +2,7 @@
 
 use super::neighbours;
 use super::sheet::Sheet;
-use crate::commands::doctor::answer::{Answer, Seen};
+use crate::commands::doctor::answer::{Answer, Examined};
 use crate::commands::doctor::look::PluginKind;
 use crate::commands::doctor::place::Place;
 use crate::commands::doctor::rail::{self, RailSheet};
@@ -17,8 +17,9 @@ use nix::net::if_::if_nametoindex;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
-/// Time limit for the plugin's connection, which allows several attempts. It is below
-/// `measure::STUCK`, so that the plugin can report the reason why a pair fails.
+/// Time limit in seconds for the plugin's connection to have its first rail. It allows several
+/// attempts. It is below `measure::STUCK`, so that the plugin can report the reason why a pair
+/// fails.
 const FIRST_RAIL_S: u32 = 20;
 
 pub struct Host {
@@ -35,19 +36,19 @@ impl Host {
     ///
     /// # Errors
     /// The plugin is not found, or it refuses a setting and so would not start.
-    pub fn new(place: &Place, answer: &Answer, seen: &Seen, program: &Path) -> Result<Self> {
-        let loaded = seen.libraries.plugin.as_ref().filter(|plugin| plugin.kind() == PluginKind::Ours);
+    pub fn new(place: &Place, answer: &Answer, examined: &Examined, program: &Path) -> Result<Self> {
+        let loaded = examined.libraries.plugin.as_ref().filter(|plugin| plugin.kind() == PluginKind::Ours);
         let plugin = match loaded {
             Some(plugin) => plugin.path.clone(),
             None => PluginOption::default().library(program)?,
         };
         let settings = Settings::of_this_process()?;
         let held: Vec<(String, String)> =
-            settings.held().iter().map(|held| (held.row.name.to_owned(), held.value.clone())).collect();
+            settings.in_effect().iter().map(|held| (held.row.name.to_owned(), held.value.clone())).collect();
         let verbs = held.iter().find(|(name, _)| name == "NCCL_IBVERBS_LIB").map_or("", |(_, value)| value);
         let soft = SoftRails::of_environment(verbs)?;
-        let sheet = Sheet::of(place, answer, seen, &plugin, &held);
-        Ok(Self { sheet, plugin, place: place.clone(), survey: seen.facts.survey.clone(), soft })
+        let sheet = Sheet::of(place, answer, examined, &plugin, &held);
+        Ok(Self { sheet, plugin, place: place.clone(), survey: examined.facts.survey.clone(), soft })
     }
 
     pub fn sheet_with_arp_table(&self) -> Sheet {

@@ -3,22 +3,22 @@
 //!
 //! A broadcast between two ranks sends data in one direction, so each direction has its own job. A
 //! round has eight timed broadcasts and one whose bytes are checked. A job runs rounds until it has
-//! timed one second. The receiving rank requests each message with a clear-to-send, so it needs a
-//! full round trip for 8 bytes.
+//! timed one second. The receiving rank requests each message with a clear-to-send, so a broadcast
+//! of 8 bytes takes it a full round trip. The latency is half of this time.
 
 use super::host::Host;
-use super::messages::{Ask, RankDoor};
+use super::messages::{Ask, RankPort};
 use super::reach::Partner;
 use super::sheet::Sheet;
 use crate::commands::collectives::Collective;
-use crate::commands::collectives::messages::{Answer, Measurement, Order, Setup, Terms};
+use crate::commands::collectives::messages::{Answer, Measurement, Order, RunParameters, Setup};
 use crate::commands::collectives::rank::Collectives;
 use crate::commands::doctor::rail::Pair;
-use crate::commands::doctor::together::{Figures, Outcome, Path as Way, Rate};
-use crate::commands::top::look::Looker;
+use crate::commands::doctor::together::{Figures, Outcome, Path as MeasuredPath, Rate};
+use crate::commands::top::look::Reader;
 use crate::output::watch::Watch;
 use crate::ranks::control::answer;
-use crate::ranks::job::{Job, Seat};
+use crate::ranks::job::{Job, RankPlace};
 use crate::ranks::rendezvous::{Guest, Hello};
 use anyhow::{Context, Result, ensure};
 use nccl_net_spark::counters::layout::State;
@@ -35,10 +35,10 @@ const ITERS: u32 = 8;
 /// Smallest and largest size of a broadcast when the rate is measured.
 const LEAST_BYTES: usize = 16 << 10;
 const MOST_BYTES: usize = 32 << 20;
-/// Seconds of timed broadcasts, and the part of this time that one round should take. The
+/// Seconds of timed broadcasts, and the smallest part of this time that one round should take. The
 /// broadcasts of such a round are so large that the pauses between them hardly count.
-const COUNTED_S: f64 = 1.0;
-const ENOUGH: f64 = 0.5;
+const TIMED_S: f64 = 1.0;
+const MIN_ROUND_PART: f64 = 0.5;
 const LATENCY_ROUNDS: usize = 15;
 
 pub struct Measurements<'a> {
@@ -64,7 +64,7 @@ impl Measurements<'_> {
     ///
     /// # Errors
     /// The partner has ended.
-    pub fn measure(&mut self, pairs: &[Pair]) -> Result<Way> {
+    pub fn measure(&mut self, pairs: &[Pair]) -> Result<MeasuredPath> {
         let mut here: Vec<String> = pairs.iter().map(|pair| self.host.sheet.rails[pair.here].name.clone()).collect();
         let mut there: Vec<String> = pairs.iter().map(|pair| self.there.rails[pair.there].name.clone()).collect();
         // A fast rail may have pairs with several rails of the other host.
@@ -74,44 +74,46 @@ impl Measurements<'_> {
         let port_mtu_bytes = pairs.iter().flat_map(ports).min();
         let expected_mbps = self.host.expected_mbps(&here)?;
         let outcome = Outcome::NotMeasured("time was up".to_owned());
-        let mut way = Way { here, there, expected_mbps, port_mtu_bytes, outcome };
+        let mut path = MeasuredPath { here, there, expected_mbps, port_mtu_bytes, outcome };
         if Instant::now() < self.end {
-            self.watch.doing(&format!("{} to {}", way.here.join(", "), way.there.join(", ")));
-            way.outcome = match self.both_ways(&mut way)? {
+            self.watch.doing(&format!("{} to {}", path.here.join(", "), path.there.join(", ")));
+            path.outcome = match self.both_ways(&mut path)? {
                 Ok(figures) => Outcome::Measured(figures),
                 Err(why) => Outcome::Failed(why),
             };
         }
-        Ok(way)
+        Ok(path)
     }
 
     /// Measures both directions. Inner errors come from the ranks, outer ones from the partner.
-    fn both_ways(&mut self, way: &mut Way) -> Result<Result<Figures, String>> {
+    fn both_ways(&mut self, path: &mut MeasuredPath) -> Result<Result<Figures, String>> {
         let mut measured = |sends_here| -> Result<Result<OneWay, String>> {
-            let (own, guest) = (Seat::Here(self.host.environment(&way.here)?), Seat::Guest(self.guest(way)?));
-            let seats = if sends_here { vec![own, guest] } else { vec![guest, own] };
-            let one_way = self.one_way(seats, usize::from(!sends_here));
+            let (own, guest) =
+                (RankPlace::Here(self.host.environment(&path.here)?), RankPlace::Guest(self.guest(path)?));
+            let places = if sends_here { vec![own, guest] } else { vec![guest, own] };
+            let one_way = self.one_way(places, usize::from(!sends_here));
             Ok(one_way.map_err(|error| self.named(&format!("{error:#}"), sends_here)))
         };
         let to_peer = match measured(true)? {
             Ok(one) => one,
             Err(why) => return Ok(Err(why)),
         };
-        let rate = |one: &OneWay, way: &Way| Rate::of(one.mbps, way.expected_mbps);
+        let rate = |one: &OneWay, path: &MeasuredPath| Rate::of(one.mbps, path.expected_mbps);
         Ok(measured(false)?.map(|from_peer| Figures {
-            to_peer: rate(&to_peer, way),
-            from_peer: rate(&from_peer, way),
+            to_peer: rate(&to_peer, path),
+            from_peer: rate(&from_peer, path),
             latency_us: (to_peer.latency_us + from_peer.latency_us) / 2.0,
             wrong_bytes: to_peer.wrong_bytes.saturating_add(from_peer.wrong_bytes),
             path_mtu_bytes: to_peer.path_mtu_bytes.into_iter().chain(from_peer.path_mtu_bytes).min(),
         }))
     }
 
-    /// Starts a rank on the peer. Lowers the expected rate of `way` if the peer's rails are slower.
-    fn guest(&mut self, way: &mut Way) -> Result<Guest> {
-        let RankDoor { port, token, expected_mbps } = self.partner.ask(&Ask::Rank { rails: way.there.clone() })?;
+    /// Starts a rank on the peer. Lowers the expected rate of `path` if the peer's rails are
+    /// slower.
+    fn guest(&mut self, path: &mut MeasuredPath) -> Result<Guest> {
+        let RankPort { port, token, expected_mbps } = self.partner.ask(&Ask::Rank { rails: path.there.clone() })?;
         let theirs = expected_mbps.filter(|mbps| mbps.is_finite() && *mbps > 0.0);
-        way.expected_mbps = way.expected_mbps.into_iter().chain(theirs).reduce(f64::min);
+        path.expected_mbps = path.expected_mbps.into_iter().chain(theirs).reduce(f64::min);
         let hello = Hello {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             job: "doctor".to_owned(),
@@ -121,19 +123,19 @@ impl Measurements<'_> {
             host: self.there.host.clone(),
             machine: String::new(),
         };
-        Ok(Guest { hello, line: self.partner.again(port, &token, self.end)? })
+        Ok(Guest { hello, line: self.partner.connect_to_port(port, &token, self.end)? })
     }
 
     /// Measures the direction from rank 0 to rank 1. `own` is the number of this host's rank.
-    fn one_way(&self, seats: Vec<Seat>, own: usize) -> Result<OneWay> {
-        let mut job = Job::<Collectives>::start(self.program, seats, STUCK, self.watch.part())?;
+    fn one_way(&self, places: Vec<RankPlace>, own: usize) -> Result<OneWay> {
+        let mut job = Job::<Collectives>::start(self.program, places, STUCK, self.watch.part())?;
         job.end_by(self.end.min(Instant::now() + JOB));
         let setup = |rank| Setup {
             rank,
             plugin: self.host.plugin.clone(),
             job: u64::from(std::process::id()),
             max_count: MOST_BYTES,
-            terms: Terms {
+            terms: RunParameters {
                 collective: Collective::Broadcast,
                 ranks: 2,
                 channels: CHANNELS,
@@ -143,9 +145,9 @@ impl Measurements<'_> {
             },
         };
         let listening =
-            job.ask(|rank| Order::Setup(setup(rank)), answer!(Answer::Listening { handles, .. } => handles))?;
+            job.order_all(|rank| Order::Setup(setup(rank)), answer!(Answer::Listening { handles, .. } => handles))?;
         let handles = |rank: usize| listening.get(1 - rank).cloned().unwrap_or_default();
-        job.ask(|rank| Order::Connect { handles: handles(rank) }, answer!(Answer::Connected { .. } => ()))?;
+        job.order_all(|rank| Order::Connect { handles: handles(rank) }, answer!(Answer::Connected { .. } => ()))?;
         let (mbps, wrong_bytes) = rate(&mut job)?;
         let latency_us = latency_us(&mut job)?;
         let path_mtu_bytes = job.child(own).map(path_mtu).transpose()?.flatten();
@@ -169,14 +171,14 @@ fn rate(job: &mut Job<Collectives>) -> Result<(f64, u64)> {
     let (mut bytes, mut wrong) = (LEAST_BYTES, 0);
     let (mut seconds, mut rounds) = (0.0, 0);
     prepare(job, bytes)?;
-    while seconds < COUNTED_S {
+    while seconds < TIMED_S {
         let measured = round(job)?;
         wrong = measured.iter().filter_map(|one| one.wrong).fold(wrong, u64::saturating_add);
         // The shorter time is that of the rank that began last. The other rank waited for it.
         let took = measured.iter().map(|one| one.seconds).fold(f64::INFINITY, f64::min).max(1e-9);
         (seconds, rounds) = (seconds + took, rounds + 1);
-        if took < COUNTED_S * ENOUGH && bytes < MOST_BYTES {
-            let wanted = (bytes as f64 * COUNTED_S / took) as usize;
+        if took < TIMED_S * MIN_ROUND_PART && bytes < MOST_BYTES {
+            let wanted = (bytes as f64 * TIMED_S / took) as usize;
             bytes = wanted.max(bytes * 2).min(MOST_BYTES);
             (seconds, rounds) = (0.0, 0);
             prepare(job, bytes)?;
@@ -199,21 +201,21 @@ fn latency_us(job: &mut Job<Collectives>) -> Result<f64> {
 }
 
 fn prepare(job: &mut Job<Collectives>, bytes: usize) -> Result<()> {
-    job.ask(|_| Order::Prepare { count: bytes }, answer!(Answer::Ready => ())).map(|_| ())
+    job.order_all(|_| Order::Prepare { count: bytes }, answer!(Answer::Ready => ())).map(|_| ())
 }
 
 fn round(job: &mut Job<Collectives>) -> Result<Vec<Measurement>> {
-    let measured = job.ask(|_| Order::Go, answer!(Answer::Measured(one) => one))?;
+    let measured = job.order_all(|_| Order::Go, answer!(Answer::Measured(one) => one))?;
     let are_figures = measured.iter().all(|one| one.seconds.is_finite() && one.p50_s.is_finite());
     ensure!(are_figures, "a rank measured a time that is no number");
     Ok(measured)
 }
 
 /// Returns the smallest path MTU of the lanes that carry data, from the plugin's counters for the
-/// local process `rank`.
-fn path_mtu(rank: u32) -> Result<Option<u32>> {
-    let look = Looker::new(&[rank]).look().context("the counters of the rank here")?;
-    let records = look.jobs.iter().flat_map(|job| &job.counters.records);
+/// local process `pid`.
+fn path_mtu(pid: u32) -> Result<Option<u32>> {
+    let reading = Reader::new(&[pid]).read_all().context("the counters of the rank here")?;
+    let records = reading.jobs.iter().flat_map(|job| &job.counters.records);
     let carrying = records.filter(|record| record.state == State::Carries && record.path_mtu_bytes > 0);
     Ok(carrying.filter_map(|record| u32::try_from(record.path_mtu_bytes).ok()).min())
 }

@@ -2,7 +2,7 @@
 //! differ if functions answer ARP for each other, or if two hosts have the same IP address. Packets
 //! then go to a wrong interface.
 
-use super::sheet::{MOST, Neighbour, Sheet};
+use super::sheet::{MAX_LIST_LEN, Neighbour, Sheet};
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::place::Place;
@@ -15,7 +15,7 @@ use std::net::Ipv4Addr;
 pub fn read(place: &Place, rails: &[RailSheet]) -> Vec<Neighbour> {
     let mut table = parse(&place.text("/proc/net/arp").unwrap_or_default());
     table.retain(|entry| rails.iter().any(|rail| is_of(rail, entry)));
-    table.truncate(MOST);
+    table.truncate(MAX_LIST_LEN);
     table
 }
 

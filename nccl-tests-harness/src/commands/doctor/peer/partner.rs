@@ -3,12 +3,12 @@
 //! the plugin and rails of this host.
 
 use super::host::Host;
-use super::messages::{ANSWER_TIMEOUT, Ask, PARTNER_WORD, RankDoor};
+use super::messages::{ANSWER_TIMEOUT, Ask, PARTNER_WORD, RankPort};
 use crate::commands::collectives::rank::Collectives;
 use crate::output;
 use crate::ranks::control::Work;
-use crate::ranks::door::{Door, PROTOCOL};
-use crate::ranks::line::Line;
+use crate::ranks::line::GreetingStream;
+use crate::ranks::token_port::{PROTOCOL, TokenPort};
 use crate::usage::wrong;
 use anyhow::{Context, Result};
 use std::io::Write;
@@ -23,9 +23,9 @@ use std::time::Instant;
 /// # Errors
 /// No doctor connects before `end`, or the connection to the doctor fails.
 pub fn run(host: &Host, address: IpAddr, program: &Path, end: Instant) -> Result<()> {
-    let door = Door::open(address)?;
-    announce(&door, end)?;
-    let mut line = Line::new(door.admit(end)?, "the doctor that connected", end)?;
+    let token_port = TokenPort::open(address)?;
+    announce(&token_port, end)?;
+    let mut line = GreetingStream::new(token_port.accept_one(end)?, "the doctor that connected", end)?;
     let mut rank = None;
     // The next message may come as late as `end`, because the doctor may measure that long.
     while let Some(ask) = line.receive_next(end.saturating_duration_since(Instant::now()))? {
@@ -41,13 +41,13 @@ pub fn run(host: &Host, address: IpAddr, program: &Path, end: Instant) -> Result
     Ok(())
 }
 
-fn announce(door: &Door, end: Instant) -> Result<()> {
-    let (address, token) = (door.address, door.token.text());
+fn announce(token_port: &TokenPort, end: Instant) -> Result<()> {
+    let (address, token) = (token_port.address, token_port.token.text());
     let seconds = end.saturating_duration_since(Instant::now()).as_secs();
     let mut out = output::standard();
     writeln!(out, "{PARTNER_WORD} {PROTOCOL} {address} {token}")
         .and_then(|()| out.flush())
-        .context("say where this is")?;
+        .context("print address and token")?;
     writeln!(
         output::error(),
         "# on the other host, within {seconds} s: SPARK_DOCTOR_TOKEN={token} nccl-spark doctor --peer {address}"
@@ -59,17 +59,23 @@ struct Rank(Child);
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // Both calls fail if the rank has already ended.
+        // `drop` cannot report an error. If the rank has already ended, both calls succeed.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-fn take_part(host: &Host, rails: &[String], address: IpAddr, line: &mut Line, program: &Path) -> Result<Rank> {
+fn take_part(
+    host: &Host,
+    rails: &[String],
+    address: IpAddr,
+    line: &mut GreetingStream,
+    program: &Path,
+) -> Result<Rank> {
     let (expected_mbps, environment) = (host.expected_mbps(rails)?, host.environment(rails)?);
-    let door = Door::open(address)?;
-    line.send(&RankDoor { port: door.address.port(), token: door.token.text().to_owned(), expected_mbps })?;
-    let control = OwnedFd::from(door.admit(Instant::now() + ANSWER_TIMEOUT)?);
+    let token_port = TokenPort::open(address)?;
+    line.send(&RankPort { port: token_port.address.port(), token: token_port.token.text().to_owned(), expected_mbps })?;
+    let control = OwnedFd::from(token_port.accept_one(Instant::now() + ANSWER_TIMEOUT)?);
     let mut command = Command::new(program);
     command.args([Collectives::COMMAND, "1", "--launched", "--plugin"]).arg(&host.plugin).envs(environment);
     command.stdin(Stdio::from(control)).stdout(Stdio::from(std::io::stderr()));
@@ -85,7 +91,8 @@ fn take_part(host: &Host, rails: &[String], address: IpAddr, line: &mut Line, pr
 pub fn address(wanted: Option<&str>, ssh_connection: Option<&str>) -> Result<IpAddr> {
     let Some(wanted) = wanted else {
         let server = ssh_connection.and_then(|text| text.split_whitespace().nth(2)?.parse().ok());
-        const NONE: &str = "--partner needs --interface NAME or ADDRESS: the interface by which the other host comes";
+        const NONE: &str =
+            "--partner needs --interface NAME or ADDRESS: the interface through which the other host connects";
         return server.ok_or_else(|| wrong(NONE).into());
     };
     if let Ok(address) = wanted.parse() {

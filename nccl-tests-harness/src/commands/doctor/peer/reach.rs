@@ -2,8 +2,8 @@
 
 use super::messages::{ANSWER_TIMEOUT, Ask, PARTNER_WORD};
 use crate::commands::doctor::ssh::{self, Remote, Ssh};
-use crate::ranks::door::{self, PROTOCOL, Token};
-use crate::ranks::line::Line;
+use crate::ranks::line::GreetingStream;
+use crate::ranks::token_port::{self, PROTOCOL, Token};
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -25,7 +25,7 @@ pub enum Peer {
 
 /// A partner that has accepted the token.
 pub struct Partner {
-    line: Line,
+    line: GreetingStream,
     pub name: String,
     address: SocketAddr,
     /// The ssh process that started the partner, if any. Dropping it ends the partner.
@@ -42,29 +42,29 @@ impl Peer {
         match self {
             Self::ByHost { host, ssh, interface } => {
                 let (remote, address, token) = start(host, ssh, interface.as_deref(), end)?;
-                Partner::enter(&[address], &token, host.clone(), Some(remote), end).with_context(|| {
+                Partner::connect(&[address], &token, host.clone(), Some(remote), end).with_context(|| {
                     format!("the partner on {host} listens on {address}; --interface names another interface or address there")
                 })
             }
             Self::ByAddress { place: (host, port), token } => {
                 let addresses = (host.as_str(), *port).to_socket_addrs().with_context(|| format!("look up {host}"))?;
-                Partner::enter(&addresses.collect::<Vec<_>>(), token, format!("{host}:{port}"), None, end)
+                Partner::connect(&addresses.collect::<Vec<_>>(), token, format!("{host}:{port}"), None, end)
             }
         }
     }
 }
 
 impl Partner {
-    fn enter(
+    fn connect(
         addresses: &[SocketAddr],
         token: &Token,
         name: String,
         remote: Option<Remote>,
         end: Instant,
     ) -> Result<Self> {
-        let stream = door::enter(addresses, &name, token, end)?;
-        let address = stream.peer_addr().with_context(|| format!("{name} is gone"))?;
-        Ok(Self { line: Line::new(stream, &name, end)?, name, address, _remote: remote })
+        let stream = token_port::connect(addresses, &name, token, end)?;
+        let address = stream.peer_addr().with_context(|| format!("lost the connection to {name}"))?;
+        Ok(Self { line: GreetingStream::new(stream, &name, end)?, name, address, _remote: remote })
     }
 
     /// Sends `ask`, and returns the answer.
@@ -77,11 +77,11 @@ impl Partner {
     }
 
     /// Connects to another port of the partner, which accepts one connection with `token`.
-    pub fn again(&self, port: u16, token: &str, end: Instant) -> Result<TcpStream> {
+    pub fn connect_to_port(&self, port: u16, token: &str, end: Instant) -> Result<TcpStream> {
         let token = Token::parse(token).map_err(anyhow::Error::msg)?;
         let mut address = self.address;
         address.set_port(port);
-        door::enter(&[address], &self.name, &token, end)
+        token_port::connect(&[address], &self.name, &token, end)
     }
 }
 
@@ -98,7 +98,7 @@ fn start(host: &str, ssh: &Ssh, interface: Option<&str>, end: Instant) -> Result
             return Ok((remote, address, token));
         }
     }
-    Err(remote.ended())
+    Err(remote.exit_error())
 }
 
 /// Parses the words that a partner prints after `PARTNER_WORD`: version, address and token.

@@ -1,6 +1,6 @@
 //! The part of a doctor's result that another host's doctor needs: findings, and facts to compare.
 
-use crate::commands::doctor::answer::{Answer, Seen};
+use crate::commands::doctor::answer::{Answer, Examined};
 use crate::commands::doctor::finding::{Finding, Verdict};
 use crate::commands::doctor::look::Qos;
 use crate::commands::doctor::place::Place;
@@ -8,8 +8,9 @@ use crate::commands::doctor::rail::RailSheet;
 use crate::commands::rails::Found;
 use crate::digest::sha256;
 use crate::output;
-use crate::ranks::seats;
+use crate::ranks::placement;
 use nccl_net_spark::rails::RailQos;
+use nccl_net_spark::wire::MAX_OFFERED_RAILS;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -76,28 +77,32 @@ fn has_to_agree(name: &str) -> bool {
     TO_AGREE.split_whitespace().any(|one| one == name)
 }
 
-/// The plugin's own limit for the rails that a connection can offer.
-const MAX_LISTED_RAILS: usize = 32;
-/// Limit for every other list of a sheet. A sheet with 256 findings of usual length is shorter than
-/// the longest line of `ranks::line`.
-pub const MOST: usize = 256;
+/// Limit for each list of a sheet except `rails`. A sheet with 256 findings of usual length fits
+/// into one line of `ranks::line`, whose lines have a size limit.
+pub const MAX_LIST_LEN: usize = 256;
 /// Longest text in a sheet, in characters.
 const TEXT_CHARACTERS: usize = 2000;
 
 impl Sheet {
     /// Makes the sheet of this host. `plugin` is the library used in the measurements. `settings`
     /// are the plugin's settings with their values, from the environment and settings files.
-    pub fn of(place: &Place, answer: &Answer, seen: &Seen, plugin: &Path, settings: &[(String, String)]) -> Self {
-        let variables = seen.variables.iter().map(|one| (one.name.clone(), one.value.trim().to_owned()));
+    pub fn of(
+        place: &Place,
+        answer: &Answer,
+        examined: &Examined,
+        plugin: &Path,
+        settings: &[(String, String)],
+    ) -> Self {
+        let variables = examined.variables.iter().map(|one| (one.name.clone(), one.value.trim().to_owned()));
         let all =
             settings.iter().cloned().chain(variables).filter(|(name, value)| has_to_agree(name) && !value.is_empty());
-        let (listed, interfaces) = (Found::from(seen.facts.survey.clone()), seen.facts.interfaces.iter());
+        let (listed, interfaces) = (Found::from(examined.facts.survey.clone()), examined.facts.interfaces.iter());
         let hardware = |name: &str| place.text(format!("/sys/class/net/{name}/address"));
         Self {
-            host: seats::local_host_name(),
+            host: placement::local_host_name(),
             program: env!("PROGRAM_VERSION").to_owned(),
             plugin: plugin_sheet(plugin),
-            nccl: seen.libraries.nccl.iter().find_map(|file| {
+            nccl: examined.libraries.nccl.iter().find_map(|file| {
                 let library = file.library.as_ref().ok()?;
                 Some(NcclSheet {
                     path: file.path.display().to_string(),
@@ -107,11 +112,11 @@ impl Sheet {
             }),
             settings: all.collect(),
             rails: RailSheet::all(&listed.rails, &listed.pcie_links),
-            qos: qos_sheets(&seen.facts.qos),
+            qos: qos_sheets(&examined.facts.qos),
             interfaces: interfaces.filter_map(|one| Some((one.name.clone(), hardware(&one.name)?))).collect(),
             neighbours: Vec::new(),
             verdict: answer.verdict,
-            findings: answer.findings.iter().take(MOST).cloned().collect(),
+            findings: answer.findings.iter().take(MAX_LIST_LEN).cloned().collect(),
         }
     }
 
@@ -121,8 +126,8 @@ impl Sheet {
     /// # Errors
     /// A list is too long.
     pub fn received(self) -> Result<Self, String> {
-        if self.rails.len() > MAX_LISTED_RAILS {
-            return Err(format!("it has {} rails; at most {MAX_LISTED_RAILS} are supported", self.rails.len()));
+        if self.rails.len() > MAX_OFFERED_RAILS {
+            return Err(format!("it has {} rails; at most {MAX_OFFERED_RAILS} are supported", self.rails.len()));
         }
         let mut value = serde_json::to_value(self).map_err(|error| error.to_string())?;
         bound("parts", &mut value)?;
@@ -133,8 +138,8 @@ impl Sheet {
 }
 
 fn bound(name: &str, value: &mut Value) -> Result<(), String> {
-    let check = |length| match length > MOST {
-        true => Err(format!("it has {length} {name}; at most {MOST} are supported")),
+    let check = |length| match length > MAX_LIST_LEN {
+        true => Err(format!("it has {length} {name}; at most {MAX_LIST_LEN} are supported")),
         false => Ok(()),
     };
     match value {

@@ -1,6 +1,6 @@
 //! Test machines as folders: a DGX Spark with files that owners posted, and one without RDMA.
 
-use crate::commands::doctor::answer::{self, Answer, Asked};
+use crate::commands::doctor::answer::{self, Answer, Request};
 use crate::commands::doctor::place::Place;
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use std::sync::Mutex;
 
 pub(super) struct Bed {
     root: tempfile::TempDir,
-    pub(super) asked: Asked,
+    pub(super) request: Request,
 }
 
 /// The four functions: device, interface, PCI address, physical port, last digit of the GUID, and
@@ -55,7 +55,7 @@ impl Bed {
         // Each machine has hundreds of small files, so they are in memory if possible.
         let memory = Path::new("/dev/shm");
         let root = tempfile::tempdir_in(memory).or_else(|_| tempfile::tempdir()).unwrap();
-        let bed = Self { root, asked: Asked::default() };
+        let bed = Self { root, request: Request::default() };
         bed.write("proc/sys/kernel/osrelease", "6.17.0-1014-nvidia\n");
         bed.write("proc/meminfo", "MemTotal: 125510000 kB\nCmaTotal:       32768 kB\nCmaFree:        30000 kB\n");
         bed.process("self");
@@ -128,14 +128,14 @@ impl Bed {
     }
 
     pub(super) fn with_variables(mut self, variables: &[(&str, &str)]) -> Self {
-        self.asked.variables =
+        self.request.variables =
             variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         self
     }
 
     pub(super) fn set(&mut self, name: &str, value: &str) {
-        self.asked.variables.retain(|(known, _)| known != name);
-        self.asked.variables.push((name.to_owned(), value.to_owned()));
+        self.request.variables.retain(|(known, _)| known != name);
+        self.request.variables.push((name.to_owned(), value.to_owned()));
     }
 
     pub(super) fn path(&self, below: &str) -> PathBuf {
@@ -230,7 +230,7 @@ impl Bed {
     }
 
     pub(super) fn answer(&self) -> Answer {
-        answer::answer(&Place::new(self.root.path()), self.asked.clone()).unwrap().0
+        answer::answer(&Place::new(self.root.path()), self.request.clone()).unwrap().0
     }
 
     fn function(&self, at: usize, function: &(&str, &str, &str, &str, u8, &str), has_cable: bool) {

@@ -218,7 +218,7 @@ fn single_variables_have_their_documented_effect() {
 /// If a file is missing, NCCL takes the next plugin of the list.
 #[test]
 fn a_missing_plugin_is_not_loaded() {
-    let lack = |path: &str| path.starts_with("/none/").then_some("file not found:");
+    let missing_reason = |path: &str| path.starts_with("/none/").then_some("file not found:");
     let blocked = ("plugin-kept-out", Effect::Blocks);
     for (value, wanted) in [
         ("/none/libnccl-net-spark.so", Some(blocked)),
@@ -228,15 +228,15 @@ fn a_missing_plugin_is_not_loaded() {
         ("/opt/libnccl-net-spark.so,/none/libnccl-net-spark.so", None),
         ("none/libnccl-net-spark.so", None),
     ] {
-        let verdicts = environment::judge(&variables(&format!("NCCL_NET_PLUGIN={value}")), PLUGIN, &lack);
+        let verdicts = environment::judge(&variables(&format!("NCCL_NET_PLUGIN={value}")), PLUGIN, &missing_reason);
         let found = verdicts.findings.first().map(|finding| (&*finding.id, verdicts.variables[0].effect));
         assert_eq!(found, wanted, "{value}");
     }
-    let verdicts = environment::judge(&variables("NCCL_NET_PLUGIN=/none/spark.so"), PLUGIN, &lack);
+    let verdicts = environment::judge(&variables("NCCL_NET_PLUGIN=/none/spark.so"), PLUGIN, &missing_reason);
     assert_eq!(lets_in(&verdicts), LetsIn::KeptOut);
     assert_eq!(verdicts.variables[0].text, "file not found: /none/spark.so, so NCCL does not load this plugin");
     assert_eq!(verdicts.findings[0].cure.as_deref(), Some(&*format!("export NCCL_NET_PLUGIN={PLUGIN}")));
-    let verdicts = environment::judge(&variables("NCCL_NET_PLUGIN=/none/spark.so"), "/none/spark.so", &lack);
+    let verdicts = environment::judge(&variables("NCCL_NET_PLUGIN=/none/spark.so"), "/none/spark.so", &missing_reason);
     assert!(verdicts.findings[0].cure.as_ref().unwrap().starts_with("sudo apt install "));
 }
 

@@ -4,7 +4,7 @@
 
 use super::bed::{Bed, KERNEL_LOG, LIB, Object, addresses, link};
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
-use crate::commands::doctor::judge::{self, Cures};
+use crate::commands::doctor::judge::{self, JobFacts};
 use crate::commands::doctor::look::{self, Facts};
 use crate::commands::doctor::place::Place;
 use nccl_net_spark::rails::{Warning, WarningKind};
@@ -203,9 +203,9 @@ faults! {
     "NCCL 2.29.2 by GCC 8": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
         text: "NCCL version 2.29.2+cuda13.0", compiler: "GCC: (GNU) 8.5.0 20210514 (Red Hat 8.5.0-21)", ..Object::new()
     })) => Fragile "nccl-bad-build" ["2.29.2", "GCC 8"] "2.29.3";
-    "an NCCL of which nothing is known": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
+    "an NCCL that was not tested on a Spark": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
         text: "NCCL version 2.29.3+cuda13.1", compiler: "GCC: (GNU) 8.5.0 20210514 (Red Hat 8.5.0-21)", ..Object::new()
-    })) => Note "nccl-unknown-build" ["2.29.3", "nothing is known"] "";
+    })) => Note "nccl-unknown-build" ["2.29.3", "not tested on a Spark"] "";
     "NCCL 2.31.2": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
         text: "NCCL version 2.31.2+cuda13.1", ..Object::new()
     })) => Note "nccl-unknown-build" ["2.31.2", "uninitialised constants"] "";
@@ -231,7 +231,7 @@ faults! {
         bed.object(&format!("{site}/nvidia/nccl/lib/libnccl.so.2"), &Object {
             text: "NCCL version 2.28.9+cuda13.0", build_id: "a7f420a15e47d481db802629159ebc51c94d89c9", ..Object::new()
         });
-        bed.asked.python = Some("/venv/bin/python3".into());
+        bed.request.python = Some("/venv/bin/python3".into());
     }) => Fragile "nccl-bad-build" ["PyTorch of /venv/bin/python3"] "pip install";
     "VLLM_NCCL_SO_PATH beside the system's NCCL": with(one(), |bed| {
         bed.object("opt/nccl/libnccl.so.2", &Object { text: "NCCL version 2.28.9+cuda13.0", build_id: "c0db9360000000000000000000000000000000ee", ..Object::new() });
@@ -240,7 +240,7 @@ faults! {
     "HPC-X's plugin comes first": with(one(), |bed| {
         bed.object("opt/hpcx/nccl_rdma_sharp_plugin/lib/libnccl-net.so", &Object { text: "IBext_v10", ..Object::new() });
         bed.set("LD_LIBRARY_PATH", "/opt/hpcx/nccl_rdma_sharp_plugin/lib");
-        bed.asked.variables.retain(|(name, _)| !name.starts_with("NCCL_NET"));
+        bed.request.variables.retain(|(name, _)| !name.starts_with("NCCL_NET"));
     }) => Broken "other-plugin" ["HPC-X's", "/opt/hpcx/"] "NCCL_NET_PLUGIN=";
     "NCCL_NET_PLUGIN names a file that is not there": with(one(), |bed| bed.remove("usr/local/lib/libnccl-net-spark.so")) =>
         Broken "plugin-kept-out" ["file not found: /usr/local/lib/libnccl-net-spark.so"] "apt install";
@@ -277,7 +277,7 @@ fn process(loaded: &str) -> Bed {
         "proc/42/maps",
         &[map(&format!("/{LIB}/libnccl.so.2")), map(loaded), map(&format!("/{LIB}/libibverbs.so.1"))].concat(),
     );
-    bed.asked.pid = Some(42);
+    bed.request.pid = Some(42);
     bed
 }
 
@@ -379,10 +379,10 @@ fn a_root_port_without_its_nic_still_reports_fatal_errors() {
 /// Faults that only live machines have: libibverbs fails, or it lists a port that sysfs lacks.
 #[test]
 fn a_copy_of_a_machine_is_judged_despite_missing_parts() {
-    let cures = Cures { plugin: String::new(), nvls_is_off: false, proxy_cpus: None, socket_interfaces: None };
+    let job_facts = JobFacts { plugin: String::new(), nvls_is_off: false, proxy_cpus: None, socket_interfaces: None };
     let mut facts = look::facts(&Place::new(one().path("")), None, &[], &mut Vec::new());
     let judged = |facts: &Facts| {
-        let found = judge::machine(facts, &cures);
+        let found = judge::machine(facts, &job_facts);
         found.into_iter().map(|finding| (finding.severity, finding.id)).collect::<Vec<_>>()
     };
     let warning = Warning { kind: WarningKind::UnknownWiring, devices: vec!["mlx5_0".into()], text: "mlx5_0".into() };

@@ -19,7 +19,7 @@ fn a_spark_with_two_cables_is_drawn_with_links_cables_and_the_speed_to_expect() 
 }
 
 /// `rails` and `doctor` name a cable by its port. If two adapters have a port of this name, or the
-/// kernel gives no name, both use the cable's number.
+/// kernel gives no name, both commands use the cable's number.
 #[test]
 fn a_cable_has_one_name() {
     let named = |plant: fn(&Bed)| {
@@ -92,7 +92,7 @@ fn facts_are_listed_and_gaps_are_stated() {
     let mut other = Bed::spark(&["p0"]);
     other.process("42");
     other.write("proc/42/environ", "NCCL_NET=Spark\0NCCL_NET_PLUGIN=/usr/local/lib/libnccl-net-spark.so\0");
-    other.asked.pid = Some(42);
+    other.request.pid = Some(42);
     for (process, namespace) in [("self", "net:[1]"), ("42", "net:[2]")] {
         std::fs::create_dir_all(other.path(&format!("proc/{process}/ns"))).unwrap();
         std::os::unix::fs::symlink(namespace, other.path(&format!("proc/{process}/ns/net"))).unwrap();

@@ -10,12 +10,13 @@ fn without_pause(bed: &Bed) {
 
 const PFC_ON_3: &str = "0   0   0   1   0   0   0   0   ";
 
-/// Four Sparks on a CRS804, initially (a note of 2026-06-29, "Four Spark Cluster Baseline").
+/// Four Sparks on a CRS804 switch, before any change (a note of 2026-06-29, "Four Spark Cluster
+/// Baseline").
 fn factory(bed: &mut Bed) {
     bed.mlnx_qos("pcp", "0   0   0   0   0   0   0   0   ");
 }
 
-/// Four Sparks on a CRS812: PFC on priority 3 in hosts and switch, but RoCE in priority 0
+/// Four Sparks on a CRS812 switch: PFC on priority 3 in hosts and switch, but RoCE in priority 0
 /// (gitee.com/alexlu0912_admin, branch 4node: prefill ten times slower).
 fn pcp(bed: &mut Bed) {
     bed.mlnx_qos("pcp", PFC_ON_3);

@@ -25,7 +25,7 @@ fn sshs_output_and_exit_status_are_reported() {
         std::fs::write(&file, format!("{script}\n")).unwrap();
         let mut remote =
             Ssh::new(&format!("sh {}", file.display()), "nccl-spark").unwrap().start("spark-2", &["doctor"]).unwrap();
-        (remote.line(Instant::now() + Duration::from_secs(60)).unwrap(), remote.ended().to_string())
+        (remote.line(Instant::now() + Duration::from_secs(60)).unwrap(), remote.exit_error().to_string())
     };
     assert_eq!(
         run("echo $5 $6 $7"),

@@ -1,7 +1,7 @@
 //! The process that runs the litmus test: one message per round, until the time is up.
 
 use super::{Found, Order};
-use crate::commands::memory::ends::{Actor, End, Ends, Step, TAG, Wire};
+use crate::commands::memory::ends::{End, Ends, MemoryUser, Step, TAG, Wire};
 use crate::gpu::lines::{LINE_BYTES, Round, Tally, WORDS, read_line};
 use crate::gpu::{self, Lines};
 use crate::net::Words;
@@ -47,9 +47,9 @@ pub fn run(ends: &Ends, wire: &Wire, order: &Order) -> Result<Found> {
 
 /// Tests the kernels of the end's GPU and returns them, set up for the end's buffer.
 fn kernels(end: &End, words: &Rc<Words>) -> Result<Lines> {
-    let Actor::Gpu(gpu) = &end.actor else { bail!("LL128 lines need a GPU at both ends") };
+    let MemoryUser::Gpu(gpu) = &end.user else { bail!("LL128 lines need a GPU at both ends") };
     activity::stage(format!("LL128: trying the kernels of {}", gpu.name()));
-    gpu::prove_lines(gpu)?;
+    gpu::self_check_lines(gpu)?;
     Lines::new(gpu, &end.block, words)
 }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const RANKS: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"];
 /// Maximum bytes to read of an environment. Linux limits arguments and environment together to a
 /// quarter of the stack's limit, which is usually 8 MiB (execve(2)).
-const MOST_OF_AN_ENVIRONMENT: u64 = 4 << 20;
+const MAX_ENVIRONMENT_BYTES: u64 = 4 << 20;
 /// `PF_KTHREAD` of the kernel's include/linux/sched.h.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
@@ -62,7 +62,7 @@ pub fn command(pid: u32) -> String {
 /// Returns the rank number from the process's initial environment, if this user may read it.
 pub fn rank(pid: u32) -> Option<u32> {
     let mut bytes = Vec::new();
-    File::open(file(pid, "environ")).ok()?.take(MOST_OF_AN_ENVIRONMENT).read_to_end(&mut bytes).ok()?;
+    File::open(file(pid, "environ")).ok()?.take(MAX_ENVIRONMENT_BYTES).read_to_end(&mut bytes).ok()?;
     rank_of(&bytes)
 }
 

@@ -20,26 +20,26 @@ fn record(index: usize, bytes: u64) -> Record {
     }
 }
 
-fn look_at(at_ns: u64, records: Vec<Record>) -> Look {
+fn reading_at(at_ns: u64, records: Vec<Record>) -> Reading {
     let counters = Counters { records, ..Counters::default() };
     let job = look::Job { pid: 7, command: "x".to_owned(), rank: None, file: FileId::default(), at_ns, counters };
-    Look { jobs: vec![job], ..Look::default() }
+    Reading { jobs: vec![job], ..Reading::default() }
 }
 
-fn flow(picture: &Picture) -> &Side {
-    &picture.jobs[0].flows[0].side
+fn flow(snapshot: &Snapshot) -> &Side {
+    &snapshot.jobs[0].flows[0].side
 }
 
 fn bytes_gained(rates: &mut Rates, at_ns: u64, record: Record) -> Option<u64> {
-    flow(&rates.take(look_at(at_ns, vec![record]))).since_last.map(|since_last| since_last.bytes)
+    flow(&rates.take(reading_at(at_ns, vec![record]))).since_last.map(|since_last| since_last.bytes)
 }
 
 #[test]
 fn two_looks_make_a_rate_and_one_does_not() {
     let mut rates = Rates::default();
-    let first = rates.take(look_at(5, vec![record(0, 1000)]));
+    let first = rates.take(reading_at(5, vec![record(0, 1000)]));
     assert_eq!((first.jobs[0].elapsed_ns, flow(&first).since_last, flow(&first).total.bytes), (None, None, 1000));
-    let second = rates.take(look_at(2_000_000_005, vec![record(0, 4000)]));
+    let second = rates.take(reading_at(2_000_000_005, vec![record(0, 4000)]));
     let since_last = flow(&second).since_last.unwrap();
     assert_eq!((since_last.bytes, since_last.writes, flow(&second).total.bytes), (3000, 300, 4000));
     assert_eq!(per_second(since_last.bytes, second.jobs[0].elapsed_ns.unwrap()), Some(1500.0));
@@ -54,8 +54,8 @@ fn two_looks_make_a_rate_and_one_does_not() {
 fn a_row_without_time_or_bytes_has_no_bandwidth() {
     assert_eq!((per_second(5, 0), percent(0, 0), percent(1, 4)), (None, None, Some(25.0)));
     let mut rates = Rates::default();
-    rates.take(look_at(9, vec![record(0, 1)]));
-    assert_eq!(rates.take(look_at(3, vec![record(0, 2)])).jobs[0].elapsed_ns, Some(0), "a clock that went back");
+    rates.take(reading_at(9, vec![record(0, 1)]));
+    assert_eq!(rates.take(reading_at(3, vec![record(0, 2)])).jobs[0].elapsed_ns, Some(0), "a clock that went back");
 }
 
 #[test]
@@ -65,8 +65,8 @@ fn a_lost_lane_keeps_its_rates_and_a_new_sequence_starts_again() {
     let lost = Record { state: State::Lost, ..record(0, 1500) };
     assert_eq!(bytes_gained(&mut rates, 1, lost), Some(500));
     let another = Record { sequence: 4, connection: 2, ..record(0, 1800) };
-    let picture = rates.take(look_at(2, vec![another]));
-    assert_eq!((flow(&picture).since_last.unwrap().bytes, flow(&picture).total.bytes), (1800, 3300));
+    let snapshot = rates.take(reading_at(2, vec![another]));
+    assert_eq!((flow(&snapshot).since_last.unwrap().bytes, flow(&snapshot).total.bytes), (1800, 3300));
 }
 
 #[test]
@@ -83,15 +83,15 @@ fn decreasing_counters_mean_a_restart() {
 #[test]
 fn new_objects_count_unless_they_may_have_existed_before() {
     let mut rates = Rates::default();
-    rates.take(look_at(0, vec![record(0, 10)]));
-    let picture = rates.take(look_at(1, vec![record(0, 10), record(1, 70)]));
-    assert_eq!(picture.jobs[0].flows[1].side.since_last.unwrap().bytes, 70);
-    // One record was being changed during this look.
-    let mut torn = look_at(2, vec![record(0, 10)]);
+    rates.take(reading_at(0, vec![record(0, 10)]));
+    let snapshot = rates.take(reading_at(1, vec![record(0, 10), record(1, 70)]));
+    assert_eq!(snapshot.jobs[0].flows[1].side.since_last.unwrap().bytes, 70);
+    // One record was being changed during this reading.
+    let mut torn = reading_at(2, vec![record(0, 10)]);
     torn.jobs[0].counters.passed_over = 1;
     rates.take(torn);
-    let picture = rates.take(look_at(3, vec![record(0, 10), record(1, 90)]));
-    assert_eq!(picture.jobs[0].flows[1].side.since_last.unwrap().bytes, 0);
+    let snapshot = rates.take(reading_at(3, vec![record(0, 10), record(1, 90)]));
+    assert_eq!(snapshot.jobs[0].flows[1].side.since_last.unwrap().bytes, 0);
 }
 
 #[test]
@@ -103,17 +103,17 @@ fn open_lanes_of_a_rail_and_peer_form_one_flow() {
         rail: "r".to_owned(),
         ..record(index, 5)
     };
-    let picture =
-        Rates::default().take(look_at(0, vec![of(0, State::Carries), of(1, State::Lost), of(2, State::Closed)]));
-    assert_eq!(picture.jobs[0].flows.len(), 1);
-    assert_eq!((flow(&picture).connections, flow(&picture).carrying, flow(&picture).total.bytes), (2, 1, 15));
+    let snapshot =
+        Rates::default().take(reading_at(0, vec![of(0, State::Carries), of(1, State::Lost), of(2, State::Closed)]));
+    assert_eq!(snapshot.jobs[0].flows.len(), 1);
+    assert_eq!((flow(&snapshot).connections, flow(&snapshot).carrying, flow(&snapshot).total.bytes), (2, 1, 15));
 }
 
 #[test]
 fn a_process_that_was_missing_in_between_is_new() {
     let mut rates = Rates::default();
-    rates.take(look_at(0, vec![record(0, 10)]));
-    rates.take(Look::default());
+    rates.take(reading_at(0, vec![record(0, 10)]));
+    rates.take(Reading::default());
     assert!(rates.jobs.is_empty());
     assert_eq!(bytes_gained(&mut rates, 2, record(0, 20)), None);
 }
@@ -122,9 +122,9 @@ fn a_process_that_was_missing_in_between_is_new() {
 fn sums_saturate() {
     let full = Record { counts: Counts { bytes: u64::MAX, timed_ns: u64::MAX, ..Counts::default() }, ..record(0, 0) };
     let mut rates = Rates::default();
-    rates.take(look_at(0, vec![full.clone(), Record { index: 1, ..full.clone() }]));
+    rates.take(reading_at(0, vec![full.clone(), Record { index: 1, ..full.clone() }]));
     let again = Record { connection: 2, sequence: 4, ..full };
-    assert_eq!(flow(&rates.take(look_at(1, vec![again]))).total.bytes, u64::MAX);
+    assert_eq!(flow(&rates.take(reading_at(1, vec![again]))).total.bytes, u64::MAX);
 }
 
 prop_compose! {
@@ -152,18 +152,18 @@ proptest! {
     /// For any data, sums never fall while a flow exists, and no bytes or flows are invented.
     #[test]
     fn totals_never_fall_and_grow_by_the_difference(
-        looks in proptest::collection::vec((any::<u64>(), proptest::collection::vec(any_record(), 0..8), 0..2_usize), 1..8)
+        readings in proptest::collection::vec((any::<u64>(), proptest::collection::vec(any_record(), 0..8), 0..2_usize), 1..8)
     ) {
         let mut rates = Rates::default();
         let mut before: BTreeMap<Key, u64> = BTreeMap::new();
-        for (at_ns, mut records, passed_over) in looks {
+        for (at_ns, mut records, passed_over) in readings {
             records.sort_by_key(|record| record.index);
             records.dedup_by_key(|record| record.index);
             let (count, open) = (records.len(), records.iter().filter(|record| record.state != State::Closed).count());
-            let mut look = look_at(at_ns, records);
-            look.jobs[0].counters.passed_over = passed_over;
-            let picture = rates.take(look);
-            let flows = &picture.jobs[0].flows;
+            let mut reading = reading_at(at_ns, records);
+            reading.jobs[0].counters.passed_over = passed_over;
+            let snapshot = rates.take(reading);
+            let flows = &snapshot.jobs[0].flows;
             prop_assert!(flows.len() <= count);
             prop_assert_eq!(flows.iter().map(|flow| flow.side.connections).sum::<usize>(), open);
             let mut now = BTreeMap::new();

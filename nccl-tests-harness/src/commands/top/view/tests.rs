@@ -7,7 +7,7 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
 /// The second rail of the first job is lost. The second rail of the second job is slow.
-fn picture() -> Picture {
+fn snapshot() -> Snapshot {
     let gigabyte = 1_000_000_000;
     let sending_flow = |rail: &str, bytes| flow(rail, "spark-b", Direction::Send, bytes);
     let mut lost = sending_flow("rocep1s0f1:1", 0);
@@ -15,12 +15,12 @@ fn picture() -> Picture {
     let mut first = job(4711, vec![sending_flow("rocep1s0f0:1", 5 * gigabyte), lost]);
     first.seen.rank = Some(1);
     let second = job(4712, vec![sending_flow("rocep1s0f0:1", 10 * gigabyte), sending_flow("rocep1s0f1:1", gigabyte)]);
-    Picture { jobs: vec![first, second], ..Picture::default() }
+    Snapshot { jobs: vec![first, second], ..Snapshot::default() }
 }
 
-fn view(picture: Picture) -> View {
+fn view(snapshot: Snapshot) -> View {
     let mut view = View::new(false, Duration::from_secs(2), true);
-    view.show(picture);
+    view.show(snapshot);
     view
 }
 
@@ -42,7 +42,7 @@ fn press(view: &mut View, code: KeyCode) -> bool {
 
 #[test]
 fn a_wide_terminal_shows_all_columns() {
-    let lines = text(&view(picture()), 160, 9);
+    let lines = text(&view(snapshot()), 160, 9);
     assert_eq!(lines[0], "nccl-spark top: 2 jobs, every 2 s, by pid");
     assert!(columns::ALL.iter().all(|column| lines[1].contains(column.name)), "{lines:#?}");
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
@@ -55,13 +55,13 @@ fn a_wide_terminal_shows_all_columns() {
 
 #[test]
 fn a_narrow_terminal_keeps_the_most_important_columns() {
-    let lines = text(&view(picture()), 80, 24);
+    let lines = text(&view(snapshot()), 80, 24);
     assert!(
         lines[1].contains("out Gb/s") && lines[1].contains("carry") && !lines[1].contains("stalled s"),
         "{lines:#?}"
     );
     assert_eq!(
-        text(&view(picture()), 20, 5),
+        text(&view(snapshot()), 20, 5),
         [
             "nccl-spark top: 2 jo",
             " job, rail  out Gb/s",
@@ -70,8 +70,8 @@ fn a_narrow_terminal_keeps_the_most_important_columns() {
             "q end  p pause  s or"
         ]
     );
-    assert_eq!(text(&view(picture()), 20, 1), ["!4711 pytho     40.0"]);
-    assert_eq!(text(&view(picture()), 5, 2), [" job,", "!4711"]);
+    assert_eq!(text(&view(snapshot()), 20, 1), ["!4711 pytho     40.0"]);
+    assert_eq!(text(&view(snapshot()), 5, 2), [" job,", "!4711"]);
 }
 
 /// The second of a Spark's four rails is lost. At every width from 20 columns on, the end of each
@@ -81,7 +81,7 @@ fn rails_stay_distinguishable_in_narrow_terminals() {
     let rails = ["rocep1s0f0:1", "roceP2p1s0f0:1", "rocep1s0f1:1", "roceP2p1s0f1:1"];
     let mut flows: Vec<Flow> = rails.iter().map(|rail| flow(rail, "spark-b", Direction::Send, 1 << 30)).collect();
     flows[1].side.carrying = 0;
-    let mut view = view(Picture { jobs: vec![job(4711, flows)], ..Picture::default() });
+    let mut view = view(Snapshot { jobs: vec![job(4711, flows)], ..Snapshot::default() });
     for by_peer in [false, true] {
         view.by_peer = by_peer;
         let lines = text(&view, 80, 24);
@@ -101,7 +101,8 @@ fn rails_stay_distinguishable_in_narrow_terminals() {
 /// Draws every state in every size, without a panic and without cells outside the area.
 #[test]
 fn a_screen_of_any_size_is_drawn() {
-    let mut views = vec![View::new(true, Duration::from_millis(100), false), view(picture()), view(Picture::default())];
+    let mut views =
+        vec![View::new(true, Duration::from_millis(100), false), view(snapshot()), view(Snapshot::default())];
     views[1].scroll = usize::MAX;
     views[2].is_help = true;
     for view in &views {
@@ -114,7 +115,7 @@ fn a_screen_of_any_size_is_drawn() {
 
 #[test]
 fn lost_is_red_and_slow_is_yellow_unless_there_are_no_colours() {
-    let mut view = view(picture());
+    let mut view = view(snapshot());
     let buffer = screen(&view, 100, 9);
     let colours: Vec<Color> = (2..8).map(|y| buffer[(2, y)].fg).collect();
     assert_eq!(colours, [Color::Red, Color::Reset, Color::Red, Color::Reset, Color::Reset, Color::Yellow]);
@@ -128,7 +129,7 @@ fn lost_is_red_and_slow_is_yellow_unless_there_are_no_colours() {
 
 #[test]
 fn keys_do_what_the_help_says() {
-    let mut view = view(picture());
+    let mut view = view(snapshot());
     for code in [KeyCode::Char('q'), KeyCode::Esc] {
         assert!(press(&mut view, code));
     }
@@ -142,16 +143,16 @@ fn keys_do_what_the_help_says() {
     press(&mut view, KeyCode::Char('d'));
     assert!(text(&view, 80, 12)[3].starts_with("  spark-b"));
     press(&mut view, KeyCode::Char('p'));
-    view.show(Picture::default());
+    view.show(Snapshot::default());
     assert!(text(&view, 80, 9)[0].ends_with("PAUSED") && text(&view, 80, 9)[2].contains("4712"));
     press(&mut view, KeyCode::Char('p'));
-    view.show(Picture::default());
+    view.show(Snapshot::default());
     assert_eq!(text(&view, 80, 9)[2], "no job here uses NCCL over this plugin");
 }
 
 #[test]
 fn scrolling_stays_within_the_table() {
-    let mut view = view(picture());
+    let mut view = view(snapshot());
     let top = |view: &View| text(view, 60, 8)[2].clone();
     for (code, pid) in [(KeyCode::Up, true), (KeyCode::Down, false), (KeyCode::Down, false), (KeyCode::Up, true)] {
         press(&mut view, code);
@@ -171,10 +172,10 @@ fn scrolling_stays_within_the_table() {
 #[test]
 fn the_last_line_counts_unreadable_processes() {
     let passed_over = vec![SkippedProcess { pid: 3, reason: "layout 9".to_owned() }];
-    let mut shown = view(Picture { hidden: 5, passed_over: passed_over.clone(), ..Picture::default() });
+    let mut shown = view(Snapshot { hidden: 5, passed_over: passed_over.clone(), ..Snapshot::default() });
     assert!(text(&shown, 100, 6)[5].starts_with("5 processes of other users cannot be read: "));
     assert!(text(&shown, 100, 6)[5].ends_with(" (and 1 more message)"));
-    shown.show(Picture { passed_over, ..Picture::default() });
+    shown.show(Snapshot { passed_over, ..Snapshot::default() });
     assert_eq!(text(&shown, 100, 6)[5], "process 3: layout 9");
 }
 
@@ -185,12 +186,12 @@ fn jobs_are_sorted_by_the_chosen_column() {
         job.seen.rank = rank;
         job
     };
-    let picture = Picture {
+    let snapshot = Snapshot {
         jobs: vec![sending_job(1, None, 5), sending_job(2, Some(1), 9), sending_job(3, Some(0), 7)],
-        ..Picture::default()
+        ..Snapshot::default()
     };
     let pids = |order: Order| {
-        let mut jobs = rows::of_picture(&picture, false);
+        let mut jobs = rows::of_snapshot(&snapshot, false);
         order.sort(&mut jobs);
         jobs.iter().map(|(job, _)| job.seen.pid).collect::<Vec<_>>()
     };

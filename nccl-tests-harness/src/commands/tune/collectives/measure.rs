@@ -72,10 +72,10 @@ impl<'a> Runner<'a> {
         let call = Call { program, arguments: &arguments, conditions };
         let environment = self.environment(matches!(conditions.place, Place::Here(_)), table)?;
         let who = table.map_or_else(|| "untuned".to_owned(), Table::to_string);
-        let (mut used, mut said) = (Used::default(), Said::default());
+        let (mut used, mut log) = (Used::default(), LogFacts::default());
         let names = (self.own, who.as_str());
         let rows = run::run(&call, &self.scene, &environment, names, &mut used, |line, _| {
-            said.note(line);
+            log.note(line);
             Ok(())
         })?;
         let halves = rows.iter().flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);
@@ -85,12 +85,12 @@ impl<'a> Runner<'a> {
         let is_time = |us: f64| us.is_finite() && us > 0.0;
         ensure!(rows.iter().all(|row| is_time(row.out_of_place.time_us)), "the table has a time that is not above 0");
         let words = used.judge(Network::Spark)?;
-        said.check_policy(table)?;
+        log.check_policy(table)?;
         if self.facts.is_none() {
             let version = used.version.as_deref().unwrap_or("of unknown version");
-            let ranks = said.ranks(&conditions.place)?;
+            let ranks = log.ranks(&conditions.place)?;
             let used = format!("NCCL {version} used {words}");
-            self.facts = Some(Facts { fingerprint: said.fingerprint()?, ranks, used });
+            self.facts = Some(Facts { fingerprint: log.fingerprint()?, ranks, used });
         }
         Ok(rows.iter().map(|row| (row.bytes, row.out_of_place.time_us)).collect())
     }
@@ -109,8 +109,8 @@ impl<'a> Runner<'a> {
                 set(keep::TUNER_TABLE, table.to_string());
             }
         }
-        // Before this command writes the settings file, it may not exist. Without the file that is
-        // named, the plugin does not start.
+        // The settings file that the variable names may not exist before this command writes it.
+        // Without that file, the plugin would not start.
         if (self.lookup)(keep::SETTINGS_FILE).is_some_and(|path| !Path::new(&path).exists()) {
             set(keep::SETTINGS_FILE, "/dev/null".to_owned());
         }
@@ -119,7 +119,7 @@ impl<'a> Runner<'a> {
 }
 
 #[derive(Debug, Default)]
-struct Said {
+struct LogFacts {
     policies: BTreeSet<String>,
     hosts: BTreeSet<String>,
     /// Has true if a communicator uses the tuner, and false if a communicator does not.
@@ -127,19 +127,20 @@ struct Said {
     sizes: BTreeSet<(usize, usize)>,
 }
 
-impl Said {
+impl LogFacts {
     fn note(&mut self, line: &str) {
         // Only a complete line of the plugin (`plugin.rs`) counts, because another rank's line may
         // split it.
-        let told = line.rsplit_once("; this host is ").and_then(|(start, host)| {
+        let found = line.rsplit_once("; this host is ").and_then(|(start, host)| {
             let (_, policy) = start.rsplit_once("tuner: ")?;
             Some((policy, host.split_whitespace().next()?))
         });
-        if let Some((policy, host)) = told.filter(|(policy, host)| is_whole_policy(policy) && is_whole_host(host)) {
+        if let Some((policy, host)) = found.filter(|(policy, host)| is_whole_policy(policy) && is_whole_host(host)) {
             self.policies.insert(policy.to_owned());
             self.hosts.insert(host.to_owned());
         }
-        // The plugin's tuner logs one of these lines if NCCL asks it (`abi/tuner_calls.rs`).
+        // The plugin's tuner logs one of these lines only if NCCL asks this tuner
+        // (`abi/tuner_calls.rs`).
         for (words, is_used) in
             [("tuner: in use for a communicator", true), ("tuner: not used for a communicator", false)]
         {
@@ -239,10 +240,10 @@ fn is_version(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn said(lines: &[&str]) -> Said {
-        let mut said = Said::default();
-        lines.iter().for_each(|line| said.note(line));
-        said
+    fn facts_of(lines: &[&str]) -> LogFacts {
+        let mut log = LogFacts::default();
+        lines.iter().for_each(|line| log.note(line));
+        log
     }
 
     const OFF: &str = "h:1:1 [0] NCCL INFO tuner: off: NCCL_SPARK_TUNER=off; this host is NVIDIA_H200/4x224054/2.28.3";
@@ -250,11 +251,11 @@ mod tests {
 
     #[test]
     fn the_log_names_the_hosts_and_the_ranks() {
-        let log = said(&[OFF, OFF, INIT, "h:1:2 [0] NCCL INFO comm 0x55 rank 0 nranks 9 cudaDev 0"]);
+        let log = facts_of(&[OFF, OFF, INIT, "h:1:2 [0] NCCL INFO comm 0x55 rank 0 nranks 9 cudaDev 0"]);
         assert_eq!(log.fingerprint().unwrap().to_string(), "NVIDIA_H200/4x224054/2.28.3");
         assert_eq!(log.ranks(&Place::Hosts(Vec::new())).unwrap(), 2);
         let cut = OFF.replace("54/2.28.3", "h:1:2 [0] NCCL INFO Channel");
-        assert!(said(&[OFF, &cut]).fingerprint().is_ok() && said(&[&cut]).fingerprint().is_err());
+        assert!(facts_of(&[OFF, &cut]).fingerprint().is_ok() && facts_of(&[&cut]).fingerprint().is_err());
         log.check_policy(None).unwrap();
     }
 
@@ -266,7 +267,7 @@ mod tests {
         // Another rank's line splits this line at every possible place.
         for at in 1..learned.len() {
             for other in [learned.as_str(), used, INIT] {
-                let log = said(&[&learned, used, &format!("{}{other}", &learned[..at]), &learned[at..], INIT]);
+                let log = facts_of(&[&learned, used, &format!("{}{other}", &learned[..at]), &learned[at..], INIT]);
                 let checked = log.check_policy(Some(&table)).and_then(|()| log.fingerprint()).and_then(|host| {
                     assert_eq!(host.to_string(), "NVIDIA_H200/4x224054/2.28.3");
                     log.ranks(&Place::Here(2))
@@ -276,18 +277,18 @@ mod tests {
         }
         // A line that is never complete has no effect.
         let cut = learned.replace("1 rows, hash 1", "1 rh:1:2 [0] NCCL INFO Channel");
-        assert!(said(&[&cut, used]).check_policy(Some(&table)).is_err());
+        assert!(facts_of(&[&cut, used]).check_policy(Some(&table)).is_err());
     }
 
     #[test]
     fn hosts_that_differ_and_ranks_that_share_a_node_are_errors() {
-        let text = said(&[OFF, &OFF.replace("4x", "2x")]).fingerprint().unwrap_err().to_string();
+        let text = facts_of(&[OFF, &OFF.replace("4x", "2x")]).fingerprint().unwrap_err().to_string();
         assert!(text.contains("2x224054") && text.contains("4x224054"), "{text}");
-        assert!(said(&[INIT]).fingerprint().is_err());
-        let two = said(&[&INIT.replace("nNodes 2", "nNodes 1")]).ranks(&Place::Here(2)).unwrap_err().to_string();
+        assert!(facts_of(&[INIT]).fingerprint().is_err());
+        let two = facts_of(&[&INIT.replace("nNodes 2", "nNodes 1")]).ranks(&Place::Here(2)).unwrap_err().to_string();
         assert!(two.contains("2 ranks on 1 node(s)"), "{two}");
-        assert_eq!(said(&[]).ranks(&Place::Here(3)).unwrap(), 3);
-        assert!(said(&[]).ranks(&Place::Hosts(Vec::new())).is_err());
+        assert_eq!(facts_of(&[]).ranks(&Place::Here(3)).unwrap(), 3);
+        assert!(facts_of(&[]).ranks(&Place::Hosts(Vec::new())).is_err());
     }
 
     #[test]
@@ -297,15 +298,15 @@ mod tests {
             |rows: usize| OFF.replace("off: NCCL_SPARK_TUNER=off", &format!("learned table of {rows} rows, hash 1"));
         let used = "h:1:2 [0] NCCL INFO NET/Spark: tuner: in use for a communicator of 2 ranks";
         let left = "h:1:2 [0] NCCL INFO NET/Spark: tuner: not used for a communicator of 2 ranks on 2 nodes: why";
-        said(&[&learned(1), used, used]).check_policy(Some(&table)).unwrap();
+        facts_of(&[&learned(1), used, used]).check_policy(Some(&table)).unwrap();
         for lines in [&[OFF][..], &[&learned(0)], &[&learned(1), OFF], &[]] {
-            assert!(said(&[lines, &[used]].concat()).check_policy(Some(&table)).is_err(), "{lines:?}");
+            assert!(facts_of(&[lines, &[used]].concat()).check_policy(Some(&table)).is_err(), "{lines:?}");
         }
         // On some rank NCCL asked another tuner, or none.
         for lines in [&[][..], &[left], &[used, left]] {
-            let error = said(&[&[learned(1).as_str()], lines].concat()).check_policy(Some(&table)).unwrap_err();
+            let error = facts_of(&[&[learned(1).as_str()], lines].concat()).check_policy(Some(&table)).unwrap_err();
             assert!(error.to_string().contains("did not use this plugin's tuner"), "{lines:?}: {error}");
         }
-        assert!(said(&[&learned(1)]).check_policy(None).is_err());
+        assert!(facts_of(&[&learned(1)]).check_policy(None).is_err());
     }
 }

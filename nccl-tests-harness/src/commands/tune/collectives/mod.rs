@@ -8,8 +8,9 @@
 //!
 //! Promises:
 //! - A row is written only for sizes at which it was measured.
-//! - Every round with the row was faster than every round of NCCL's choice (of five rounds, one
-//!   outlier of each is allowed). This holds twice: for the row alone, and with the whole table.
+//! - Every round with the row was faster than every round of NCCL's choice. (In five rounds, both
+//!   the row and NCCL's choice may have one outlier.) This holds twice: for the row alone, and with
+//!   the whole table.
 //! - If the user gives `--groups`, neither the row nor the whole table makes groups of that many
 //!   collectives slower.
 //! - A run counts only if its data is right, and NCCL's log says that every channel used the

@@ -5,6 +5,7 @@ use crate::commands::tune::keep;
 use crate::output::report::{JsonOption, Target};
 use crate::scene::SceneOptions;
 use crate::sizes;
+use crate::unique::unique;
 use crate::usage::wrong;
 use anyhow::Result;
 use clap::Args;
@@ -119,7 +120,7 @@ impl Options {
             )))?;
         }
         if self.min_bytes == 0 || self.min_bytes > self.max_bytes {
-            return Err(wrong(format!("--minbytes {}: 1 up to --maxbytes {}", self.min_bytes, self.max_bytes)))?;
+            return Err(wrong(format!("--minbytes {}: must be 1 to --maxbytes {}", self.min_bytes, self.max_bytes)))?;
         }
         let named = lookup(keep::SETTINGS_FILE);
         let output = self.output.or_else(|| named.clone().map(PathBuf::from));
@@ -186,7 +187,7 @@ fn protocols(
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(Vec<Protocol>, Vec<String>)> {
     let (mut protocols, mut notes) = (unique(wanted), Vec::new());
-    let is_ll128_off = settings.held().iter().any(|held| held.row.name == "NCCL_SPARK_LL128" && held.value == "0");
+    let is_ll128_off = settings.in_effect().iter().any(|held| held.row.name == "NCCL_SPARK_LL128" && held.value == "0");
     if is_ll128_off && protocols.contains(&Protocol::Ll128) {
         protocols.retain(|protocol| *protocol != Protocol::Ll128);
         notes.push("LL128 is not tried: NCCL_SPARK_LL128=0".to_owned());
@@ -207,19 +208,9 @@ fn protocols(
     Ok((protocols, notes))
 }
 
-fn unique<T: PartialEq>(values: Vec<T>) -> Vec<T> {
-    let mut kept = Vec::new();
-    for value in values {
-        if !kept.contains(&value) {
-            kept.push(value);
-        }
-    }
-    kept
-}
-
 fn parse_gain(text: &str) -> Result<f64, String> {
     let gain = text.parse::<f64>().ok().filter(|gain| (1.0..=100.0).contains(gain));
-    gain.ok_or_else(|| "1 to 100".to_owned())
+    gain.ok_or_else(|| "must be 1 to 100".to_owned())
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ pub fn confirmation(sweep: &Sweep<'_>, out: &mut impl Write) -> io::Result<()> {
             (Some(Finding::NoCandidate), _) => "no row: a run failed".to_owned(),
             (Some(finding), _) => format!("no row: {}", finding.words()),
             (None, true) => "no row; times differ".to_owned(),
-            (None, false) => "no row, as before".to_owned(),
+            (None, false) => "no row".to_owned(),
         };
         let best = line.row.map(|(choice, _)| (choice, confirmation.table.median(line.bytes)));
         let best = best.filter(|(_, us)| us.is_finite());

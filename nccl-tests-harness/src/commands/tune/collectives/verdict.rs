@@ -11,7 +11,8 @@ use std::fmt::Display;
 
 /// A candidate that takes this many times the best time at every size is not measured again.
 const HOPELESS: f64 = 1.3;
-/// Groups count as slower only below this fraction of the speed with NCCL's choice (noise).
+/// Groups of collectives count as slower only below this fraction of their speed with NCCL's
+/// choice. Smaller differences may be noise.
 const LEAST_IN_GROUPS: f64 = 0.98;
 /// One round in this many may be an outlier.
 const OUTLIERS: usize = 5;
@@ -19,7 +20,7 @@ const OUTLIERS: usize = 5;
 /// neighbouring sizes decide.
 const AS_GOOD: f64 = 1.03;
 
-/// The measurements of one candidate, of NCCL's choice, or of the whole table.
+/// The measurements of one candidate, of NCCL's choice, or of the learned table with all its rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Record {
     /// The candidate's choice. `None` for NCCL's choice and for the whole table.
@@ -141,8 +142,9 @@ impl Measured {
         self.candidates.iter().filter(is_better).filter_map(|record| record.choice).collect()
     }
 
-    /// Returns true if these groups stay as fast as with NCCL's choice when the row for `bytes` has
-    /// `choice`. Returns false for a candidate that was not measured, or failed.
+    /// Returns true if these groups are at least about as fast as with NCCL's choice, when the row
+    /// for `bytes` in the tuner's table has `choice`. Returns false for a candidate that was not
+    /// measured, or failed.
     fn allows(&self, choice: Choice, bytes: u64) -> bool {
         let record = self.candidates.iter().find(|record| record.choice == Some(choice) && record.dropped.is_none());
         let is_fast = |each: u64| {
@@ -182,7 +184,7 @@ pub fn prune(nccl: &Record, candidates: &mut [Record]) {
 /// Judges whether the times `with` are clearly better than the times `without`: the median is
 /// better by the factor `gain`, and the slowest of `with` is faster than the fastest of `without`.
 /// One round in five on each side may be an outlier, which is left out: the slowest rounds of
-/// `with`, and the fastest rounds of `without`.
+/// `with`, and the fastest rounds of `without`. With fewer than five rounds, all count.
 pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     if with.is_empty() || without.is_empty() {
         return Finding::NoCandidate;
@@ -216,8 +218,9 @@ pub fn differ(some: &[f64], others: &[f64], gain: f64) -> bool {
 }
 
 /// Judges every size. A candidate counts if it makes none of the `groups` slower, is clearly better
-/// than NCCL's choice, and is about as fast as the best. Of the tables of such candidates, takes
-/// the one with the fewest changes between sizes, then with the fewest channels, then the fastest.
+/// than NCCL's choice, and is about as fast as the best. Chooses one such candidate for each size
+/// that has any, so that the choice changes as rarely as possible between sizes. If several ways
+/// have as few changes, the one with the fewest channels counts, then the fastest.
 pub fn judge(alone: &Measured, groups: &[Measured], gain: f64) -> Vec<Judged> {
     let Measured { nccl, candidates, .. } = alone;
     let running: Vec<(Choice, &Record)> = (candidates.iter().filter(|record| record.dropped.is_none()))
@@ -237,7 +240,7 @@ pub fn judge(alone: &Measured, groups: &[Measured], gain: f64) -> Vec<Judged> {
         ratios.filter(|(_, ratio)| *ratio <= AS_GOOD).collect()
     };
     let sizes = sizes(nccl);
-    let settled = settle(&sizes.iter().map(|&bytes| good(bytes)).collect::<Vec<_>>());
+    let settled = choose_path(&sizes.iter().map(|&bytes| good(bytes)).collect::<Vec<_>>());
     let judged = sizes.iter().zip(settled).map(|(&bytes, winner)| {
         let record_of = |wanted: Choice| running.iter().find(|(choice, _)| *choice == wanted).map(|(_, record)| record);
         let won = winner.and_then(|choice| Some((choice, record_of(choice)?.median(bytes))));
@@ -254,14 +257,14 @@ pub fn judge(alone: &Measured, groups: &[Measured], gain: f64) -> Vec<Judged> {
 }
 
 #[derive(Debug, Clone, Default)]
-struct Path {
+struct ChoicePath {
     choices: Vec<Option<Choice>>,
     changes: usize,
     channels: u32,
     slowness: f64,
 }
 
-impl Path {
+impl ChoicePath {
     fn with(&self, next: Option<(Choice, f64)>) -> Self {
         let mut path = self.clone();
         let before = self.choices.last().copied().flatten();
@@ -278,16 +281,17 @@ impl Path {
     }
 }
 
-/// Takes one of the good choices for each size, if any. Times are relative to the best.
-fn settle(good: &[Vec<(Choice, f64)>]) -> Vec<Option<Choice>> {
-    let mut paths = vec![Path::default()];
+/// Takes one of the good choices for each size, if any. `good` has the choices of each size, each
+/// with its time divided by the best time.
+fn choose_path(good: &[Vec<(Choice, f64)>]) -> Vec<Option<Choice>> {
+    let mut paths = vec![ChoicePath::default()];
     for choices in good {
         let next: Vec<Option<(Choice, f64)>> =
             if choices.is_empty() { vec![None] } else { choices.iter().copied().map(Some).collect() };
-        let best_to = |end| paths.iter().map(|path| path.with(end)).min_by(Path::compare);
+        let best_to = |end| paths.iter().map(|path| path.with(end)).min_by(ChoicePath::compare);
         paths = next.into_iter().filter_map(best_to).collect();
     }
-    paths.into_iter().min_by(Path::compare).map(|path| path.choices).unwrap_or_default()
+    paths.into_iter().min_by(ChoicePath::compare).map(|path| path.choices).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::options::Plan;
 use crate::commands::nccl_tests::options::Place;
 use crate::commands::tune::keep;
 use crate::lines;
-use crate::ranks::seats;
+use crate::ranks::placement;
 use anyhow::{Context, Result, bail};
 use nccl_net_spark::tuner::table::Table;
 use std::io::Write;
@@ -44,7 +44,7 @@ impl Task {
         if local_rank.is_some_and(|rank| rank != "0") {
             return Ok(());
         }
-        let host = seats::local_host_name();
+        let host = placement::local_host_name();
         let file = keep::place(self.output, lookup(keep::SETTINGS_FILE))?;
         for line in put(&file, self.table.as_ref(), self.before.as_ref(), &self.remark).with_context(|| host.clone())? {
             writeln!(out, "# {host}: {line}")?;
@@ -104,10 +104,10 @@ fn command(plan: &Plan, arguments: &[String], own: &Path, table: Option<&Table>,
 
 /// Writes one file. `before` is the previous table of the launching machine.
 fn put(file: &Path, table: Option<&Table>, before: Option<&Table>, remark: &str) -> Result<Vec<String>> {
-    // `keep` reports an unusable file.
+    // `write_settings` reports an unusable file.
     let old = keep::check(file).ok().and_then(|settings| settings.tuner.table);
     let pair = table.map(|table| (keep::TUNER_TABLE, table.to_string()));
-    let mut lines = keep::keep(file, &keep::TABLE, pair.as_slice(), remark)?;
+    let mut lines = keep::write_settings(file, &keep::TABLE, pair.as_slice(), remark)?;
     if let Some(old) = old.filter(|old| ![before, table].contains(&Some(old))) {
         let verb = if table.is_some() { "replaced" } else { "removed" };
         lines.push(format!("{verb} a different table of {} row(s) there: {old}", old.rows().len()));
@@ -165,7 +165,7 @@ mod tests {
         assert!(!file.exists());
         for rank in [Some("0"), None] {
             let said = run(rank, Some(text));
-            assert!(said.starts_with(&format!("# {}: ", seats::local_host_name())), "{said}");
+            assert!(said.starts_with(&format!("# {}: ", placement::local_host_name())), "{said}");
             let expected = format!("# nccl-spark tune collectives: 1.1 times\nNCCL_SPARK_TUNER_TABLE={text}\n");
             assert_eq!(std::fs::read_to_string(&file).unwrap(), expected);
         }

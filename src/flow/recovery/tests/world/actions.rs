@@ -1,7 +1,8 @@
 //! Executes recovery's actions, and checks recovery's promises.
 
-use super::super::super::{Action, Answer, Failure, State};
+use super::super::super::{Action, Failure, State};
 use super::{RAILS, UNCONNECTED, World};
+use crate::wire::control::JoinAnswer;
 use crate::wire::fields::{Attachment, LaneEnd, QpEnd, RailAdvert};
 use crate::wire::ids::LaneId;
 
@@ -42,7 +43,7 @@ impl<const N: usize> World<N> {
                 self.next_generation += 1;
                 self.make(1, lane, generation)?;
                 let (end, epoch) = (end(generation), self.answer_with_keys(lane)?);
-                let answer = Answer { connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, end, epoch };
+                let answer = JoinAnswer { connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, end, epoch };
                 self.ends[1].answered(lane, Ok(answer), now);
             }
             Action::ConnectQps(lane, answer) => {
@@ -275,7 +276,7 @@ impl<const N: usize> World<N> {
         all.iter().any(|queue_pairs| queue_pairs[side][lane.index()] == Some(generation))
     }
 
-    /// Returns true while a side's NIC may send on a rail's old queue pairs, in use or cut off.
+    /// Returns true while a side's NIC may send on a rail: its queue pairs are in use or cut off.
     pub(super) fn may_write(&self, side: usize, lane: LaneId) -> bool {
         self.used[side][lane.index()].is_some() || self.cut_off[side][lane.index()].is_some()
     }

@@ -11,7 +11,7 @@ impl<const N: usize> World<N> {
         let mut events = Vec::new();
         self.message_events(&mut events);
         for side in 0..2 {
-            events.extend((!self.frames[side].is_empty()).then_some(Event::Hear { side, at: 0 }));
+            events.extend((!self.frames[side].is_empty()).then_some(Event::ReceiveFrame { side, at: 0 }));
             events.extend(self.losses[side].contains(&true).then_some(Event::Report { side }));
             for lane in lanes().filter(|lane| self.cut_off[side][lane.index()].is_some()) {
                 events.push(Event::Stop { side, lane });
@@ -113,7 +113,7 @@ impl<const N: usize> World<N> {
     fn mishaps(&self, events: &mut Vec<Event>) {
         for side in 0..2 {
             if self.budget.overtakes > 0 && self.frames[side].len() > 1 {
-                events.push(Event::Hear { side, at: 1 });
+                events.push(Event::ReceiveFrame { side, at: 1 });
             }
             if self.budget.frames > 0 && !self.frames[side].is_empty() {
                 events.push(Event::DropFrame { side });

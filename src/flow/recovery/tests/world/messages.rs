@@ -25,7 +25,7 @@ pub struct Messages<const N: usize> {
     receives: Receives<N>,
     ring: Ring,
     shadow: Ring,
-    /// Numbers of messages: with a grant (`granted`), and with a send (`begun`).
+    /// How many messages have a grant (`granted`), and how many have a send (`begun`).
     granted: usize,
     pub(super) begun: usize,
     running: [Option<u16>; MESSAGES],
@@ -77,7 +77,7 @@ pub struct GrantWrite {
 impl<const N: usize> Messages<N> {
     pub(super) fn new() -> Self {
         Self {
-            sends: Sends::new(),
+            sends: Sends::default(),
             receives: Receives::new(CHUNK),
             ring: Ring::new::<N>(),
             shadow: Ring::new::<N>(),
@@ -124,12 +124,12 @@ impl<const N: usize> Messages<N> {
         self.sends.has_lost_shares()
     }
 
-    /// Returns the number of receives whose sends have started; 0 for the receiver.
+    /// Returns the receive number of the next send to start; 0 on the receiver's side.
     pub(super) fn begun_sends(&self, side: usize) -> u64 {
-        if side == 0 { self.sends.span().1 } else { 0 }
+        if side == 0 { self.sends.message_range().1 } else { 0 }
     }
 
-    /// Returns the number of complete receives, counted from the first; 0 for the sender.
+    /// Returns the number of the first receive that lacks bytes; 0 on the sender's side.
     pub(super) fn delivered(&self, side: usize) -> u64 {
         if side == 1 { self.receives.delivered() } else { 0 }
     }
@@ -209,7 +209,7 @@ impl<const N: usize> Messages<N> {
         let message = write.message;
         match self.receives.arrived(&write.immediate, write.bytes as u32) {
             Ok(Arrival::Part) => return Ok(()),
-            Ok(Arrival::Whole) => {}
+            Ok(Arrival::Complete) => {}
             other => return Err(format!("a share of message {message} arrives as {other:?}")),
         }
         let mut size = 0;
@@ -317,7 +317,8 @@ impl<const N: usize> World<N> {
         let mut writes = Vec::new();
         match lane.filter(|_| usable == open) {
             Some(lane) => {
-                let (request, immediate) = it.sends.start_whole(head, source, BYTES, lane).ok_or("no request")?;
+                let (request, immediate) =
+                    it.sends.start_single_write(head, source, BYTES, lane).ok_or("no request")?;
                 writes.push((request, Share { lane, offset: 0, bytes: BYTES }, immediate));
             }
             None => {
@@ -467,8 +468,8 @@ impl<const N: usize> World<N> {
         here.iter().try_for_each(|write| self.messages.arrive(write))
     }
 
-    /// Answers a JOIN with the first epoch of the lane's keys. Repeats all grants if the keys are
-    /// new.
+    /// Answers a JOIN with the first epoch whose grants have valid keys for the lane. If the keys
+    /// are new since the last answer, begins an epoch and repeats all grants.
     pub(super) fn answer_with_keys(&mut self, lane: LaneId) -> Result<Epoch, String> {
         let it = &mut self.messages;
         let opening = it.openings[lane.index()];

@@ -1,6 +1,6 @@
 //! Deadlines of the two ends, and the hash of a state.
 
-use super::super::super::bootstrap::{ASK, SIGN_OF_LIFE};
+use super::super::super::bootstrap::{ASK_INTERVAL, SIGN_OF_LIFE};
 use super::super::super::{
     MAX_DOUBLINGS, MAX_DOUBLINGS_NEVER_UP, Peer, REPEAT_AFTER_NS, Rail, Recovery, STEADY, State,
 };
@@ -17,7 +17,7 @@ impl<const N: usize> World<N> {
     /// Returns the time of an end's next action. Ignores repeated frames that would not arrive.
     fn deadline(&self, side: usize) -> Option<u64> {
         let end = &self.ends[side];
-        let rails = end.rails.iter().filter(|_| end.asks()).filter_map(Rail::timeout);
+        let rails = end.rails.iter().filter(|_| end.may_start_attempts()).filter_map(Rail::timeout);
         let repeat = end.repeat_timeout().filter(|_| self.repeats_arrive(side));
         rails.chain(repeat).min().map(|at| at.max(self.now))
     }
@@ -31,7 +31,7 @@ impl<const N: usize> World<N> {
         self.ends[side].limit().filter(|_| !self.closing[side].has_left)
     }
 
-    /// Returns a hash of the state. It does not depend on the time of day.
+    /// Returns a hash of the state, in which all times are relative to `now`.
     pub fn key(&self) -> u128 {
         let key = |salt: u8| {
             let mut hasher = DefaultHasher::new();
@@ -73,6 +73,6 @@ fn hash_end(end: &Recovery, now: u64, hasher: &mut impl Hasher) {
     if let Peer::Suspected(since) = end.peer {
         age(since, SIGN_OF_LIFE + 1).hash(hasher);
     }
-    end.asked_at.map(|at| age(at, ASK)).hash(hasher);
+    end.asked_at.map(|at| age(at, ASK_INTERVAL)).hash(hasher);
     assert!(end.actions.is_empty(), "the actions are executed");
 }

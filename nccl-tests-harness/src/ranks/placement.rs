@@ -3,7 +3,7 @@
 use crate::fabric::{Fabric, Kind};
 use crate::output;
 use crate::ranks::control::Work;
-use crate::ranks::job::{RankEnv, Seat};
+use crate::ranks::job::{RankEnv, RankPlace};
 use crate::ranks::launch::World;
 use crate::ranks::rendezvous::{self, Hello, Meeting, Rendezvous};
 use anyhow::{Context, Result, bail, ensure};
@@ -32,15 +32,15 @@ pub fn meeting(world: &World, given: Option<(String, u16)>, timeout: Duration) -
 }
 
 /// Places all ranks in child processes.
-pub fn all_here(ranks: usize, fabric: &Fabric, rank_env: &[RankEnv]) -> Vec<Seat> {
-    (0..ranks).map(|rank| Seat::Here(environment(fabric.environment(rank), rank, rank_env))).collect()
+pub fn all_here(ranks: usize, fabric: &Fabric, rank_env: &[RankEnv]) -> Vec<RankPlace> {
+    (0..ranks).map(|rank| RankPlace::Here(environment(fabric.environment(rank), rank, rank_env))).collect()
 }
 
 /// Places rank 0 in a child process, and waits for the other ranks to connect.
 ///
 /// # Errors
 /// Fails when a rank does not connect in time, or cannot take part.
-pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> Result<Vec<Seat>> {
+pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> Result<Vec<RankPlace>> {
     let here = machine()?;
     let guests = Rendezvous::open(meeting)?.gather(|hello: &Hello| {
         ensure!(
@@ -52,9 +52,9 @@ pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> R
         );
         Ok(fabric.environment(hello.rank))
     })?;
-    let mut seats = vec![Seat::Here(environment(fabric.environment(0), 0, rank_env))];
-    seats.extend(guests.into_iter().map(Seat::Guest));
-    Ok(seats)
+    let mut places = vec![RankPlace::Here(environment(fabric.environment(0), 0, rank_env))];
+    places.extend(guests.into_iter().map(RankPlace::Guest));
+    Ok(places)
 }
 
 /// Connects to rank 0. Returns the command of the rank that the launcher started this process for.

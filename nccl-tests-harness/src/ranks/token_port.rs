@@ -11,23 +11,23 @@ use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Version of the messages on a door's connections, raised when they change. [`Opening`] and its
-/// answer never change, so that each side can report another version.
+/// Version of the messages on a token port's connections, raised when they change. [`ClientHello`]
+/// and its answer never change, so that each side can report another version.
 pub const PROTOCOL: u32 = 2;
 /// Maximum number of connections that have not shown a token. Further connections are closed.
 const MAX_UNAUTHENTICATED: usize = 64;
 /// Time limit for a client to connect and to be admitted.
-pub const OPENING: Duration = Duration::from_secs(10);
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub struct Door {
+pub struct TokenPort {
     pub address: SocketAddr,
     pub token: Token,
-    arrivals: Arrivals<Opening>,
+    arrivals: Arrivals<ClientHello>,
 }
 
-/// First message on a connection to a door.
+/// First message on a connection to a token port.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Opening {
+struct ClientHello {
     /// [`PROTOCOL`] of the connecting side.
     protocol: u32,
     token: String,
@@ -36,7 +36,7 @@ struct Opening {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
-impl Door {
+impl TokenPort {
     /// Listens on a port that the system chooses, with a new token. Fails when this host does not
     /// have the address, or the system gives no random bytes.
     pub fn open(address: IpAddr) -> Result<Self> {
@@ -46,11 +46,11 @@ impl Door {
     }
 
     /// Waits for the connection with the token, and refuses others. Fails if none comes by `end`.
-    pub fn admit(self, end: Instant) -> Result<TcpStream> {
+    pub fn accept_one(self, end: Instant) -> Result<TcpStream> {
         loop {
-            ensure!(Instant::now() < end, "nobody connected to {} in time", self.address);
-            let Some((opening, mut line, _)) = self.arrivals.next() else { continue };
-            let Err(reason) = self.check(&opening) else {
+            ensure!(Instant::now() < end, "no doctor connected to {} in time", self.address);
+            let Some((hello, mut line, _)) = self.arrivals.next() else { continue };
+            let Err(reason) = self.check(&hello) else {
                 line.send(&Answer::Welcome { environment: Vec::new() })?;
                 return line.settle();
             };
@@ -59,28 +59,28 @@ impl Door {
         }
     }
 
-    fn check(&self, opening: &Opening) -> Result<(), String> {
-        if opening.protocol != PROTOCOL {
-            let theirs = opening.protocol;
+    fn check(&self, hello: &ClientHello) -> Result<(), String> {
+        if hello.protocol != PROTOCOL {
+            let theirs = hello.protocol;
             return Err(format!(
                 "this side has version {PROTOCOL} of the messages, the other one {theirs}: install the same \
                  nccl-spark on both hosts"
             ));
         }
-        match self.token.is(&opening.token) {
+        match self.token.is(&hello.token) {
             true => Ok(()),
             false => Err("the token is wrong, or was used before: each start of a partner has a new one".to_owned()),
         }
     }
 }
 
-/// Connects to the first of a door's addresses that answers. Errors name the door by `name`. Fails
-/// when no address answers by `end`, or the door refuses the token.
-pub fn enter(addresses: &[SocketAddr], name: &str, token: &Token, end: Instant) -> Result<TcpStream> {
-    let stream =
-        line::connect(addresses, end.min(Instant::now() + OPENING)).with_context(|| format!("connect to {name}"))?;
-    let opening = Opening { protocol: PROTOCOL, token: token.0.clone() };
-    greet(stream, name, &opening, OPENING, "doctor").map(|(stream, _)| stream)
+/// Connects to the first of a token port's addresses that answers. Errors name the port by `name`.
+/// Fails when no address answers by `end`, or the port refuses the token.
+pub fn connect(addresses: &[SocketAddr], name: &str, token: &Token, end: Instant) -> Result<TcpStream> {
+    let stream = line::connect(addresses, end.min(Instant::now() + CONNECT_TIMEOUT))
+        .with_context(|| format!("connect to {name}"))?;
+    let hello = ClientHello { protocol: PROTOCOL, token: token.0.clone() };
+    greet(stream, name, &hello, CONNECT_TIMEOUT, "doctor").map(|(stream, _)| stream)
 }
 
 impl Token {
