@@ -5,18 +5,19 @@
 //!
 //! [`RailOutages`] guarantees for each pair of a rail of this host and a rail of a peer's host:
 //! - The first connection that loses the rail writes a WARN. The others write DEBUG lines.
-//! - The last connection that recovers the rail writes the WARN that ends the outage. Earlier, that
-//!   WARN would be untrue for the other connections, and would hide a connection that never
+//! - The last connection that recovers the rail writes the WARN that ends the outage. If the first
+//!   one wrote it, the WARN would be untrue for the others, and would hide a connection that never
 //!   recovers.
-//! - If only some connections recover the rail, a WARN gives their number [`SETTLED`] after the
-//!   last recovery. A later loss is a new outage, with a WARN of its own.
+//! - If only some connections recover the rail, a WARN says how many, once the time [`SETTLED`] has
+//!   passed since the last recovery. A later loss is a new outage, with a WARN of its own.
 //! - Connections that have failed, were closed, or whose peer has ended do not delay these lines.
 //!
 //! Takes a lock. Called by set-up and by the service thread, never by the data path.
 
+use crate::comm::threads::lock;
 use crate::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Time after the last recovery until a line reports the connections that still lack the rail.
@@ -48,7 +49,7 @@ struct Outage {
     recovered: Vec<u64>,
     last_recovery: Instant,
     /// True once a line has reported that only some connections have recovered.
-    is_settled: bool,
+    was_partly_reported: bool,
 }
 
 /// One connection's part in the outages of its rails.
@@ -66,10 +67,10 @@ pub struct ConnectionOutages {
 impl RailOutages {
     /// Logs outages that only some connections have recovered from.
     pub fn tick(&self, now: Instant) {
-        for outage in self.lock().iter_mut() {
-            let is_over_for_some = !outage.recovered.is_empty() && !outage.is_settled;
+        for outage in lock(&self.open).iter_mut() {
+            let is_over_for_some = !outage.recovered.is_empty() && !outage.was_partly_reported;
             if is_over_for_some && now.saturating_duration_since(outage.last_recovery) >= SETTLED {
-                outage.is_settled = true;
+                outage.was_partly_reported = true;
                 let Outage { path: RailPair { rail, peer_rail, .. }, peer, without, recovered, .. } = &*outage;
                 let (back, all, left) = (recovered.len(), recovered.len() + without.len(), without.len());
                 tracing::warn!(
@@ -78,31 +79,30 @@ impl RailOutages {
             }
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Outage>> {
-        // A panic while the lock is held leaves every outage intact.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Outage {
     fn new(path: RailPair, peer: String, connection: u64, now: Instant) -> Self {
-        let (recovered, is_settled) = Default::default();
-        Self { path, peer, since: now, without: vec![connection], recovered, last_recovery: now, is_settled }
+        let (recovered, was_partly_reported) = Default::default();
+        Self { path, peer, since: now, without: vec![connection], recovered, last_recovery: now, was_partly_reported }
     }
 
     /// Adds a connection that has lost the rail. Returns true if this is a new outage.
     fn lost_by(&mut self, connection: u64, now: Instant) -> bool {
-        self.recovered.retain(|other| *other != connection);
-        if !self.without.contains(&connection) {
-            self.without.push(connection);
-        }
-        let is_new = std::mem::take(&mut self.is_settled);
+        self.add(connection);
+        let is_new = std::mem::take(&mut self.was_partly_reported);
         if is_new {
             self.since = now;
             self.recovered.clear();
         }
         is_new
+    }
+
+    fn add(&mut self, connection: u64) {
+        self.recovered.retain(|other| *other != connection);
+        if !self.without.contains(&connection) {
+            self.without.push(connection);
+        }
     }
 
     /// Removes a connection from `without`. Returns true if it was in this list.
@@ -137,7 +137,7 @@ impl ConnectionOutages {
     pub fn lost(&mut self, lane: LaneId, why: &str, next: &str, now: Instant) {
         let Some(path) = self.paths.get(lane.index()) else { return };
         self.is_without_one = true;
-        let mut open = self.outages.lock();
+        let mut open = lock(&self.outages.open);
         let is_new = match open.iter_mut().find(|outage| outage.path == *path) {
             Some(outage) => outage.lost_by(self.id, now),
             None => {
@@ -164,9 +164,9 @@ impl ConnectionOutages {
     pub fn begins_without(&mut self, lane: LaneId, now: Instant) {
         let Some(path) = self.paths.get(lane.index()) else { return };
         self.is_without_one = true;
-        let mut open = self.outages.lock();
+        let mut open = lock(&self.outages.open);
         match open.iter_mut().find(|outage| outage.path == *path) {
-            Some(outage) => _ = outage.lost_by(self.id, now),
+            Some(outage) => outage.add(self.id),
             None => open.push(Outage::new(path.clone(), self.peer.clone(), self.id, now)),
         }
     }
@@ -174,7 +174,7 @@ impl ConnectionOutages {
     /// Records that the connection has recovered a lost rail.
     pub fn recovered(&mut self, lane: LaneId, now: Instant) {
         let Some(path) = self.paths.get(lane.index()) else { return };
-        let mut open = self.outages.lock();
+        let mut open = lock(&self.outages.open);
         let Some(at) = open.iter().position(|outage| outage.path == *path) else { return };
         let outage = &mut open[at];
         if !outage.forget(self.id) {
@@ -202,7 +202,7 @@ impl ConnectionOutages {
             return;
         }
         let mut over = Vec::new();
-        let mut open = self.outages.lock();
+        let mut open = lock(&self.outages.open);
         for outage in std::mem::take(&mut *open).into_iter().map(|mut outage| (outage.forget(self.id), outage)) {
             match outage {
                 (true, outage) if outage.without.is_empty() => over.push(outage),
