@@ -11,7 +11,7 @@
 # zig is the linker: one wheel from PyPI links for both architectures and any glibc version.
 # Debian's cross compiler would make the files need the building machine's glibc. dpkg-deb makes the
 # deb: it exists wherever debs are built, works for other architectures, and honours
-# SOURCE_DATE_EPOCH. cargo-deb would take minutes to compile, and write the same five files.
+# SOURCE_DATE_EPOCH. cargo-deb would take minutes to compile, and make the same package.
 #
 # The files load with glibc 2.28 and later (manylinux_2_28). The same commit and the same tools give
 # the same bytes in any folder: the files contain no time, path or file order of this machine.
@@ -46,7 +46,7 @@ main() {
   SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat --format=%Y CHANGELOG.md)}
   export SOURCE_DATE_EPOCH
   # The script deletes $out below, so the folder must be empty or contain a release.
-  [[ $out == "$PWD/dist/out" || ! -e $out || -e $out/SHA256SUMS || -z $(find "$out" -maxdepth 0 -not -empty) ]] || die "--out $out holds something else"
+  [[ $out == "$PWD/dist/out" || ! -e $out || -e $out/SHA256SUMS || -z $(find "$out" -maxdepth 0 -not -empty) ]] || die "--out $out is neither empty nor a release folder"
   umask 022
   make_tools
   rm -rf "$out"
@@ -253,7 +253,6 @@ make_wheel() {
   absolute_links README.md >"$folder/README.md"
   cp LICENSE-MIT LICENSE-APACHE "$notices/THIRD-PARTY-LICENSES" "$folder/"
   cp -r "$stage/bin" "$stage/lib" "$folder/nccl_net_spark/"
-  cp -r "$stage/share" "$folder/"
   cp -r "$stage/share" "$folder/"
   (cd "$folder" &&
     NCCL_NET_SPARK_VERSION=$wheel_version NCCL_NET_SPARK_PLATFORM=manylinux_${glibc/./_}_$architecture \

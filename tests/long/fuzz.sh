@@ -22,9 +22,9 @@ main() {
   done
   output=$(mktemp)
   trap 'rm -f "$output"' EXIT
-  # Eleven targets get this number, and `admission` a tenth of it. The divisor is 10.1, less than
-  # their sum of 11.1, and each gets ten more, so that rounding does not give less than the total.
-  "$checkout/fuzz/run.sh" --executions $((total * 10 / 101 + 10)) --jobs "$jobs" --corpus "$checkout/fuzz/corpus" |
+  # Eleven targets get this number, and `admission` a tenth of it: 11.1 parts. Each gets ten more,
+  # so that rounding does not give less than the total.
+  "$checkout/fuzz/run.sh" --executions $((total * 10 / 111 + 10)) --jobs "$jobs" --corpus "$checkout/fuzz/corpus" |
     tee "$output" || status=1
   awk '/ executions, / { all += $2; targets += 1 } END { printf "%d targets, %d executions in total\n", targets, all }' "$output"
   return "$status"
