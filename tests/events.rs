@@ -80,6 +80,23 @@ fn rails_that_only_other_connections_lost_still_count() {
 }
 
 #[test]
+fn a_rail_that_a_connection_lacked_from_the_start_is_one_warning_when_others_lose_it() {
+    let (log, outages, now) = (CapturedLog::default(), Arc::<RailOutages>::default(), Instant::now());
+    log.capture(|| {
+        let mut all = members(&outages, 3);
+        all[0].begins_without(lane(0), now);
+        assert_eq!(warnings(&log), [""; 0], "set-up has logged the reason");
+        all[1..].iter_mut().for_each(|one| one.lost(lane(0), "no answer", "retrying", now));
+        assert_eq!(warnings(&log).len(), 1);
+        all.iter_mut().for_each(|one| one.recovered(lane(0), now + Duration::from_secs(2)));
+        assert_eq!(
+            warnings(&log),
+            ["rail a:1 to spark-2:470 recovered after 2.0 s (peer rail x:1); 2 of 2 rails in use"]
+        );
+    });
+}
+
+#[test]
 fn a_connection_that_never_recovers_is_logged_and_hides_no_other_outage() {
     let (log, outages, begun) = (CapturedLog::default(), Arc::<RailOutages>::default(), Instant::now());
     let at = |s: u64| begun + Duration::from_secs(s);

@@ -48,8 +48,17 @@ struct Outage {
     without: Vec<u64>,
     recovered: Vec<u64>,
     last_recovery: Instant,
-    /// True once a line has reported that only some connections have recovered.
-    was_partly_reported: bool,
+    logged: Logged,
+}
+
+/// The last WARN about an outage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Logged {
+    /// None: connections began without the rail.
+    Nothing,
+    Loss,
+    /// Only some connections have recovered the rail.
+    PartialRecovery,
 }
 
 /// One connection's part in the outages of its rails.
@@ -68,9 +77,9 @@ impl RailOutages {
     /// Logs outages that only some connections have recovered from.
     pub fn tick(&self, now: Instant) {
         for outage in lock(&self.open).iter_mut() {
-            let is_over_for_some = !outage.recovered.is_empty() && !outage.was_partly_reported;
+            let is_over_for_some = !outage.recovered.is_empty() && outage.logged != Logged::PartialRecovery;
             if is_over_for_some && now.saturating_duration_since(outage.last_recovery) >= SETTLED {
-                outage.was_partly_reported = true;
+                outage.logged = Logged::PartialRecovery;
                 let Outage { path: RailPair { rail, peer_rail, .. }, peer, without, recovered, .. } = &*outage;
                 let (back, all, left) = (recovered.len(), recovered.len() + without.len(), without.len());
                 tracing::warn!(
@@ -82,15 +91,15 @@ impl RailOutages {
 }
 
 impl Outage {
-    fn new(path: RailPair, peer: String, connection: u64, now: Instant) -> Self {
-        let (recovered, was_partly_reported) = Default::default();
-        Self { path, peer, since: now, without: vec![connection], recovered, last_recovery: now, was_partly_reported }
+    fn new(path: RailPair, peer: String, connection: u64, logged: Logged, now: Instant) -> Self {
+        let (without, recovered) = (vec![connection], Vec::new());
+        Self { path, peer, since: now, without, recovered, last_recovery: now, logged }
     }
 
     /// Adds a connection that has lost the rail. Returns true if this is a new outage.
     fn lost_by(&mut self, connection: u64, now: Instant) -> bool {
         self.add(connection);
-        let is_new = std::mem::take(&mut self.was_partly_reported);
+        let is_new = std::mem::replace(&mut self.logged, Logged::Loss) != Logged::Loss;
         if is_new {
             self.since = now;
             self.recovered.clear();
@@ -141,7 +150,7 @@ impl ConnectionOutages {
         let is_new = match open.iter_mut().find(|outage| outage.path == *path) {
             Some(outage) => outage.lost_by(self.id, now),
             None => {
-                open.push(Outage::new(path.clone(), self.peer.clone(), self.id, now));
+                open.push(Outage::new(path.clone(), self.peer.clone(), self.id, Logged::Loss, now));
                 true
             }
         };
@@ -167,7 +176,7 @@ impl ConnectionOutages {
         let mut open = lock(&self.outages.open);
         match open.iter_mut().find(|outage| outage.path == *path) {
             Some(outage) => outage.add(self.id),
-            None => open.push(Outage::new(path.clone(), self.peer.clone(), self.id, now)),
+            None => open.push(Outage::new(path.clone(), self.peer.clone(), self.id, Logged::Nothing, now)),
         }
     }
 
