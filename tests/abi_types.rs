@@ -1,9 +1,10 @@
 //! The C header has NCCL's function types, and the Rust tables have those of the C header.
 //!
-//! The first comparison is skipped without two folders of NCCL's headers: `NCCL_NET_HEADERS` for
-//! plugins' `net.h` (`plugins/net/example/nccl`), `NCCL_TUNER_HEADERS` for `tuner_v7.h`
-//! (`src/include/plugin/tuner`). A C file cannot have two structs of one name, so our structs are
-//! compiled under other names. The types of their fields are NCCL's.
+//! A test that compiles against NCCL's headers is skipped if no variable names their folder:
+//! `NCCL_NET_HEADERS` names the folder of plugins' `net.h` (`plugins/net/example/nccl`),
+//! `NCCL_TUNER_HEADERS` that of `tuner_v7.h` (`src/include/plugin/tuner`). A C file cannot have two
+//! structs of one name, so our structs are compiled under other names. If a field of ours has a
+//! struct type, this is NCCL's struct.
 
 mod common;
 
@@ -183,7 +184,8 @@ fn parameters_in(text: &str, field: &str) -> String {
     types.collect::<Vec<_>>().join(", ")
 }
 
-/// Maps versions with the same struct to one type, as in Rust.
+/// Returns the name of a C type as in `c_types`. Versions of a struct that have one Rust type get
+/// one name.
 fn plain(c: &str) -> String {
     let merged = |from: &str, to: &str, text: String| text.replace(from, to);
     let mut text = merged("Properties_v10_t", "Properties_v9_t", c.to_owned());

@@ -22,9 +22,10 @@ use strain::heap::Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Connections before the first sample: their threads, free lists and fabric pages stay allocated.
+/// Connections before the first sample. What a process allocates once and then keeps (threads, free
+/// lists, fabric pages) is thus part of the first sample.
 const WARM_UP: u64 = 24;
-/// Number of samples while many connections follow each other.
+/// Most samples that `connections` takes while it opens and closes one connection after the other.
 const SAMPLES: u64 = 100;
 
 fn wanted(name: &str, otherwise: u64) -> u64 {
@@ -136,7 +137,8 @@ fn histories(before: [Sample; 2], during: [Vec<Sample>; 2], after: [Sample; 2]) 
     })
 }
 
-/// Prints the resources of each open connection, from the largest sample of each quantity.
+/// Prints the average resources of an open connection: for each quantity, the largest sample minus
+/// `before`, divided by `count`.
 fn print_open(before: &Sample, during: &[Sample], count: u64, opened_us: u64) {
     let each = |quantity: usize| {
         let most = during.iter().map(|sample| sample.values[quantity]).max().unwrap_or(0);

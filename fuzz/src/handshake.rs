@@ -44,7 +44,7 @@ pub fn check(data: &[u8]) -> bool {
         }
     };
     assert!(header.body_bytes <= MAX_BODY_BYTES, "a body of {} bytes would be awaited", header.body_bytes);
-    // The channel passes on exactly as many bytes as the header announces.
+    // The plugin decodes exactly as many bytes as the header announces (`comm::channel`).
     let Some(body) = body.get(..header.body_bytes) else { return false };
     let message = match memory::bounded(body.len(), || Message::decode(header, body)) {
         Ok(message) => message,
@@ -130,7 +130,7 @@ fn check_message(message: &Message) {
     }
 }
 
-/// Asserts that adverts give pairs of existing rails and addresses, with and without routes.
+/// Pairs the rails of two sides. Asserts that the pairs name rails and addresses that exist.
 fn check_pairing(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Route]) {
     let pairs = pairing::pair(connector, acceptor, routes);
     assert!(pairs.len() <= MAX_RAILS);
@@ -151,7 +151,8 @@ fn check_pairing(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Ro
 }
 
 /// Asserts that the rates of paths are possible and maximal. A passage is a PCIe link, a port or a
-/// cable that paths share: none is overfilled, and each path has a full one.
+/// cable. No passage may carry more than its capacity, and each path must have a passage that is
+/// full.
 fn check_rates(ends: &[[End; 2]]) {
     let paths = Paths::new(ends);
     assert_eq!(paths.count(), ends.len());

@@ -2,7 +2,8 @@
 //! TCP and clock.
 //!
 //! Input: a byte with the side of the connection and the rails that it begins without, then a tape
-//! of events. The model is the order of actions that `flow::recovery` promises for each rail.
+//! of events. The target plays recovery's caller ([`Caller`]), and checks that the actions for each
+//! rail come in the order that `flow::recovery` promises.
 
 use crate::control::messages;
 use crate::tape::Tape;
@@ -21,7 +22,7 @@ const STEPS: u8 = 14;
 const SECOND: u64 = 1_000_000_000;
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
 
-/// State of the caller's queue pairs of a rail.
+/// State of a rail's queue pairs, as [`Caller`] keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rail {
     /// In use.
@@ -48,7 +49,8 @@ struct Caller {
     fenced_by_peer: [Vec<Received>; RAILS],
     received: Option<ControlMessage>,
     failed: u32,
-    /// True after a failure, or after the peer has left. Earlier actions are still executed.
+    /// True once the action that reports a failure, or that the peer has left, is executed. No
+    /// later action opens or connects queue pairs, or takes a rail into use.
     has_ended: bool,
     has_closed: bool,
     was_up: bool,
@@ -94,7 +96,8 @@ pub fn check(data: &[u8]) -> bool {
     number > 0
 }
 
-/// Returns the control message with its lane set to `at`. A BYE gets a possible count.
+/// Returns the control message with its lane set to `at`. A BYE gets the count 0, because a count
+/// above the number of started sends is a protocol violation.
 fn on_rail(mut message: ControlMessage, at: LaneId) -> ControlMessage {
     match &mut message {
         ControlMessage::Fenced { lane, .. }
@@ -152,7 +155,8 @@ impl Caller {
         }
     }
 
-    /// Stops a device that was cut off, because it has left the bus or responds again.
+    /// Stops the queue pairs of a device that was cut off: the device has now left the bus, or
+    /// responds again.
     fn stop(&mut self, lane: LaneId) {
         if self.rails[lane.index()] == Rail::CutOff {
             self.rails[lane.index()] = Rail::Stopped { by_peer: false };
@@ -365,8 +369,9 @@ fn advert() -> RailAdvert {
     }
 }
 
-/// A rail that is lost and returns, on either side; a connection that fails while it asks for a
-/// rail; a device cut off while the peer reports its rail; a start without a rail, and a close.
+/// A rail that is lost and returns, on either side; a connection that fails while it tries to
+/// bring back a rail; a device that is cut off, and stops only after the peer's FENCED; a start
+/// without a rail, and a close.
 pub fn seeds() -> Seeds {
     let at =
         |name: &str| messages().iter().position(|(of, _)| of.contains(name)).expect("a message of that name") as u8;
@@ -390,7 +395,8 @@ pub fn seeds() -> Seeds {
     let mut dark = Writer::default();
     dark.u8(0).u8(2).u8(0).u8(2).u8(1).u8(10).u8(0);
     receive(&mut dark, at("fenced"));
-    // The first attempt finds no path. Before the second, the time limit without a rail passes.
+    // The first attempt to open queue pairs fails. The next step of the clock exceeds the time
+    // limit without a rail.
     dark.u8(7).u8(0).u8(3).u8(3);
     dark.u8(7).u8(0).u8(3);
     let mut cut_off = Writer::default();

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Planted values, which must not be in the file.
+/// Values that are planted in the inputs, and must not be in the report.
 const PLANTED: &[&str] = &[
     // Hosts and users.
     "gx10-a1b2",
@@ -99,13 +99,15 @@ const RAIL: &[(&str, &str)] = &[
     ),
 ];
 
-/// A folder in place of a machine, a program in place of nccl-spark, and a folder for the file.
+/// A folder with all that a report needs: `root` in place of the machine's file system, scripts in
+/// place of nccl-spark and mpirun, and the place for the report (`r.json`).
 struct Bed {
     folder: tempfile::TempDir,
 }
 
 impl Bed {
-    /// Makes a Spark with one rail. The program writes the results of each part, from `results`.
+    /// Makes a Spark with one rail. The script in place of nccl-spark writes the JSON results that
+    /// `results()` returns for the command.
     fn new() -> Self {
         let bed = Self { folder: tempfile::tempdir().unwrap() };
         FILES.iter().chain(RAIL).for_each(|(path, text)| bed.file(path, text));

@@ -3,14 +3,15 @@
 //!
 //! A function that is unplugged, or whose driver is unloaded, leaves in these steps ([`Phase`]):
 //!
-//! 1. The kernel cuts programs off: each call through the kernel returns `EIO`. The device
-//!    continues to read and write memory (`uverbs_disassociate_api_pre` in
-//!    drivers/infiniband/core/uverbs_main.c comes before the objects are destroyed).
+//! 1. The kernel cuts programs off: each call through the kernel returns `EIO`
+//!    (`uverbs_disassociate_api_pre` in drivers/infiniband/core/uverbs_main.c). The device
+//!    continues to read and write memory, because no object is destroyed yet.
 //! 2. The objects are destroyed, the newest first: `rdma_alloc_commit_uobject` adds at the head of
 //!    a list, and `__uverbs_cleanup_ufile` walks it from the head
 //!    (drivers/infiniband/core/rdma_core.c). Registrations are mostly younger than queue pairs. So
 //!    for a moment keys are refused while queue pairs live, and a peer's write fails with a remote
-//!    access error. Here all keys, old ones too, become invalid together.
+//!    access error. Softverbs is simpler: all keys become invalid together, including those that
+//!    are older than the queue pairs.
 //! 3. The device is removed, and the program gets `IBV_EVENT_DEVICE_FATAL`
 //!    (`uverbs_async_event_destroy_uobj` in drivers/infiniband/core/uverbs_std_types_async_fd.c).
 //!    Later posts have no effect, and completion queues stay silent.
@@ -24,7 +25,7 @@
 //! pair to error or reset, succeed without it. All others fail, with `ENOLINK` since Linux 5.18 and
 //! `EIO` before (`mlx5_internal_err_ret_value` in drivers/net/ethernet/mellanox/mlx5/core/cmd.c).
 //! Then the driver unloads (the steps above) and loads again. Nothing proves that such a device is
-//! idle before its removal, so here step 1 resumes the device's work.
+//! idle before its removal. So in softverbs, a failed device works again from step 1 until step 3.
 //!
 //! A function that returns is a new device of the same name: objects of the old one stay dead.
 
@@ -94,7 +95,7 @@ impl Presence {
         }
     }
 
-    // The word 0 means that the first function is on the bus.
+    // The word 0 is generation 0 on the bus, the state at the start.
     fn word(self) -> u32 {
         self.generation << 3 | self.phase as u32
     }

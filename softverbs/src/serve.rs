@@ -244,7 +244,8 @@ impl QueuePair {
         let piece = left.min(BOUNCE_BYTES as u64);
         let packet_bytes = u64::from(sender.mtu_bytes.load(Ordering::Relaxed)).max(1);
         let packets = piece.div_ceil(packet_bytes).max(1);
-        // Of two rails with loss, the one that loses more counts.
+        // A loss of N means that one packet in N is lost. Of two rails with loss, the one that
+        // loses more counts: it has the smaller N.
         let loss = [from_rail, to_rail].map(|rail| rail.path().loss()).into_iter().filter(|loss| *loss > 0).min();
         let (sent, is_lost) = from_rail.send(packets, loss.unwrap_or(0));
         to_rail.count(Counter::Received, sent - u64::from(is_lost));

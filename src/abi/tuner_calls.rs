@@ -1,4 +1,5 @@
-//! The functions behind the tuner's tables, shared by all versions.
+//! The functions to which the tables of `tuner_tables` point, shared by all versions of NCCL's
+//! tuner interface.
 //!
 //! They always return success, because a tuner's error makes NCCL fail the communicator or the
 //! collective (`ncclCommInitRankFunc`, `getAlgoInfo`). Errors are logged, and NCCL then chooses for

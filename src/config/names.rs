@@ -7,7 +7,8 @@ use super::value::{Parsed, Refusal, number, quoted};
 /// before the first name, in this order, and apply to all names. An empty list admits everything.
 ///
 /// The grammar is that of NCCL's parser (`parseStringList` and `matchIfList` in its `utils.cc`).
-/// Rail and plane numbers after a port (NCCL 2.30) are ignored, because there is one merged device.
+/// Rail and plane numbers after a port (NCCL 2.30) are ignored, because the plugin shows NCCL all
+/// its rails as one device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NameFilter {
     excludes: bool,

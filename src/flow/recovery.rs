@@ -84,8 +84,8 @@ pub struct Recovery {
 #[derive(Debug, Clone)]
 struct Rail {
     state: State,
-    /// Sum of the losses, the failed attempts and the attempt in progress. Counted since the rail
-    /// was last in use for [`STEADY`], or since a port came up.
+    /// Number of losses and failed attempts, plus 1 during an attempt. Set to 0 when the rail is
+    /// lost after more than [`STEADY`] in use, and when its port comes up.
     attempts: u32,
     /// Number of the newest JOIN. An answer to an earlier JOIN is ignored.
     join_number: u8,
@@ -281,8 +281,8 @@ impl Recovery {
         self.give_up(Failure::Protocol(why));
     }
 
-    /// Reports a frame from the peer. `begun` is the number of receives with started sends; 0 on a
-    /// receiver.
+    /// Reports a frame from the peer. `begun` is the number of sends that this side has started:
+    /// the peer cannot have received more. A receiver passes 0.
     pub fn receive_frame(&mut self, frame: &ControlFrame, begun: u64, now: u64) {
         match self.link.receive_frame(frame) {
             Ok(None) => {}

@@ -10,7 +10,8 @@ use crate::verbs::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};
 use std::net::Ipv6Addr;
 use std::path::Path;
 
-/// Returns every port of every RDMA device in sysfs, by name.
+/// Returns every port of every RDMA device in sysfs, in the order of the devices' names and the
+/// ports' numbers.
 pub fn ports_from_sysfs(sysfs: &Path) -> Vec<PortFacts> {
     let mut found = Vec::new();
     for device in names(&sysfs.join("class/infiniband")) {

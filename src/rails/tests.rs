@@ -263,7 +263,8 @@ fn two_virtual_functions_of_one_port_share_its_cable_and_link() {
         phys_port: None,
         ..spark_function(0, 0)
     };
-    // The second function is past function 7, so it has another device number.
+    // The PCI address has room for functions 0 to 7. mlx5_5 is a later virtual function of the same
+    // port, so its device number is 1.
     let found = TestHost::new(&[of("mlx5_5", "0000:01:01.0"), of("mlx5_4", "0000:01:00.2")]).survey("");
     assert_eq!(names(&found), ["mlx5_4", "mlx5_5"]);
     assert_eq!(found.rails[0].cable, found.rails[1].cable);
@@ -303,7 +304,8 @@ fn a_plain_host_adds_up_its_adapters() {
 
 #[test]
 fn cables_and_links_limit_together_and_not_one_by_one() {
-    // A 100 Gb/s cable with twins, and a 200 Gb/s one on a 112 Gb/s link: not 300 or 336.
+    // The twins' cable limits them to 100 Gb/s, and the third rail's link limits it to 112 Gb/s:
+    // 212 together. The cables alone would give 300 Gb/s, the three links alone 336.
     let mut functions: Vec<Function> = spark(&[0]).into_iter().filter(|f| f.v4.is_some()).collect();
     functions.iter_mut().for_each(|function| function.speed_mbps = 100_000);
     functions.push(Function {

@@ -152,7 +152,8 @@ impl Qp {
 }
 
 impl Cq {
-    /// Returns the oldest completions since the last poll, at most as many as fit the buffer.
+    /// Returns the oldest completions that no poll has returned yet, at most as many as fit the
+    /// buffer.
     ///
     /// # Errors
     /// [`Error::Os`] if the queue has failed.

@@ -14,7 +14,8 @@ use tracing::Level;
 
 const NO_MTUS: [u32; 8] = [0, 1, 255, 1023, 1500, 4095, 8192, u32::MAX];
 
-/// Path MTU of a host's ports, which is below the largest one.
+/// Path MTU of a host's ports. Checks that all have the same, and that it is below 4096, the
+/// largest that exists.
 fn own_mtu(host: &Host) -> u32 {
     let of = |rail: &Arc<Rail>| rail.device.pd().unwrap().context().port(rail.info.port).unwrap().active_mtu_bytes;
     let mtus: Vec<u32> = host.process().rails.iter().map(of).collect();
@@ -52,7 +53,8 @@ fn an_offer_above_the_ports_path_mtu_is_refused_with_an_error_and_the_others_con
     let own = own_mtu(&hosts[0]);
     let (other, _taken) = connect_through_proxy(&hosts);
     for mtu in larger_than(own) {
-        // The accepting end fails first. The connecting end gets the same reason.
+        // The connecting end reports the reason in READY. So the accepting end fails first, with
+        // that reason, and sends it back as its refusal.
         let error = lied(&hosts, 1, 0, mtu).err().expect("no rail is left").to_string();
         let told = format!(
             "the peer asked for path MTU {mtu} on {}, whose port has {own}",

@@ -69,7 +69,8 @@ impl File {
         }
     }
 
-    /// Reads the identifier at `at` and the path that it begins. Returns the next token's index.
+    /// Reads what the identifier at `at` begins: a module, a path, or nothing of interest. Returns
+    /// the index of the token at which [`File::walk`] continues.
     fn walk_ident(&mut self, tokens: &[TokenTree], at: usize, context: Context) -> usize {
         if tokens[at].to_string() == "mod"
             && let Some(TokenTree::Ident(name)) = tokens.get(at + 1)
@@ -97,7 +98,8 @@ impl File {
         if ends_in_braces { end + 3 } else { at + 1 }
     }
 
-    /// Records the path at `at` after `prefix`. The braces of a `use` give one path for each name.
+    /// Records the path that begins at `at`, with `prefix` put before its segments. The braces of a
+    /// `use` give one path for each name.
     fn take_path(&mut self, tokens: &[TokenTree], mut at: usize, prefix: &[String], context: Context) {
         let mut segments = prefix.to_vec();
         let line = tokens[at].span().start().line;

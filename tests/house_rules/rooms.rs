@@ -90,8 +90,8 @@ impl Rooms {
     }
 }
 
-/// Resolves a path in the module `modules` from the crate's root if it starts with `crate` or
-/// `super`.
+/// Returns the segments of `path` from the crate's root. `modules` is the module of the file that
+/// has the path. Returns `None` if the path starts with neither `crate` nor `super`.
 fn absolute(modules: &[&str], path: &PathUse) -> Option<Vec<String>> {
     let supers = path.segments.iter().take_while(|segment| *segment == "super").count();
     let rest = path.segments.iter().skip(supers.max(1)).cloned();

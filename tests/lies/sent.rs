@@ -29,7 +29,7 @@ impl Stage {
         (fabric.to.as_ptr() as u64, fabric.into.keys(RailId::new(0).unwrap()).unwrap().strict_rkey)
     }
 
-    /// Returns the receiver's error for a receive that must never be done.
+    /// Polls until the receive fails, and returns its error. Panics if the receive completes.
     fn receive_error(&mut self, liar: &Liar, receive: u16) -> Box<Error> {
         let error = self.poll_until(|stage| {
             liar.poll();
@@ -133,7 +133,8 @@ fn a_key_is_valid_only_for_the_registered_memory() {
     const FIRST: usize = 1000;
     const LENGTH: usize = 77;
     let start = stage.fabric().to.as_ptr() as u64 + FIRST as u64;
-    // SAFETY: a part of memory that the fabric keeps until its end; it is read only between steps.
+    // SAFETY: a part of `to`, which lives as long as the fabric. This test reads or fills `to` only
+    // while the fabric's NICs do not run.
     let memory = unsafe { HostMemory::from_caller(start as usize, LENGTH) };
     let registration =
         stage.fabric().hosts[1].process().register(memory, nccl_net_spark::comm::Purpose::Receive).unwrap();

@@ -41,7 +41,7 @@ use std::time::{Duration, Instant};
 pub const RAILS: usize = 3;
 /// Bytes for the messages of one run, on each side.
 pub const ARENA: usize = 512 * 1024;
-/// Time limit without a first rail, longer than any run.
+/// Time that a connection has to get its first rail, longer than any run.
 const FIRST_RAIL: Duration = Duration::from_secs(3600);
 /// Bytes of the largest single write. Larger messages take several.
 pub const CHUNK: u32 = 256;
@@ -82,7 +82,8 @@ pub struct Pair {
     pub drivers: [Driver; 2],
     /// Memory that the peer writes.
     pub mailboxes: [Arc<Region>; 2],
-    /// Number of queue pairs of the rails that did not carry during the connect.
+    /// Number of queue pairs, on both sides, that do not exist yet because their lanes are in
+    /// [`Start::not_yet`].
     pub missing_queue_pairs: usize,
     /// Limit on the bytes in flight that this connection shares with others.
     pub bound: Option<Arc<Bound>>,
@@ -105,7 +106,7 @@ impl Fabric {
         Self::of(PROFILE, more)
     }
 
-    /// As `new`, with ports whose path MTU is 1024 bytes, so that packets above it exist.
+    /// As `new`, with ports whose path MTU is 1024 bytes, so that a peer can ask for a larger one.
     pub fn of_small_packets() -> Self {
         let with_mtu = |line: &str| line.to_owned() + if line.contains(" rail ") { " mtu=1024\n" } else { "\n" };
         Self::of(&PROFILE.lines().map(with_mtu).collect::<String>(), &[])
@@ -376,7 +377,8 @@ impl Fabric {
         lanes
     }
 
-    /// Builds data paths and drivers. `far_key` is the sender's mailbox key if a liar owns it.
+    /// Builds data paths and drivers. If a liar is the receiver's peer, `far_key` is the key with
+    /// which the receiver writes to the liar's mailbox.
     fn join(
         &self,
         mut lanes: [Vec<Lane>; 2],
@@ -449,7 +451,8 @@ fn bring_up_host(dir: &Path, fabric: &str, profile: &str, more: &[(&str, &str)])
         ("SOFTVERBS_FABRIC", fabric.to_owned()),
         ("SOFTVERBS_PROFILE", profile.to_owned()),
         ("SOFTVERBS_NODE", "0".to_owned()),
-        // Incomplete polls, queue pairs out of turn, and delayed bytes and acknowledgements.
+        // Polls return less than they could, queue pairs are served out of turn, and bytes and
+        // acknowledgements arrive late.
         ("SOFTVERBS_ADVERSARY", "7".to_owned()),
     ];
     for (name, value) in variables {

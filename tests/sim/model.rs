@@ -9,7 +9,7 @@ const BLANK: u8 = 0xee;
 const HANDED_BACK: u8 = 0xc5;
 
 pub struct Part {
-    /// Offset in both arenas.
+    /// Offset in the sender's arena and in the receiver's, which have the same layout.
     pub at: usize,
     pub room: usize,
     /// Size of the send, at most the room.

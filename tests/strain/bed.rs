@@ -50,7 +50,8 @@ impl Bed {
         let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("the fabric's file");
         let memory = shm::map(&file).unwrap();
         let bed = Self { switches, processes, memory, begun: Instant::now() };
-        // The kernel takes half a second for the first read of such a large file.
+        // This also reads the whole list once: the kernel takes half a second for the first read of
+        // such a large file, and later reads are fast.
         assert_eq!(bed.queue_pairs(), 0);
         bed
     }
@@ -82,8 +83,8 @@ impl Bed {
         u64::from(self.memory.generations.load(Ordering::Relaxed))
     }
 
-    /// Waits until closed connections' queue pairs and service threads are gone. Describes the
-    /// rest.
+    /// Waits until closed connections' queue pairs and service threads are gone. Returns lines
+    /// about what is left after [`SETTLE_LIMIT`].
     pub fn settle(&self) -> Vec<String> {
         let begun = Instant::now();
         loop {
@@ -114,11 +115,13 @@ impl Bed {
 impl Drop for Bed {
     fn drop(&mut self) {
         for process in &mut self.processes {
-            // The process ends when its input closes. A failed one has ended already.
+            // A process with open connections does not end when its input closes. The results are
+            // ignored, because a process that failed has ended already.
             let _ = process.child.kill();
             let _ = process.child.wait();
         }
-        // Ends all faults for the next test. The next program deletes the fabric.
+        // Ends all faults for the next test of this program. The fabric's files remain until
+        // a later test program deletes them (`fabric_folder`).
         self.switches.mend();
     }
 }

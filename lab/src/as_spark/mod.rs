@@ -21,8 +21,8 @@ use topology::{Function, Machine};
 /// Options of as-spark.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Accepts fewer than 16 collective channels over this plugin, which NCCL does not choose on a
-    /// Spark.
+    /// Accepts fewer than 16 collective channels. On a Spark, NCCL does not choose so few over this
+    /// plugin.
     #[arg(long)]
     allow_few_channels: bool,
     /// The command. Its --profile is `unpaced`, or a Spark's with --scale 1, 0.25, 0.1 or 0.05.
@@ -30,8 +30,9 @@ pub struct Options {
     command: Vec<String>,
 }
 
-/// Scales of a Spark's profile whose results can be compared with each other. NCCL plans with the
-/// unscaled speeds, so the sizes at which its choices are right change with the scale.
+/// Accepted scales of a Spark's profile. NCCL plans with the unscaled speeds, so the message sizes
+/// at which its choices are right differ from scale to scale. A few fixed scales give results that
+/// can be compared with others at the same scale.
 const SCALES: [f64; 4] = [1.0, 0.25, 0.1, 0.05];
 /// The fewest collective channels that NCCL chooses on a DGX Spark: 16 over this plugin with one
 /// cable (200,000 Mb/s), 18 with two (224,054 Mb/s).
@@ -94,8 +95,8 @@ fn profile(words: &[String]) -> Result<Profile> {
     Profile::load(&name, factor).map_err(|error| anyhow!("--profile: {error}"))
 }
 
-/// Returns the machine of a profile, with the unscaled speeds. A profile without rates of its own
-/// counts as a Spark.
+/// Returns the machine of a profile, with the unscaled speeds. The unpaced profile has no rates, so
+/// its rails get the speed of a Spark's port.
 fn machine(profile: &Profile) -> Machine {
     let mut profile = profile.clone();
     for cable in &mut profile.cables {

@@ -1,7 +1,8 @@
 //! The tables of a measurement, written line by line as it goes, within 80 columns.
 //!
-//! With one library a place (a size, a number of connections, a phase) is one line. With two it is
-//! three: one for each library and one for their ratios. They do not fit side by side.
+//! Each place (a size, a number of connections, a phase) takes one line if one library is measured.
+//! With two libraries it takes three: one for each library, and one for their ratios. The libraries
+//! do not fit side by side.
 
 use super::figures::{Comparison, Metric, Place, Point};
 use super::options::Scenario;

@@ -3,7 +3,8 @@
 //! there (`places`).
 //!
 //! Promises:
-//! - All new files are written under temporary names before any file but the manifest is replaced.
+//! - The manifest is replaced first. Then all new files are written under temporary names, and only
+//!   after that the installed files are replaced.
 //! - `install` replaces, and `uninstall` removes, only files that `install` wrote and that have not
 //!   changed since.
 //! - Each file appears under its name with its full content.

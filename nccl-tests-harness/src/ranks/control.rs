@@ -21,7 +21,7 @@ pub trait Work {
     type Answer: Serialize + DeserializeOwned + Send + 'static;
 
     /// Does the work in a rank's process until the orders end. `library` is the plugin's path on
-    /// this machine. If it is `None`, the work uses the path from the command.
+    /// this machine. If it is `None`, the work uses the path in the orders.
     ///
     /// # Errors
     /// Fails on errors of the plugin, and on unexpected orders.

@@ -12,8 +12,8 @@ pub struct Pattern {
     /// Added to every byte of the data. For rank 0 and odd ranks, it is the iteration's low byte;
     /// for other ranks, it is the negative of that byte. Two iterations that differ only in the low
     /// byte thus differ in every byte of a rank's data. If they are also less than 128 apart, they
-    /// differ in every byte of the sum over any number of ranks from 0 on. So even a stale slice of
-    /// one byte is found.
+    /// differ in every byte of the sum of the data of ranks 0 to n, for any n. So even a stale
+    /// slice of one byte is found.
     shift: u64,
 }
 
@@ -33,7 +33,8 @@ pub struct Mismatch {
 /// A wrong byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrongByte {
-    /// Offset in the sending rank's (or each rank's) data, in bytes.
+    /// Offset in the sending rank's data, in bytes. In a sum, the offset in the data of each of its
+    /// ranks.
     pub offset: usize,
     /// Received value.
     pub found: u8,
@@ -123,7 +124,8 @@ impl Mismatch {
     }
 }
 
-/// Output function of the splitmix64 generator with its increment (Steele, Lea and Flood 2014).
+/// Returns the output with number `index`, from 1 on, of the splitmix64 generator that starts at 0
+/// (Steele, Lea and Flood 2014).
 fn mix(index: u64) -> u64 {
     let mut word = index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

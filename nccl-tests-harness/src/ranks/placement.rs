@@ -16,7 +16,8 @@ use std::time::Duration;
 /// Time that ranks wait for each other, unless a run's time limit is shorter.
 const MEETING: Duration = Duration::from_secs(60);
 
-/// Returns the meeting of a launcher's ranks: `given` (host and port), else the launcher's place.
+/// Returns where and how a launcher's ranks meet. Rank 0 listens at `given` (host and port), else
+/// at the place that the launcher's environment tells ([`World::place`]).
 ///
 /// # Errors
 /// Fails when neither is known.

@@ -6,8 +6,8 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use verbs_sys::*;
 
-/// Accepted access flags. The core enforces the first three. Nothing here uses atomics or memory
-/// windows.
+/// Access flags that a registration may have. The core enforces the first three. The next two are
+/// for atomics and memory windows, which the core does not have.
 const GRANTABLE: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_READ
@@ -22,7 +22,8 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::context(context) }?;
-        // Counted from 1, as in a kernel: 0 is for users of the core without this interface.
+        // Counted from 1. Domain 0 is for programs that call the core directly, without this
+        // function.
         static DOMAINS: AtomicU32 = AtomicU32::new(1);
         let c = ibv_pd { context, handle: DOMAINS.fetch_add(1, Ordering::Relaxed) };
         let holds = vec![handle.users.hold()];

@@ -1,8 +1,10 @@
-//! Copies bytes from another process's memory into this one's, in a NIC's order.
+//! Copies bytes between another process's memory and this one's. Bytes are stored in this process
+//! in the order in which a NIC stores them, so a flag never becomes visible before its data.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
-/// Maximum bytes moved together: small enough for the processor's cache between the two copies.
+/// Maximum bytes moved together. So few bytes stay in the processor's cache between the copy into
+/// the [`Bounce`] and the copy out of it.
 pub const BOUNCE_BYTES: usize = 64 * 1024;
 
 /// Buffer between the read from one process and the store in the other.
@@ -130,7 +132,8 @@ pub(crate) fn answer_read(pid: u32, from: u64, bytes: usize, pieces: &[Piece], o
     unsafe { push(pid, from, bytes, pieces, offset) }
 }
 
-/// Copies registered memory into a work request that carries its bytes. The key was just checked.
+/// Copies registered memory into `into`, for a work request that carries the bytes itself. The key
+/// was just checked.
 pub(crate) fn take_registered(from: u64, into: &mut [u8]) {
     // SAFETY: registered, so mapped; a registration that ends meanwhile is its owner's error, as
     // with a NIC. The two ranges do not overlap: `into` is on this library's stack.
@@ -176,11 +179,11 @@ mod tests {
         let words: Vec<u64> = (1..60u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
         let expected: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         for (shift, offset) in (0..9).flat_map(|shift| [0, 3, 8].map(|offset| (shift, offset))) {
-            for bytes in [0, 1, 7, 8, 9, 127, 128, 300] {
-                let mut to = vec![0xaau8; 400];
+            for asked in [0, 1, 7, 8, 9, 127, 128, 300, 900] {
+                let mut to = vec![0xaau8; 1000];
                 // SAFETY: the target has room.
-                unsafe { place(&words, offset, bytes, to.as_mut_ptr() as u64 + shift) };
-                let shift = shift as usize;
+                unsafe { place(&words, offset, asked, to.as_mut_ptr() as u64 + shift) };
+                let (shift, bytes) = (shift as usize, asked.min(expected.len() - offset));
                 assert_eq!(&to[shift..shift + bytes], &expected[offset..offset + bytes]);
                 assert!(to[..shift].iter().chain(&to[shift + bytes..]).all(|b| *b == 0xaa));
             }

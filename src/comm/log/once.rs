@@ -1,8 +1,8 @@
 //! Log lines that are written once for all connections with a peer.
 //!
-//! Each call takes a lock. The callers are connection set-up, the service thread, and a request by
-//! TCP stream that has stalled for `NCCL_SPARK_STALL_WARN_S`. Messages that make progress cause no
-//! call.
+//! Each call takes a lock. The callers are connection set-up, the service thread, and sends and
+//! receives over TCP streams that make no progress for `NCCL_SPARK_STALL_WARN_S`. Messages that
+//! make progress cause no call.
 
 use crate::comm::threads::lock;
 pub use crate::counters::layout::Direction;

@@ -2,8 +2,8 @@
 //! regardless of the number of connections.
 //!
 //! [`TcpOutages`] guarantees for each peer:
-//! - The first connection that is without TCP for [`LASTING`] writes a line. The others write DEBUG
-//!   lines. If TCP is redialled sooner, all lines are DEBUG lines.
+//! - Each loss writes a DEBUG line. The first connection that is without TCP for [`LASTING`] also
+//!   writes an INFO line, for all of them. If TCP is redialled sooner, there are only DEBUG lines.
 //! - A logged outage ends with a line, once all connections have had TCP for [`SETTLED`]. A loss
 //!   within that time belongs to the same outage: connections may break in turn.
 //! - Connections that have failed, were closed, or whose peer has ended do not delay these lines.
@@ -15,11 +15,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Time without TCP until a line is written. Longer than the time that a peer has to answer after
-/// it closed TCP, so a connection that ends with its peer writes no line.
+/// Time without TCP until an INFO line is written. If the peer closes TCP, it has two seconds to
+/// show over a rail or a new TCP connection that it is alive; otherwise the connection fails.
+/// `LASTING` is longer, so a connection that fails because its peer has ended writes no such line.
 pub const LASTING: Duration = Duration::from_secs(3);
-/// Time that all connections must have TCP again before a line reports it. Longer than each of the
-/// first five pauses between attempts to dial.
+/// A line reports the end of an outage when all connections have had TCP again for this time.
+/// Longer than each of the first five pauses between attempts to dial.
 pub const SETTLED: Duration = Duration::from_secs(5);
 
 /// The present TCP outages of this process's connections, one for each peer.
@@ -78,7 +79,7 @@ impl TcpOutage {
         }
     }
 
-    /// Returns true if the outage has ended, after logging the end.
+    /// Returns true if the outage has ended. Logs the end if a connection has had TCP again.
     fn is_over(&self, now: Instant) -> bool {
         let Some(last) = self.last_return else { return self.without.is_empty() };
         if !self.without.is_empty() || now.saturating_duration_since(last) < SETTLED {

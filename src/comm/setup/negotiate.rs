@@ -129,7 +129,8 @@ impl LocalRails {
         Ok(Self { known, adverts, unknown })
     }
 
-    /// Returns this host's routes to addresses of the peer that allow further pairs of rails.
+    /// Returns this host's routes to addresses of the peer. With them, rails can be paired that
+    /// share no subnet with a rail of the peer.
     pub fn routes(&self, process: &Process, theirs: &[RailAdvert]) -> Vec<Route> {
         process.routes(theirs, &self.adverts, |acceptor| &self.known[acceptor].snapshot)
     }
@@ -150,8 +151,8 @@ impl LocalRails {
         [End { rail: rail.id, attachment: rail.info.attachment }, their_ends[their_place]]
     }
 
-    /// Returns the reason why TCP may not replace rails, if any: a rail whose address is unknown
-    /// may reach the peer.
+    /// Returns the reason why TCP may not replace rails, if any. The only reason is that this host
+    /// has rails whose addresses are unknown: one of them may be able to reach the peer.
     pub fn why_not_by_tcp(&self) -> Option<String> {
         let why = |(rail, why): &(Arc<Rail>, String)| format!("{} ({why})", rail.name());
         (!self.unknown.is_empty()).then(|| self.unknown.iter().map(why).collect::<Vec<_>>().join("; "))
@@ -195,7 +196,7 @@ pub fn queue_pairs(wanted: u8, paths: &Paths) -> [u8; MAX_RAILS] {
     paths.even_rates().map(qps_for)
 }
 
-/// Returns the largest number of queue pairs that a connection gets on a rail of this kind.
+/// Returns the largest number of queue pairs that a connection gets on a rail with this attachment.
 pub fn most_queue_pairs(qps_per_rail: Option<u8>, attachment: &Attachment) -> u8 {
     qps_per_rail.unwrap_or_else(|| {
         let link_mbps = if attachment.link_mbps == 0 { u32::MAX } else { attachment.link_mbps };
@@ -231,8 +232,9 @@ pub fn report_connected(process: &Process, peer: &str, role: Role, lanes: &[Lane
 
 /// Logs each rail that a connection leaves out or that does not work yet, once for all connections
 /// with the peer. The line is a warning if the rail's twin works and both rails together would
-/// carry more, unless the twin is routed: owners route only some rails of a ring. `ends` and
-/// `routed` have an element for each lane. In `ends`, this side's end comes first.
+/// carry more. It is no warning if the twin reaches the peer by a route: the owner of hosts in a
+/// ring may have set routes for some rails only. `ends` and `routed` have an element for each lane.
+/// In `ends`, this side's end comes first.
 pub fn report_left_out(
     process: &Process,
     peer: &str,

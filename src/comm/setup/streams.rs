@@ -42,7 +42,8 @@ const REDIAL: Duration = Duration::from_millis(10);
 pub fn allow(process: &Process, rails: &LocalRails, hello: &Hello) -> Result<()> {
     let by_tcp = rails.by_tcp(&process.config.setup);
     let rails = rails.nothing_in_common(&process.name, &hello.rails, &hello.name);
-    // `check_ring_tcp` has checked that both sides have the same setting.
+    // `check_ring_tcp` has checked that `NCCL_SPARK_RING_TCP` is the same on both sides, so `Off`
+    // on one side implies `Off` on the other.
     let (host, why) = match (by_tcp, &hello.by_tcp) {
         (ByTcp::Withheld(why), _) => (&process.name, why),
         (ByTcp::Allowed, ByTcp::Withheld(why)) => (&hello.name, why.clone()),
@@ -191,7 +192,8 @@ impl OpeningStream {
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => again(),
                 Err(error) => Err(cannot(error)),
             },
-            // `receive` sends the rest of STREAM. The peer may have dropped the stream unread.
+            // `Channel::receive` first sends what is still queued of the message STREAM.
+            // `Closed`: the peer may have dropped the stream without reading it.
             Self::Sent(mut channel) => match channel.receive()? {
                 Received::Nothing => Ok(Self::Sent(channel)),
                 Received::Closed => again(),

@@ -425,17 +425,21 @@ fn a_peer_whose_tcp_was_closed_is_dialled_in_time() {
 
 #[test]
 fn forbidden_control_messages_fail_the_connection() {
-    for (role, message) in [
-        (Role::Sender, ControlMessage::Live { lane: lane(0) }),
-        (Role::Receiver, joined(0, 1)),
-        (Role::Sender, ControlMessage::Bye { delivered: 1 }),
-        (Role::Sender, ControlMessage::StallReply { number: 0, idle_ms: 0, progress: SENDS }),
-        (Role::Receiver, ControlMessage::StallReply { number: 0, idle_ms: 0, progress: RECEIVES }),
-        (Role::Sender, ControlMessage::Fenced { lane: lane(0), received: Received { granted: 99, open: Vec::new() } }),
+    let fenced = ControlMessage::Fenced { lane: lane(0), received: Received { granted: 99, open: Vec::new() } };
+    let stall_reply = |progress| ControlMessage::StallReply { number: 0, idle_ms: 0, progress };
+    for (role, message, why) in [
+        (Role::Sender, ControlMessage::Live { lane: lane(0) }, "must not send LIVE"),
+        (Role::Receiver, joined(0, 1), "must not send JOINED"),
+        (Role::Sender, ControlMessage::Bye { delivered: 1 }, ""),
+        (Role::Sender, stall_reply(SENDS), "progress of the wrong side"),
+        (Role::Receiver, stall_reply(RECEIVES), "progress of the wrong side"),
+        (Role::Sender, fenced, ""),
     ] {
         let mut end = End::new(role);
         end.receive(&message, SECOND);
-        assert!(matches!(end.actions()[..], [Action::Fail(Failure::Protocol(_))]), "{message:?}");
+        let actions = end.actions();
+        let [Action::Fail(Failure::Protocol(text))] = &actions[..] else { panic!("{message:?}: {actions:?}") };
+        assert!(text.contains(why), "{text}");
     }
 }
 

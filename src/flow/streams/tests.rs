@@ -177,8 +177,9 @@ fn a_lying_receiver_is_caught() {
 }
 
 proptest! {
-    /// Sends groups, tags, sizes and chunks in any order. Every receive reports the sizes that were
-    /// sent, each byte is delivered once, and no request remains.
+    /// Posts groups of receives with any tags and sizes. Mixes receives, sends, and chunks on four
+    /// streams in any order. Every receive reports the sizes that were sent, as many bytes land as
+    /// were sent, and no request remains.
     #[test]
     fn everything_arrives_once_in_any_order(
         groups in prop::collection::vec(

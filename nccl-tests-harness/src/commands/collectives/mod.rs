@@ -109,8 +109,8 @@ impl Collective {
     }
 
     /// Returns the size and number of messages in flight, as in NCCL. A ring has four slices in
-    /// flight, each of two steps of 512 KiB. A point-to-point transfer has eight steps in flight,
-    /// each of its chunk size, which is 128 to 256 KiB over a network.
+    /// flight, each of two steps of 512 KiB. A point-to-point transfer has eight steps in flight. A
+    /// step is one chunk, which has 128 to 256 KiB over a network.
     pub fn shape(self) -> Shape {
         match self {
             Self::AllToAll | Self::SendRecv => Shape { slice_bytes: 256 << 10, in_flight: 8 },

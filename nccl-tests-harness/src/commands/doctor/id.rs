@@ -88,7 +88,7 @@ ids! {
     NcclBadBuild = Fragile "nccl-bad-build": "an NCCL that is known to stop after a while on Arm";
     NcclNvls = Fragile "nccl-nvls": "NCCL 2.30.4, whose NVLS fails on Sparks";
     NcclTooOld = Broken "nccl-too-old": "an NCCL so old that the plugin has none of its interfaces";
-    NcclUnknownBuild = Note "nccl-unknown-build": "a build of NCCL that was not tested on a Spark";
+    NcclUnknownBuild = Note "nccl-unknown-build": "a build of NCCL with few reports from Sparks";
     NcclUnknown = Note "nccl-unknown": "a libnccl that does not say its version";
     NcclUnreadable = Note "nccl-unreadable": "a libnccl that cannot be read";
     NcclSeveral = Fragile "nccl-several": "several NCCLs, or variables that choose one";

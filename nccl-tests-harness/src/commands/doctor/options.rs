@@ -21,10 +21,10 @@ pub struct Options {
     /// Judges the running process N: its variables as it was started, its libraries, its limits.
     #[arg(long, value_name = "N", conflicts_with = "other hosts")]
     pub(super) pid: Option<u32>,
-    /// Python whose libnccl counts [default: python3 in PATH]
+    /// Judges the libnccl that this Python would load [default: python3 in PATH]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["pid", "program"])]
     pub(super) python: Option<PathBuf>,
-    /// Program whose libnccl counts
+    /// Judges the libnccl that this program would load, not Python's
     #[arg(long, value_name = "FILE", conflicts_with = "pid")]
     pub(super) program: Option<PathBuf>,
     #[command(flatten)]
@@ -32,8 +32,8 @@ pub struct Options {
     /// Judges the machine whose files were copied below DIR.
     #[arg(long, value_name = "DIR", hide = true, conflicts_with = "other hosts")]
     pub(super) root: Option<PathBuf>,
-    /// Also examines another host, and measures each pair of rails and all together: a host that
-    /// ssh reaches, or the address that a partner there has printed.
+    /// Also examines another host, and measures each pair of rails alone and all pairs together.
+    /// The value is a host that ssh reaches, or the address that a partner there has printed.
     #[arg(long, value_name = "HOST|ADDRESS:PORT")]
     peer: Option<String>,
     /// Waits for a doctor on another host (--peer), and takes part in what it measures.

@@ -41,7 +41,8 @@ pub struct Pair {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PairedBy {
     Subnet,
-    /// Link-local addresses, where the ports' names and other addresses identify the cable.
+    /// The rails use link-local addresses. Their ports' names, or the addresses of other rails,
+    /// show that both are on one cable.
     Cable,
     Route,
 }

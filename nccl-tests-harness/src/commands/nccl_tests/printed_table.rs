@@ -127,8 +127,8 @@ impl Heading {
     }
 
     /// Reads a text that may be a row, begin a row, or continue the row in `begun`. Returns the row
-    /// so far, and its values if it is complete. If the text is from a log line (`is_log`), it
-    /// counts as part of the table only where there is no doubt.
+    /// so far, and its values if it is complete. Text from a log line (`is_log`) counts only if it
+    /// begins a row with all columns before the time, or completes a row.
     fn extend(&self, begun: Option<&str>, text: &str, is_log: bool) -> Result<Option<(String, Option<Row>)>> {
         let joined = format!("{}{text}", begun.unwrap_or_default());
         // Rows are indented. Text without an indent may be a row that was cut within its indent.
@@ -199,8 +199,8 @@ fn starts_row(line: &str) -> bool {
     line.starts_with(' ') && [words.next(), words.next(), words.next()] == [Some(true), Some(true), Some(false)]
 }
 
-/// Returns the rest of `text` from each gap of two or more spaces on. Every piece of a row begins
-/// with such a gap.
+/// For each gap of two or more spaces, returns the gap and all text after it. Every piece of a row
+/// begins with such a gap.
 fn gaps(text: &str) -> impl Iterator<Item = &str> {
     let starts = text.match_indices("  ").map(|(at, _)| at).filter(|at| !text[..*at].ends_with(' '));
     starts.map(|at| &text[at..])

@@ -39,7 +39,7 @@ pub struct Side {
     pub bytes: u64,
     pub writes: u64,
     pub bytes_per_s: Option<f64>,
-    /// Percentage of the job's bytes in this direction.
+    /// These bytes since the previous reading, in percent of the job's bytes in the same direction.
     pub share_percent: Option<f64>,
     pub connections: usize,
     /// Number of open connections for which the rail carries data.

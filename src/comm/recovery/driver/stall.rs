@@ -1,6 +1,6 @@
 //! Detection of requests without progress. Samples the data path, asks the peer, and reports the
 //! cause to the log and the counters. With `NCCL_SPARK_STALL_ABORT_S`, a long stall fails the
-//! connection. [`crate::flow::stall`] decides.
+//! connection. [`crate::flow::stall`] decides when to ask, what the cause is, and when to fail.
 
 use super::Driver;
 use crate::comm::datapath::lane::Role;
@@ -11,8 +11,9 @@ use crate::wire::control::Progress;
 use crate::wire::ids::LaneId;
 use std::time::{Duration, Instant};
 
-/// Nanoseconds between samples of the data path. The smallest limit, one second, is thus noticed at
-/// most half a second late.
+/// Nanoseconds between samples of the data path. A stall is thus noticed at most half a second
+/// after its limit (`NCCL_SPARK_STALL_WARN_S`, `NCCL_SPARK_STALL_ABORT_S`), which is at least one
+/// second.
 const SAMPLE: u64 = 500_000_000;
 
 impl Driver {
@@ -26,7 +27,7 @@ impl Driver {
         if !is_unused {
             self.stall.watch.called(at);
         }
-        // Until the first rail is up, `first_rail` writes the messages.
+        // Until the first rail is up, `warn_of_no_rail` warns in place of the stall watch.
         if self.stall.is_closed || !self.recovery.recovers() || !self.recovery.was_up() {
             self.show_no_stall();
         } else if at >= self.stall.next_sample {

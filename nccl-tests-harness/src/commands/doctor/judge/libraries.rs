@@ -85,10 +85,10 @@ fn of_version(version: [u32; 3]) -> &'static str {
     match version {
         // Fixed in NCCL 2.32.3, which initialises the constants that it passes to tuners.
         [2, 31, _] => {
-            "it was not tested on a Spark; it hands tuners uninitialised constants, which the plugin's tuner does not read"
+            "it has few reports from Sparks; it hands tuners uninitialised constants, which the plugin's tuner does not read"
         }
-        [2, 32, 3] => "owners ran it on two Sparks (FujitsuPolycom/sparkring); this build was not tested otherwise",
-        _ => "this build was not tested on a Spark",
+        [2, 32, 3] => "the one report is of two Sparks that ran it (FujitsuPolycom/sparkring)",
+        _ => "there are few reports of this build on Sparks, good or bad",
     }
 }
 

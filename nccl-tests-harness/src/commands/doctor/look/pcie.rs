@@ -36,7 +36,8 @@ pub(super) fn ports<'a>(
     let mut ports: Vec<PciePort> = Vec::new();
     for (device, pci) in functions {
         let above = pci.path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-        // A function without a port above it is in its bus's folder, and a bus is no PCI device.
+        // In sysfs, the folder above a function is that of a port. If there is no port, it is that
+        // of the bus, which is not a PCI device.
         let Some(address) = above.filter(|address| place.has(folder(address))) else { continue };
         match ports.iter_mut().find(|port| port.address == address) {
             Some(port) => port.devices.push(device.clone()),

@@ -203,9 +203,9 @@ faults! {
     "NCCL 2.29.2 by GCC 8": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
         text: "NCCL version 2.29.2+cuda13.0", compiler: "GCC: (GNU) 8.5.0 20210514 (Red Hat 8.5.0-21)", ..Object::new()
     })) => Fragile "nccl-bad-build" ["2.29.2", "GCC 8"] "2.29.3";
-    "an NCCL that was not tested on a Spark": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
+    "an NCCL with few reports from Sparks": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
         text: "NCCL version 2.29.3+cuda13.1", compiler: "GCC: (GNU) 8.5.0 20210514 (Red Hat 8.5.0-21)", ..Object::new()
-    })) => Note "nccl-unknown-build" ["2.29.3", "not tested on a Spark"] "";
+    })) => Note "nccl-unknown-build" ["2.29.3", "few reports of this build"] "";
     "NCCL 2.31.2": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
         text: "NCCL version 2.31.2+cuda13.1", ..Object::new()
     })) => Note "nccl-unknown-build" ["2.31.2", "uninitialised constants"] "";

@@ -8,11 +8,12 @@
 //!
 //! Promises:
 //! - A row is written only for sizes at which it was measured.
-//! - Every round with the row was faster than every round of NCCL's choice. (In five rounds, both
-//!   the row and NCCL's choice may have one outlier.) This holds twice: for the row alone, and with
+//! - Every round with the row was faster than every round of NCCL's choice. (One in five of the
+//!   row's rounds is left out as an outlier, and one in five of those of NCCL's choice. With fewer
+//!   than five rounds, all count.) This is measured twice: with the row's choice forced, and with
 //!   the whole table.
-//! - If the user gives `--groups`, neither the row nor the whole table makes groups of that many
-//!   collectives slower.
+//! - `--groups` gives numbers of collectives in a group. Neither the row nor the whole table makes
+//!   groups of these sizes slower.
 //! - A run counts only if its data is right, and NCCL's log says that every channel used the
 //!   plugin. A failed run is repeated once.
 
@@ -40,7 +41,8 @@ use sweep::{Confirmation, Confirmed, Outcome, Sweep};
 use verdict::{Dropped, Finding, Measured, Record, is_of_size};
 
 /// Rounds in which the whole table and NCCL's choice are measured again. If both are equally fast,
-/// all rounds of the table are by chance faster than all of NCCL's choice once in 252 times.
+/// the table's rounds count as faster by chance 26 times in 252, because `verdict::compare` leaves
+/// out one outlier of each. A row needs the least gain in the median, too.
 const FINAL_ROUNDS: u32 = 5;
 /// Rounds in which groups are measured, with the table and without.
 const GROUP_ROUNDS: u32 = 3;
@@ -169,8 +171,8 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Measures NCCL's choice and all candidates alone. Then measures the better candidates in
-    /// groups of collectives.
+    /// Measures NCCL's choice and all candidates with single collectives. Then measures NCCL's
+    /// choice and the better candidates with groups of collectives.
     fn sweep(&mut self, collective: Collective, program: &'a Path, out: &mut impl Write) -> Result<Sweep<'a>> {
         let &Plan { rounds, gain, .. } = self.plan;
         let mut single = Measured::new(self.plan.candidates_of(collective).map(Some));

@@ -62,12 +62,13 @@ pub struct Options {
     /// Number of rounds; each measures NCCL's choice and all candidates once.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Smallest gain over NCCL's choice for a row: 1.05 is 5 % faster.
+    /// Smallest gain over NCCL's choice with which a candidate gets a row in the table: 1.05 is 5 %
+    /// faster.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.05, value_parser = parse_gain)]
     gain: f64,
-    /// Numbers of collectives in the groups that you use, as in 4,16: candidates are measured in
-    /// such groups too, and one that is slower than NCCL's choice there gets no row. NCCL asks the
-    /// tuner once per group, with the sum of the bytes.
+    /// Sizes of the groups (ncclGroupStart) that your program uses: 4,16 for groups of 4 and of 16
+    /// collectives. Candidates are measured in such groups too, and one that is slower there than
+    /// NCCL's choice gets no row. NCCL asks the tuner once per group, with the sum of the bytes.
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(2..=64))]
     groups: Vec<u32>,
     /// The settings file to write on each machine [default: the one that NCCL_SPARK_SETTINGS_FILE

@@ -15,16 +15,16 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Options of the hidden command.
+/// Options of the hidden command `tune-collectives-write`.
 #[derive(Debug, clap::Args)]
 pub struct Task {
-    /// The table; without one, the file's is removed.
+    /// The table to write; without this option, the table in the file is removed.
     #[arg(long)]
     table: Option<Table>,
     /// The table that the launching machine had.
     #[arg(long)]
     before: Option<Table>,
-    /// The comment above it.
+    /// Text of the comment above the written table.
     #[arg(long, default_value = "")]
     remark: String,
     /// The file [default: as for tune collectives].
@@ -137,7 +137,8 @@ mod tests {
         assert!(std::fs::read_to_string(&file).unwrap().ends_with(&format!("NCCL_SPARK_TUNER_TABLE={new}\n")));
         let said = write(Some(&other), None, None);
         assert!(said.contains(&format!("removed a different table of 1 row(s) there: {other}")), "{said}");
-        // The launching machine's own table, the same table, or no table needs no report.
+        // No report is needed if the file had the launching machine's earlier table, the new table,
+        // or none.
         for old in [Some(&mine), Some(&new), None] {
             let said = write(old, Some(&written), Some(&before));
             assert!(!said.contains("different"), "{said}");

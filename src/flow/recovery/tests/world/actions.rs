@@ -82,7 +82,8 @@ impl<const N: usize> World<N> {
         Ok(())
     }
 
-    /// Returns true if the action is a step of an attempt and its thread hangs.
+    /// Returns true if the action is a step of an attempt, and the thread that executes it begins
+    /// to hang (`Event::HangNext`).
     fn hangs(&mut self, side: usize, action: &Action) -> bool {
         let (Action::OpenQps(lane) | Action::AnswerQps(lane, ..) | Action::ConnectQps(lane, _)) = action else {
             return false;
@@ -95,8 +96,8 @@ impl<const N: usize> World<N> {
         hangs
     }
 
-    /// Returns true if a step of an attempt fails: by the budget, or while an earlier thread hangs
-    /// (`RailDevice::begin_call`).
+    /// Returns true if a step of an attempt fails: after `Event::FailNext`, or while the thread of
+    /// an earlier attempt hangs, as in `RailDevice::begin_call`.
     fn fails(&mut self, side: usize, lane: LaneId) -> bool {
         self.hung[side][lane.index()].is_some() || std::mem::take(&mut self.fails_next)
     }
@@ -123,7 +124,8 @@ impl<const N: usize> World<N> {
         Ok(())
     }
 
-    /// Stops a rail. Called again later if the rail's device is cut off.
+    /// Stops a rail, and tells recovery. While the rail's device is cut off (`Event::CutOff`), its
+    /// queue pairs have not stopped: recovery is not told, and `settle` calls this again.
     pub(super) fn fence(&mut self, side: usize, lane: LaneId) {
         self.used[side][lane.index()] = None;
         if self.cut_off[side][lane.index()].is_none() {
