@@ -41,7 +41,7 @@ main() {
 compile() {
   case $1 in
     recovery-*) cargo test --quiet --no-run -p nccl-net-spark --lib ;;
-    *) cargo build --quiet --workspace && cargo test --quiet --no-run --test simulation ;;
+    *) cargo build --quiet -p softverbs && cargo test --quiet --no-run --test simulation ;;
   esac
 }
 
