@@ -1,6 +1,7 @@
 //! State of the process: settings, verbs library, merged device, and the count of inits.
 
 use crate::comm::process::{Process, TunerIdentity};
+use crate::comm::threads::lock;
 use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
 use crate::config::{Config, RailConfig};
 use crate::error::{Argument, Error, Internal, Missing, Result, Usage};
@@ -19,7 +20,7 @@ use once_cell::sync::OnceCell;
 use std::ffi::CStr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -91,7 +92,7 @@ pub fn tuner(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Tuner {
 
 fn communicators<T>(use_them: impl FnOnce(&mut Communicators<ThreadId>) -> T) -> T {
     // A panic while the lock is held leaves the set intact.
-    use_them(&mut COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner))
+    use_them(&mut lock(&COMMUNICATORS))
 }
 
 /// Undoes one `init` and logs the totals of closed connections. The rails stay open: NCCL may call

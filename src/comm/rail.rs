@@ -9,6 +9,7 @@ pub mod registration;
 
 use self::device::RailDevice;
 use self::path_quality::PathQualities;
+use crate::comm::threads::lock;
 use crate::config::{RailConfig, RelaxedOrdering};
 #[cfg(doc)]
 use crate::error::Error;
@@ -19,7 +20,7 @@ use crate::wire::fields::{Address, Attachment, RailAdvert, preference_rank};
 use crate::wire::ids::RailId;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Properties of a rail that do not change while the process runs.
 #[derive(Debug, Clone)]
@@ -144,7 +145,7 @@ impl Rail {
             found.sort_by_key(|(address, held)| (preference_rank(&address.gid), held.gid_index));
             let (addresses, held) = found.into_iter().unzip();
             let snapshot = RailSnapshot { port, addresses, held };
-            *self.last_snapshot.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot.clone());
+            *lock(&self.last_snapshot) = Some(snapshot.clone());
             return Ok(snapshot);
         }
         Err(unheld.map_or(Missing::Gid, |netdev| Missing::Address(netdev.clone())).into())
@@ -174,7 +175,7 @@ impl Rail {
 
     /// Returns the latest snapshot in which the rail was usable; `None` if it never was.
     pub fn last_snapshot(&self) -> Option<RailSnapshot> {
-        self.last_snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.last_snapshot).clone()
     }
 
     /// Returns the description of the rail for a peer.

@@ -18,9 +18,10 @@
 //! This module only records reports. It touches no queue pair, starts no thread, reads no clock.
 
 use super::Rail;
+use crate::comm::threads::lock;
 use crate::error::{Error, Network, Result};
 use crate::wire::ids::RailId;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Time that the kernel searches for an address: `rdma_addr_find_l2_eth_by_grh` passes 1000 ms to
@@ -317,11 +318,6 @@ impl Dead {
         let left = self.until.saturating_duration_since(now);
         format!("{}; next attempt in {left:.0?}", self.why)
     }
-}
-
-fn lock(known: &Mutex<KnownPaths>) -> MutexGuard<'_, KnownPaths> {
-    // A panic under the lock leaves the list of paths complete.
-    known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@
 //! Each opening of the device has a number, the device generation. A queue pair or key of an
 //! earlier opening belongs to a removed device, even if the new device is present.
 
-use crate::comm::threads;
+use crate::comm::threads::{self, lock};
 use crate::error::{Error, Missing, Result};
 use crate::verbs::{Context, Library, Pd, PortInfo};
 use std::os::unix::fs::MetadataExt;
@@ -245,17 +245,17 @@ impl RailDevice {
             DeviceState::Gone(_) | DeviceState::Returning(_) => return false,
             DeviceState::Failed(_) | DeviceState::CutOff(_) => false,
         };
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = lock(&self.asked);
         !is_as_before || asked.is_none_or(|last| now.saturating_duration_since(last) >= ASK_EVERY)
     }
 
     /// Lets the service thread question the device in its next round.
     pub fn ask_soon(&self) {
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.asked) = None;
     }
 
     fn asked(&self, now: Instant) {
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+        *lock(&self.asked) = Some(now);
     }
 
     /// Queries a port as [`Self::query`] does, and returns the resulting presence.
@@ -377,7 +377,7 @@ impl RailDevice {
 
     fn lock(&self) -> MutexGuard<'_, DeviceState> {
         // No holder panics with the state half-changed.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
@@ -391,7 +391,7 @@ struct Questions {
 impl Questions {
     fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
         // No holder panics with the value half-changed.
-        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.since)
     }
 }
 
@@ -525,7 +525,7 @@ impl RailDevice {
     /// Returns the calls of given-up attempts that have not returned.
     fn given_up(&self) -> MutexGuard<'_, GivenUpCalls> {
         // A panic of a holder leaves the list complete.
-        let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given_up = lock(&self.given_up);
         given_up.calls.retain(|call| call.strong_count() > 0);
         given_up
     }

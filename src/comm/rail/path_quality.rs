@@ -10,8 +10,9 @@
 //! equal rails of 0.56 GB/s in total, and messages of 2 to 8 MiB in both directions: separate
 //! measurements gave 0.47 to 0.54 GB/s, shared measurements 0.54 to 0.55 GB/s.
 
+use crate::comm::threads::lock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Approximate number of samples in the moving average.
 const AVERAGED_SAMPLES: f64 = 8.0;
@@ -73,7 +74,7 @@ pub struct PathQualities(Mutex<Vec<([u8; 16], Weak<PathQuality>)>>);
 impl PathQualities {
     /// Returns the quality of the path to an address.
     pub fn of(&self, peer_gid: [u8; 16]) -> Arc<PathQuality> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         known.retain(|(_, quality)| quality.strong_count() > 0);
         let there = known.iter().find(|(gid, _)| *gid == peer_gid).and_then(|(_, quality)| quality.upgrade());
         there.unwrap_or_else(|| {

@@ -15,6 +15,7 @@
 
 use super::Rail;
 use super::device::DevicePresence;
+use crate::comm::threads::lock;
 use crate::error::{Argument, Error, Result};
 use crate::verbs::{Access, HostMemory, Mr, Pd, Readable};
 use crate::wire::cts::PackedKeys;
@@ -22,7 +23,7 @@ use crate::wire::ids::RailId;
 use crate::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Memory registered on every rail of this host.
 pub struct Registration {
@@ -157,7 +158,7 @@ impl Registration {
     pub fn release(self: Arc<Self>) {
         let renewal = Arc::clone(&self.renewal);
         drop(self);
-        drop(renewal.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(lock(&renewal));
     }
 
     /// Registers the memory with each present rail device that does not have it yet.
@@ -210,7 +211,7 @@ impl Registration {
 
     fn regions(&self) -> MutexGuard<'_, Vec<Option<Regions>>> {
         // A panic under the lock leaves some rails without a registration, which is a valid state.
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.regions)
     }
 }
 
@@ -269,7 +270,7 @@ impl Registrations {
     pub fn renew(&self, rails: &[Arc<Rail>]) -> Result<()> {
         let known: Vec<_> = self.lock().iter().map(|it| (Weak::clone(&it.held), Arc::clone(&it.renewal))).collect();
         for (held, renewal) in known {
-            let _renewal = renewal.lock().unwrap_or_else(PoisonError::into_inner);
+            let _renewal = lock(&renewal);
             if let Some(registration) = held.upgrade() {
                 registration.complete(rails)?;
             }
@@ -306,7 +307,7 @@ impl Registrations {
 
     fn lock(&self) -> MutexGuard<'_, Vec<CacheEntry>> {
         // A panic under the lock leaves the list unchanged or one entry longer, both valid.
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.list)
     }
 
     /// Returns the number of registrations in use.
