@@ -5,7 +5,8 @@
 //!     NCCL_IBVERBS_LIB=target/debug/softverbs-ibverbs \
 //!       cargo run --example move_bytes -- target/debug/libnccl_net_spark.so
 //!
-//! Both ends are in this process. No call blocks; a NULL result means "not yet, call again".
+//! Both ends are in this process. No call blocks. If a call succeeds but leaves the comm or request
+//! NULL, that means "not yet, call again".
 
 #![allow(unsafe_code)]
 
@@ -19,7 +20,7 @@ const TAG: c_int = 7;
 fn main() {
     let path = std::env::args().nth(1).expect("usage: move_bytes PATH_OF_THE_LIBRARY");
     let path = CString::new(path).expect("a path without NUL");
-    // SAFETY: the name is a C string; the library's constructors are the plugin's own.
+    // SAFETY: the name is a C string. The constructors that `dlopen` runs are the plugin's own.
     let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
     assert!(!library.is_null(), "cannot load {path:?}");
     // SAFETY: the library stays open to the end, and the symbol is a table of this type.
@@ -60,7 +61,7 @@ unsafe fn move_bytes(net: &NetV8) {
         while received.is_null() {
             check("irecv", net.irecv.unwrap()(receiver, 1, &mut data, &mut size, &mut tag, &mut into, &mut received));
         }
-        // `isend` does not begin before the clear-to-send has arrived.
+        // `isend` returns no request before the receiver's clear-to-send has arrived.
         while sent.is_null() {
             check("isend", net.isend.unwrap()(sender, from.as_mut_ptr().cast(), size, TAG, out, &mut sent));
         }

@@ -7,8 +7,8 @@
 //!
 //! A settings file (`file`) gives values for unset variables. `NCCL_SPARK_SETTINGS_FILE` names the
 //! file. Without that variable, `~/.nccl-spark.conf` is read, then `/etc/nccl-spark.conf` for
-//! settings that the first file leaves unset. Such a file is only for this plugin, so an unknown
-//! name in it is an error.
+//! settings that the first file leaves unset. Only this plugin reads such a file, so an unknown
+//! name in it is an error, even without the prefix `NCCL_SPARK_`.
 
 #![allow(clippy::disallowed_methods, reason = "the one file that reads the environment")]
 
@@ -34,7 +34,7 @@ use value::{Parsed, Refusal, choice, millis, number, optional, optional_text, pa
 pub struct SettingRow {
     /// Environment variable.
     pub name: &'static str,
-    /// Default; empty if the plugin chooses.
+    /// Default value. Empty if the setting is unset by default.
     pub default: &'static str,
     /// Meaning and allowed values.
     pub doc: &'static str,
@@ -129,11 +129,11 @@ pub struct DataPathConfig {
 /// Value of `NCCL_IB_PCI_RELAXED_ORDERING`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RelaxedOrdering {
-    /// Never.
+    /// Relaxed ordering is not used.
     Off,
-    /// Always; fails on a device that refuses it.
+    /// Relaxed ordering is used on every device. A device that refuses it is an error.
     On,
-    /// On devices that support it.
+    /// Relaxed ordering is used on the devices that support it.
     #[default]
     Auto,
 }
@@ -141,7 +141,8 @@ pub enum RelaxedOrdering {
 /// Value of `NCCL_SOCKET_FAMILY`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SocketFamily {
-    /// IPv4 if there is one, else IPv6.
+    /// Both families. Among the addresses of equally preferred interfaces, IPv4 addresses are
+    /// chosen before IPv6 addresses.
     #[default]
     Any,
     /// Only IPv4.
@@ -150,7 +151,8 @@ pub enum SocketFamily {
     V6,
 }
 
-// The value of a row without a field is only checked. `Settings` or another program uses it.
+// If a row has no field of `Config`, its value is only checked here. `Settings` or another program
+// uses the value.
 macro_rules! settings {
     ($($($($field:ident).+ =)? $name:literal, $default:literal, $parse:path, $allowed:literal, $doc:literal;)*) => {
         #[allow(unused_variables, reason = "a row without a field leaves `config` alone")]
@@ -256,7 +258,7 @@ impl Config {
         Ok(settings.config)
     }
 
-    /// Reads the given variables, and the settings file if they name one.
+    /// Reads the given variables, and a settings file if one of them names it.
     ///
     /// # Errors
     /// The errors of [`Config::from_environment`].
@@ -315,7 +317,8 @@ impl Settings {
     }
 
     /// Reads the settings of a process with these variables. The `standard` files are read unless a
-    /// variable names a file. If several files have a setting, the first file counts.
+    /// variable names a file. If several files have a setting, the value in the first of these
+    /// files counts.
     ///
     /// # Errors
     /// The errors of [`Config::from_environment`].
@@ -393,9 +396,9 @@ const REMOVED: &[&str] = &[
     "NCCL_SPARK_FORMER",
 ];
 const SETTINGS_FILE: &str = "NCCL_SPARK_SETTINGS_FILE";
-/// Settings file for all users, named like NCCL's `/etc/nccl.conf`. [`USER_FILE`], in the user's
-/// home, is named like NCCL's `~/.nccl.conf`.
+/// Settings file for all users, named like NCCL's `/etc/nccl.conf`.
 const MACHINE_FILE: &str = "/etc/nccl-spark.conf";
+/// Settings file in the user's home folder, named like NCCL's `~/.nccl.conf`.
 const USER_FILE: &str = ".nccl-spark.conf";
 
 /// Returns the settings files used if no variable names one: the user's, then the machine's.
@@ -413,7 +416,8 @@ fn removed_lines(file: &SettingsFile) -> impl Iterator<Item = String> {
     removed.map(|line| file::place(&file.path, line.number, &line.name))
 }
 
-/// Finds a setting's row. Errors call the setting `shown`.
+/// Finds the row of the setting `name`. An error shows the setting as `shown`, which may contain
+/// the place in a file.
 fn known(name: &str, value: &str, shown: &str) -> Result<&'static SettingRow> {
     TABLE.iter().find(|row| row.name == name).ok_or_else(|| {
         let fault = SettingFault::Unknown { near: nearest(name) };
@@ -421,8 +425,9 @@ fn known(name: &str, value: &str, shown: &str) -> Result<&'static SettingRow> {
     })
 }
 
-/// Returns the setting that was probably meant: one whose name begins with `name` (mostly the unit
-/// is missing), or one in which at most a fifth of the letters are missing, wrong or swapped.
+/// Returns the setting that was probably meant by the unknown `name`. The setting's name begins
+/// with `name` (mostly the unit is missing), or at most a fifth of its letters are missing, wrong
+/// or swapped in `name`.
 fn nearest(name: &str) -> Option<&'static str> {
     let begun = TABLE.iter().find(|row| name.len() > OWN_PREFIX.len() && row.name.starts_with(name));
     // Only names of similar length are compared, because a line of a file may be very long.

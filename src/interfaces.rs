@@ -2,13 +2,14 @@
 //! has the address of a GID. Only this file queries the system for interfaces; `routes` queries
 //! routes through `netlink`.
 //!
-//! A port's GID table always has the link-local address that follows from its interface's MAC
-//! address (`ib_cache_gid_set_default_gid` in Linux' `drivers/infiniband/core/cache.c`). The
-//! interface itself may not have that address. With NetworkManager's stable-privacy it has another
-//! link-local address; with IPv6 off or netplan's `link-local: []` it has none. Neighbour
-//! solicitations for such an address get no answer, and connecting a QP to it fails after a second
-//! (`ETIMEDOUT`) or immediately (`ENETUNREACH`). [`gid_owner`] detects such GIDs. It is called
-//! for each port when the plugin looks for rails at init, and again for each connection.
+//! A port's GID table always has the link-local address that follows from the MAC address of the
+//! port's interface (`ib_cache_gid_set_default_gid` in Linux' `drivers/infiniband/core/cache.c`).
+//! The interface itself may not have that address. With NetworkManager's stable-privacy it has
+//! another link-local address; with IPv6 off or netplan's `link-local: []` it has none. Neighbour
+//! solicitations for an address that the interface does not have get no answer. Connecting a QP to
+//! such an address fails after a second (`ETIMEDOUT`) or immediately (`ENETUNREACH`). [`gid_owner`]
+//! detects these GIDs. It is called for the GIDs of each port when the plugin looks for rails at
+//! init, and again for each connection.
 
 pub mod netlink;
 pub mod routes;
@@ -42,7 +43,8 @@ pub struct Interface {
 pub struct InterfaceAddress {
     /// The address, with port 0 and, for IPv6, its scope.
     pub address: SocketAddr,
-    /// Length of the subnet prefix, in bits of the address's own family.
+    /// Length of the subnet prefix, in bits of the address's own family. `None` if the system
+    /// reports no mask.
     pub prefix: Option<u8>,
 }
 

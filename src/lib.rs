@@ -7,19 +7,21 @@
 //! - [`abi`]: the C boundary to NCCL. One table of functions for each version of NCCL's interface,
 //!   all backed by one set of functions. One file converts every pointer from NCCL, and no panic
 //!   leaves the library.
-//! - [`plugin`], [`config`]: the process. The first `init` reads the settings and opens the devices
-//!   and rails; later calls open nothing. `plugin` determines the properties that NCCL sees.
+//! - [`plugin`], [`config`]: the process. `init` reads the settings and opens the devices and
+//!   rails, until it has succeeded once; later calls open nothing. `plugin` determines the
+//!   properties that NCCL sees.
 //! - [`rails`], [`interfaces`]: the host. They select the ports that become rails, and determine
-//!   which of them share a PCIe link or a cable, and their combined bandwidth. Plain data in, plain
-//!   data out.
+//!   which rails share a PCIe link or a cable, and the rails' combined bandwidth. They read the
+//!   system, but open no RDMA device: `plugin` passes them the ports as plain data.
 //! - [`comm`]: connections. Set-up over TCP, the data path (`isend`, `irecv`, `test`), and the
 //!   service thread, which recovers lost rails. Combines [`flow`], [`wire`] and [`verbs`].
-//! - [`flow`], [`wire`]: state, without I/O, clock, lock or `unsafe`. [`flow`] decides which
-//!   receives are granted, which sends run, and which bytes each rail carries. It tracks each rail
-//!   from loss to return. [`wire`] encodes and checks all data exchanged with a peer.
+//! - [`flow`], [`wire`]: decisions and encodings, without I/O, clock, lock or `unsafe`. [`flow`]
+//!   decides which receives are granted, which sends run, and which bytes each rail carries. It
+//!   tracks each rail from loss to return. [`wire`] encodes and checks all data exchanged with a
+//!   peer.
 //! - [`counters`]: the work of each rail of each connection, in memory that other processes may
 //!   read.
-//! - [`verbs`]: libibverbs, loaded at run time, behind types that enforce its rules of lifetimes
+//! - [`verbs`]: libibverbs, loaded at run time, behind types that enforce its rules about lifetimes
 //!   and threads.
 //! - [`tuner`]: chooses the algorithm, protocol and channels of NCCL's collectives from a table,
 //!   without I/O.

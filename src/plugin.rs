@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 /// The network's name, for `NCCL_NET`.
 pub const NETWORK_NAME: &CStr = c"Spark";
 
-/// The device's name. It must not be that of an RDMA device: NCCL's topology code looks devices up
-/// by name, and would mistake the merged device for one of its rails.
+/// The merged device's name. It must differ from the names of all RDMA devices: NCCL's topology
+/// code looks devices up by name, and would mistake the merged device for one of its rails.
 const DEVICE_NAME: &CStr = c"spark-rails";
 
 /// Machine-dependent properties of the merged device, for NCCL. `abi` adds the others.
@@ -40,7 +40,7 @@ pub struct DeviceProperties {
     pub guid: u64,
     /// Combined payload bandwidth of the merged rails, in Mb/s.
     pub speed_mbps: i32,
-    /// 0 lets NCCL use its own figure for a network's latency.
+    /// Latency in microseconds. Always 0, so that NCCL uses its own figure for a network's latency.
     pub latency_us: f32,
     /// Number of connections that the devices have enough queue pairs for.
     pub max_comms: i32,
@@ -91,7 +91,7 @@ pub fn tuner(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Tuner {
 }
 
 fn communicators<T>(use_them: impl FnOnce(&mut Communicators<ThreadId>) -> T) -> T {
-    // A panic while the lock is held leaves the set intact.
+    // `lock` also succeeds after a panic of a thread that held the lock. The set is intact then.
     use_them(&mut lock(&COMMUNICATORS))
 }
 
@@ -207,7 +207,8 @@ impl Plugin {
     }
 }
 
-/// Logs the priorities of the rails' ports. Skips the software fabric, whose interfaces have none.
+/// Logs the priorities of the rails' ports. Does nothing on the software fabric, whose sysfs is not
+/// at "/sys": its interfaces have no priorities.
 fn report_qos(survey: &Survey, process: &Process) {
     if process.config.rails.sysfs != Path::new("/sys") {
         return;
@@ -234,7 +235,7 @@ pub fn bring_up(config: Config) -> Result<(Arc<Host>, DeviceProperties)> {
     Plugin::bring_up(config, None).map(|plugin| (plugin.host, plugin.properties))
 }
 
-/// Returns the identity of this host, in the form that a learned tuner table has.
+/// Returns the identity of this host, in the form in which a learned tuner table stores it.
 fn fingerprint(survey: &Survey, gpu: &str, nccl_version: Option<String>) -> Fingerprint {
     let rails = format!("{}x{}", survey.rails.len(), survey.speed_mbps);
     Fingerprint::new(gpu, &rails, &nccl_version.unwrap_or_else(|| "unknown".to_owned()))
@@ -273,13 +274,14 @@ fn retry_removals<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
     take()
 }
 
-/// Interval between checks of the ports while none has a link. Warnings follow every
-/// [`LINK_WARNING`].
+/// Interval between checks of the ports while none has a link.
 const LINK_POLL: Duration = Duration::from_millis(500);
+/// Interval between warnings while no port has a link.
 const LINK_WARNING: Duration = Duration::from_secs(15);
 
-/// Waits while each port that the settings admit lacks only a link: cables may be plugged in and
-/// peers may boot after the job has started. Returns without an error after `limit`.
+/// Waits while no port is usable and every port that the settings admit lacks only a link. The wait
+/// helps if a cable is plugged in, or a peer is switched on, after the job has started. Returns
+/// without an error after `limit`.
 fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<()> {
     static WAITS_SINCE: OnceCell<Instant> = OnceCell::new();
     let mut warn_at = Duration::ZERO;
@@ -292,8 +294,8 @@ fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<()> {
         if has_others || down.is_empty() {
             return Ok(());
         }
-        // One start time for the process: after a failure NCCL may call `init` from several
-        // threads.
+        // The whole process waits once for at most `limit`: after a failure, NCCL may call `init`
+        // again from several threads.
         let waited = WAITS_SINCE.get_or_init(Instant::now).elapsed();
         if waited >= limit {
             return Ok(());
@@ -331,8 +333,8 @@ fn survey_ports(config: &RailConfig) -> Result<(Survey, Ports)> {
     Ok((rails::survey(&config.sysfs, Path::new("/proc/sys"), &facts, &interfaces::all()?, &config.hca), ports))
 }
 
-/// Opens every device that this process may open and queries its ports. Logs why devices and ports
-/// are left out.
+/// Opens every device that this process may open and queries the device's ports. Logs the reason
+/// for each device or port that it leaves out.
 fn query_verbs(verbs_library: &str) -> Result<Ports> {
     let library = Library::load(verbs_library)?;
     let mut ports: Ports = Vec::new();

@@ -33,7 +33,8 @@ fn details_reach_nccls_log_only_at_level_trace() {
 fn a_misspelt_setting_is_named() {
     let program = common::drive_program();
     let output = common::run_c_program(&program, &[], [("NCCL_SPARK_CONECT_TIMEOUT_S", "3")]);
-    // The program expects ncclSystemError from the first init, as on a host without RDMA.
+    // The program expects ncclSystemError from the first init, as on a host without RDMA. A
+    // misspelt setting gives another error, so the program fails.
     assert!(!output.success, "{}", output.text);
     assert!(output.text.contains("NCCL_SPARK_CONECT_TIMEOUT_S"), "{}", output.text);
 }
@@ -61,8 +62,8 @@ fn the_example_moves_bytes() {
     assert!(output.status.success() && said.contains("1048576 bytes arrived"), "{output:?}");
 }
 
-/// In v8, `*request` may be uninitialised when `irecv` is called. An optimiser may remove an unused
-/// read, so CI names an unoptimised library (`SPARK_TEST_UNOPTIMISED_LIBRARY`).
+/// In v8, `*request` may be uninitialised when `irecv` is called. An optimiser may remove a read
+/// whose value is not used, so CI names an unoptimised library (`SPARK_TEST_UNOPTIMISED_LIBRARY`).
 #[test]
 fn v8s_irecv_does_not_read_its_request_word() {
     let program = common::c_program("uninitialised", &["uninitialised.c", "log.c"]);

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::mem::offset_of;
 
-/// Snake-case name, offset and size in bytes of each field.
+/// For each field: its name in snake case, its offset and its size. Both numbers are in bytes.
 type Fields = Vec<(&'static str, usize, usize)>;
 
 macro_rules! layout {

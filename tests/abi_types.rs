@@ -1,10 +1,10 @@
-//! The C header has NCCL's function types, and the Rust tables have those of the C header.
+//! The C header has NCCL's function types, and the Rust tables have the C header's function types.
 //!
 //! A test that compiles against NCCL's headers is skipped if no variable names their folder:
 //! `NCCL_NET_HEADERS` names the folder of plugins' `net.h` (`plugins/net/example/nccl`),
-//! `NCCL_TUNER_HEADERS` that of `tuner_v7.h` (`src/include/plugin/tuner`). A C file cannot have two
-//! structs of one name, so our structs are compiled under other names. If a field of ours has a
-//! struct type, this is NCCL's struct.
+//! `NCCL_TUNER_HEADERS` names the folder of `tuner_v7.h` (`src/include/plugin/tuner`). A C file
+//! cannot have two structs of one name, so our structs are compiled under other names. In our
+//! renamed structs, a field whose type is another struct still has NCCL's struct as its type.
 
 mod common;
 
@@ -95,7 +95,8 @@ fn every_member_of_the_tuner_has_nccls_type() {
         7,
         "structs in the header: the tuner's v4 to v7, two that v5 refers to, one that v7 does"
     );
-    // From nccl.h and nccl_common.h, which need CUDA's headers. The tuner headers include nothing.
+    // These types are in nccl.h and nccl_common.h, which need CUDA's headers. The tuner headers use
+    // the types, but include nothing.
     let head = "typedef enum { ncclSuccess } ncclResult_t;\ntypedef enum { ncclFuncBroadcast } ncclFunc_t;\n\
                 typedef enum { NCCL_LOG_NONE } ncclDebugLogLevel;\n\
                 typedef void (*ncclDebugLogger_t)(ncclDebugLogLevel, unsigned long, const char*, int, const char*, ...);\n\
@@ -125,7 +126,8 @@ struct Struct {
     members: Vec<String>,
 }
 
-/// `head` declares or includes NCCL's types.
+/// Compiles C code that compares our structs with NCCL's structs of the same names. `head` is the C
+/// code that declares or includes NCCL's types. The error has the compiler's messages.
 fn check(head: &str, folder: &str, structs: &[Struct]) -> Result<(), String> {
     let mut c = format!("#include <stddef.h>\n#include <stdint.h>\n{head}");
     for Struct { name, text, members } in structs {
@@ -172,7 +174,7 @@ fn member(declaration: &str) -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// Returns the parameter types of the C function `field`, in order.
+/// Returns the parameter types of the function pointer `field` of a C struct, in order.
 fn parameters_in(text: &str, field: &str) -> String {
     let wanted = field.replace('_', "").to_lowercase();
     let function = text.split(";\n").find_map(|declaration| {
@@ -184,13 +186,13 @@ fn parameters_in(text: &str, field: &str) -> String {
     types.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the name of a C type as in `c_types`. Versions of a struct that have one Rust type get
-/// one name.
+/// Returns the name that `c_types` has for a C type. Versions of a struct that share one Rust type
+/// get one name.
 fn plain(c: &str) -> String {
     let merged = |from: &str, to: &str, text: String| text.replace(from, to);
     let mut text = merged("Properties_v10_t", "Properties_v9_t", c.to_owned());
-    // C passes an enum without negative values, such as this one, like an int. Rust uses an int,
-    // because its enums cannot hold every number.
+    // C passes an enum without negative values, such as this one, like an int. The plugin declares
+    // an int, because a Rust enum must not hold a number that none of its variants has.
     text = merged("ncclFunc_t", "int", text);
     for version in ["v6", "v7"] {
         text = merged(&format!("NvlDomainInfo_{version}_t"), "NvlDomainInfo_v5_t", text);

@@ -1,6 +1,8 @@
-//! Attacks on the bootstrap port and the control channel over loopback, while honest peers connect
-//! and transfer data. Every byte is compared. `tests/lies.rs` covers the false data that an
-//! admitted peer writes to memory or posts on its queue pairs.
+//! Attacks over loopback, while honest peers connect and transfer data, of which every byte is
+//! compared. The attacks are on the bootstrap port (where a listener accepts handshakes) and on the
+//! control channel (the handshake's TCP connection, which later carries control messages).
+//! `tests/lies.rs` covers the false data that an admitted peer writes to memory or posts on its
+//! queue pairs.
 //!
 //! The tests run one at a time, because they measure descriptors and memory of the whole process.
 
@@ -32,7 +34,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Frames of an honest peer's handshake with another listener, whose token is not valid here.
+/// Returns the frames of an honest peer's handshake with another listener, whose token is not valid
+/// here.
 fn old_handshake() -> Vec<Vec<u8>> {
     let hosts = [host(0), host(1)];
     let (met, taken) = connect_through_proxy(&hosts);
@@ -59,7 +62,7 @@ fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
         b"GET / HTTP/1.1\r\nHost: spark\r\n\r\n".to_vec(),
         vec![0; 4096],
         vec![0xff; 100_000],
-        // Replays from an earlier job.
+        // Replays from an earlier connection.
         old[0].clone(),
         old.concat(),
         old[1].clone(),
@@ -320,8 +323,8 @@ type Falsify = Box<dyn Fn(&mut Vec<u8>) + Send>;
 fn a_falsified_handshake_message_fails_with_an_error_that_names_the_peer() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
-    // Message 0 (HELLO) is left out: without a valid HELLO, its sender is only an unauthenticated
-    // client.
+    // Message 0 (HELLO) is left out: a client without a valid HELLO is only an unauthenticated
+    // client, and its mistakes fail no connection.
     for place in 1..4_usize {
         let changes: Vec<(&str, Falsify)> = vec![
             ("a wrong kind", Box::new(|frame| frame[2] = 6)),
@@ -414,7 +417,8 @@ fn meaningless_frames_are_ignored() {
     let hosts = [host(0), host(1)];
     let (met, mut taken) = connect_through_proxy(&hosts);
     let gid = [0xfe; 16];
-    // Returns the message for the lane `number`, which may not exist.
+    // Encodes a message with the lane number `number` in place of its own. The connection may have
+    // no such lane.
     let of = |number: u8, message: ControlMessage| {
         let mut bytes = message.encode();
         bytes[1] = number;
@@ -448,7 +452,8 @@ fn meaningless_frames_are_ignored() {
         ControlMessage::AreYouThere.encode(),
     ];
     for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
-        // Numbers far ahead and behind, messages of the handshake, then `unknown` in order.
+        // First control messages with numbers far ahead and behind, then messages of the handshake,
+        // then `unknown` with the right numbers.
         send(stream, 1 << 40, ControlMessage::Bye { delivered: 0 }.encode());
         send(stream, 0, ControlMessage::Bye { delivered: 0 }.encode());
         send(stream, u64::MAX, vec![1; 1000]);

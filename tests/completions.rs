@@ -1,5 +1,6 @@
-//! Completion queues in virtual time. They have room for a flush of everything that a lane can
-//! post. Lost completions cost the sender the rail, and the receiver the connection.
+//! Completion queues in virtual time. A stopped lane flushes everything that it has posted, and its
+//! completion queue has room for all these completions. Lost completions cost the sender the rail,
+//! and the receiver the connection.
 
 #![allow(unsafe_code)]
 
@@ -11,8 +12,9 @@ use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::verbs::CompletionBuffer;
 use sim::fabric::Fabric;
 
-/// Capacities of a queue pair (`comm/datapath/lane.rs`): writes, and the receiver's receives.
+/// Number of writes that a queue pair can hold (`comm/datapath/lane.rs`).
 const WRITES: usize = 128;
+/// Number of posted receives on a receiver's queue pair (`comm/datapath/lane.rs`).
 const RECEIVES: usize = 32 * 8 + 64;
 
 // One test only: a process has one fabric and one virtual clock.

@@ -48,7 +48,8 @@ fn isend(
     send.isend(buffer.addr() + offset as u64, bytes, tag, memory).unwrap()
 }
 
-/// GID indices differ between PCI functions and hosts, so an index may have no GID on another host.
+/// GID indices differ between PCI functions and hosts, so an index that has a GID on one host may
+/// have none on another.
 #[test]
 fn a_gid_index_without_a_gid_is_ignored_and_another_one_is_used() {
     let indices = |settings: &[(&str, &str)]| -> Vec<u16> {
@@ -101,7 +102,8 @@ fn optional_receives_complete_immediately_and_lose_nothing() {
             sends.retain(|send| ends.send.test(*send).unwrap().is_none());
             ends.recv.irecv(&[part], true).unwrap()
         });
-        // Completes without a send. Repeated, because the service thread may hold the data path.
+        // The receive completes without a send. The test is repeated, because the service thread
+        // may hold the data path.
         until(|| sizes(&ends.recv, receive));
         sends.push(until(|| isend(&ends.send, &from, at, 512, 1, &out)));
     }
@@ -294,7 +296,8 @@ fn without_a_common_rail_both_ends_fail_immediately_and_list_both_sides() {
 fn a_bye_directly_after_the_handshake_is_received() {
     let (a, b) = (host(0, &[]), host(1, &[]));
     let (listener, mut handle) = b.listen().unwrap();
-    // The connecting side stops once the accepting side is ready, before its own handshake is over.
+    // The connecting side makes no further call once the accepting side has its connection. So the
+    // connecting side has not finished its handshake.
     let recv = until(|| {
         assert!(a.connect(&mut handle, None).unwrap().is_none());
         (0..50).find_map(|_| {

@@ -1,7 +1,7 @@
 //! A job's counters over the software fabric, read from another process of the same user.
 //!
 //! The job is a second process of this test program with both ends of a connection, whose messages
-//! are compared byte for byte. It has its own fabric, so the tests do not disturb each other.
+//! are compared byte for byte. Each job has its own fabric, so the tests do not disturb each other.
 
 #![allow(unsafe_code)]
 
@@ -31,7 +31,8 @@ fn limit_files(bytes: u64) {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
 }
 
-/// Process that the tests start. Sends messages until a command, and ends with its standard input.
+/// Job that the tests start as a process. It sends messages until it reads a command from its
+/// standard input. It ends with the command `close`, or when its standard input ends.
 #[test]
 #[ignore = "a process of the tests below"]
 fn the_job() {
@@ -133,7 +134,8 @@ fn records_of_closed_connections_are_marked_closed() {
     let records = job::read(Path::new(&path)).expect("counters").records;
     assert!(records.len() == 2 && records.iter().all(|record| record.state == State::Closed), "{records:#?}");
     assert!(records.iter().all(|record| record.counts.bytes > 0), "they keep what they counted: {records:#?}");
-    // Dropped without close: the service thread keeps the lanes and the rails.
+    // The next connection is dropped without a close. The service thread keeps its lanes and rails,
+    // but its records must be marked closed too.
     let again = Bed::over(bed.hosts.clone());
     let of_it = |path: &str| {
         let records = job::read(Path::new(path)).expect("counters").records;
@@ -329,7 +331,8 @@ fn a_waiting_request_is_a_stall_of_its_connection() {
     let [(count, first), (of_second, _)] = wait(1_300_000_000)[..] else { panic!("two lanes") };
     assert_eq!((count, of_second), (1, 0), "one stall, counted with the first lane");
     assert!(first < LIMIT.as_nanos() as u64);
-    // While the stall lasts, the first lane's record has the cause that the peer has answered.
+    // While the stall lasts, the first lane's record has the cause that follows from the peer's
+    // answer.
     until(|| {
         assert!(!bed.recv.test(receive, |_, _| {}).unwrap());
         (causes() == [Some(Cause::NotPosted), None]).then_some(())

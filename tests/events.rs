@@ -196,7 +196,8 @@ fn a_cable_pulled_under_many_connections_is_two_warnings_on_each_host() {
     };
     set(Action::Down);
     // Each host writes its first warning. Then the rail stays down for 500 ms, so that the other
-    // connections lose it too, and a second warning of a host would be found below.
+    // connections lose it too. The checks below would find a second warning of the same host about
+    // the loss.
     let mut lines = Vec::new();
     until(|| {
         lines.extend(warnings(&log));

@@ -140,7 +140,7 @@ fn both_ends_fail_after_too_long_without_any_rail() {
             && text.contains("LOSS_TIMEOUT_S=1")
     };
     assert!(names_rails_and_timeout(&first), "{first}");
-    // Both ends report it, whichever detected it first.
+    // Both ends report the error, whichever end detected the loss first.
     let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
     let receiver = until(|| bed.recv.irecv(&[part], false).err());
     let sender = until(|| bed.send.isend(stream.from.as_ptr() as u64, 8, 3, &stream.out).err());
@@ -271,8 +271,8 @@ impl SharedPath for NeverBorrowed {
     }
 }
 
-/// Makes a connection over `path` for a service to watch. The returned `TcpStream` is the peer's
-/// end of its TCP connection; the peer sends nothing.
+/// Makes a connection over `path` for a service thread to watch. The returned `TcpStream` is the
+/// peer's end of its TCP connection; the peer sends nothing.
 fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<PathContext>, TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -309,7 +309,7 @@ fn a_connection_that_cannot_be_watched_is_dropped_and_the_next_one_works() {
         (1, false),
         "the service kept the connection, or the peer was informed"
     );
-    // Here the message to the peer cannot be sent.
+    // Here the last message of the handshake cannot be sent to the peer.
     let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(NeverBorrowed::default()));
     let cannot_send = |_: &mut Channel, _: &mut RedialHandle| Err(Network::ConnectAgain.into());
     assert!(hosts[0].setup().service.watch(channel, driver, cannot_send).is_err());
@@ -339,7 +339,7 @@ fn a_panic_of_the_service_thread_fails_its_connections_with_an_error_and_later_o
     Stream::new(&again).run(&again, 10);
 }
 
-/// A data path that panics once the test releases it; until then it blocks the service thread.
+/// A data path that blocks the service thread until the test releases it. The next borrow panics.
 struct PanicsOnRelease {
     entered: Sender<()>,
     release: Mutex<Receiver<()>>,
@@ -365,8 +365,8 @@ fn a_panic_of_the_service_thread_fails_newly_added_connections_too() {
     let (line, driver, _, _far) = watched(&host, Arc::new(PanicsOnRelease { entered, release: Mutex::new(release) }));
     let faulty = host.setup().service.watch(line, driver, |_, _| Ok(Redialling::Never)).unwrap();
     has_entered.recv().unwrap();
-    // In its next round the service thread finds two requests, this `close` and the `watch` below.
-    // The `close` panics.
+    // In its next round the service thread finds two commands, this `close` and the `watch` below.
+    // It panics in the `close`.
     host.setup().service.close(faulty);
     let path = Arc::new(NeverBorrowed::default());
     let (line, driver, _, _far) = watched(&host, path.clone());

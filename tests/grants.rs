@@ -22,10 +22,12 @@ fn a_clear_to_send_of_one_buffer_travels_in_its_work_request_and_waits_while_the
     let mut fabric = Fabric::new();
     assert!(is_inline(&mut fabric, &[0], 1));
     assert!(is_inline(&mut fabric, &[0, 1, 2], 1));
-    // The second cable of a triangle, then lanes in another order: lane and rail numbers differ.
+    // The second cable of a triangle, then lanes in another order. In both cases the numbers of
+    // lanes and rails differ.
     assert!(is_inline(&mut fabric, &[1, 2], 1));
     assert!(is_inline(&mut fabric, &[2, 0], 1));
-    // A group does not fit into a work request, so the test can tell inline entries from others.
+    // The entries of a group do not fit into a work request. So this case shows that the test can
+    // tell inline entries from others.
     assert!(!is_inline(&mut fabric, &[1, 2], 2));
     assert!(!has_repeats_without_rails(&mut fabric));
 }
@@ -48,7 +50,7 @@ fn has_repeats_without_rails(fabric: &mut Fabric) -> bool {
 }
 
 /// Grants a receive of `parts` buffers over these rails while no NIC may read the memory of grants.
-/// Returns true if the sender gets the grant. Then checks that messages arrive.
+/// Returns true if the sender gets the grant. In that case also checks that messages arrive.
 fn is_inline(fabric: &mut Fabric, rails: &[usize], parts: usize) -> bool {
     let pair = fabric.connect_over(rails, 1, Start::default());
     fabric.to[..parts * BYTES].fill(0);

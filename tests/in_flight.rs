@@ -1,5 +1,6 @@
-//! A process's limit on bytes in flight (`NCCL_SPARK_INFLIGHT_BYTES`) that two connections share,
-//! in virtual time. Measured in the simulated fabric's queues, not by the plugin's count.
+//! Two connections share the process's limit on bytes in flight (`NCCL_SPARK_INFLIGHT_BYTES`), in
+//! virtual time. The first test measures the bytes in the queues of the simulated fabric. All tests
+//! also check the plugin's own count of reserved bytes.
 
 #![allow(unsafe_code)]
 
@@ -18,13 +19,14 @@ use std::sync::{Arc, MutexGuard};
 /// Virtual time after which a test counts as hanging.
 const PATIENCE_NS: u64 = 60_000_000_000;
 
-/// Size in bytes of a receive. Each receive has its own place in the arenas.
+/// Size in bytes of the buffer of a receive. The buffers use 16 places of the receiver's arena by
+/// turns.
 const ROOM: usize = 16 * 1024;
 
 struct Stage {
     fabric: MutexGuard<'static, Option<Fabric>>,
     pairs: [Option<Pair>; 2],
-    /// Control frames in transit on each connection, to the sender and to the receiver.
+    /// By connection: the control frames in transit to the sender, then those to the receiver.
     frames: [[Vec<ControlFrame>; 2]; 2],
     bound: Arc<Bound>,
     granted: usize,
@@ -114,7 +116,8 @@ impl Stage {
         }
     }
 
-    /// Tests a receive as NCCL does while it waits. The receive may be done already.
+    /// Tests a receive, as NCCL does while it waits. Ignores an error, because the receive may have
+    /// been reported done already.
     fn test_receive_if_open(&mut self, at: usize, request: u16) {
         let pair = self.pair(at);
         let _ = pair.recv.enter().unwrap().test(&pair.contexts[1], request, |_, _| {});
@@ -136,7 +139,8 @@ fn two_connections_share_the_in_flight_limit_and_a_larger_message_is_sent_alone(
     let mut waiting: [Vec<(u16, usize)>; 2] = Default::default();
     for (at, waiting) in waiting.iter_mut().enumerate() {
         for turn in 0..sizes.len() {
-            // The offset keeps both connections from sending large messages together.
+            // Because of the offset, the two connections do not send their large messages at the
+            // same time.
             let bytes = sizes[(turn + 5 * at) % sizes.len()];
             waiting.insert(0, (stage.grant(at), bytes));
         }

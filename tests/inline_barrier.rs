@@ -1,8 +1,8 @@
 //! Every path through `isend` to `post_send` of an inline write contains a load barrier, `dmb
 //! oshld`, in the compiled aarch64 library (reason: `src/verbs/barrier.rs`).
 //!
-//! `SPARK_TEST_AARCH64_LIBRARY` names the library with its symbols, which CI builds for this test.
-//! binutils for aarch64 disassembles it.
+//! `SPARK_TEST_AARCH64_LIBRARY` names a build of the library that has its symbols. CI makes this
+//! build for the test. `objdump`, from binutils for aarch64, disassembles it.
 
 #[path = "common/skip.rs"]
 #[allow(dead_code, reason = "each test uses a part")]
@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 const BARRIER: &str = "dmb\toshld";
-/// Called only on the inline path, for a write with too many bytes. The call identifies the path.
+/// Part of the name of a function that is called only on the inline path, for a write with too many
+/// bytes. Its calls show where the inline path is.
 const INLINE_PATH: &str = "too_long_for_inline";
 
 #[test]
@@ -45,7 +46,8 @@ struct Function<'a> {
     instructions: BTreeMap<u64, &'a str>,
 }
 
-/// Parses a disassembly's functions: a line with the name, a line per instruction, an empty line.
+/// Parses the functions of a disassembly. A function has a line with its name and a line for each
+/// instruction. An empty line ends it.
 fn functions(text: &str) -> impl Iterator<Item = Function<'_>> {
     text.split("\n\n").filter_map(|block| {
         let (head, body) = block.trim_start().split_once('\n')?;
@@ -61,8 +63,9 @@ fn functions(text: &str) -> impl Iterator<Item = Function<'_>> {
 }
 
 impl Function<'_> {
-    /// Returns the calls of `post_send` for inline writes: the first calls by pointer after a check
-    /// of the inline size, on the branch where the write is not too long.
+    /// Returns the addresses of the calls of `post_send` for inline writes. These are the first
+    /// calls by pointer after a check of the inline size, on the branch where the write is not too
+    /// long.
     fn inline_posts(&self) -> BTreeSet<u64> {
         let refusals =
             self.instructions.iter().filter(|(_, text)| text.starts_with("bl\t") && text.contains(INLINE_PATH));
@@ -96,7 +99,8 @@ impl Function<'_> {
         reached.into_iter().filter(is_call).collect()
     }
 
-    /// Returns the instructions reachable from the function's first one on paths without `text`.
+    /// Returns the instructions that can be reached from the function's first instruction without
+    /// passing an instruction that starts with `text`.
     fn reached_without(&self, text: &str) -> BTreeSet<u64> {
         let first = *self.instructions.keys().next().expect("a function has instructions");
         self.reached(first, |instruction| instruction.starts_with(text))
@@ -113,8 +117,8 @@ impl Function<'_> {
         seen
     }
 
-    /// Returns the possible next instructions of `at` within the function. Assumes that
-    /// every called function returns.
+    /// Returns the instructions of the function that can directly follow the instruction at `at`.
+    /// Assumes that every called function returns.
     fn next(&self, at: u64) -> Vec<u64> {
         let Some(text) = self.instructions.get(&at) else { return Vec::new() };
         let (operation, operands) = text.split_once('\t').unwrap_or((text, ""));

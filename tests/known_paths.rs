@@ -1,9 +1,10 @@
 //! Connections that are set up while a path is dead, on a Spark's rails of the software fabric. One
 //! connection detects the dead path for all.
 //!
-//! The tests run one at a time, because they share the fabric's rails. They count attempts. No
-//! attempt follows a failed one for two seconds. This limits the number of attempts even if a slow
-//! machine takes longer (`at_most`).
+//! The tests run one at a time, because they share the fabric's rails. They count the attempts to
+//! use the dead path. After a failed attempt, the plugin tries the path again only after a pause of
+//! at least two seconds. So the time that a test takes limits the number of attempts (`at_most`),
+//! even on a slow machine.
 
 #![allow(unsafe_code)]
 
@@ -25,7 +26,7 @@ use std::sync::{Arc, Barrier, MutexGuard};
 use std::time::{Duration, Instant};
 
 const CONNECTIONS: usize = 32;
-/// One of the two functions of a cable.
+/// Device of the rail whose path is dead. It is one of the cable's two functions.
 const DEAD: &str = "roceP2p1s0f0";
 
 /// Two hosts without knowledge of each other's paths, and a fabric without faults.
@@ -60,7 +61,8 @@ impl Bed {
         self.set(Action::Path(PathFault::Silent, false));
     }
 
-    /// Returns how many queue pairs failed to resolve an address, out of `of` injected failures.
+    /// Returns how many queue pairs failed to resolve an address. `of` is the number of failures
+    /// that the test injected.
     fn unresolved_count(&self, of: u32) -> u32 {
         let status = status(&common::fabric_folder(), &common::fabric_name()).unwrap();
         let rail = status.nodes[0].rails.iter().find(|rail| rail.device == DEAD).unwrap();
@@ -128,7 +130,7 @@ impl Pending {
     }
 }
 
-/// Maximum number of attempts, if no attempt follows a failed one for two seconds.
+/// Maximum number of attempts within `took`, if two seconds pass after each failed attempt.
 fn at_most(took: Duration) -> usize {
     1 + (took.as_secs_f64() / 2.0) as usize
 }
@@ -139,7 +141,7 @@ fn connected_over(words: &[String], rails: &str) -> usize {
 
 fn comes_back(bed: &Bed) {
     bed.repair();
-    // Waits until the path is tried again.
+    // Waits until new connections try the path again and use it.
     until(|| {
         std::thread::sleep(Duration::from_millis(100));
         (connected_over(&bed.connect(1).0, "2 rails") == 2).then_some(())
@@ -224,15 +226,16 @@ fn an_abandoned_connection_blocks_no_path_for_others() {
     });
     // NCCL aborts: it closes the listener and does not continue the connection.
     drop(first);
-    // A thread may still be connecting the queue pairs. The test write would take half a minute,
-    // and other connections could not try the path for more than a minute.
+    // A thread may still be connecting the queue pairs, so the path may become free a little later.
+    // If the abandoned connection kept the path, its test write would take half a minute, and other
+    // connections could not try the path for more than a minute.
     let begun = Instant::now();
     until(|| matches!(ask(), Advice::Try(_)).then_some(()));
     assert!(begun.elapsed() < Duration::from_secs(30), "the abandoned connection still blocks the path");
 }
 
-/// Prints the time of 32 connections, half in each direction, on one thread of each host: `cargo
-/// test --release --test known_paths -- --ignored --nocapture`.
+/// Prints the time that it takes to make 32 connections, half of them in each direction. Each host
+/// uses one thread. To run it: `cargo test --release --test known_paths -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn how_long_32_connections_take_with_one_dead_twin() {

@@ -1,7 +1,8 @@
-//! An admitted peer that lies in its grants, immediates and control messages. Both ends are in this
-//! process, without a handshake, on the simulation's fabric. The lies are written to the memory
-//! that the peer's NIC would write, posted on the peer's queue pairs, or passed to the driver. Each
-//! lie changes nothing, or ends in an error that names the peer and the violation.
+//! A peer that is connected, and then lies in its grants (CTS entries), immediates and control
+//! messages. Both ends are in this process, on the simulation's fabric. They are connected without
+//! a handshake. The lies are written to the memory that the peer's NIC would write, posted on the
+//! peer's queue pairs, or passed to the driver. Each lie changes nothing, or ends in an error that
+//! names the peer and the violation.
 
 #![allow(unsafe_code)]
 
@@ -54,7 +55,8 @@ impl Stage {
         self.fabric.as_mut().unwrap()
     }
 
-    /// Writes an entry to the memory that the receiver's NIC would write.
+    /// Writes a CTS entry to the sender's ring, as the receiver's NIC would. `at` is the index of
+    /// the entry's first word.
     fn forge(&self, at: usize, entry: &Entry) {
         let ring = &self.pair.mailboxes[0].words()[at..at + ENTRY_WORDS];
         for (cell, word) in ring.iter().zip(entry.words()) {
@@ -83,7 +85,7 @@ impl Stage {
     /// Posts an empty write with an immediate on the sending end's queue pair.
     fn post_immediate(&mut self, immediate: u32) {
         let write = LaneWrite { work: Work::Probe, immediate: Some(immediate), signaled: true, ..LaneWrite::default() };
-        // Waits for room in the queue while earlier writes are confirmed.
+        // Waits until earlier writes are acknowledged, if the queue has no room.
         for _ in 0..10_000 {
             {
                 let mut path = self.pair.send.enter().unwrap();
@@ -108,7 +110,8 @@ impl Stage {
         path.test(&self.pair.contexts[1], request, |_, _| {})
     }
 
-    /// Continues until `poll` returns a value, for at most a second of virtual time.
+    /// Calls `poll` every millisecond until it returns a value, for at most a second. The times are
+    /// virtual.
     fn poll_until<T>(&mut self, mut poll: impl FnMut(&mut Self) -> Option<T>) -> Option<T> {
         let mut round = |_| (self.fabric().pass(1_000_000), poll(self)).1;
         (0..1000).find_map(&mut round)
@@ -179,7 +182,7 @@ fn terms(addr: u64, bytes: u64) -> Terms {
     Terms { addr, bytes, tag: 0, parts: 1, part: 0, epoch: Epoch::default() }
 }
 
-/// Returns true if the error says that end `who` broke the protocol, with the text `how`.
+/// Returns true if the error is a violation of the protocol, and its text contains `who` and `how`.
 fn breaks_protocol(error: &Error, who: &str, how: &str) -> bool {
     let text = error.to_string();
     matches!(error, Error::Protocol(_)) && text.contains(who) && text.contains(how)
@@ -190,7 +193,8 @@ fn an_invalid_grant_ends_the_connection_with_an_error() {
     let mut stage = Stage::new(1);
     let place = |part| entry_word(0, part);
     let group = |parts, part| Terms { parts, part, ..terms(4096, 8) };
-    // Entries with their places, and the expected error.
+    // Each row has entries, each with the part in whose place it is written, and the expected
+    // error.
     let lies: [(Vec<(usize, Terms)>, &str); 8] = [
         (vec![(0, terms(u64::MAX - 3, 100))], "invalid buffer of 100 bytes at 0xfffffffffffffffc"),
         (vec![(0, terms(4096, MAX_RECEIVE_BYTES + 1))], "invalid buffer of 1099511627777 bytes"),
@@ -222,14 +226,14 @@ fn an_incomplete_or_out_of_order_grant_is_ignored() {
         }
     }
     stage.again();
-    // A group that never becomes complete never starts.
+    // One entry of this group of two receives is missing, so no send into the group begins.
     stage.forge(0, &Entry::new(&Terms { parts: 2, ..terms(4096, 8) }, &[0; 4], 0));
     assert_eq!(stage.isend(8, 0), Ok(None));
-    // This grant matches no send.
+    // This grant has a tag that the send does not match.
     stage.again();
     stage.forge(0, &Entry::new(&Terms { tag: 7, ..terms(4096, 8) }, &[0; 4], 0));
     assert_eq!(stage.isend(8, 0), Ok(None));
-    // This grant is too small. Only its send fails.
+    // The same grant is too small for this send. Only this send fails.
     let error = *stage.isend(9, 7).unwrap_err();
     let Error::Usage(usage) = &error else { panic!("{error:?}") };
     let text = usage.to_string();
@@ -328,7 +332,7 @@ fn repeated_empty_shares_are_ignored() {
     let receive = stage.irecv(&[100]).unwrap().unwrap();
     let share =
         |share| Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 2, share, full_chunks: 0 }.encode();
-    // More immediates than posted receives: the receiver posts new ones.
+    // These are more immediates than receives posted at first, so the receiver must post new ones.
     for _ in 0..2000 {
         stage.post_immediate(share(0));
         stage.fabric().pass(1_000_000);
@@ -532,7 +536,7 @@ fn a_peer_that_sends_and_never_reads_is_disconnected() {
             break;
         }
         if number % 16 == 0 {
-            // Grants sent meanwhile do not matter here.
+            // Lets the fabric send the grants that `complaint` posts. They do not matter here.
             stage.fabric().pass(1000);
         }
     }
@@ -562,7 +566,7 @@ fn no_content_of_mailbox_or_control_queue_crashes_a_side() {
             if dice.one_in(2) {
                 stage.deliver_control(side, number, message);
             } else {
-                // In the form of the mailbox, sometimes with a damaged word.
+                // Writes the frame to the mailbox, sometimes with a damaged word.
                 let mut words =
                     ControlFrame { number, received: dice.below(3), awaits_confirmation: true, message }.to_words();
                 if dice.one_in(3) {

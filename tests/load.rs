@@ -1,6 +1,7 @@
 //! Long runs under load over the software fabric, between two processes in real time, while rails
-//! fail and return. Every byte is compared. Memory, descriptors, threads, registrations and queue
-//! pairs are sampled, and must be back at their initial values once everything is closed.
+//! fail and return. Every byte is compared. Memory, descriptors, threads and registrations are
+//! sampled. Once everything is closed, they must be back at their initial values, within the limits
+//! of `QUANTITIES`, and no queue pair may be left.
 //!
 //! The tests run one at a time: there are few processors, and the samples are of whole processes.
 //!
@@ -25,7 +26,8 @@ static ALLOCATOR: Counting = Counting;
 /// Connections before the first sample. What a process allocates once and then keeps (threads, free
 /// lists, fabric pages) is thus part of the first sample.
 const WARM_UP: u64 = 24;
-/// Most samples that `connections` takes while it opens and closes one connection after the other.
+/// Maximum number of samples that the test `connections` takes while it opens and closes one
+/// connection after the other.
 const SAMPLES: u64 = 100;
 
 fn wanted(name: &str, otherwise: u64) -> u64 {
@@ -46,7 +48,8 @@ fn many() {
     stream("many", wanted("SPARK_LOAD_AT_ONCE", 16), wanted("SPARK_LOAD_SECONDS", 4));
 }
 
-/// Streams on `count` parallel connections, half in each direction, while rails flap.
+/// Sends messages without pause over `count` parallel connections, half of them in each direction,
+/// for `seconds` seconds, while rails flap.
 fn stream(name: &str, count: u64, seconds: u64) {
     let (bed, seed) = (Bed::new(), wanted("SPARK_LOAD_SEED", 1));
     println!("{name}: {count} parallel connections for {seconds} s, a rail flaps every second (seed {seed})");

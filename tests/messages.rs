@@ -1,13 +1,14 @@
 //! docs/guide/messages.md lists every text of the sources that a user may read, and no others.
 //!
 //! A text is a string literal of two or more words in `src/`: a log line, an error, or a reason
-//! that becomes part of another text. Comments, tests and the macros of `SKIPPED_MACROS` have none.
-//! Braces are a placeholder, whatever their content; the document writes `<name>`. In the document
-//! each text is in backticks in a list item, without backticks of its own.
+//! that becomes part of another text. Literals in comments, in tests and in the macros of
+//! `SKIPPED_MACROS` do not count. A pair of braces is a placeholder, whatever its content; the
+//! document writes `<name>` in its place. In the document each text is in backticks in a list item.
+//! Backticks that the text itself contains are left out there.
 //!
-//! Not checked: texts of one word (`lost`, `{what}: {why}`), of other crates and of the kernel;
-//! values of placeholders; `debug!` and `trace!`, which NCCL shows only under `NCCL_DEBUG=TRACE`;
-//! the level of a text outside the macro that logs it.
+//! Not checked: texts of fewer than two words (`lost`, `{what}: {why}`); texts of other crates and
+//! of the kernel; values of placeholders; `debug!` and `trace!`, which NCCL shows only under
+//! `NCCL_DEBUG=TRACE`; the level of a text outside the macro that logs it.
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 use std::collections::BTreeMap;
@@ -18,7 +19,8 @@ const DOCUMENT: &str = "docs/guide/messages.md";
 /// Files without messages: test code, and the output of `nccl-spark rails`.
 const FILES_WITHOUT_MESSAGES: &[&str] = &["tests.rs", "fake.rs", "testbed.rs", "rails/report.rs"];
 
-/// Macros of texts for developers, and macros of the command line's tables (`settings`, `ignored`).
+/// Macros whose texts are not messages. Most have texts for developers. `settings` and `ignored`
+/// define tables of variables, whose texts the command line prints.
 const SKIPPED_MACROS: &[&str] = &["debug", "trace", "assert", "assert_eq", "unreachable", "asm", "settings", "ignored"];
 
 #[test]
@@ -70,7 +72,8 @@ fn read_folder(folder: &Path, texts: &mut BTreeMap<String, Found>) {
     }
 }
 
-/// Collects texts, also those inside groups. Only the first literal outside groups gets `level`.
+/// Collects texts, also those inside groups (of parentheses, brackets or braces). `level` is the
+/// level of the first literal outside groups. All other literals have no level.
 fn read_tokens(tokens: TokenStream, mut level: Option<&'static str>, found: &mut Vec<(String, Option<&'static str>)>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut at = 0;
@@ -137,7 +140,7 @@ fn plain(literal: &str) -> String {
                 text.push_str("<>");
             }
             '}' => depth = 0,
-            // The document puts backticks around the text.
+            // The document puts backticks around the text, so it leaves out those in the text.
             '`' => {}
             _ if depth == 0 => text.push(next),
             _ => {}

@@ -1,5 +1,6 @@
-//! An overrun of the plugin's completion queue, in real time over the software fabric. It cannot
-//! happen in normal operation (`completions.rs`), so the fabric reports the queue as full.
+//! An overrun of the plugin's completion queue, in real time over the software fabric. An overrun
+//! cannot happen in normal operation (`completions.rs`). So the fabric treats a queue with room as
+//! full.
 
 #![allow(unsafe_code)]
 
@@ -22,10 +23,12 @@ fn an_overrun_ends_the_receivers_connection_with_an_error_that_the_sender_gets_t
     let (rails, library) = common::test_rails();
     let mut variables =
         vec![("NCCL_IB_HCA".to_owned(), rails[0].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
-    // Time that the sender waits, because the receiver never confirms that it has fenced the rail.
+    // The sender waits for this time, because the receiver never confirms that it has fenced the
+    // rail.
     variables.push(("NCCL_SPARK_LOSS_TIMEOUT_S".to_owned(), "1".to_owned()));
     variables.extend(library);
-    // One host for both ends: if a process opens a device twice, only one of the two gets an event.
+    // Both ends use one host. With two, this process would open each device twice, and only one of
+    // the two contexts would get an event.
     let host = bring_up(Config::from_variables(&variables).unwrap()).unwrap().0;
     let (listener, mut handle) = host.listen().unwrap();
     let (mut send, mut recv) = (None, None);
@@ -47,7 +50,8 @@ fn an_overrun_ends_the_receivers_connection_with_an_error_that_the_sender_gets_t
     until(|| send.test(request).unwrap());
     assert!(is_filled(&to, 1), "all is well so far");
 
-    // The fault hits the receiver: every sixteenth grant is signaled, and nothing is sent.
+    // The fault hits the receiver. Nothing is sent, so the next completion is that of a grant:
+    // every sixteenth grant is signaled.
     overrun(1);
     let mut error = None;
     let mut receives: Vec<u16> =

@@ -1,9 +1,9 @@
 //! The data path allocates nothing and makes no system calls of its own.
 //!
 //! This program's allocator counts allocations. In the test bed, `strace` counts system calls
-//! (`tests/rxe-vm/cases/33-no-system-calls.sh`). Two attempts to open missing files mark the start
-//! and the end of the data path. The provider's doorbells do not count: soft-RoCE writes to its
-//! device for each post, and the software fabric may wake a thread.
+//! (`tests/rxe-vm/cases/33-no-system-calls.sh`). Two queries of files that do not exist mark the
+//! start and the end of the data path. System calls of the libibverbs provider for doorbells do not
+//! count: soft-RoCE writes to its device for each post, and the software fabric may wake a thread.
 
 #![allow(unsafe_code)]
 

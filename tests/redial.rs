@@ -60,7 +60,8 @@ impl Scene {
         Self::over(|map_handle| Bed::new_with_handle(settings, map_handle))
     }
 
-    /// Creates a scene. `connect` makes its connection with the handle that leads to the network.
+    /// Creates a scene. `connect` makes the scene's connection. It must pass the listener's handle
+    /// through the given map, and connect with the result, which leads through the network.
     fn over(connect: impl FnOnce(&mut HandleMap<'_>) -> Bed) -> Self {
         log_of_all_threads();
         let mut network = None;
@@ -100,7 +101,8 @@ impl Scene {
         until(|| self.stream.finish_step(&self.bed).unwrap().then_some(()));
     }
 
-    /// Starts a send without a receive (side 0), or a receive without a send (side 1).
+    /// Returns a request that nothing matches: for side 0 a send, which each [`Self::look`] tries
+    /// to start, and for side 1 a receive, which has been started.
     fn post_unmatched(&self, side: usize) -> Waiting {
         let Self { bed, stream, .. } = self;
         if side == 0 {
@@ -125,7 +127,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Takes down both rails, and waits until both ends know it.
+    /// Takes down both rails, and waits until both ends have noticed the loss.
     fn lose_rails(&mut self) {
         let log = log_of_all_threads();
         log.take();
@@ -158,7 +160,7 @@ fn tcp_that_was_closed_is_back_before_all_rails_are_lost() {
         scene.run(20);
         scene.lose_rails();
         RAILS.iter().for_each(|rail| set(rail, Action::Up));
-        // Needs TCP, because each end has to report the loss of the rails.
+        // This needs TCP, because each end has to report the loss of the rails to the other end.
         scene.run(50);
     }
 }
@@ -222,7 +224,7 @@ fn lost_tcp_is_one_line_and_its_return_is_another() {
     (1..6).for_each(|_| scenes.push(Scene::over(|map_handle| Bed::with_handle(hosts.clone(), map_handle))));
     let name = scenes[0].bed.hosts[0].process().name.clone();
     log.take();
-    // One after another, each redialled before the next one breaks.
+    // The connections break one after another. Each is redialled before the next one breaks.
     for scene in &mut scenes {
         scene.network.cut();
         scene.until_resumed(1);
@@ -277,7 +279,8 @@ fn dialling_without_the_token_or_late_changes_nothing() {
         redial([0; 16], u64::MAX),
         // Attempt numbers start at 1.
         redial(real.token, 0),
-        // Later than all attempts of the connecting side, whose numbers are milliseconds.
+        // The next two numbers are above the limit. An attempt's number is its time in milliseconds
+        // since the connection came up, so none may be far ahead of that time.
         redial(real.token, u64::MAX),
         redial(real.token, 1 << 20),
         Message::Resumed.encode(),
@@ -308,12 +311,13 @@ fn dialling_without_the_token_or_late_changes_nothing() {
         (silent.iter_mut().filter_map(|client| (!is_closed(client)).then_some(())).count() <= 64).then_some(())
     });
     assert_eq!(scene.network.resumed(), 1);
-    // The earlier TCP connection is in use: without it the next steps would fail.
+    // The TCP connection that was open before these clients came is still in use. Without it the
+    // next steps would fail.
     scene.lose_rails();
     RAILS.iter().for_each(|rail| set(rail, Action::Up));
     scene.run(50);
     assert_eq!(scene.network.resumed(), 1, "the connection was redialled");
-    // The honest peer gets in although the others crowd the port.
+    // The honest peer gets in although the silent clients crowd the port.
     scene.network.cut();
     scene.until_resumed(2);
     scene.run(20);
@@ -339,7 +343,8 @@ fn a_client_that_floods_the_port_produces_one_log_line() {
 fn a_later_attempt_replaces_an_earlier_one() {
     let mut scene = Scene::new(&[]);
     let (address, real) = scene.network.redial_at().unwrap();
-    // The connecting side considers its TCP lost, but the accepting side does not.
+    // The test dials in place of the connecting side, as if that side had lost its TCP connection.
+    // The accepting side still has an open TCP connection.
     let mut first = dial(address);
     first.write_all(&Message::Redial(Redial { token: real.token, attempt: 1 }).encode()).unwrap();
     assert_eq!(read_frame(&mut first).expect("an answer")[2], 8);
@@ -347,13 +352,14 @@ fn a_later_attempt_replaces_an_earlier_one() {
     scene.until_resumed(1);
     until(|| {
         scene.stream.step(&scene.bed).unwrap();
-        // Only a control frame is left to read.
+        // A control frame may have to be read before the end of the stream.
         is_closed(&mut first).then_some(())
     });
     scene.run(20);
 }
 
-/// Replaces a scene's TCP connection by another attempt, which is closed after the answer.
+/// Dials in place of the scene's connecting side, which replaces the scene's TCP connection. Closes
+/// the new TCP connection after the answer.
 fn dial_and_close(scene: &Scene) {
     let (address, real) = scene.network.redial_at().unwrap();
     let mut given_up = dial(address);
@@ -392,6 +398,7 @@ fn dial_and_close_late(scene: &mut Scene) {
     assert_eq!(scene.network.resumed(), resumed);
     scene.network.set(Mode::Carries);
     // A connecting side without messages to send does not know yet that its TCP connection is dead.
+    // When the rails return, it has messages to send.
     RAILS.iter().for_each(|rail| set(rail, Action::Up));
     scene.until_resumed(resumed + 1);
 }
@@ -417,7 +424,7 @@ fn an_attempt_abandoned_before_it_was_read_changes_nothing() {
     scene.lose_rails();
     RAILS.iter().for_each(|rail| set(rail, Action::Up));
     scene.run(50);
-    // The first TCP connection was in use throughout. Redials were admitted later.
+    // The first TCP connection was in use throughout. Redials are still admitted afterwards.
     assert_eq!(scene.network.resumed(), 0);
     scene.network.cut();
     scene.until_resumed(1);
@@ -452,13 +459,14 @@ enum Death {
     Open,
     /// The peer has redialled and sent nothing since.
     New,
-    /// No dialling succeeds in either direction for a long time.
+    /// The TCP connection is closed, and no redial succeeds for a long time.
     Away,
 }
 
 /// A process that ends sends nothing more, its kernel closes its TCP connections, and writes to it
-/// over a rail are not acknowledged. Here its service thread is stopped instead, and the rails are
-/// silent. Both ends share the rails, so they are silent for both.
+/// over a rail are not acknowledged. Here its service thread is stopped instead. TCP is cut, and in
+/// the state [`Death::Away`] the rails become silent. Both ends use the same rails, so the rails
+/// are silent for both ends.
 #[test]
 fn a_dead_peer_is_detected_whatever_the_state_of_its_tcp() {
     let log = log_of_all_threads();
@@ -471,7 +479,7 @@ fn a_dead_peer_is_detected_whatever_the_state_of_its_tcp() {
             log.take();
             scene.network.set(Mode::Silent);
             scene.network.cut();
-            // Each end has answered the other, so each now considers the other alive.
+            // Waits until each end has answered the other, so that each considers the other alive.
             let (mut answers, is_answer) = (0, |line: &str| line.contains("answers after its TCP was closed"));
             until(|| {
                 answers += log.take().iter().filter(|(_, line)| is_answer(line)).count();
@@ -497,7 +505,7 @@ fn a_dead_peer_is_detected_whatever_the_state_of_its_tcp() {
 #[test]
 fn the_listener_closes_with_the_last_connection_and_reopens_with_the_next() {
     let mut first = Scene::new(&[]);
-    // The later connections need the rails as well.
+    // Keeps the turn after `first` is dropped, because the later connections use the rails, too.
     let _turn = first.bed.turn.take();
     let hosts = first.bed.hosts.clone();
     let address = first.network.redial_at().unwrap().0;
@@ -507,7 +515,7 @@ fn the_listener_closes_with_the_last_connection_and_reopens_with_the_next() {
     second.network.cut();
     second.until_resumed(1);
     drop(second);
-    // With a time limit, because an open listener may not answer if nothing accepts.
+    // Dials with a time limit, because an open listener may not answer if nothing accepts.
     let refused = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
     until(|| TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_err_and(refused).then_some(()));
     let mut third = Scene::over(|map_handle| Bed::with_handle(hosts, map_handle));

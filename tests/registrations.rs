@@ -1,4 +1,5 @@
-//! Registrations of memory whose driver requires local write access, more than a send needs.
+//! Registers memory whose driver requires local write access. A send alone does not need this
+//! access.
 
 #![allow(unsafe_code)]
 
@@ -46,7 +47,7 @@ fn sends_get_local_write_access_only_where_needed_and_peers_get_none() {
     (0..100).for_each(|_| fabric.pass(10_000));
     assert!(pair.recv.enter().unwrap().test(&pair.contexts[1], receive, |_, _| {}).unwrap());
     assert_eq!(fabric.to[..BYTES], buffers[1]);
-    // No peer may write there: no key for peers exists.
+    // No peer may write there, because there is no key for peers.
     assert!(!out.allows_write(from, BYTES) && out.packed_keys(true) == out.packed_keys(false));
     assert!(out.packed_keys(true).iter().all(|word| *word == 0));
 }

@@ -138,7 +138,8 @@ fn one_connection_for_all_tries_an_address_that_does_not_answer() {
     };
     stage.talk(9_000, &mut on_frame);
     let tried = |stage: &mut Stage| 1000 - stage.fabric().silence_left(1);
-    // One connection tries both addresses for all: immediately, then after 2, 4, 8 and then 15 s.
+    // One connection tries both addresses on behalf of all: immediately, then after pauses of 2, 4,
+    // 8 and then 15 s.
     assert!((4..=6).contains(&tried(&mut stage)), "{}", tried(&mut stage));
     stage.talk(60_000, &mut on_frame);
     assert!((10..=16).contains(&tried(&mut stage)), "{}", tried(&mut stage));
@@ -184,7 +185,8 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
     assert!(stage.is_whole(), "{:?}", stage.text());
 }
 
-/// Steps that can hang: the sender creates queue pairs, the receiver answers, the sender connects.
+/// A call can hang in three steps: when the sender creates queue pairs, when the receiver answers,
+/// and when the sender connects.
 #[test]
 fn a_call_that_hangs_keeps_no_rail_under_test_and_no_second_thread_hangs_in_its_device() {
     for step in [0, 1, 2] {
@@ -270,7 +272,7 @@ fn a_failed_device_counts_as_running_whatever_the_kernel_reports() {
     assert_eq!((rail.device.presence(), stop(&stage)), (DevicePresence::CutOff, Stopped::Not), "the early event");
     stage.fabric().move_to(0, Phase::Cut);
     assert_eq!(stop(&stage), Stopped::Not);
-    // The event may be read late.
+    // The event of the device's failure may also be read late.
     rail.device.fatal();
     assert_eq!((rail.device.presence(), stop(&stage)), (DevicePresence::CutOff, Stopped::Not));
     stage.fabric().move_to(0, Phase::Gone);

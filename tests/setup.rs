@@ -200,7 +200,8 @@ fn a_device_whose_firmware_does_not_answer_delays_no_other_rail() {
         });
     };
     bed.set(TWINS[0], Action::Hang(true));
-    // Waits for both hosts: registrations wait for the device until their host knows that it hangs.
+    // Waits until both hosts know that the device hangs. Until its host knows, a registration waits
+    // for the device.
     waits_for("device rocep1s0f0 has not answered for", 2);
     pair.carries(4 << 20, 3);
     // The other rail is lost and returns while the device hangs.
@@ -223,7 +224,8 @@ fn a_switch_that_drops_large_packets_works_with_path_mtu_1024() {
     let warnings = bed.lines(Level::WARN);
     let small: Vec<_> = warnings.iter().filter(|line| line.contains("using path MTU 1024")).collect();
     assert!(!small.is_empty() && small.iter().all(|line| line.contains("set MTU 9000")), "{warnings:#?}");
-    // Later connections know the path MTU, and use both rails immediately without a test.
+    // The path MTU of both rails is known now. So later connections use both rails immediately,
+    // without a test.
     for rail in TWINS {
         assert!(small.iter().any(|line| line.contains(rail)), "{rail}: {warnings:#?}");
     }
@@ -270,7 +272,8 @@ fn a_port_that_comes_up_during_set_up_is_used() {
 #[test]
 fn addresses_that_do_not_resolve_at_first_are_tried_again() {
     let bed = Bed::new(&[]);
-    // The handshake tries each rail of each side once. Here the first six attempts fail.
+    // The handshake tries each rail of each side once. Here the first six attempts on each device
+    // fail.
     bed.both(Action::Unresolved(6));
     let (pair, _) = Pair::make(&bed);
     pair.carries(1 << 20, 6);
@@ -310,7 +313,7 @@ fn a_rail_that_works_lets_the_connection_start_and_the_other_joins_it() {
 
 #[test]
 fn a_host_without_a_link_waits_for_one_with_a_warning() {
-    // The fabric is created before its ports go down.
+    // Creates the fabric, because its ports can go down only afterwards.
     drop(Bed::new(&[]));
     let bed = Bed::with_ports(&[], false);
     let warnings = bed.lines(Level::WARN);
@@ -366,7 +369,8 @@ fn a_peer_with_another_traffic_class_is_named_once() {
 fn two_versions_of_the_protocol_refuse_each_other() {
     let bed = Bed::new(&[]);
     let mut pair = Pair::new(&bed);
-    // The handle of a listener whose plugin is one version older: magic, then the version.
+    // Makes this the handle of a listener whose plugin is one version older. The version follows
+    // after eight bytes of magic number.
     let ours = u16::from_le_bytes([pair.handle[8], pair.handle[9]]);
     assert_eq!(ours, PROTOCOL_VERSION);
     pair.handle[8..10].copy_from_slice(&(ours - 1).to_le_bytes());

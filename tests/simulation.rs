@@ -1,5 +1,5 @@
 //! Both ends of a connection on the software fabric in virtual time, controlled by a seed. Rails
-//! fail and return at any step and on either side of an event. Connections start without some or
+//! fail and return at any step, before or after any other event. Connections start without some or
 //! all rails, over paths with the faults of new installations. Control frames arrive late, twice or
 //! never, and polls are late. The data paths and drivers are the shipped ones. The oracle is a
 //! separate model of bytes and completions.
@@ -9,7 +9,8 @@
 //! connection's end was reported.
 //!
 //! `SPARK_SIM_RUNS=100000 cargo test --release --test simulation`. `SPARK_SIM_SEED=N` repeats one
-//! run and shows the log. With both, N is the first of that many seeds, for several processes.
+//! run and shows the log. With both variables, N is the first seed of the runs, so that several
+//! processes can share the seeds.
 
 #![allow(unsafe_code)]
 

@@ -192,7 +192,8 @@ fn sent_messages_arrive_although_the_sender_closes_with_unread_grants() {
             }
         };
         assert!(is_done, "{bytes} bytes do not fit four sockets");
-        // The sender closes before it reads these grants. Unread data resets a closed socket.
+        // The sender closes before it reads these grants. A socket that is closed with unread data
+        // resets its connection.
         let more: Vec<u16> = (0..20).map(|_| irecv(&ends.recv, &to, bytes, 0, &into)).collect();
         std::thread::sleep(Duration::from_millis(50));
         ends.send.close();
@@ -233,7 +234,8 @@ fn closing_in_any_order_leaves_nothing_behind() {
             drop(ends.recv);
             if order & 4 != 0 {
                 let error = if open.is_some() {
-                    // Granted before the close: this send succeeds, and the next one fails.
+                    // The receiver granted a receive before it closed. So this send succeeds, and
+                    // the next one fails.
                     until(|| ends.send.isend(from.addr(), 10, 0, &out).unwrap());
                     send_error(&ends.send, &from, &out)
                 } else {
@@ -252,7 +254,7 @@ fn the_error_for_an_ended_peer_names_the_peer_the_interface_and_the_request() {
     let (from, to) = (Buffer::filled(100, 1), Buffer::blank(100));
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
     let receive = irecv(&ends.recv, &to, 100, 0, &into);
-    // The kernel closes the sockets of a killed process, without a BYE.
+    // The kernel closes the sockets of a killed process, without a BYE. This drop does the same.
     drop(ends.send);
     let error = receive_error(&ends.recv, receive);
     let text = error.to_string();

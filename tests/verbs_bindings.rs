@@ -1,7 +1,8 @@
 //! The checked-in verbs bindings equal the output of bindgen for the headers, for both processors.
 //!
-//! Skipped without libclang with its headers, and without libibverbs-dev. The other processor also
-//! needs its C headers (Debian and Ubuntu: libc6-dev-arm64-cross, libc6-dev-amd64-cross).
+//! The tests are skipped if libclang, its headers or libibverbs-dev are missing. The comparison for
+//! the other processor also needs that processor's C headers (Debian and Ubuntu:
+//! libc6-dev-arm64-cross, libc6-dev-amd64-cross).
 
 #[path = "common/skip.rs"]
 #[allow(dead_code, reason = "each test uses a part")]
@@ -11,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const CHECKED_IN: &str = include_str!("../verbs-sys/src/bindings.rs");
-/// Version of the bindings' headers, as in libibverbs.pc (rdma-core 44).
+/// Version of the headers from which the bindings were made (rdma-core 44), in the notation of
+/// libibverbs.pc.
 const HEADERS: &str = "1.14.44";
 
 #[test]
@@ -109,7 +111,7 @@ fn older(version: &str) -> bool {
     numbers(version) < numbers(HEADERS)
 }
 
-/// Searches the folders that bindgen searches.
+/// Returns true if libclang is in one of the folders that bindgen searches.
 fn libclang_exists() -> bool {
     let mut folders: Vec<PathBuf> = std::env::var_os("LIBCLANG_PATH").map(PathBuf::from).into_iter().collect();
     folders.extend(["/usr/lib", "/usr/lib64", "/usr/local/lib"].map(PathBuf::from));

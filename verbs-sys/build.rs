@@ -8,8 +8,8 @@ fn main() {
 
 #[cfg(feature = "regenerate-bindings")]
 mod bindings {
-    /// Environment variable with the path to write to instead of `src/bindings.rs`; tests compare
-    /// that file with the checked-in one.
+    /// Environment variable with a path to write to instead of `src/bindings.rs`. A test compares
+    /// the file at this path with the checked-in one.
     const OUTPUT: &str = "VERBS_BINDINGS_OUTPUT";
 
     const HEAD: &str = "\
@@ -17,7 +17,8 @@ mod bindings {
 // for x86-64 and aarch64: what differs (`c_char`, pthread types) is named, not spelled out.
 ";
 
-    /// Types generated with their fields; `.*` includes their anonymous unions and structs.
+    /// Types that are generated with their fields, as regular expressions. With `.*` they include
+    /// their anonymous unions and structs.
     const TYPES: &[&str] = &[
         "__be16",
         "__be32",

@@ -2,10 +2,11 @@
 //! and framing over TCP on the loopback.
 //!
 //! The input is a flag, then pieces; each piece is a length and bytes. The client writes the pieces
-//! one by one and then closes its side. If the flag is set, the listener's own token replaces the
-//! token of a HELLO, because an unauthenticated client can know everything but the token. The
-//! listener's host has no rails and its tuner is off. So for a client with the token, the listener
-//! returns an error about the tuner, TCP or rails. Every other client gets no answer.
+//! one by one and then closes its side. If the flag is set, the target writes the listener's own
+//! token to the place where a HELLO has its token: a client can know everything else without
+//! authentication, but the fuzzer cannot guess the token. The listener's host has no rails, and the
+//! host's tuner is off. So for a client with the token, the listener returns an error about the
+//! tuner, TCP or rails. Every other client gets no answer.
 
 use crate::tape::Tape;
 use crate::target::Seeds;
@@ -27,7 +28,7 @@ use std::sync::Arc;
 const TUNER_HASH: u64 = 0;
 
 /// Maximum number of clients of one listener. The listener fails if no peer is admitted within an
-/// hour, so a new listener replaces it before that.
+/// hour, so a new listener replaces it after this number of clients, which take less time.
 const MAX_CLIENTS: u32 = 1000;
 
 thread_local! {
@@ -115,7 +116,7 @@ fn serve(bootstrap: &Bootstrap, data: &[u8]) -> bool {
 }
 
 /// Polls the listener as NCCL does. Returns the listener's error, if any. Only a client with the
-/// token may cause one.
+/// token may cause an error.
 fn poll_listener(bootstrap: &Bootstrap) -> Option<String> {
     match bootstrap.listener.accept() {
         Ok(None) => None,
@@ -135,8 +136,8 @@ fn is_gone(client: &mut TcpStream) -> bool {
     }
 }
 
-/// Returns part of the error that the listener must return, or `None` if it must return no error.
-/// Only a client whose first message is a HELLO with the token causes an error.
+/// Returns text that the listener's error must contain, or `None` if the listener must return no
+/// error. Only a client whose first message is a HELLO with the token causes an error.
 fn refusal(bootstrap: &Bootstrap, sent: &[u8]) -> Option<&'static str> {
     let (header, body) = sent.split_first_chunk::<HEADER_BYTES>()?;
     let header = Header::decode(*header).ok()?;

@@ -1,10 +1,11 @@
-//! The ring of clear-to-send (CTS) entries, in which a peer can write anything, and the sends that
-//! follow from it. The peer lies about address, size, tag, part, group, sequence and received
-//! shares, and sends its messages at any time.
+//! The ring of clear-to-send (CTS) entries, into which a peer can write anything, and the sends
+//! that this side starts from the entries. The peer lies about address, size, tag, part, number of
+//! parts, sequence and received shares, and sends its control messages at any time. A share is a
+//! contiguous part of a message, sent on one lane.
 //!
 //! The model reads the ring itself, without `Sends`, and must find the same receive for each tag.
-//! It follows every send: the writes must cover each byte of a share once, into the granted buffer.
-//! A share that was lost with its lane starts again.
+//! The model follows every send: the writes must cover each byte of a share once, into the granted
+//! buffer. A share that was lost with its lane is written again from its first byte.
 
 use crate::memory;
 use crate::tape::{Tape, lane};
@@ -45,11 +46,13 @@ struct Posted {
 struct Sent {
     head: Head,
     bytes: u64,
-    /// True if sent as one share, which is posted when the send starts.
+    /// True for a message that is sent by a single write, which is posted when the send starts.
+    /// False once the lane of this write was lost.
     is_whole: bool,
     shares: Vec<Piece>,
 }
 
+/// A share of a message, and what has happened to the share.
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     share: Share,
@@ -72,8 +75,8 @@ struct Model<'a> {
     granted: u64,
     /// Number of the receive at the head of the ring.
     sequence: u64,
-    /// Parts of this receive that no send has matched yet. `None` until a send finds that all parts
-    /// have arrived.
+    /// Parts of the receive at the head that no send has matched yet. `None` until a send finds
+    /// that the entries of all parts have arrived.
     waiting: Option<Vec<u8>>,
     requests: BTreeMap<u16, Sent>,
     under_way: Vec<Posted>,
@@ -121,7 +124,8 @@ pub fn check(data: &[u8]) -> bool {
 }
 
 impl Model<'_> {
-    /// Writes a group's entries as the peer does. They are correct except for the lies on the tape.
+    /// Writes the entries of one receive as the peer does, one entry for each part. The entries are
+    /// correct except for the lies on the tape.
     fn grant(&mut self, tape: &mut Tape<'_>) {
         let (shape, lies) = (tape.u8(), tape.u8());
         let parts = (shape & 7) + 1;
@@ -164,7 +168,8 @@ impl Model<'_> {
         self.entry(part).map(|entry| entry.check(part).map(|()| entry)).transpose()
     }
 
-    /// Returns the parts of the group at the head, once all have arrived.
+    /// Returns the parts of the receive at the head, or `None` until the entries of all parts have
+    /// arrived.
     fn arrived(&self) -> Result<Option<Vec<u8>>, Violation> {
         let Some(first) = self.checked(0)? else { return Ok(None) };
         for part in 1..first.parts() {
@@ -177,7 +182,7 @@ impl Model<'_> {
         Ok(Some((0..first.parts()).collect()))
     }
 
-    /// Returns the part that a send with this tag matches.
+    /// Returns the part that a send with this tag matches, and the part's entry.
     fn expect(&mut self, tag: i32) -> Result<Option<(u8, Entry)>, Violation> {
         if self.waiting.is_none() {
             self.waiting = self.arrived()?;
@@ -252,7 +257,8 @@ impl Model<'_> {
         (request, Sent { head, bytes, is_whole: true, shares })
     }
 
-    /// Starts a send of up to eight shares on the open lanes. `post` posts some of them later.
+    /// Starts a send of up to eight shares on the open lanes. Shares that are not posted here are
+    /// posted later by `post`.
     fn start_cut(&mut self, head: Head, bytes: u64, how: u8) -> (u16, Sent) {
         let count = u64::from(how >> 1 & 7) + 1;
         let part = bytes.div_ceil(count).next_multiple_of(128).max(128);
@@ -350,7 +356,8 @@ impl Model<'_> {
         }
     }
 
-    /// Loses a lane, with any claim by the peer about received shares; or brings a lost lane back.
+    /// If the tape's lane is open, loses the lane, with any claim by the peer about received
+    /// shares. If the lane is lost, brings it back.
     fn lose(&mut self, tape: &mut Tape<'_>) {
         let (what, granted) = (tape.u8(), tape.u8());
         let lost = lane(usize::from(what) % LANES);
@@ -380,8 +387,9 @@ impl Model<'_> {
         if self.is_lost[other.index()] {
             return;
         }
-        // A lost share is resent only if its entry is complete and has keys for the other lane. No
-        // lane of the model joins again, so the first epoch with its keys is the default epoch.
+        // A share is resent on the other lane only if the CTS entry of its receive is complete and
+        // has keys for that lane. No lane of the model joins again with new keys, so entries have
+        // that lane's keys from the default epoch on.
         let has_keys = |sequence, part: u8| {
             let at = entry_word(sequence, usize::from(part));
             let entry = Entry::whole(std::array::from_fn(|word| self.ring[at + word].load(Relaxed)), sequence);
@@ -441,7 +449,8 @@ fn keys(sequence: u64, part: u8) -> PackedKeys {
     std::array::from_fn(|pair| sequence << 40 | u64::from(part) << 34 | pair as u64)
 }
 
-/// Tapes with a lone receive, a group out of order, a receive in shares, a lost lane, and each lie.
+/// Tapes with a receive of one part, a receive whose parts are matched out of order, a message in
+/// several shares, a lost lane, and each kind of lie.
 pub fn seeds() -> Seeds {
     let send = |w: &mut Writer, how: u8, tag: u8, bytes: u16| _ = w.u8(5).u8(how).u8(tag).u16(bytes);
     let mut lone = Writer::default();

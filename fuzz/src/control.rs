@@ -1,7 +1,8 @@
 //! Control messages, and the control frames that carry them in a mailbox: whole, torn, and
 //! invented.
 //!
-//! Input: a byte that selects the kind, then a control message's bytes or a mailbox's words.
+//! Input: a byte that selects the check, then a control message's bytes, a mailbox's words, or the
+//! fields of two frames whose words are mixed.
 
 use crate::fields::{check_queue_pairs, check_rail};
 use crate::memory;
@@ -60,8 +61,8 @@ fn check_message(bytes: &[u8]) -> bool {
     true
 }
 
-/// Checks `Received::has` for every part and share. For a receive that is not open, it must return
-/// whether the receive was granted.
+/// Checks `Received::has` for every part and share. For a receive that is not open, `has` must
+/// return true exactly if the receive was granted.
 fn check_received(received: &Received) {
     for sequence in received.open.iter().map(|open| open.sequence).chain([0, received.granted, u64::MAX]) {
         let open = received.open.iter().find(|open| open.sequence == sequence);
@@ -79,7 +80,8 @@ fn check_received(received: &Received) {
     }
 }
 
-/// Reads arbitrary words as a mailbox's content. `signed` makes their digest valid first.
+/// Reads arbitrary words as a mailbox's content. If `signed` is true, makes the words' digest valid
+/// first.
 fn check_mailbox(tape: &mut Tape<'_>, signed: bool) -> bool {
     let mut words = [0; FRAME_WORDS];
     words.iter_mut().for_each(|word| *word = tape.u64());
@@ -123,7 +125,7 @@ fn check_mix(tape: &mut Tape<'_>) -> bool {
     true
 }
 
-/// Returns the control frame's words, with zeros up to the words of a mailbox.
+/// Returns the control frame's words, followed by zeros up to [`FRAME_WORDS`].
 pub fn padded(frame: &ControlFrame) -> [u64; FRAME_WORDS] {
     let words = frame.to_words();
     assert!(words.len() <= FRAME_WORDS);
@@ -199,7 +201,8 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
     ]
 }
 
-/// Each control message, control frames with and without [`sign`], and a mix of two frames.
+/// Each control message, control frames that are checked with and without a call of [`sign`], and a
+/// mix of two frames.
 pub fn seeds() -> Seeds {
     let mut seeds: Seeds =
         messages().into_iter().map(|(name, message)| (name, [&[0][..], &message.encode()].concat())).collect();

@@ -1,5 +1,6 @@
 //! The control link, which numbers and confirms control frames between two ends. The peer sends
-//! frames with any numbers, confirmations and messages, mixed with this side's own messages.
+//! frames with any numbers, confirmations and messages. In between, this side queues messages of
+//! its own.
 
 use crate::control::messages;
 use crate::memory;
@@ -9,8 +10,8 @@ use nccl_net_spark::flow::control_link::ControlLink;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
 
-/// The protocol's two rules. A control message is sent once the one before it is confirmed. A
-/// received message is accepted only if its number is the next one.
+/// The protocol's two rules. A control message is sent only after the message before it was
+/// confirmed. A received message is accepted only if its number is the next one.
 #[derive(Default)]
 struct Model {
     queued: Vec<ControlMessage>,
@@ -48,7 +49,7 @@ impl Model {
     }
 }
 
-/// Runs the input as a tape of own messages and of control frames.
+/// Runs the input as a tape of this side's messages and of the peer's control frames.
 pub fn check(data: &[u8]) -> bool {
     let (mut control_link, mut model, mut tape) = (ControlLink::default(), Model::default(), Tape::new(data));
     let known = messages();
@@ -68,7 +69,8 @@ pub fn check(data: &[u8]) -> bool {
             _ => {
                 let frame = frame(&mut tape, &model);
                 let is_new = model.receive(&frame);
-                // The memory in use grows with this side's own messages, never with the peer's.
+                // A call may allocate memory for this frame's message and for this side's message
+                // under way. The number of the peer's frames must not matter.
                 let room = frame.message.len() + model.frame().message.len() + 256;
                 let told = memory::bounded(room, || control_link.receive_frame(&frame));
                 match (&told, is_new) {

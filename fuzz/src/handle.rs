@@ -1,12 +1,12 @@
-//! The 128 bytes that NCCL hands to the connecting side: possibly damaged, or from another network
-//! or version.
+//! The connection handle, the 128 bytes that NCCL hands to the connecting side. A handle may be
+//! damaged, or come from another network plugin or from another version of this plugin.
 
 use crate::memory;
 use crate::target::Seeds;
 use nccl_net_spark::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
 use std::net::SocketAddr;
 
-/// Length of magic, version, port, scope, address and token.
+/// Number of bytes that `encode` fills: magic, version, port, scope, address and token.
 const USED: usize = 8 + 2 + 2 + 4 + 16 + TOKEN_BYTES;
 const SCOPE: std::ops::Range<usize> = 12..16;
 

@@ -1,7 +1,8 @@
 //! The handshake's framed messages, and the decisions made from them before any queue pair exists:
-//! the pairing of rails and their rates.
+//! which rails pair, and the rates of the paths between them.
 //!
-//! Input: a byte with the message kind, then the body; after a byte of 0x80 or more, a whole frame.
+//! Input: a byte with the message kind, then the message's body. If the byte is 0x80 or more, the
+//! rest is a whole frame with its own header.
 
 use crate::control;
 use crate::fields::{MAX_LIST, NAME_BYTES, check_attachment, check_mtu, check_queue_pairs, check_rail, text_fits};
@@ -260,7 +261,7 @@ pub fn hello(token: [u8; 16], rails: Vec<RailAdvert>) -> Hello {
     Hello { token, name, chunk_bytes: 8 << 20, qps_per_rail: 2, tuner_hash: 0, gpu, priority, by_tcp, rails }
 }
 
-/// One message of each kind, and one with its header.
+/// Messages of each kind without their header, and one message with its header.
 pub fn seeds() -> Seeds {
     let seed = |(name, message): (&'static str, Message)| {
         let frame = message.encode();

@@ -1,13 +1,13 @@
 //! Fuzz targets for everything that an unauthenticated client, a lying peer or a careless user can
 //! hand to this project.
 //!
-//! Each target is a module: `check` takes any bytes and asserts the invariants, `seeds` gives valid
-//! inputs to begin with (`seeds/`, written by `examples/seeds.rs`). `run.sh` builds and runs the
-//! targets with libFuzzer. `cargo test --lib` compares the kept seeds with the generator and runs
-//! every check on its seeds, without libFuzzer.
+//! Each target is a module. Its `check` takes any bytes and asserts the invariants. Its `seeds`
+//! gives the inputs to begin with, which `examples/seeds.rs` writes into the folder `seeds/`.
+//! `run.sh` builds and runs the targets with libFuzzer. `cargo test --lib` compares the files in
+//! `seeds/` with the targets' `seeds`, and runs every check on its seeds, without libFuzzer.
 //!
 //! The stateful targets read their input as a [`tape::Tape`] of decisions: the next event, and the
-//! peer's lies. Each compares the code with a model of its own.
+//! peer's lies. Each of these targets compares the code with a model of its own.
 
 pub mod admission;
 pub mod clear_to_send;
@@ -50,7 +50,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
-    /// Maximum bytes of a seed. Larger seeds only slow libFuzzer down.
+    /// A seed must have fewer bytes than this. Larger seeds only slow libFuzzer down.
     const MOST_BYTES: usize = 4096;
 
     #[test]

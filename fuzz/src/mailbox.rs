@@ -1,5 +1,5 @@
 //! The mailbox, memory that the peer writes. The peer writes any words at any time, while this side
-//! takes control frames and writes its own.
+//! takes the peer's control frames and writes control frames of its own.
 
 use crate::control::{padded, sign};
 use crate::tape::Tape;
@@ -16,7 +16,8 @@ use std::sync::atomic::Ordering::Relaxed;
 const PROBE: usize = PROBE_AT / 8;
 const INBOX: usize = INBOX_AT / 8;
 const OUTBOX: usize = OUTBOX_AT / 8;
-/// Highest possible address of the peer's mailbox. An offset beyond the mailbox would overflow.
+/// Highest possible address of the peer's mailbox. With this address, adding an offset beyond the
+/// mailbox's end would overflow.
 const PEER_ADDR: u64 = u64::MAX - MAILBOX_BYTES as u64;
 
 thread_local! {
@@ -78,19 +79,21 @@ fn inbox_words(mailbox: &Mailboxes) -> [u64; FRAME_WORDS] {
     std::array::from_fn(|at| mailbox.region.words()[INBOX + at].load(Relaxed))
 }
 
-/// Returns the words after the ring. `check` looks at the ring at the end.
+/// Returns the words behind the ring. [`check`] examines the ring's words once, after all steps.
 fn all(mailbox: &Mailboxes) -> Vec<u64> {
     mailbox.region.words()[PROBE..].iter().map(|word| word.load(Relaxed)).collect()
 }
 
-/// Writes words as a NIC does: word N only if bit N % 64 of the mask is set.
+/// Writes words into the inbox as a NIC may do when it writes only some of them: word N is written
+/// only if bit N % 64 of the mask is set.
 fn write(mailbox: &Mailboxes, words: &[u64; FRAME_WORDS], mask: u64) {
     for (at, word) in words.iter().enumerate().filter(|(at, _)| mask >> (at % 64) & 1 == 1) {
         mailbox.region.words()[INBOX + at].store(*word, Relaxed);
     }
 }
 
-/// Takes a control frame, and checks that nothing else changes. Returns true if there was one.
+/// Takes a control frame, and checks that only the inbox's first two words change, to 0. Returns
+/// true if there was a frame.
 fn take(mailbox: &Mailboxes, inbox: Inbox) -> bool {
     let before = all(mailbox);
     let expected = ControlFrame::from_words(&inbox_words(mailbox));
@@ -109,7 +112,8 @@ fn take(mailbox: &Mailboxes, inbox: Inbox) -> bool {
     found.is_some()
 }
 
-/// Writes a control frame. Only the outbox may change, and RDMA writes stay within both mailboxes.
+/// Puts a control frame into the outbox, and checks that nothing else changes. Also checks that the
+/// RDMA writes of a frame and of a test packet stay within both mailboxes.
 fn put(mailbox: &Mailboxes, frame: &ControlFrame, keys: MailboxKeys) {
     let mut after = all(mailbox);
     let words = frame.to_words();
@@ -128,7 +132,8 @@ fn put(mailbox: &Mailboxes, frame: &ControlFrame, keys: MailboxKeys) {
     }
 }
 
-/// Complete, torn and repaired, and invented control frames, mixed with this side's own.
+/// Complete control frames mixed with this side's own, a torn frame that is then repaired, and an
+/// invented frame.
 pub fn seeds() -> Seeds {
     let frame = |w: &mut Writer, step: u8, number: u8, message: &[u8]| {
         w.u8(step).u8(number).u8(2).u8(1).u16(message.len() as u16).bytes(message);

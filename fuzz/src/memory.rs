@@ -11,8 +11,8 @@ struct Counting;
 static COUNTING: Counting = Counting;
 
 thread_local! {
-    /// Bytes that the thread has allocated, and their maximum since the last call of [`peak`]
-    /// began.
+    /// The first number is the bytes that the thread has allocated and not freed. The second is the
+    /// maximum of the first since the last call of [`peak`] began.
     static USE: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
 }
 

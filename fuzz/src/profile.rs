@@ -47,7 +47,8 @@ pub fn check(data: &[u8]) -> bool {
     true
 }
 
-/// The built-in profiles, and one that uses every field of each line.
+/// Four built-in profiles, a profile in an unusual spelling, and the same profile with wires and
+/// with devices that nodes forbid.
 pub fn seeds() -> Seeds {
     let built_in = |name: &str| Profile::load(name, 1.0).expect("a built-in profile").to_text().into_bytes();
     let spelt = "# two of a kind\nlink A pci=0000:01:00 gts=1.6e1 width=4 payload=+112000 # x4\ncable c payload=0\n\n\

@@ -1,7 +1,8 @@
 //! A receiver's handling of immediates. A share is the part of a message that is sent on one rail.
 //! Its last write carries an immediate of 32 bits, which names among others the slot, the part, the
-//! share, and the number of writes before this one (full chunks). The peer lies about these and
-//! about the byte count. Grants, tests and losses of lanes happen between the immediates.
+//! share, and the number of the share's writes before the last one (full chunks). The peer lies
+//! about these fields and about the byte count. Grants, tests and losses of lanes happen between
+//! the immediates.
 //!
 //! The model keeps the arrived shares of each slot with their bytes, and predicts the result of
 //! each call.
@@ -61,7 +62,7 @@ impl Open {
 struct Model {
     receives: Receives,
     slots: Vec<Option<Open>>,
-    /// By slot: the lane on which its clear-to-send is being repeated.
+    /// For each slot, the lane on which the slot's clear-to-send is being repeated, if any.
     repeating: Vec<Option<LaneId>>,
     granted: u64,
     delivered: u64,
@@ -242,7 +243,7 @@ impl Model {
             assert_eq!(self.receives.next_repeat(lane, |by| by == lane), expected);
             return;
         }
-        // This side's NIC reports completions only for posted requests.
+        // This side's NIC completes only what was posted, so only a repeat under way is confirmed.
         let at = usize::from(what) % SLOTS;
         if self.repeating[at].take().is_some() {
             self.receives.repeated(slot(at));
@@ -282,7 +283,8 @@ fn slot(number: usize) -> Slot {
     Slot::new(number as u16).expect("the model has no more slots")
 }
 
-/// A receive in one share, a group in several, an optional one, losses, and lies of each kind.
+/// A receive in one share, a receive of three parts in several shares, an optional receive, losses,
+/// and lies of each kind.
 pub fn seeds() -> Seeds {
     let nearly = |w: &mut Writer, slot: u8, (share, shares, full_chunks): (u8, u8, u8), part: u8, bytes: u8| {
         w.u8(2).u8(slot).u8((shares - 1) << 5 | share << 2 | full_chunks).u8(0).u8(part).u8(bytes);

@@ -1,9 +1,9 @@
 //! Recovery: any messages in any order, mixed with events of this side's ports, devices, data path,
 //! TCP and clock.
 //!
-//! Input: a byte with the side of the connection and the rails that it begins without, then a tape
-//! of events. The target plays recovery's caller ([`Caller`]), and checks that the actions for each
-//! rail come in the order that `flow::recovery` promises.
+//! Input: a byte with this side's role and the rails that are missing when the connection begins,
+//! then a tape of events. The target plays recovery's caller ([`Caller`]), and checks that the
+//! actions for each rail come in the order that `flow::recovery` promises.
 
 use crate::control::messages;
 use crate::tape::Tape;
@@ -17,7 +17,7 @@ use nccl_net_spark::wire::fields::{LaneEnd, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::LaneId;
 
 const RAILS: usize = 2;
-/// Kinds of events on the tape.
+/// Number of kinds of events on the tape.
 const STEPS: u8 = 14;
 const SECOND: u64 = 1_000_000_000;
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
@@ -29,7 +29,8 @@ enum Rail {
     Used,
     /// Out of use, but not stopped, because their device is cut off.
     CutOff,
-    /// No queue pairs. `by_peer`: the peer has reported that it has stopped its own, too.
+    /// No queue pairs. `by_peer` is true if the peer has reported that its queue pairs are stopped,
+    /// too.
     Stopped { by_peer: bool },
     /// A thread creates or connects new queue pairs.
     Working,
@@ -43,14 +44,15 @@ struct Caller {
     recovery: Recovery,
     role: Role,
     rails: [Rail; RAILS],
-    /// True for each rail whose loss waits in the data path's status until `report`.
+    /// True for each rail whose loss the data path has noted, but [`Caller::report`] has not yet
+    /// passed on to recovery.
     losses: [bool; RAILS],
     /// For each rail, the content of the peer's FENCED messages since the rail was last in use.
     fenced_by_peer: [Vec<Received>; RAILS],
     received: Option<ControlMessage>,
     failed: u32,
-    /// True once the action that reports a failure, or that the peer has left, is executed. No
-    /// later action opens or connects queue pairs, or takes a rail into use.
+    /// True once an action was executed that reports a failure, or that the peer has left. No
+    /// [`Action::OpenQps`], [`Action::ConnectQps`] or [`Action::Activate`] may follow.
     has_ended: bool,
     has_closed: bool,
     was_up: bool,
@@ -97,7 +99,7 @@ pub fn check(data: &[u8]) -> bool {
 }
 
 /// Returns the control message with its lane set to `at`. A BYE gets the count 0, because a count
-/// above the number of started sends is a protocol violation.
+/// above the number of started sends is a protocol violation, which ends the connection.
 fn on_rail(mut message: ControlMessage, at: LaneId) -> ControlMessage {
     match &mut message {
         ControlMessage::Fenced { lane, .. }
@@ -183,7 +185,7 @@ impl Caller {
         }
     }
 
-    /// Fences again each rail that is still fencing: its device may have stopped meanwhile.
+    /// Fences again each rail in state `Fencing`: the rail's device may have stopped meanwhile.
     fn fence_again(&mut self) {
         for lane in LaneId::all(RAILS) {
             if matches!(self.recovery.state(lane), Some(State::Fencing { .. })) {
@@ -296,7 +298,8 @@ impl Caller {
         assert!(is_true, "{failure:?} with {:?}", self.rails);
     }
 
-    /// Starts a thread that makes or connects queue pairs. It succeeds, hangs or fails.
+    /// Plays the start of a thread that makes or connects queue pairs. The thread succeeds or fails
+    /// at once, or hangs until [`Caller::finish`].
     fn work(&mut self, lane: LaneId, tape: &mut Tape<'_>) {
         self.rails[lane.index()] = Rail::Working;
         match tape.below(4) {
@@ -395,8 +398,8 @@ pub fn seeds() -> Seeds {
     let mut dark = Writer::default();
     dark.u8(0).u8(2).u8(0).u8(2).u8(1).u8(10).u8(0);
     receive(&mut dark, at("fenced"));
-    // The first attempt to open queue pairs fails. The next step of the clock exceeds the time
-    // limit without a rail.
+    // The first attempt to open queue pairs fails. The next step of the clock exceeds the limit on
+    // the time without any rail.
     dark.u8(7).u8(0).u8(3).u8(3);
     dark.u8(7).u8(0).u8(3);
     let mut cut_off = Writer::default();

@@ -8,7 +8,7 @@ use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Excluded setting, because it could name any file.
+/// The setting that the target leaves out, because its value could name any file.
 const EXCLUDED_SETTING: &str = "NCCL_SPARK_SETTINGS_FILE";
 
 thread_local! {
@@ -21,7 +21,7 @@ struct Scratch(PathBuf);
 impl Scratch {
     fn new() -> Self {
         let (process, thread) = (std::process::id(), std::thread::current().id());
-        // In memory if possible, because it is written for every input.
+        // In a memory file system if possible, because the file is written for every input.
         let folder = if Path::new("/dev/shm").is_dir() { PathBuf::from("/dev/shm") } else { std::env::temp_dir() };
         Self(folder.join(format!("nccl-net-spark-fuzz-{process}-{thread:?}.conf")))
     }
@@ -29,7 +29,8 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // The file may not exist; its folder is for temporary files anyway.
+        // Fails if the file was never written. A file that stays behind does no harm, because its
+        // folder is for temporary files.
         _ = std::fs::remove_file(&self.0);
     }
 }
@@ -101,7 +102,7 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
 /// Checks the ranges that the rest of the plugin relies on.
 fn check_values(settings: &Settings) {
     let held = settings.in_effect().iter().map(|held| (held.row.name.to_owned(), held.value.clone()));
-    // Passed only as variables: the table's ranges are the same for every source.
+    // All values are passed as variables, because the table's ranges are the same for each source.
     let variables: Vec<_> = held.filter(|(name, _)| name != EXCLUDED_SETTING).collect();
     let config = Config::from_variables(&variables).expect("what holds is allowed");
     assert!(config.rails.gid_index.is_none_or(|index| index <= 255));

@@ -54,7 +54,7 @@ struct Receiver {
     inbound: Inbound,
     slots: Vec<Option<Open>>,
     granted: u64,
-    /// Announced chunks that have not arrived: slot, part and bytes.
+    /// Announced chunks that have not fully arrived: slot, part and the number of missing bytes.
     coming: Vec<(Slot, u8, u32)>,
 }
 

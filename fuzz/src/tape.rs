@@ -1,9 +1,10 @@
-//! An input read as a tape of decisions. Missing bytes are 0, so every input is a tape.
+//! An input read as a tape of decisions. Numbers behind the input's end are 0, so every input is a
+//! valid tape.
 
 use nccl_net_spark::wire::MAX_RAILS;
 use nccl_net_spark::wire::ids::LaneId;
 
-/// Maximum number of events of one input. More show nothing new, and cost time.
+/// Maximum number of events of one input. More events show nothing new, and cost time.
 const MOST_STEPS: usize = 256;
 
 /// Takes decisions from the front of an input. The seeds write them with the plugin's `Writer`.
@@ -19,7 +20,8 @@ impl<'a> Tape<'a> {
         Self { left: input, steps: MOST_STEPS }
     }
 
-    /// The next byte, as the next event; `None` at the end, or after [`MOST_STEPS`].
+    /// The next byte, which selects the next event. `None` at the input's end, or after the tape's
+    /// maximum number of events.
     pub fn step(&mut self) -> Option<u8> {
         self.steps = self.steps.checked_sub(1)?;
         let (first, rest) = self.left.split_first()?;
@@ -71,18 +73,19 @@ impl<'a> Tape<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// A number below `count` (at most 256), or 0 if `count` is 0.
+    /// A number below `count`, or 0 if `count` is 0. Takes one byte, so the number is never above
+    /// 255.
     pub fn below(&mut self, count: usize) -> usize {
         usize::from(self.u8()) % count.max(1)
     }
 
-    /// A lane of a connection that has `count` of them.
+    /// A lane of a connection that has `count` lanes.
     pub fn lane(&mut self, count: usize) -> LaneId {
         lane(self.below(count))
     }
 }
 
-/// The lane of this number, modulo [`MAX_RAILS`].
+/// The lane whose number is `number` modulo [`MAX_RAILS`].
 pub fn lane(number: usize) -> LaneId {
     LaneId::new(number % MAX_RAILS).expect("it is below MAX_RAILS")
 }

@@ -28,7 +28,7 @@ pub struct Options {
 
 impl Options {
     /// Makes the copy and prints its path. `program` is this program's file. Fails when the plugin
-    /// has no such table, or cannot be copied.
+    /// has no table of the chosen version, or cannot be copied.
     pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
         let copy = copy(&self.plugin.library(program)?, self.version, &self.out)?;
         Ok(writeln!(out, "{}", copy.display())?)

@@ -79,7 +79,7 @@ fn few_channels_fail_unless_they_are_allowed() {
         assert!(refused.err.contains(part), "{part}: {refused:?}");
     }
     assert_eq!(few.run(&["--allow-few-channels"], "--profile unpaced").status, Some(0));
-    // NCCL's own networks may have any number.
+    // Over its own networks, NCCL may choose any number of channels.
     let others = Script::new(BUS, "chose ib 8; chose socket 2; chose spark 16").run(&[], "--profile unpaced");
     assert_eq!(others.status, Some(0), "{others:?}");
     let silent = Script::new(BUS, "chose ib 18").run(&[], "--profile unpaced");

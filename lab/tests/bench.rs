@@ -25,7 +25,8 @@ fn run_soft(plugin: &Path, arguments: &str) -> ProgramOutput {
     command.output().unwrap().into()
 }
 
-/// Returns the metrics of a side at a point. `is_allowed` checks the value of each round.
+/// Returns the names of a library's metrics at a point. Asserts that each metric has `rounds`
+/// values, and that `is_allowed` returns true for each value.
 fn metrics(side: &Value, rounds: usize, is_allowed: impl Fn(f64) -> bool) -> Vec<&str> {
     let series = side.as_array().unwrap().iter().map(|series| {
         let values = series["rounds"].as_array().unwrap();
@@ -47,7 +48,7 @@ fn every_scenario_reports_both_libraries_their_ratio_and_the_limit() {
     let json = json(&output);
     assert_eq!((&json["ok"], &json["settings"]["rounds"]), (&true.into(), &5.into()));
     assert_eq!(json["settings"]["against_env"][0], serde_json::json!(["A", "b"]));
-    // 195 Gb/s at a hundredth, in bytes.
+    // A hundredth (`--scale 0.01`) of 195 Gb/s is 0.24375 GB/s.
     assert!((json["limit_gb_s"].as_f64().unwrap() - 0.24375).abs() < 1e-9, "{json}");
     let expected = [
         ("connections", 2, &["bandwidth_gb_s", "connect_ms", "sender_rss_kib", "receiver_rss_kib"][..]),
@@ -62,7 +63,7 @@ fn every_scenario_reports_both_libraries_their_ratio_and_the_limit() {
         assert_eq!((&scenario["name"], scenario["points"].as_array().unwrap().len()), (&name.into(), points), "{json}");
         for point in scenario["points"].as_array().unwrap() {
             for side in 0..2 {
-                // A process may not run at all during a phase of 0.02 s.
+                // It can happen that a process does not run at all during a phase of 0.02 s.
                 let is_allowed = |value: f64| if name == "slowdown" { value >= 0.0 } else { value > 0.0 };
                 assert_eq!(metrics(&point["sides"][side], 5, is_allowed), expected, "{point}");
                 let is_checked = point["phase"].is_null() || point["phase"] == "before";
@@ -72,7 +73,7 @@ fn every_scenario_reports_both_libraries_their_ratio_and_the_limit() {
         }
     }
     let [limit, fallen] = [0, 2].map(|at| json["scenarios"][5]["points"][at]["limit"].as_f64().unwrap());
-    // A quarter of one link's 112 Gb/s, and the other link.
+    // With a rail slowed: a quarter of its link's 112 Gb/s, and all of the other link's.
     assert!((limit - 0.24375).abs() < 1e-9 && (fallen - 0.175).abs() < 1e-9, "{json}");
     assert_eq!(json["scenarios"][4]["points"][0]["limit"].as_f64(), Some(fallen), "{json}");
     let courses = json["scenarios"][5]["courses"].as_array().unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Returns the date, as in 2026-11-22; 1970-01-01 if the clock is before that.
+/// Returns the date, as in 2026-11-22. Returns 1970-01-01 if the clock shows an earlier date.
 pub fn today() -> String {
     date(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86_400))
 }

@@ -31,15 +31,15 @@ pub enum Kind {
 pub struct FabricRequest {
     /// Kind of the fabric. `None`: RDMA devices if the machine has any, else the software fabric.
     pub kind: Option<Kind>,
-    /// A built-in profile of the software fabric, or a file.
+    /// Profile of the software fabric: the name of a built-in one, or the path of a file.
     pub profile: String,
     /// The NIC that the rails behave as.
     pub nic: Nic,
     /// A factor on all rates of the profile.
     pub scale: f64,
-    /// Rails that carry only a part of their rate on all nodes: name and part.
+    /// Slowed rails: the name of each, and the fraction of its rate that it keeps on all nodes.
     pub slow_rails: Vec<(String, f64)>,
-    /// Rails whose path has a fault, on all nodes.
+    /// Rails whose path has a fault: the name of each, and its fault on all nodes.
     pub path_faults: Vec<(String, PathFault)>,
     /// The software fabric's library.
     pub library: PathBuf,
@@ -51,7 +51,7 @@ pub struct FabricRequest {
 pub struct Fabric {
     /// Kind of the fabric.
     pub kind: Kind,
-    /// Description for the run's header.
+    /// Description, for the lines that a run prints before its results.
     pub about: String,
     environment: Vec<(String, String)>,
     soft: Option<Soft>,
@@ -67,12 +67,12 @@ struct Soft {
 }
 
 const DEVICES: &str = "/sys/class/infiniband";
-/// Prefix before the PID in the name of a run's own fabric.
+/// Start of the name that a run makes for its fabric. The PID follows.
 const PREFIX: &str = "nccl-spark-";
-/// The built-in profile without limits.
+/// Name of the built-in profile whose rates have no limit.
 pub const UNPACED: &str = "unpaced";
 /// Makes the fabric that `request` asks for. `own_library` is the verbs library that the user's
-/// environment names.
+/// environment names (`NCCL_IBVERBS_LIB`).
 ///
 /// # Errors
 /// Fails on a mistake on the command line, and when the fabric cannot be made.
@@ -200,9 +200,9 @@ impl Fabric {
         Ok(Some(folder))
     }
 
-    /// Returns the limit from node 0 to node 1 of a software fabric, which is the same between any
-    /// two cabled nodes. `slowed_rails` lists rails that carry only a part of their rate: name and
-    /// part.
+    /// Returns the limit from node 0 to node 1 of a software fabric. This limit is the same between
+    /// any two cabled nodes. `slowed_rails` has the names of slowed rails, each with the fraction
+    /// of its rate that it keeps. These fractions replace those of [`FabricRequest::slow_rails`].
     pub fn limit(&self, slowed_rails: &[(String, f64)]) -> Option<Limit> {
         let Soft { profile, slow_rails, .. } = self.soft.as_ref()?;
         let factor = |name: &str| {
@@ -231,7 +231,8 @@ impl Fabric {
         soft.act(None, rail, Action::Slow(if factor >= 1.0 { own } else { factor })).map_err(|error| anyhow!(error))
     }
 
-    /// Takes the device of a node's rail off the bus, or adds it as a new device of the same name.
+    /// If `is_plugged` is false, takes the device of a node's rail off the bus. Otherwise adds a
+    /// new device of the same name.
     ///
     /// # Errors
     /// Fails when there is no such node or rail, or no software fabric.
@@ -243,7 +244,8 @@ impl Fabric {
     /// Returns the number of queue pairs of all processes on a node of the software fabric.
     ///
     /// # Errors
-    /// Fails when the fabric's state cannot be read.
+    /// Fails when there is no such node or no software fabric, or the fabric's state cannot be
+    /// read.
     pub fn queue_pairs(&self, node: usize) -> Result<usize> {
         let Soft { dir, name, .. } = self.soft()?;
         let status = control::status(dir, name).map_err(|error| anyhow!(error))?;

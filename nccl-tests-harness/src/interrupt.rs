@@ -6,8 +6,8 @@
 //! command that still has something to write asks for more time
 //! ([`leave_the_end_to_the_main_thread`]).
 //!
-//! `signal-hook` sets the handlers, because they need `unsafe` otherwise. A blocked signal mask in
-//! place of handlers would be inherited by every child.
+//! `signal-hook` sets the handlers, because setting them here would need `unsafe`. Blocking the
+//! signals in place of handling them is no solution, because every child would inherit the mask.
 
 use crate::{output, proc_stat};
 use anyhow::{Context, Result};
@@ -24,16 +24,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time for a process to end before it is killed.
+/// Time for a child process to end before it is killed.
 const GRACE: Duration = Duration::from_secs(3);
-/// Time for the main thread to clean up once no process is left.
+/// Time for the main thread to clean up once no child process is left.
 const CLEAN_UP: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Number of the received signal, or 0. The handler sets it before a thread sees a rank die by the
 /// same Ctrl-C.
 static RECEIVED: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
-/// Seconds that the main thread asked for, else 0.
+/// Seconds that the main thread asked for ([`leave_the_end_to_the_main_thread`]). 0 if it did not
+/// ask.
 static WANTED_S: AtomicU64 = AtomicU64::new(0);
 /// Additional time for child processes if the main thread asked for time: a child may run this
 /// program too, and give its own children [`GRACE`].
@@ -42,8 +43,8 @@ const NESTED_GRACE: Duration = Duration::from_secs(5);
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Makes the program end in order on SIGINT, SIGTERM or SIGHUP, except on a signal that it was
-/// started to ignore.
+/// Makes SIGINT, SIGTERM and SIGHUP end the program in order. Signals that the program was started
+/// to ignore stay ignored.
 pub fn watch() -> Result<()> {
     let wanted = wanted();
     let received = RECEIVED.get_or_init(Arc::default);
@@ -92,7 +93,8 @@ pub fn status() -> Option<u8> {
     })
 }
 
-/// Gives the main thread up to `most` time to end after the processes have ended.
+/// Gives the main thread up to `most` (in whole seconds) to end after the child processes have
+/// ended.
 pub fn leave_the_end_to_the_main_thread(most: Duration) {
     WANTED_S.store(most.as_secs(), Ordering::Release);
 }
@@ -167,14 +169,15 @@ fn children() -> Vec<Pid> {
     pids.filter(is_child).map(Pid::from_raw).collect()
 }
 
-/// Returns the parent in a process's `stat`, unless the process has ended.
+/// Returns the parent's PID from the text of a process's `stat`, or `None` if the process has
+/// ended.
 fn running_parent(stat: &str) -> Option<u32> {
     let mut fields = proc_stat::fields(stat);
     if fields.next()? == "Z" { None } else { fields.next()?.parse().ok() }
 }
 
-/// Returns a bit for each ignored signal; the lowest bit is signal 1. Shells and nohup start jobs
-/// with some signals ignored.
+/// Returns a bit mask of the ignored signals from the text of a process's `status`. The lowest bit
+/// is signal 1. Shells and nohup start jobs with some signals ignored.
 fn ignored(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

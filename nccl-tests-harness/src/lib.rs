@@ -1,11 +1,11 @@
 //! The library under the command line `nccl-spark`. The laboratory (`lab`, which no package
-//! contains) uses it too, and only items that `lab` uses are public.
+//! contains) uses this library too. Besides [`nccl_spark`], only items that `lab` uses are public.
 //!
-//! `program` has the parts that both programs share. `cli` defines the commands of `nccl-spark`,
-//! and `commands` implements them. The commands share `ranks` (the processes of a run), `fabric`
-//! (the devices that carry the ranks' messages), `scene` (the environment of real NCCL) and
-//! `output`. The plugin is always a library file, driven through its C interface as NCCL drives it
-//! (`net`).
+//! `program` has the parts that `nccl-spark` and `lab` share. `cli` defines the commands of
+//! `nccl-spark`, and `commands` implements them. The commands share `ranks` (the processes of a
+//! run), `fabric` (the devices that carry the ranks' messages), `scene` (the environment of real
+//! NCCL) and `output`. The plugin is always a library file, driven through its C interface as NCCL
+//! drives it (`net`).
 
 #![deny(clippy::disallowed_methods)]
 

@@ -34,14 +34,15 @@ impl NamedPipe {
     }
 }
 
-/// Passes every line of the children's standard output and error, and of `pipes`, to `on_line`,
-/// with the spaces at the line's end. `on_line` also gets the child's index or, for a pipe, the
-/// number of children plus the pipe's index. The children's standard output and error must be
-/// pipes.
+/// Passes every line of the children's standard output and error, and of `pipes`, to `on_line`. The
+/// line keeps the spaces at its end, but not the newline. `on_line` also gets the child's index or,
+/// for a pipe, the number of children plus the pipe's index. A child's standard output and error
+/// are read only if the child was started with `Stdio::piped()` for them.
 ///
-/// Returns the children's exit statuses when all have closed both streams and no process writes to
-/// the pipes. Returns `None` after `timeout`. Then, and when `on_line` fails, ends the children
-/// that still run.
+/// Reads until all children have closed both streams and no process has a pipe open for writing.
+/// Then waits for the children to end, without a time limit, and returns their exit statuses. If
+/// reading takes longer than `timeout`, ends the children that still run, and returns `None`. Also
+/// ends the children when `on_line` fails.
 ///
 /// # Errors
 /// Fails when `on_line` fails, and on errors of the system.
@@ -102,12 +103,13 @@ fn pass_on(stream: impl Read, mut tell: impl FnMut(String) -> bool) {
     }
 }
 
-/// Sends SIGTERM to a child: mpirun then ends its ranks. Kills a child that does not end.
+/// Sends SIGTERM to a child: mpirun then ends its ranks. Kills a child that does not end within
+/// `GRACE`.
 fn end(child: &mut Child) {
     if !matches!(child.try_wait(), Ok(None)) {
         return;
     }
-    // These calls fail only if the child has ended already.
+    // `kill` fails only if the child has ended already, so errors are ignored here and below.
     let _ = signal::kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
     let until = Instant::now() + GRACE;
     while Instant::now() < until {

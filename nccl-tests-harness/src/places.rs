@@ -1,15 +1,16 @@
-//! The places of the plugin and the software fabric. Installed files are below the program's
-//! prefix; a Debian package may use the architecture's folder below lib. Built files are beside the
-//! program.
+//! The places of the plugin and the software fabric. Installed files are below the program's prefix
+//! (the folder above `bin`). The Debian package has libraries in the architecture's folder below
+//! `lib`. Built files are beside the program.
 
 use crate::usage::wrong;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
-/// The program, below a prefix.
+/// Path of the program, relative to a prefix.
 pub(crate) const PROGRAM: &str = "bin/nccl-spark";
-/// The plugin, below a prefix. NCCL looks for this name with `NCCL_NET_PLUGIN=spark`.
+/// Path of the plugin, relative to a prefix. With `NCCL_NET_PLUGIN=spark`, NCCL looks for a library
+/// of this name.
 pub(crate) const PLUGIN: &str = "lib/libnccl-net-spark.so";
 pub(crate) const FABRIC: &str = "lib/nccl-spark/softverbs-ibverbs";
 
@@ -30,7 +31,7 @@ pub(crate) fn plugin(program: &Path) -> Option<PathBuf> {
 /// Returns the absolute path of the plugin: `given`, or the one that belongs to `program`.
 ///
 /// # Errors
-/// The file is missing. The error names it, and the command that builds it.
+/// Fails when the file is missing. The error names the command that builds it.
 pub fn found_plugin(given: Option<PathBuf>, program: &Path) -> anyhow::Result<PathBuf> {
     let build = build_command();
     let Some(plugin) = given.or_else(|| plugin(program)) else {
@@ -50,8 +51,8 @@ pub struct PluginOption {
 }
 
 impl PluginOption {
-    /// Returns the option's library, else the one that belongs to `program`, else a name for the
-    /// loader.
+    /// Returns the option's library, else the library that belongs to `program`, else a name
+    /// without a folder, which the loader looks for.
     ///
     /// # Errors
     /// Fails when the option's file does not exist.
@@ -63,8 +64,8 @@ impl PluginOption {
     }
 }
 
-/// Returns the absolute path of a library that `option` names. The loader would search a path
-/// without a slash in its own directories.
+/// Returns the absolute path of a library that `option` names. Given a path without a slash, the
+/// loader would look for the library in its own directories.
 pub fn existing(option: &str, path: &Path) -> Result<PathBuf, clap::Error> {
     path.canonicalize().map_err(|error| wrong(format!("{option} {}: {error}", path.display())))
 }

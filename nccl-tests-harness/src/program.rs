@@ -36,14 +36,14 @@ pub struct OutputLevel {
 pub enum Outcome {
     /// Success.
     Good,
-    /// Data was wrong, or there is nothing to use.
+    /// Data was wrong, or nothing usable was found, as when no rail is usable.
     Failed,
     /// Exit status that the command defines itself, as `doctor` and `rails` do.
     Status(u8),
 }
 
 impl From<bool> for Outcome {
-    /// `false` means that data was wrong, or that there is nothing to use.
+    /// `false` means [`Outcome::Failed`].
     fn from(is_good: bool) -> Self {
         if is_good { Self::Good } else { Self::Failed }
     }
@@ -108,8 +108,9 @@ pub fn file() -> Result<PathBuf> {
     std::env::current_exe().context("find this program's file")
 }
 
-/// Handles SIGINT and similar signals: the program then ends the processes that it started and
-/// removes the files that it made. For commands that start processes or make files.
+/// Handles SIGINT, SIGTERM and SIGHUP from now on: on such a signal, the program ends the processes
+/// that it started and removes the files that it made. Commands that start processes or make files
+/// call this function.
 pub fn clean_up_on_signal() -> Result<()> {
     interrupt::watch()
 }
@@ -132,8 +133,9 @@ pub fn world(is_local: bool) -> Result<Option<World>> {
     if is_local { Ok(None) } else { launch::detect(variable, std::os::unix::process::parent_id()) }
 }
 
-/// Reports, before any rank starts, a setting that would make the plugin fail in every rank.
-/// Another plugin has its own settings and is not checked.
+/// Checks the plugin's settings before any rank starts. Otherwise a setting that is not usable
+/// would make the plugin fail in every rank. If `plugin` is not the plugin that belongs to
+/// `program`, nothing is checked, because another plugin has its own settings.
 pub fn check_settings(plugin: &Path, program: &Path) -> Result<()> {
     if PluginOption::default().library(program)? == plugin {
         Settings::of_this_process()?;

@@ -5,7 +5,7 @@
 /// Parses a size in bytes; the suffixes K, M and G (either case) are powers of 1024.
 ///
 /// # Errors
-/// The text is not a size. The error names the allowed ones.
+/// The text is not a size. The error describes the allowed forms.
 pub fn parse(text: &str) -> Result<usize, String> {
     let (number, unit) = match text.char_indices().last() {
         Some((at, 'K' | 'k')) => (&text[..at], 1_u64 << 10),
@@ -25,9 +25,9 @@ pub fn parse(text: &str) -> Result<usize, String> {
 /// The step from one size of a sweep to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Multiplies the size (2 or more).
+    /// The factor (2 or more) that gives the next size.
     Factor(usize),
-    /// Adds bytes to the size (1 or more).
+    /// The number of bytes (1 or more) to add for the next size.
     Bytes(usize),
 }
 

@@ -46,7 +46,8 @@ pub(crate) fn text(error: &anyhow::Error) -> String {
     error.downcast_ref().map_or_else(|| format!("{error:#}"), one_line)
 }
 
-/// Rewrites clap's line about a range: "0 is not in 1..=4294967295" becomes "must be at least 1".
+/// Rewrites what clap says about a number. For example, "0 is not in 1..=4294967295" becomes "must
+/// be at least 1".
 fn plain(line: &str) -> String {
     let range = line.rsplit_once(": ").and_then(|(before, reason)| {
         let (value, range) = reason.split_once(" is not in ")?;

@@ -9,8 +9,8 @@ use std::ffi::{OsStr, OsString};
 ///
 /// A `--json` without its own FILE becomes `--json=-`. Otherwise clap would take the next word as
 /// the FILE, even if it is an argument, such as a test of nccl-tests. A negative number becomes a
-/// part of the option before it, as in `-b=-5`. Otherwise clap would take `-5` for an option. Now
-/// its error names the option `-b` and the allowed values.
+/// part of the option before it, as in `-b=-5`. Otherwise clap would take `-5` for an option. With
+/// `-b=-5`, clap's error names the option `-b` and the allowed values.
 pub fn prepared(program: &Command, words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let (mut command, mut prepared) = (program, Vec::new());
     let mut words = words.into_iter().peekable();
@@ -36,8 +36,8 @@ pub fn prepared(program: &Command, words: impl IntoIterator<Item = OsString>) ->
     prepared
 }
 
-/// Returns true for the name of a subcommand, and for a value that the command lists for an
-/// argument.
+/// Returns true for the name of a subcommand of `command`, and for a word that `command` lists as a
+/// possible value of an argument.
 fn is_known(command: &Command, word: &OsStr) -> bool {
     let mut values = command.get_positionals().flat_map(|argument| argument.get_possible_values());
     let is_value = word.to_str().is_some_and(|word| values.any(|value| value.matches(word, false)));
@@ -105,7 +105,8 @@ mod tests {
         Some(Target::File(name.into()))
     }
 
-    /// Returns the commands below `command` that have a report as JSON, as they are called.
+    /// Returns those of `command` and the commands below it that have a report as JSON, each as a
+    /// command line. `called` is the command line of `command`.
     fn with_report(command: &Command, called: &str) -> Vec<String> {
         let has_report = |command: &Command| {
             command.get_arguments().any(|option| option.get_id() == "json" && option.get_action().takes_values())

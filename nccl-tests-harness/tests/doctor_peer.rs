@@ -26,7 +26,7 @@ struct TestFabric {
     prepared: Prepared,
 }
 
-/// A partner that was started by hand.
+/// A partner that was started as a user starts it by hand, without ssh.
 struct Partner {
     process: Child,
     address: String,
@@ -156,7 +156,7 @@ fn paths(json: &Value) -> &Vec<Value> {
     json["peer"]["paths"].as_array().unwrap_or_else(|| panic!("{json}"))
 }
 
-/// Without rates in the profile, none is expected, so a busy machine does not count as slow.
+/// The profile has no rates, so the doctor expects none, and a busy machine does not count as slow.
 #[test]
 fn two_healthy_hosts_are_measured_rail_by_rail_and_nothing_is_found() {
     if !is_built() {
@@ -223,7 +223,8 @@ fn a_slow_rail_with_correct_attributes_is_found_over_ssh() {
     let json = json(&output);
     let grade = |at: usize, way: &str| paths(&json)[at]["measured"][way]["grade"].as_str().unwrap();
     assert_eq!((grade(1, "to_peer"), grade(1, "from_peer")), ("bad", "bad"), "{json}");
-    // If the machine is too busy for both rails, neither is slower than the other.
+    // If the machine is too busy for both rails, neither is slower than the other, and the doctor
+    // finds slow paths in place of a slow rail.
     let id = if [grade(0, "to_peer"), grade(0, "from_peer")].contains(&"bad") { "slow-path" } else { "slow-rail" };
     let finding = json["findings"].as_array().unwrap().iter().find(|finding| {
         finding["id"] == id && finding["text"].as_str().unwrap().starts_with("roceP2p1s0f0:1 to roceP2p1s0f0:1 of ")
@@ -378,7 +379,7 @@ fn a_host_that_ssh_cannot_reach_is_one_error() {
     assert_eq!((output.status, output.err.as_str()), (Some(1), "nccl-spark: node1 did not answer by ssh in time\n"));
 }
 
-/// Without `--limit` the doctor would wait for half a minute.
+/// Without `--limit` the doctor would wait for half a minute for an answer by ssh.
 #[test]
 fn silent_hosts_are_waited_for_until_the_limit() {
     let mut command = Command::new(nccl_spark().get_program());

@@ -293,7 +293,7 @@ fn a_packaged_program_names_the_command_that_installs_and_removes_it() {
         assert_eq!(output.err.lines().count(), 1, "{output:?}");
         assert!(program.exists());
 
-        // Files that install put in another place earlier are removed as usual.
+        // Files that `nccl-spark install` put in another place earlier are removed as usual.
         let place = Place::new();
         assert_eq!(place.install().status, Some(0));
         assert_eq!(by(&program, &["uninstall", "--prefix", place.prefix.to_str().unwrap()]).status, Some(0));
@@ -317,7 +317,8 @@ fn files_of_the_debian_package_are_neither_replaced_nor_removed() {
     assert_fails(&place.install(), &[&owned, "nothing was installed"]);
     assert_eq!(place.files(), [place.file(PROGRAM)]);
 
-    // Here install runs first. Then the package is installed, which replaces files without asking.
+    // Here `nccl-spark install` runs first. Then the package is installed, and dpkg replaces files
+    // without asking.
     let list = debian.path().join("var/lib/dpkg/info/nccl-net-spark.list");
     let text = fs::read(&list).unwrap();
     fs::remove_file(&list).unwrap();

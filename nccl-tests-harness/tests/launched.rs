@@ -7,7 +7,7 @@ use common::{Fake, ProgramOutput, has_mpirun, nccl_spark};
 use std::net::{TcpListener, ToSocketAddrs};
 use std::process::{Command, Output, Stdio};
 
-/// Runs a process for each environment at the same time, and returns their outputs.
+/// Runs a process for each environment, all at the same time. Returns the processes' outputs.
 fn launch(arguments: &str, fake: &Fake, environments: &[Vec<(&str, String)>]) -> Vec<ProgramOutput> {
     let start = |environment: &Vec<(&str, String)>| {
         let mut command = nccl_spark();
@@ -26,7 +26,8 @@ fn job() -> u64 {
     u64::from(std::process::id()) * 1000 + count
 }
 
-/// Returns a name of this machine, or its address if `localhost` has none (without /etc/hosts).
+/// Returns the name `localhost`, or 127.0.0.1 if the name cannot be looked up (as without
+/// /etc/hosts).
 fn this_machine() -> &'static str {
     let is_known = ("localhost", 0).to_socket_addrs().is_ok_and(|mut found| found.next().is_some());
     if is_known { "localhost" } else { "127.0.0.1" }
@@ -48,7 +49,7 @@ fn mpirun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
 }
 
 fn torchrun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
-    // Rank 0 takes the port after torchrun's, so the port after must be free.
+    // Rank 0 listens on the port after torchrun's, so that port must be free.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port() - 1;
     let of = |rank: usize| {
         vec![

@@ -1,12 +1,14 @@
-//! Tests of `nccl-spark memory --litmus`, which looks for torn LL128 lines. They use a fake CUDA
-//! driver, and the real plugin or a fake one. Some plant torn lines.
+//! Tests of `nccl-spark memory --litmus`, which looks for torn lines of NCCL's protocol LL128. A
+//! line is 128 bytes long and ends with a flag. It is torn if a reader finds the new flag but old
+//! data. The tests use a fake CUDA driver, and the real plugin or a fake one. Some tests plant torn
+//! lines.
 
 mod common;
 
 use common::{Fakes, ProgramOutput, built, nccl_spark};
 use serde_json::Value;
 
-/// Returns the first two numbers of a result row: its lines, and how many of them were torn.
+/// Returns the first two numbers of a result row: the number of lines, and the number of torn ones.
 #[track_caller]
 fn row(output: &ProgramOutput, name: &str) -> [u64; 2] {
     let start = format!("{name}  ");

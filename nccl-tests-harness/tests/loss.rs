@@ -60,7 +60,7 @@ impl LossyFabric {
     }
 
     /// Waits until node 0 has lost at least `least_lost` packets and is still losing some. Returns
-    /// its ports.
+    /// the ports of node 0, as `top` shows them.
     fn ports(&self, least_lost: u64) -> Vec<Value> {
         let deadline = Instant::now() + PATIENCE;
         loop {

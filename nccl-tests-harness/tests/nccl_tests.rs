@@ -7,9 +7,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-/// A folder with a program all_gather_perf, which runs [`HEAD`] and a test's `body`. The body calls
-/// the functions of [`HEAD`]: `head` and `row` print lines of the table, `log_channel` and
-/// `log_channel_counts` print lines of NCCL's log.
+/// A folder with the script all_gather_perf, which consists of [`HEAD`] and a test's `body`. The
+/// body calls the functions of [`HEAD`]: `head` and `row` print lines of the table, `log_channel`
+/// and `log_channel_counts` print lines of NCCL's log.
 struct Program(tempfile::TempDir);
 
 const HEAD: &str = r##"#!/bin/sh
@@ -137,7 +137,8 @@ fn networks_are_measured_in_turns_and_a_failing_one_is_reported() {
 
 #[test]
 fn several_programs_and_size_ranges_run_in_one_command() {
-    // `$4` is the largest size. Over Socket, all_reduce is faster than over this plugin.
+    // `$2` is the smallest size and `$4` the largest. Over Socket, all_reduce is faster than over
+    // this plugin, and all_gather is slower.
     let body = r#"
         log_channel "$NCCL_NET"; head
         case ${0##*/}:$NCCL_NET in all_reduce_perf:Socket) us=5 ;; *:Socket) us=20 ;; *) us=10 ;; esac

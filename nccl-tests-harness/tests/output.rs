@@ -1,4 +1,4 @@
-//! The run as JSON, and the progress line on a terminal.
+//! The run's report as JSON, the progress line on a terminal, and outputs that cannot be written.
 
 mod common;
 
@@ -43,7 +43,7 @@ fn json_contains_the_table() {
             assert!(time > 0.0 && (time - cells[cell].parse::<f64>().unwrap()).abs() < 0.006 * time, "{row} {line}");
         }
         assert!(row["time_p50_us"].as_f64() <= row["time_p99_us"].as_f64(), "{row}");
-        // 2 x (ranks - 1) / ranks.
+        // For all-reduce, busbw / algbw is 2 x (ranks - 1) / ranks, here with three ranks.
         assert!((busbw / row["algbw_gb_s"].as_f64().unwrap() - 4.0 / 3.0).abs() < 1e-9, "{row}");
     }
 }
@@ -106,8 +106,8 @@ fn on_a_terminal(fake: &Fake, arguments: &str, shares: bool) -> (String, String)
     (reader.join().unwrap(), table)
 }
 
-/// A run that takes six seconds on any machine, one for each message. It prints a table line every
-/// two seconds.
+/// A run that takes six seconds on any machine: rank 0 sends six messages, and each takes a second.
+/// The run prints a table line every two seconds.
 const SLOW: &str = "all-gather -b 8 -e 512 -f 8 -n 1 -w 0 --rank-env 0:FAKE_SLOW=1";
 
 const ERASE: &str = "\x1b[2K";

@@ -106,8 +106,8 @@ struct Bed {
 }
 
 impl Bed {
-    /// Makes a Spark with one rail. The script in place of nccl-spark writes the JSON results that
-    /// `results()` returns for the command.
+    /// Makes the files of a Spark with one rail. The script in place of nccl-spark writes the JSON
+    /// result that `results()` returns for the command.
     fn new() -> Self {
         let bed = Self { folder: tempfile::tempdir().unwrap() };
         FILES.iter().chain(RAIL).for_each(|(path, text)| bed.file(path, text));
@@ -154,8 +154,8 @@ impl Bed {
         fs::write(self.path(name), text).unwrap();
     }
 
-    /// Writes a file of the machine. `RDMA/`, `PCI/` and `NET/` are the folders of its only
-    /// function.
+    /// Writes a file of the machine. In `path`, `RDMA/`, `PCI/` and `NET/` stand for the folders of
+    /// the machine's only RDMA function.
     fn file(&self, path: &str, text: &str) {
         let pci = "sys/devices/pci0000:00/0000:01:00.0";
         let path = path.replace("RDMA/", &format!("{pci}/infiniband/rocep1s0f0/"));
@@ -257,7 +257,8 @@ fn results() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Replaces placeholders, or all text if `is_all`, by `planted`, and adds fields of that name.
+/// Replaces placeholders, or all text if `is_all`, by `planted`. Adds a field with the name and the
+/// value `planted` to each object.
 fn plant(json: &mut Value, planted: &str, is_all: bool) {
     match json {
         Value::String(text) if is_all || text == "?" => planted.clone_into(text),
@@ -353,7 +354,7 @@ fn the_report_has_a_sparks_facts() {
     assert_eq!(parts[4]["facts"]["rows"][0]["busbw_gb_s"], 1.0);
 }
 
-/// Collects all keys, except sizes that are keys.
+/// Collects all keys of objects, except keys that are numbers (sizes).
 fn keys(json: &Value, into: &mut BTreeSet<String>) {
     match json {
         Value::Array(array) => array.iter().for_each(|one| keys(one, into)),
@@ -472,7 +473,8 @@ fn ctrl_c_ends_the_part_and_writes_the_rest() {
     let bed = Bed::new();
     bed.program("nccl-spark", "case $1 in memory) touch begun; sleep 600;; esac");
     let inner = bed.command("--output r.json --only machine,memory,all-gather");
-    // The tests may be a shell's background job, which starts with SIGINT ignored.
+    // The tests may be a shell's background job, which starts with SIGINT ignored. `env` resets
+    // SIGINT for the program.
     let mut outer = Command::new("env");
     outer.arg("--default-signal=INT").arg(inner.get_program()).args(inner.get_args()).current_dir(&bed.folder);
     outer.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));

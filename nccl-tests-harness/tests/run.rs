@@ -93,8 +93,10 @@ fn alltoall_brings_each_part_to_its_rank() {
     assert_all_right(&four, &[(100, 25), (3_000_100, 750_025)]);
 }
 
-/// Every rank that gets a damaged partial sum has the damage. The checked iteration is the fourth.
-/// A rank that receives twice in each iteration receives messages 7 and 8 in it.
+/// The checked iteration is the fourth, so message 4 belongs to it where a rank receives one
+/// message in each iteration. In all-reduce, each of two ranks receives two messages in an
+/// iteration, so messages 7 and 8 belong to the fourth one. Message 7 becomes a part of a sum that
+/// both ranks get, so both find its damage.
 #[test]
 fn damage_in_the_other_collectives_is_found() {
     for (collective, fault, wrong) in [
@@ -112,8 +114,8 @@ fn damage_in_the_other_collectives_is_found() {
         let row = output.out.lines().find(|line| !line.starts_with('#')).unwrap_or_default();
         let found = row.split_whitespace().last();
         if fault.contains("STALE") && collective == "reduce-scatter" {
-            // The rank's own data is added to the result of the iteration before, so some bytes are
-            // right by chance.
+            // The rank's own data is added to the stale result of the iteration before, so some
+            // bytes are right by chance.
             assert!(found.unwrap().parse::<u32>().unwrap() > 1900, "{collective} {fault}: {output:?}");
         } else {
             assert_eq!(found, Some(wrong), "{collective} {fault}: {output:?}");

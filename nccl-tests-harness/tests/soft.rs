@@ -46,8 +46,8 @@ impl Endless {
         let endless = format!("all-gather --fabric soft --profile unpaced -b 1K -e 1K -n 4000000000 -w 0 {arguments}");
         let inner = command(&endless);
         // A shell starts a background job with SIGINT ignored. The tests may be such a job, and
-        // then this job inherits that. A user starts the job in the foreground, where SIGINT is not
-        // ignored, so `env` resets it.
+        // then the processes that they start inherit the ignored SIGINT. A user starts this job in
+        // the foreground, where SIGINT is not ignored, so `env` resets it.
         let mut outer = Command::new("env");
         outer.arg("--default-signal=INT,TERM").arg(inner.get_program()).args(inner.get_args());
         outer.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -126,7 +126,7 @@ fn a_collective_is_right_over_rails_that_behave_as_soft_roce() {
     if !is_built() {
         return;
     }
-    // Messages above soft-RoCE's largest message size, which take several writes.
+    // Messages above soft-RoCE's largest message size take several writes each.
     let output = run("all-gather --nic soft-roce --profile unpaced -b 32M -e 64M -f 2 -n 1 -w 0 --json -");
     assert_eq!(output.status, Some(0), "{output:?}");
     let json: Value = serde_json::from_str(&output.out).unwrap();
@@ -257,7 +257,7 @@ fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
     assert!(output.status == Some(1) && output.err.contains("no software fabric runs in "), "{output:?}");
     let output = fabric(&format!("up 0:rocep1s0f0 --fabric-name {name}"));
     assert!(output.status == Some(1) && output.err.ends_with("running: none\n"), "{output:?}");
-    // The next job removes the files.
+    // The next job removes the killed job's files.
     let next = command("all-gather --fabric soft --profile unpaced -b 1K -e 1K -n 1")
         .env("SOFTVERBS_DIR", dir.path())
         .output();
@@ -314,7 +314,7 @@ fn a_job_in_another_pid_namespace_leaves_a_running_fabric_alone() {
     assert_eq!(elsewhere(soft).status, Some(0));
     let taken = elsewhere(&format!("{soft} --fabric-name nccl-spark-4000000"));
     assert!(taken.status == Some(1) && taken.err.contains("in use by another run"), "{taken:?}");
-    // A process in another namespace could not read its peers' memory.
+    // A process in another namespace could not read its peers' memory, so it is refused.
     let mut outsider = unshare(env!("CARGO_BIN_EXE_nccl-spark"));
     outsider.arg("rails").env("SOFTVERBS_DIR", job.dir.path()).env("SOFTVERBS_FABRIC", "nccl-spark-4000000");
     outsider.env("NCCL_IBVERBS_LIB", Path::new(env!("CARGO_BIN_EXE_nccl-spark")).with_file_name("softverbs-ibverbs"));

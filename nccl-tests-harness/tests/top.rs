@@ -31,7 +31,7 @@ struct FakeJob {
 }
 
 impl FakeJob {
-    /// Makes a process with a file of this size, without a header.
+    /// Makes a process whose counters file has this size and no header.
     fn sized(bytes: u64) -> Self {
         let file = File::from(memfd_create(FILE_NAME, MFdFlags::MFD_CLOEXEC).unwrap());
         file.set_len(bytes).unwrap();
@@ -40,7 +40,8 @@ impl FakeJob {
         Self { child: command.spawn().unwrap(), file }
     }
 
-    /// Makes a process with a header and one rail in each direction, to spark-b.
+    /// Makes a process whose counters file has a valid header and two records. The first record is
+    /// of a rail that sends to spark-b, the second is of the same rail receiving from spark-b.
     fn new() -> Self {
         let fake = Self::sized(FILE_BYTES as u64);
         for index in 0..2 {
@@ -157,7 +158,7 @@ fn rates_are_differences_of_two_readings() {
     let rail = &job["rails"][0];
     assert_eq!((&rail["rail"], &rail["sent"]["share_percent"]), (&"rocep1s0f0:1".into(), &100.0.into()), "{second}");
     assert_eq!((&rail["sent"]["bytes"], &rail["mean_latency_us"]), (&1_005_000.into(), &5.0.into()), "{second}");
-    // The rail is lost in one direction.
+    // The rail is lost in the direction from spark-b.
     fake.set(1, Word::Losses, 1);
     fake.set(1, Word::State, 2);
     let third = lines.find(|look| look["jobs"][0]["rails"][0]["condition"] != "good").unwrap();
@@ -220,7 +221,8 @@ fn random_counters_neither_end_top_nor_reach_the_terminal() {
     while top.0.try_wait().unwrap().is_none() {
         for word in 0..2 * RECORD_WORDS {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            // Small values make valid states, directions and sequences frequent enough.
+            // The first three words of a record are its sequence, its state and its direction.
+            // Small even values make valid records frequent enough.
             let value = if word % RECORD_WORDS < 3 { random >> 62 << 1 } else { random };
             fake.word(HEADER_WORDS + word, value);
         }
@@ -361,8 +363,8 @@ fn killed_tops_leave_at_most_two_files_and_a_hundred_do_not_disturb_the_process(
     assert_eq!(fs::metadata(format!("/proc/{}/fd/0", fake.pid())).unwrap().len(), before);
 }
 
-/// Runs `top` on its own terminal until `end` ends it. Checks that `top` draws, and that it then
-/// restores the terminal. Returns its exit status and output.
+/// Runs `top` on a terminal of its own until `end` makes `top` end. Checks that `top` draws on the
+/// terminal, and restores it at the end. Returns the exit status and the output of `top`.
 fn on_a_terminal(end: impl FnOnce(&mut File, &Running)) -> (std::process::ExitStatus, String) {
     let fake = FakeJob::new();
     let size = Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
@@ -435,7 +437,8 @@ impl Job {
         Self { dir, ranks, rails, _job: job }
     }
 
-    /// Reads until the jobs of both ranks, in their order, satisfy `wanted`.
+    /// Reads the counters until both ranks' jobs satisfy `wanted`. `wanted` gets the jobs in the
+    /// order of the ranks.
     fn until(&self, what: &str, mut wanted: impl FnMut(&[Value]) -> bool) -> Vec<Value> {
         wait_for(what, || {
             let jobs = self.look();
@@ -482,8 +485,8 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
         return;
     }
     let job = Job::start("--profile unpaced");
-    // Wait for so many bytes that the messages in flight, four of 2 MiB each, are below 1 % of
-    // them.
+    // Wait until so many bytes are sent that the messages in flight, four of 2 MiB each, are less
+    // than 1 % of the bytes.
     let has_sent = |job: &Value| moves(&job["sent"]) && job["sent"]["bytes"].as_u64() > Some(2_000_000_000);
     let jobs = job.until("both ranks to move bytes", |jobs| jobs.iter().all(has_sent));
     for (at, one) in jobs.iter().enumerate() {

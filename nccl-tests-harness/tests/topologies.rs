@@ -1,4 +1,8 @@
-//! The plugin with default settings over cabled machines, and in containers with only some devices.
+//! The plugin with default settings: over machines that are cabled to each other without a switch,
+//! and in containers that may open only some devices.
+//!
+//! A port's *twins* are its two RDMA functions, each a rail of its own. In a ring of four hosts, a
+//! *diagonal* is a pair of opposite hosts, which no cable joins.
 
 mod common;
 
@@ -20,7 +24,9 @@ fn run_as(mut command: Command, arguments: &str) -> ProgramOutput {
     command.spawn().unwrap().wait_with_output().unwrap().into()
 }
 
-/// Checks that all bytes are right, that nothing warns, and that `is_right` accepts all rails.
+/// Checks that all bytes are right, that nothing warns, and that `is_right` accepts the log line of
+/// every connection, which says over which rails it runs, or over TCP. `rows` is the expected
+/// number of rows in the table.
 #[track_caller]
 fn assert_right(output: &ProgramOutput, rows: usize, is_right: impl Fn(&str) -> bool) {
     assert_eq!(output.status, Some(0), "{output:?}");
@@ -58,7 +64,8 @@ fn every_collective_of_three_is_right_over_a_triangle() {
     );
 }
 
-/// As in NVIDIA's playbook connect-three-sparks: both twins of a cable are in one /24.
+/// As in NVIDIA's playbook connect-three-sparks: both twins at an end of a cable have addresses in
+/// the same /24, one for each cable.
 #[test]
 fn a_triangle_of_three_subnets_pairs_each_twin_with_its_own() {
     if !is_built() {
@@ -96,7 +103,8 @@ fn collectives_over_a_rings_diagonal_fail_and_name_both_sides() {
     for job in ["alltoall -r 4", swapped] {
         let output = run(&format!("{job} --profile spark-ring --scale 0.01 -b 1M -e 1M -n 1"));
         assert_eq!(output.status, Some(1), "{output:?}");
-        // A rank that fails closes its listeners, so other ranks may report that instead.
+        // A rank that fails closes its listeners. So other ranks may report a closed connection
+        // instead of the missing rail.
         let errors = output.err.lines().filter(|line| line.starts_with("nccl-spark: rank "));
         let named: Vec<&str> =
             errors.filter_map(|line| line.split_once("no rail in common: ")).map(|(_, rest)| rest).collect();
@@ -115,7 +123,7 @@ fn collectives_over_a_rings_diagonal_fail_and_name_both_sides() {
     }
 }
 
-/// Each process uses both: the cable to its neighbours, and TCP for the diagonal.
+/// Each process uses its cables to its two neighbours, and TCP to the opposite host.
 #[test]
 fn diagonals_of_a_ring_use_tcp_where_set_and_other_pairs_use_rails() {
     if !is_built() {
@@ -129,7 +137,7 @@ fn diagonals_of_a_ring_use_tcp_where_set_and_other_pairs_use_rails() {
     let json: Value = serde_json::from_str(&output.out).unwrap();
     for rank in json["connections"].as_array().unwrap() {
         let lines: Vec<&str> = rank.as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
-        // Each host has one host on its diagonal, and two neighbours.
+        // Each host has one opposite host and two neighbours.
         let count = |is_one: &dyn Fn(&str) -> bool| lines.iter().filter(|line| is_one(line)).count();
         assert_eq!((count(&by_tcp), count(&is_one_cable)), (1, 2), "{lines:#?}");
     }
@@ -140,12 +148,15 @@ fn diagonals_of_a_ring_use_tcp_where_set_and_other_pairs_use_rails() {
 const DIAGONAL: [[&str; 2]; 2] = [["rocep1s0f0", "rocep1s0f1"], ["roceP2p1s0f1", "roceP2p1s0f0"]];
 
 /// Returns commands that give a network namespace the interfaces of a ring of four hosts. Each
-/// address has a routing table. The table has a route to the opposite host if `has` returns true
-/// for the host and rail, and no other routes.
+/// address has a routing table of its own. The table has a route to the opposite host if
+/// [`DIAGONAL`] names the address's rail for this host, and `has` returns true for the host and the
+/// rail. The table declares all other destinations unreachable.
 fn ring_of_routes(profile: &Profile, has: impl Fn(usize, &str) -> bool) -> String {
     let rail = |name: &str| profile.rails.iter().position(|rail| rail.name == name).unwrap();
     let address = |node, rail| Ipv6Addr::from(profile.gids(node, rail)[1]).to_canonical();
-    // Without these rules, every address would be local, whatever the tables contain.
+    // By default, the kernel looks in the table `local` first. All hosts' addresses are in this
+    // namespace, so `local` would make every destination local, whatever the other tables contain.
+    // These rules move `local` behind the other tables.
     let mut commands = "set -e; ip link set lo up; ip rule add pref 100 lookup local; ip rule del pref 0\n".to_owned();
     commands += "cd /proc/sys/net/ipv4/conf/all; echo 1 >arp_ignore; echo 2 >arp_announce; cd \"$OLDPWD\"\n";
     for (index, spec) in profile.rails.iter().enumerate() {
@@ -212,12 +223,14 @@ fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
         assert_eq!((peers(&diagonal), peers(&is_one_cable)), (1, 2), "{lines:#?}");
     }
 
-    // TCP is allowed for hosts that share no subnet, so routes do not count.
+    // With NCCL_SPARK_RING_TCP=1, TCP is allowed between hosts that share no subnet. Then the
+    // plugin does not use the routes.
     let tcp: String = (0..4).map(|rank| format!(" --rank-env {rank}:NCCL_SPARK_RING_TCP=1")).collect();
     let output = job(&format!("alltoall -r 4 -b 1K -e 1K -n 1{tcp}"), |_, _| true);
     assert_right(&output, 1, |line| is_one_cable(line) || line.contains("by TCP over"));
 
-    // Two opposite hosts each have a route, but the rail at the other end has no route back.
+    // Two opposite hosts have one route each, from different pairs of rails. So for each route, the
+    // rail at its far end has no route back.
     let output = job("all-gather -r 2 --rank-env 1:SOFTVERBS_NODE=2 -b 1M -e 1M -n 1", |node, rail| {
         [(0, "rocep1s0f0"), (2, "roceP2p1s0f0")].contains(&(node, rail))
     });

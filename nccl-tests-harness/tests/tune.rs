@@ -1,5 +1,7 @@
 //! Tuning with few measurements: the tried values, the written file, and its use by the plugin. The
-//! best settings depend on timing, so these tests use `--write-best` and a single candidate.
+//! best settings depend on timing. So these tests use `--write-best`, which writes the best
+//! settings even if they gain little. A test that expects a certain value in the file offers no
+//! other candidate for that setting.
 
 mod common;
 
@@ -56,7 +58,7 @@ fn the_best_choice_is_written_to_the_settings_file_and_other_lines_are_kept() {
     assert!(shown.status == Some(0) && shown.out.contains(&from_file), "{shown:?}");
     assert!(shown.out.contains("    current value: 7 (environment)\n"), "{shown:?}");
 
-    // The environment overrides the file, and the command must report it.
+    // The environment overrides the file, and the command must report that.
     let output = run(&tune, &settings, &[("NCCL_IB_QPS_PER_CONNECTION", "5")]);
     let above = "NCCL_IB_QPS_PER_CONNECTION=5 from the environment overrides it";
     assert!(output.status == Some(0) && output.out.contains(above), "{output:?}");
@@ -140,7 +142,8 @@ fn the_plugin_starts_with_what_was_written() {
     let log = [("NCCL_DEBUG", "INFO")];
     let output = run(&format!("{LITTLE} {soft} --qps 3 --min-share 32K --write-best"), &settings, &log);
     assert_eq!(output.status, Some(0), "{output:?}");
-    // Only the tuned settings are removed from the file that the ranks read.
+    // While it tunes, the ranks read a file with the machine's settings except the tuned ones, so
+    // NCCL_IB_HCA is still there.
     let read: Vec<_> = output.err.lines().filter(|line| line.contains("settings from ")).collect();
     assert!(!read.is_empty() && read.iter().all(|line| line.ends_with(": NCCL_IB_HCA==rocep1s0f0")), "{output:?}");
     assert!(output.err.contains("merged 1 rail"), "{output:?}");

@@ -1,5 +1,5 @@
 //! `nccl-spark tune collectives` with a shell script that imitates nccl-tests. The script needs no
-//! GPU, and takes its times from the tuner's table.
+//! GPU. The times that it prints depend on the rows of the tuner's table that it gets.
 
 mod common;
 
@@ -8,9 +8,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-/// The start of the script. A test adds `time_us SIZE CHOICE MEMBERS`, which prints a time. CHOICE
-/// is `none` if the table has no row for the size. MEMBERS is the number of collectives in a group,
-/// or 1. The test may also set `host` or `wrong`, or exit.
+/// The start of the script. A test adds the function `time_us SIZE CHOICE MEMBERS`, which prints a
+/// time in microseconds. CHOICE is the choice of the table's row for the size, for example
+/// `ring/ll/1`, or `none` if the table has no such row. MEMBERS is the number of collectives in a
+/// group; it is 1 without groups. The test may also set `host` or `wrong`, or exit.
 const HEAD: &str = r##"#!/bin/sh
 # libmpi: as if it were linked.
 set -f
@@ -95,7 +96,7 @@ impl Programs {
     }
 }
 
-/// Returns the rows of the written table, without its hosts.
+/// Returns the rows of the written table, without the part that names the hosts (`for=`).
 fn rows(settings: &str) -> Vec<&str> {
     let line = settings.lines().find_map(|line| line.strip_prefix("NCCL_SPARK_TUNER_TABLE=")).unwrap();
     line.strip_prefix("for=NVIDIA_H200/4x224054/2.28.3;").unwrap().split(';').collect()
@@ -144,7 +145,8 @@ fn clearly_better_choices_are_written_and_failing_ones_are_left_out() {
         lines[2].starts_with("# nccl-spark tune collectives: all_reduce, 2 ranks: 1.67 to 2.00 times as fast"),
         "{settings}"
     );
-    // ring/ll/2 is as good at 8K, but ring/ll/1 wins at 16K too.
+    // At 8K both choices are about equally fast (50 and 49.5 us). ring/ll/1 also wins at 16K, so a
+    // single row of ring/ll/1 has both sizes.
     let all_reduce = ["all_reduce@2:5793-23170=ring/ll/1", "all_reduce@2:46341-92681=ring/ll/2"];
     assert_eq!(
         rows(&settings),
@@ -208,7 +210,7 @@ fn times_measured_with_another_table_do_not_count() {
 
 #[test]
 fn a_row_that_is_not_confirmed_with_the_whole_table_is_removed() {
-    // With rows of both collectives, all_reduce at 16K is as slow as without rows.
+    // Once the table has rows of both collectives, all_reduce at 16K is as slow as without a table.
     let programs = Programs::new(
         r#"
         time_us() {
@@ -240,8 +242,8 @@ fn differing_hosts_and_a_failure_of_nccls_choice_end_the_sweep() {
     assert!(!programs.file("spark.conf").exists());
 }
 
-/// The first run prints an incomplete table. In every run, another line cuts rank 1's line about
-/// the tuner, and the cut line is skipped.
+/// The first run prints an incomplete table. In every run, rank 1 also prints a line about the
+/// tuner that another line cuts short. The program must skip the cut line.
 #[test]
 fn a_run_that_cannot_be_read_is_repeated_once() {
     let body = r##"
@@ -254,7 +256,7 @@ fn a_run_that_cannot_be_read_is_repeated_once() {
         fi
         if [ "$rank" = 1 ]; then log "tuner: learned tah:1:2 [0] NCCL INFO Channel 01/0 : 1[0] -> 0[0]"; fi
         time_us() { case $2 in none) echo 100 ;; *) echo 50 ;; esac; }"##;
-    // The script defines `log` only after the body, so the body needs its own.
+    // The script defines `log` only after the body, so the body needs a `log` of its own.
     let programs = Programs::new(&format!("log() {{ echo \"h:1:1 [0] NCCL INFO $*\"; }}\n{body}"));
     let Some(output) = programs.tune("-e 8K --protocols ll --channels 1") else { return };
     assert_eq!(output.status, Some(0), "{output:?}");
@@ -290,8 +292,8 @@ fn with_mpirun_a_process_of_each_machine_writes() {
 
 #[test]
 fn a_row_that_slows_groups_is_removed_where_groups_are_given() {
-    // ring/ll/1 is twice as fast alone, but half as fast in groups of four where the sum is 64 KiB.
-    // ring/ll/2 is never slower.
+    // Alone, ring/ll/1 is twice as fast as NCCL's choice. In groups of four with 64 KiB in total,
+    // it is half as fast. ring/ll/2 is always faster than NCCL's choice.
     let body = r#"
         time_us() {
             case "$2-$3-$1" in
@@ -318,7 +320,8 @@ fn a_row_that_slows_groups_is_removed_where_groups_are_given() {
 
 #[test]
 fn a_row_that_slows_groups_only_with_the_whole_table_is_removed_too() {
-    // In groups of four, ring/ll/2 is slow from its second run on. The sweep has one run.
+    // In groups of four with 64 KiB in total, ring/ll/2 is slow from the second run on. The sweep
+    // runs it once, so only the confirmation of the whole table finds it slow.
     let body = r#"
         time_us() {
             case "$2-$3-$1" in

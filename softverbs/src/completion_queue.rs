@@ -31,10 +31,11 @@ pub struct CompletionQueue {
     generation: u32,
     capacity: usize,
     entries: Mutex<Entries>,
-    /// Queue pairs with unfinished sends whose completions go to this queue.
+    /// Queue pairs with unfinished sends. The sends' completions go to this queue.
     senders: Mutex<Vec<Arc<dyn SendQueue>>>,
-    /// Queue pairs to add to `senders`. The order of locks is: `senders`, a queue pair, `joining`.
-    /// `reap` locks `senders` and then a queue pair. `expect` is called under a queue pair's lock.
+    /// Queue pairs that the next `reap` adds to `senders`. The order of locks is: `senders`, a
+    /// queue pair, `joining`. `reap` locks `senders` and then a queue pair. `expect` may be called
+    /// under a queue pair's lock, so it must not lock `senders`: it adds to this list instead.
     joining: Mutex<Vec<Arc<dyn SendQueue>>>,
     bell: Bell,
     armed: AtomicU32,
@@ -48,7 +49,7 @@ enum Entries {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CqOverflow {
-    /// The queue is in error; the completion's queue pair must go to error too.
+    /// The queue is in error. The queue pair that made the completion must go to error too.
     QueueInError,
     /// The completion is lost, and the queue continues.
     Lost,
@@ -57,7 +58,8 @@ pub(crate) enum CqOverflow {
 pub(crate) trait SendQueue: Send + Sync {
     fn number(&self) -> u32;
 
-    /// Moves the completions of finished sends to `cq`. Returns true if more sends are under way.
+    /// Adds the completions of finished sends to `cq`. Returns true if other sends are still under
+    /// way, or may resume.
     fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool;
 }
 
@@ -74,7 +76,7 @@ pub struct Completion {
     pub vendor_err: u32,
     /// Bytes received, read or written.
     pub bytes: u32,
-    /// Immediate data, in the byte order of the sender's memory.
+    /// Immediate data, in the byte order in which the sender's memory has it.
     pub imm: u32,
     /// `ibv_wc_flags`: `IBV_WC_WITH_IMM` or 0.
     pub flags: u32,
@@ -119,7 +121,8 @@ impl CompletionQueue {
         self.node.run_engine(self.device, now);
         self.reap(now);
         let most = match self.node.adversary() {
-            // The adversary may hold completions back, but not those of a device that is gone.
+            // The adversary (`SOFTVERBS_ADVERSARY`) may hold completions back, but only while the
+            // device works.
             Some(seed) if self.node.presence(self.device).works(self.generation) => {
                 let turn = self.polls.fetch_add(1, Ordering::Relaxed) ^ seed;
                 (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61) as usize
@@ -137,7 +140,8 @@ impl CompletionQueue {
         Ok(count)
     }
 
-    /// Asks for one event, at the next completion (`ibv_req_notify_cq`).
+    /// Asks for one event, at the next completion (`ibv_req_notify_cq`). With `solicited_only`,
+    /// only a solicited completion or one with an error makes the event.
     pub(crate) fn arm(&self, solicited_only: bool) {
         let (from, to) = if solicited_only { (0, ARMED_SOLICITED) } else { (ARMED_SOLICITED, ARMED) };
         // Asking for solicited completions does not undo an earlier request for all completions.
@@ -155,12 +159,13 @@ impl CompletionQueue {
         self.bell.fd()
     }
 
-    /// Consumes the events. Returns false if there was none.
+    /// Consumes all events that were signalled. Returns false if there was none.
     pub(crate) fn take_notification(&self) -> bool {
         self.bell.take()
     }
 
-    /// Adds a completion, and signals an event if the queue is armed. Fails if the queue is full.
+    /// Adds a completion, and signals an event if the queue is armed for it. Fails if the queue is
+    /// full or was overrun before, or if an injected fault is due.
     pub(crate) fn push(&self, completion: Completion, solicited: bool) -> Result<(), CqOverflow> {
         let mut entries = lock(&self.entries);
         let Entries::Kept(queue) = &mut *entries else { return Err(CqOverflow::QueueInError) };
@@ -200,7 +205,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Registers a queue pair that has sends under way.
+    /// Adds a queue pair that has sends to complete. The next [`Self::reap`] asks it for them.
     pub(crate) fn expect(&self, qp: Arc<dyn SendQueue>) {
         lock(&self.joining).push(qp);
     }

@@ -11,18 +11,19 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Duration of [`Phase::Cut`] (keys are still valid), and of [`Phase::Keyless`] (keys are invalid).
-/// In Linux, the durations depend on the number of objects to destroy.
+/// Duration of each of two phases of a removal: [`Phase::Cut`], in which keys are still valid, and
+/// [`Phase::Keyless`], in which they are not. In Linux, the durations depend on the number of
+/// objects to destroy.
 const REMOVAL_STEP: Duration = Duration::from_millis(10);
-/// Duration of [`Phase::Failed`], in which a function with failed firmware is still registered.
-/// Longer than the sleeps of the fabric and the plugin, so that both see every step. mlx5 takes
-/// seconds.
+/// Duration of [`Phase::Failed`], in which a function with failed firmware is still registered. The
+/// duration is longer than the sleeps of the fabric's and the plugin's threads, so that both see
+/// every phase. With mlx5, the phase takes seconds.
 const FAILED: Duration = Duration::from_millis(300);
 /// Time from the removal of a function with failed firmware to its return. As long as [`FAILED`],
 /// for the same reason.
 const REMOVED: Duration = Duration::from_millis(300);
 
-/// A fabric that was made for a job. It counts as used until this value is dropped.
+/// A fabric that was made for a job. It counts as in use until this value is dropped.
 #[derive(Debug)]
 pub struct Prepared {
     /// Environment variables for the ranks, without `SOFTVERBS_NODE`.
@@ -45,16 +46,17 @@ pub enum Action {
     Reset,
     /// Bring the function back, as a new device of the same name.
     Plug,
-    /// Limit the rail to this fraction of the profile's rate; 1 is the full rate.
+    /// Limit the rail to this fraction of its rate without faults ([`RailStatus::full_mbps`], or
+    /// the reported speed if that is `None`). 1 ends the limit.
     Slow(f64),
-    /// Refuse this many of the next requests as invalid.
+    /// Refuse this many of the next incoming requests as invalid.
     Refuse(u32),
     /// For this many of the next queue pairs, let connecting fail with `ETIMEDOUT` after a second,
     /// as if the peer's address did not answer.
     Unresolved(u32),
-    /// Give the rail's path a fault (true), or end the fault (false).
+    /// Give the rail's path this fault (true), or end the fault (false).
     Path(PathFault, bool),
-    /// Treat the completion queue as full for this many of the next completions.
+    /// For this many of the rail's next completions, treat the completion queue as full.
     Overrun(u32),
     /// Block commands to the firmware (true), or let them return (false). Data flows in both cases.
     Hang(bool),
@@ -78,9 +80,9 @@ pub struct NodeStatus {
     pub node: usize,
     /// PIDs of its processes, in their own PID namespace. Empty before the rank has started.
     pub pids: Vec<u32>,
-    /// Number of its processes' queue pairs.
+    /// Number of queue pairs that its processes have.
     pub queue_pairs: usize,
-    /// Number of its processes' registrations.
+    /// Number of memory regions that its processes have registered.
     pub registrations: u64,
     /// The node's rails.
     pub rails: Vec<RailStatus>,
@@ -99,20 +101,22 @@ pub struct RailStatus {
     pub is_down: bool,
     /// True while its function has failed, is being removed, or is off the bus.
     pub is_unplugged: bool,
-    /// Number of requests that the rail will still refuse.
+    /// Number of incoming requests that the rail will still refuse.
     pub refusals: u32,
     /// Number of queue pairs that will still fail to connect, with `ETIMEDOUT`.
     pub unanswered: u32,
     /// The faults of its path.
     pub path: PathFaults,
-    /// Bytes sent since the fabric was made: payload, and control data of its connections.
+    /// Payload bytes that were carried for requests of this rail since the fabric was made. They
+    /// include the control data of the program's connections, and the bytes that RDMA reads have
+    /// fetched.
     pub sent_bytes: u64,
 }
 
 /// Creates a fabric for a job of `nodes` nodes, without processes.
 ///
 /// # Errors
-/// The failed step, and how to correct it.
+/// Names the failed step, and how to correct the failure.
 pub fn prepare(dir: &Path, name: &str, profile: &Profile, nodes: usize) -> Result<Prepared, String> {
     if let Some(most) = profile.wires.nodes().filter(|most| nodes > *most) {
         return Err(format!("profile {} has cables for {most} nodes, not for {nodes}", profile.name));
@@ -166,7 +170,8 @@ pub fn is_used(dir: &Path, name: &str) -> bool {
     Folder::new(dir, name).is_used()
 }
 
-/// Deletes the fabrics in `dir` that no process uses and whose names `is_ours` accepts.
+/// Deletes the fabrics in `dir` that no process uses and whose names `is_ours` accepts. Keeps a
+/// folder that has other files than a fabric's.
 pub fn remove_unused(dir: &Path, is_ours: impl Fn(&str) -> bool) {
     for name in names(dir).into_iter().filter(|name| is_ours(name)) {
         let folder = Folder::new(dir, &name);
@@ -197,10 +202,12 @@ fn own_sysfs(folder: &Folder, node: usize) -> PathBuf {
     folder.path().join("sys/nodes").join(node.to_string())
 }
 
-/// Injects a fault into a rail of a fabric in use, on one node or on all.
+/// Injects a fault into a rail of a fabric in use, or ends the fault. `node` is `None` for all
+/// nodes.
 ///
 /// # Errors
-/// Lists the existing fabrics, nodes or rails if the given one does not exist.
+/// Lists the fabrics in use, the nodes or the rails if the given one is not among them. Names the
+/// reason if the rail cannot have the fault, or if sysfs cannot be changed.
 pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action: Action) -> Result<(), String> {
     let (memory, profile) = open_used(dir, fabric)?;
     let names: Vec<&str> = profile.rails.iter().map(|spec| spec.name.as_str()).collect();
@@ -233,7 +240,7 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
         enter_phase(Phase::Gone, Duration::ZERO);
         show(false)
     };
-    // The entry in sysfs exists before programs see the device.
+    // The device's entry in sysfs must exist before programs see the device.
     let plug = || {
         show(true)?;
         wanted().for_each(|at| memory.rails[at][index].link_up(memory.now_ns()));
@@ -274,7 +281,7 @@ fn set(rail_memory: &RailMemory, profile: &Profile, rail: usize, action: Action,
     }
 }
 
-/// Reports the nodes and rails of a fabric in use. The error lists the existing fabrics.
+/// Reports the nodes and rails of a fabric in use. The error lists the fabrics that are in use.
 pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
     let (memory, profile) = open_used(dir, fabric)?;
     let rail = |node: usize, index: usize| {
@@ -313,7 +320,7 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
 }
 
 /// Returns the profile of a fabric in use. The profile's rates are those without faults. The error
-/// lists the existing fabrics.
+/// lists the fabrics that are in use.
 pub fn profile(dir: &Path, fabric: &str) -> Result<Profile, String> {
     open_used(dir, fabric).map(|(_, profile)| profile)
 }
@@ -354,7 +361,7 @@ fn queue_pairs_of(memory: &FabricMemory, process: usize) -> usize {
 }
 
 /// Returns the index and node of each running process. If the fabric's processes are in another PID
-/// namespace than this one, their PIDs cannot be checked, and all count as running.
+/// namespace than this process, their PIDs cannot be checked, so all of them count as running.
 fn processes(memory: &FabricMemory) -> impl Iterator<Item = (usize, usize)> {
     let elsewhere = memory.pid_namespace.load(Ordering::Acquire) != pid_namespace();
     memory.processes.iter().enumerate().filter_map(move |(index, process)| {
@@ -364,7 +371,8 @@ fn processes(memory: &FabricMemory) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// Returns the lowest limit among a rail's line, PCIe link and cable; `None`: no limit.
+/// Returns the lowest of the rates of a rail's line, PCIe link and cable, in Mb/s. `None` means
+/// that none of them has a limit.
 fn full_mbps(profile: &Profile, spec: &RailSpec) -> Option<f64> {
     let (link, cable) = (&profile.links[spec.link], &profile.cables[spec.cable]);
     let limits = [spec.line_mbps, link.payload_mbps, cable.payload_mbps];

@@ -2,9 +2,10 @@
 //!
 //! The counters are in shared memory. If the fabric was made with [`crate::control::prepare`], they
 //! also have files in the sysfs tree of their node. A process writes all files of its own rails
-//! when it joins. When it counts an error, it writes that error's files, for each end of the path
-//! that counts it. So error counts are current, and packet counts are as of the last lost packet or
-//! the last destroyed queue pair.
+//! when it joins. A process that counts an error writes the files of the counters that the error
+//! changes, at each end of the path. It writes the files of the packet counters only after a lost
+//! packet and when it destroys a queue pair. So the files' error counts are current, and their
+//! packet counts are as of the last lost packet or the last destroyed queue pair.
 
 use crate::nic::Nic;
 use std::path::Path;
@@ -13,17 +14,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A counter of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counter {
-    /// Packets sent, including lost and repeated ones.
+    /// Packets sent, including those that were lost and those that were sent again.
     Sent,
     /// Packets received.
     Received,
-    /// Own packets that were lost, as the peer reported after a later packet.
+    /// Lost packets of this port whose loss the peer noticed when a later packet arrived, and
+    /// reported.
     SequenceError,
-    /// Peer's packets that were lost, as this end noticed by a later packet.
+    /// Lost packets of a peer whose loss this port noticed when a later packet arrived.
     OutOfSequence,
-    /// Own packets that were lost with no later packet: the sender waited for the timeout.
+    /// Lost packets of this port that no later packet followed. So the peer could not notice the
+    /// loss, and the sender waited for the timeout.
     AckTimeout,
-    /// Refusals of a peer that had no receive posted (RNR NAK).
+    /// Requests of this port that a peer refused because it had no receive posted (RNR NAK). A
+    /// request counts at each refusal.
     ReceiverNotReady,
 }
 
@@ -57,8 +61,9 @@ impl Counter {
     }
 }
 
-/// Writes a counter into its device's entry in sysfs. Other processes may write the same file: each
-/// repeats the write until the file has the value that `current` returns.
+/// Writes a counter into its device's entry in sysfs. Other processes may write the same file. So
+/// each of them reads `current` again after a write, and repeats the write until `current` returns
+/// the value that it has written.
 pub(crate) fn publish(device: &Path, nic: Nic, counter: Counter, current: impl Fn() -> u64) {
     static FILES: AtomicU64 = AtomicU64::new(0);
     let number = FILES.fetch_add(1, Ordering::Relaxed);
@@ -70,7 +75,7 @@ pub(crate) fn publish(device: &Path, nic: Nic, counter: Counter, current: impl F
     }
 }
 
-/// Replaces the file, so that no reader sees a part of its text.
+/// Replaces the file as a whole, so that no reader sees an incomplete number.
 fn write(file: &Path, new: &Path, value: u64) -> std::io::Result<()> {
     std::fs::create_dir_all(file.parent().unwrap_or(file))?;
     std::fs::write(new, format!("{value}\n"))?;

@@ -1,5 +1,8 @@
 //! The engine of a device does a NIC's work: it takes the work requests that peers have posted for
-//! this process's queue pairs, and serves the queue pairs in turn.
+//! this process's queue pairs, and serves the queue pairs in turn. A *piece* is the part of a
+//! request that is moved at once, at most 64 KiB (`os::memory::BOUNCE_BYTES`). The *doorbells* of a
+//! process are bits in shared memory, one for each of its queue pairs. A peer that posts a request
+//! sets the bit.
 
 use crate::os::memory::Bounce;
 use crate::os::process::wake;
@@ -10,33 +13,35 @@ use std::sync::atomic::Ordering;
 
 /// Value of a process's `sleeping` word while its engine is awake.
 pub const AWAKE: u32 = 0;
-/// Value while the engine sleeps for a short time: its process polls, and each poll does the
+/// Value while the engine sleeps for a short time, because its process polls. Each poll does the
 /// engine's work.
 pub const NAPPING: u32 = 1;
-/// Value while the engine sleeps until it is woken.
+/// Value while the engine sleeps, and a post must wake it.
 pub const ASLEEP: u32 = 2;
-/// Time after a poll in which a process counts as polling: a post does not wake its napping engine.
+/// Time after a poll in which a process counts as polling. During this time, a post does not wake
+/// the process's napping engine.
 const POLLING_NS: u64 = 100_000;
-/// Maximum number of pieces of one queue pair in one call of [`Engine::serve`].
+/// Maximum number of pieces that one call of [`Engine::serve`] moves for one queue pair.
 const PIECES_A_TURN: usize = 16;
 
 pub(crate) trait Serve: Send + Sync {
     fn number(&self) -> u32;
 
-    /// Serves the peer's due requests. Returns [`Served::More`] after `pieces` pieces.
+    /// Serves the peer's due requests. Stops after `pieces` pieces, and then returns
+    /// [`Served::More`].
     fn serve(&self, now_ns: u64, pieces: usize, bounce: &mut Bounce) -> Served;
 
     /// Collects completed sends for a program that waits for events. Called periodically.
     fn collect_sends(&self, now_ns: u64);
 
-    /// Destroys a queue pair that its program destroyed earlier, while it was cut off from the
-    /// device. Called after the function's removal.
+    /// Destroys a queue pair that its program destroyed earlier, while no such command reached the
+    /// device. Called after the removal of the device's function.
     fn end(&self);
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Served {
-    /// No request is posted.
+    /// There is nothing to serve until the doorbell rings again.
     Idle,
     /// Nothing can be done before this time.
     Until(u64),
@@ -51,7 +56,8 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Adds queue pairs whose doorbells peers have rung; `find` returns the queue pair of a slot.
+    /// Adds the queue pairs whose doorbells peers have rung to those that the engine serves. `find`
+    /// returns the queue pair in a slot of the shared memory.
     pub(crate) fn answer_doorbells(
         &mut self,
         process: &ProcessMemory,
@@ -75,8 +81,8 @@ impl Engine {
         }
     }
 
-    /// Serves the due requests. Returns the time of the next one, if that is known. With an
-    /// adversary's seed, the queue pairs are served out of turn.
+    /// Serves the due requests. Returns the time at which there is more to do, or `None` if that
+    /// depends on a doorbell. With an adversary's seed, the queue pairs are served out of turn.
     pub(crate) fn serve(&mut self, adversary: Option<u64>, now_ns: u64) -> Option<u64> {
         // Queue pairs take turns of one piece each, as on a NIC. Otherwise a queue pair that always
         // has more to send would be first whenever the rail is free.
@@ -136,12 +142,14 @@ pub(crate) fn ring(memory: &FabricMemory, slot: usize, now_ns: u64) {
     let process = &memory.processes[place];
     process.doorbells[device][slot / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
     process.rung[device].fetch_or(1 << (slot / 64), Ordering::SeqCst);
-    // Sequentially consistent: this function sets a doorbell, then reads `sleeping`; the sleeper
-    // sets `sleeping`, then reads the doorbells.
+    // Sequentially consistent: this function sets a bit of `rung`, and then reads `sleeping`. The
+    // sleeper sets `sleeping`, and then reads `rung`. So at least one of the two sees what the
+    // other has set.
     let is_to_wake = match process.sleeping.load(Ordering::SeqCst) {
         AWAKE => false,
         NAPPING => now_ns.saturating_sub(process.polled_ns.load(Ordering::Relaxed)) > POLLING_NS,
-        // Woken even after a recent poll: a program that waits for bytes may not poll again.
+        // An engine that sleeps deeply is woken even after a recent poll, because a program that
+        // waits for bytes may not poll again.
         _ => true,
     };
     if is_to_wake && process.sleeping.swap(AWAKE, Ordering::SeqCst) != AWAKE {

@@ -33,7 +33,7 @@ pub struct Node {
     events: Vec<Events>,
     qps: Mutex<HashMap<usize, Weak<dyn Serve>>>,
     orphans: Mutex<Vec<Orphan>>,
-    /// Length of `orphans`, which each poll reads without the lock.
+    /// Length of `orphans`. Each poll reads this number, without the lock of `orphans`.
     orphaned: AtomicUsize,
     pub(crate) regions: Regions,
     adversary: Option<u64>,
@@ -41,12 +41,14 @@ pub struct Node {
     spare: bool,
     running: AtomicBool,
     trees: PathBuf,
-    /// Shared lock on the fabric's file, which shows other processes that the fabric is used.
+    /// Holds a shared lock on the fabric's file. The lock shows other processes that the fabric is
+    /// in use.
     _user: File,
 }
 
-/// A queue pair that its program destroyed while cut off from the device. The device still serves
-/// it until the removal.
+/// A queue pair that its program destroyed while the device had failed or programs were cut off
+/// from it. The queue pair exists until the device's removal ([`crate::hotplug`]). Until then, the
+/// device serves it whenever the device works.
 struct Orphan {
     device: usize,
     generation: u32,
@@ -57,11 +59,12 @@ struct Orphan {
 #[derive(Debug, Clone)]
 pub struct Device {
     pub(crate) name: String,
-    /// In this machine's byte order.
+    /// The device's GUID, in this machine's byte order.
     pub(crate) guid: u64,
-    /// RoCE v2 addresses: link-local, then IPv4-mapped if the port has a cable.
+    /// RoCE v2 addresses: first a link-local address, then an IPv4-mapped address if the port has a
+    /// cable.
     pub gids: Vec<[u8; 16]>,
-    /// Port speed as reported.
+    /// The speed that the port reports, in Mb/s.
     pub(crate) speed_mbps: u32,
     pub(crate) mtu_bytes: u32,
     /// Largest message in bytes.
@@ -103,6 +106,7 @@ struct Events {
     queue: Mutex<VecDeque<Event>>,
     bell: Bell,
     was_down: AtomicBool,
+    /// Number of removals of the function that were announced.
     losses: AtomicU32,
     /// Generation, plus one, of the last function whose firmware failure was announced (0: none).
     failures: AtomicU32,
@@ -116,7 +120,7 @@ impl Node {
         JOINED.get_or_init(|| Settings::from_environment().and_then(|settings| Self::enter(&settings))).clone()
     }
 
-    /// Joins a fabric as a new process, even if this process has joined it before.
+    /// Joins a fabric as if by a new process, even if this process has joined the fabric before.
     pub fn enter(settings: &Settings) -> Result<Arc<Node>, String> {
         let folder = Folder::new(&settings.dir, &settings.fabric);
         let _membership = folder.lock_membership()?;
@@ -201,11 +205,13 @@ impl Node {
         lock(&self.events[device].queue).pop_front()
     }
 
-    /// Waits for an event, unless the descriptor is non-blocking. Returns false if there is none.
+    /// Waits until a device has an event, and resets the device's descriptor. If the descriptor is
+    /// non-blocking, does not wait: returns false if there is no event.
     pub(crate) fn take_event_announcement(&self, device: usize) -> bool {
         let events = &self.events[device];
         let took = events.bell.take();
-        // Reading the descriptor resets it: set it again if more events are queued.
+        // Reading the descriptor resets it. The caller takes one event from the queue. If there are
+        // more, the descriptor must be readable again.
         if lock(&events.queue).len() > 1 {
             events.bell.ring();
         }
@@ -217,11 +223,13 @@ impl Node {
         self.events[device].bell.ring();
     }
 
-    /// Announces each function that has failed or was removed, and each port that went up or down.
+    /// Announces what has happened since the last call: functions that have failed or were removed,
+    /// and ports that went up or down.
     pub fn watch_ports(&self) {
         for (device, events) in self.events.iter().enumerate() {
             let presence = self.presence(device);
-            // A function that has come back was gone in between, even if no call saw it gone.
+            // The number of removals so far. A function that has come back was removed in between,
+            // even if no call saw that.
             let losses = presence.generation + u32::from(presence.phase == Phase::Gone);
             let fatal = Event { kind: IBV_EVENT_DEVICE_FATAL, about: EventObject::Device };
             if events.losses.swap(losses, Ordering::Relaxed) != losses {
@@ -247,8 +255,8 @@ impl Node {
         [self.rail(device), self.rail_of(to)].iter().all(|rail| rail.carries(now_ns))
     }
 
-    /// Resolves a rail's address for a device, as the kernel does: from its neighbour table, or by
-    /// asking on the wire. Returns false if nothing answers.
+    /// Resolves the address of the rail `to` for a device, as the kernel does: from the device's
+    /// neighbour table, or by asking on the wire. Returns false if nothing answers.
     pub(crate) fn resolves(&self, device: usize, to: RailOf, is_ipv4: bool, now_ns: u64) -> bool {
         let (own, peer) = (self.rail(device), self.rail_of(to));
         let is_found =
@@ -266,10 +274,11 @@ impl Node {
     /// Finds the rail that a device of this machine reaches at an address.
     ///
     /// # Errors
-    /// - `ENETUNREACH` if no rail has the address. In a profile without wires, the rails of each
-    ///   name have a switch of their own: `ENETUNREACH` too if the rail has another name.
-    /// - `ETIMEDOUT` if the profile has wires and none leads to the rail: the address does not
-    ///   answer.
+    /// - `ENETUNREACH` if no rail has the address. Also if the profile has no wires and the rail
+    ///   that has the address has another name than the device: without wires, the rails of each
+    ///   name have a switch of their own.
+    /// - `ETIMEDOUT` if the profile has wires and no wire leads to the rail. Then the address does
+    ///   not answer.
     pub(crate) fn look_up(&self, device: usize, gid: &[u8; 16]) -> Result<RailOf, i32> {
         let all = (0..MAX_NODES).flat_map(|node| (0..self.devices.len()).map(move |device| RailOf { node, device }));
         let found = all.into_iter().find(|at| self.profile.gids(at.node, at.device).contains(gid));
@@ -294,7 +303,7 @@ impl Node {
         &self.memory.qps[slot % shm::MAX_QPS]
     }
 
-    /// The resources that a message uses from one rail to another.
+    /// The resources that a message from one rail to another uses.
     pub(crate) fn resources_between(&self, from: RailOf, to: RailOf) -> [&'static Resource; 6] {
         let shared = |at: RailOf| {
             let Device { spec, links, .. } = &self.devices[at.device];
@@ -333,7 +342,7 @@ impl Node {
     }
 
     /// Runs a device's engine, unless another thread does. Returns the time at which the engine has
-    /// to run again.
+    /// to run again, if that is known.
     pub(crate) fn run_engine(&self, device: usize, now_ns: u64) -> Option<u64> {
         self.end_orphans();
         let mut engine = self.engines[device].try_lock().ok()?;
@@ -341,7 +350,7 @@ impl Node {
         engine.serve(self.adversary, now_ns)
     }
 
-    /// True for the caller that has to start the threads: once, and never in virtual time.
+    /// True for the first caller, who has to start the threads. Always false in virtual time.
     pub(crate) fn claim_threads(&self) -> bool {
         !self.memory.is_virtual() && !self.running.swap(true, Ordering::AcqRel)
     }
@@ -408,8 +417,8 @@ impl Events {
     }
 }
 
-/// Clears the entries of dead processes, and claims an entry. Returns the entry's index and the
-/// machine's number.
+/// Clears the shared memory's entries of dead processes, and claims an entry for this process.
+/// Returns the entry's index, and the number of the machine that this process belongs to.
 fn claim_entry(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Result<(usize, usize), String> {
     let namespace = pid_namespace();
     let first = memory.pid_namespace.compare_exchange(0, namespace, Ordering::AcqRel, Ordering::Acquire);
@@ -458,7 +467,7 @@ fn claim_entry(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Resu
 
 fn clear(memory: &FabricMemory, process_index: usize) {
     for qp in &memory.qps {
-        // Otherwise the next process in this entry would seem to hold the queue.
+        // Otherwise the next process in this entry would seem to hold the send queue.
         let _ = qp.holder.compare_exchange(process_index as u32 + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
         if qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Acquire) as usize == process_index {
             qp.number.store(0, Ordering::Release);
@@ -477,7 +486,7 @@ fn clear(memory: &FabricMemory, process_index: usize) {
     process.pid.store(0, Ordering::Release);
 }
 
-/// Locks, even after another holder has panicked.
+/// Locks a mutex, even if a thread has panicked while it held the mutex.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

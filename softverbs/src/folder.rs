@@ -1,9 +1,10 @@
 //! A fabric's folder: its files, and the test for processes that use them.
 //!
 //! Each user of a fabric (a process in it, or the program that prepared it) holds a shared lock on
-//! the fabric's file while it runs. The kernel releases the lock however the process ends. Every
-//! container that sees the file sees the lock, but process numbers mean nothing in another PID
-//! namespace. A child that was forked without an exec shares the lock until the child ends.
+//! the fabric's file while it runs. The kernel releases the lock however the process ends. PIDs
+//! would not do, because a PID means nothing in another PID namespace, whereas every container that
+//! sees the file also sees the lock. A child that was forked without an exec shares the lock until
+//! the child ends.
 
 use crate::os::process::lock_file;
 use crate::os::shm::{self, FabricMemory, LAYOUT};
@@ -14,7 +15,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-/// Entries that a fabric's folder may have, from the fabric and from programs that use it.
+/// Names of the files and folders that a fabric's folder may have: those of the fabric, and those
+/// of programs that use the fabric.
 const OWN_FILES: [&str; 7] = ["fabric", "lib", "lock", "membership", "profile", "sys", "wanted"];
 
 #[derive(Debug, Clone)]
@@ -32,8 +34,8 @@ impl Folder {
     }
 
     /// Creates the folder and takes the membership lock. Waits while another process holds the
-    /// lock. Only the holder may set the fabric up, join it or check for users, until it drops the
-    /// returned file.
+    /// lock. Only the process that holds the lock may set the fabric up, join it or check for
+    /// users. It holds the lock until it drops the returned file.
     pub fn lock_membership(&self) -> Result<File, String> {
         loop {
             fs::create_dir_all(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;
@@ -50,26 +52,29 @@ impl Folder {
         }
     }
 
-    /// True if a process uses the fabric. The caller must not hold the membership lock.
+    /// True if a process uses the fabric. The caller must not hold the membership lock, because
+    /// this function waits for that lock.
     pub fn is_used(&self) -> bool {
-        // Does not create the file: the folder may be about to be deleted.
+        // Does not create the file, because another process may be deleting the folder.
         let membership = OpenOptions::new().append(true).open(self.path.join("membership"));
         let Ok(membership) = membership else { return false };
         self.has_fabric() && membership.lock().is_ok() && self.has_users()
     }
 
-    /// As [`Folder::is_used`], for a caller that holds the membership lock.
+    /// The same as [`Folder::is_used`], for a caller that holds the membership lock.
     pub fn has_users(&self) -> bool {
         let Ok(file) = OpenOptions::new().read(true).write(true).open(self.path.join("fabric")) else { return false };
         match file.try_lock() {
             Ok(()) => false,
             Err(TryLockError::WouldBlock) => true,
-            // A file system without locks: counts as used, so that no fabric in use is deleted.
+            // On a file system without locks, every fabric counts as in use, so that none in use is
+            // deleted.
             Err(TryLockError::Error(_)) => true,
         }
     }
 
-    /// Counts this process as a user until the file is dropped. Needs the membership lock.
+    /// Makes this process count as a user of the fabric until the returned file is dropped. The
+    /// caller must hold the membership lock.
     pub fn lock_as_user(&self) -> Result<File, String> {
         let path = self.path.join("fabric");
         let locked = OpenOptions::new().read(true).write(true).open(&path).and_then(|file| {
@@ -90,7 +95,8 @@ impl Folder {
         foreign.next().map(|entry| entry.path())
     }
 
-    /// Opens the fabric's file, and sets it up with `profile` if it is new.
+    /// Opens the fabric's file, and sets it up with `profile` if it is new. Returns the profile
+    /// with which the file was set up. Fails if the file is new and there is no `profile`.
     pub fn open(&self, profile: Option<&Profile>) -> Result<(&'static FabricMemory, Profile), String> {
         fs::create_dir_all(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;
         let _lock = lock_file(&self.path.join("lock"))?;
@@ -112,7 +118,8 @@ impl Folder {
         }
     }
 
-    /// Deletes an earlier fabric's files before a new set-up. Needs the membership lock.
+    /// Deletes an earlier fabric's files before a new set-up. The caller must hold the membership
+    /// lock.
     pub fn clear(&self) -> Result<(), String> {
         for name in ["fabric", "profile"] {
             match fs::remove_file(self.path.join(name)) {
@@ -122,7 +129,7 @@ impl Folder {
                 _ => {}
             }
         }
-        // Files that remain are overwritten.
+        // If files remain in `sys`, the new set-up overwrites them.
         let _ = fs::remove_dir_all(self.path.join("sys"));
         Ok(())
     }

@@ -36,7 +36,7 @@ use std::sync::atomic::Ordering;
 /// is a new generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Presence {
-    /// Number of times that the function has returned.
+    /// Number of times that the function has returned to the bus.
     pub generation: u32,
     /// Progress of its removal.
     pub phase: Phase,
@@ -47,23 +47,27 @@ pub struct Presence {
 pub enum Phase {
     /// The function is on the bus.
     Here = 0,
-    /// Its firmware has failed: it is silent, and the kernel answers for it.
+    /// The function's firmware has failed. The device is silent, and the kernel answers commands in
+    /// its place.
     Failed = 1,
-    /// Programs are cut off; the device works.
+    /// Programs are cut off from the device, which still reads and writes memory.
     Cut = 2,
-    /// Programs are cut off, and no key is valid; the device works.
+    /// Programs are cut off from the device, which still works, but no key is valid.
     Keyless = 3,
     /// The device was removed.
     Gone = 4,
 }
 
 impl Presence {
-    /// Phase of the function for an object of this generation.
+    /// Phase of the function to which an object of this generation belongs. If a newer generation
+    /// has replaced that function, the phase is [`Phase::Gone`].
     pub(crate) fn phase_of(self, generation: u32) -> Phase {
         if self.generation == generation { self.phase } else { Phase::Gone }
     }
 
-    /// Checks that a command can reach the device: `EIO` if cut off, `ENOLINK` if firmware failed.
+    /// Checks that a command for an object of this generation can reach the device. Fails with
+    /// `EIO` if programs are cut off or the device was removed, and with `ENOLINK` if its firmware
+    /// has failed.
     pub(crate) fn check_generation(self, generation: u32) -> Result<(), i32> {
         match self.phase_of(generation) {
             Phase::Here => Ok(()),
@@ -72,8 +76,8 @@ impl Presence {
         }
     }
 
-    /// As [`Self::check_generation`] for destroying an object, which the kernel can do
-    /// without the firmware.
+    /// The same as [`Self::check_generation`] for destroying an object. This succeeds even if the
+    /// firmware has failed, because the kernel can do it without the firmware.
     pub(crate) fn end(self, generation: u32) -> Result<(), i32> {
         match self.phase_of(generation) {
             Phase::Here | Phase::Failed => Ok(()),
@@ -86,7 +90,7 @@ impl Presence {
     }
 
     /// Returns the state after a step to `phase`. The only step back is from gone to here. Returns
-    /// `None` for all other steps back, and for no step.
+    /// `None` for all other steps back, and if the phase is the same.
     fn after(self, phase: Phase) -> Option<Self> {
         match (self.phase, phase) {
             (Phase::Gone, Phase::Here) => Some(Self { generation: self.generation + 1, phase }),
@@ -95,7 +99,8 @@ impl Presence {
         }
     }
 
-    // The word 0 is generation 0 on the bus, the state at the start.
+    // The word 0 means generation 0 in phase `Here`. This is the state at the start, because new
+    // shared memory has zeros.
     fn word(self) -> u32 {
         self.generation << 3 | self.phase as u32
     }

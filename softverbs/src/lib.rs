@@ -13,38 +13,43 @@
 //!
 //! # Mechanism
 //!
-//! Processes of one *fabric* map one file ([`os::shm`]), which contains each queue pair's send
-//! queue. An *engine* ([`engine`]) of the process that owns the *target* queue pair takes work
-//! requests out of the sender's queue, reads the sender's memory (`process_vm_readv`), and stores
-//! the bytes into its own memory (`os::memory`). The engine runs in a thread of its own
+//! The processes of a *fabric* all map the same file ([`os::shm`]), which contains the send queue
+//! of each queue pair. An *engine* ([`engine`]) of the process that owns the *target* queue pair
+//! takes work requests out of the sender's queue, reads the sender's memory (`process_vm_readv`),
+//! and stores the bytes into its own memory (`os::memory`). For an RDMA read, it copies bytes of
+//! its own memory to the sender's (`process_vm_writev`). The engine runs in a thread of its own
 //! (`threads`), so that a write arrives while the target's program computes. It also runs inside
-//! `ibv_poll_cq`, so that a process that polls pays no context switch.
+//! `ibv_poll_cq`, so that a process that polls needs no context switch.
 //!
 //! # Layers
 //!
 //! From the bottom, each using those before it: `nic`, `counters`, `pacing`, `path`, `status`,
 //! `wiring`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`; `hotplug`;
 //! `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`;
-//! `abi`. A lower layer calls a queue pair through a trait of its own: an engine serves a `Serve`,
-//! a completion queue collects from a `SendQueue`. One module is out of order: the registration of
-//! memory is `unsafe`, so it is in `os`, although it uses `fabric`.
+//! `abi`. A lower layer calls a queue pair through a trait that the lower layer defines: an engine
+//! serves a `Serve`, a completion queue collects from a `SendQueue`. Two modules are out of order.
+//! The registration of memory is `unsafe`, so it is in `os`, although it uses `fabric`. `settings`
+//! uses `os`, which has the user's id.
 //!
 //! # Rules for changes
 //!
-//! - The target's process stores bytes in ordered 8-byte stores, the last 8 of each 128 after the
-//!   rest. LL and LL128 expect this order of a NIC, and `process_vm_writev` does not promise it.
-//! - A completion comes after its bytes.
+//! - The target's process itself stores the bytes of a write or a send, in 8-byte stores that are
+//!   ordered: the last 8 of each aligned 128 bytes become visible after the rest. NCCL's protocols
+//!   LL and LL128 expect this order of a NIC, and `process_vm_writev` does not promise it.
+//! - A completion becomes visible only after the bytes of its request.
 //! - A rail, the PCIe link it shares and its cable are resources with a rate ([`profile`],
-//!   `pacing`). A piece of a message begins once it is posted and its resources are free. It
-//!   completes once its resources have carried it. So a late engine costs no bandwidth, and a
-//!   merged device reaches the sum of its rails even on a busy machine.
+//!   `pacing`). A piece of a message (at most 64 KiB) begins at the time when the message is posted
+//!   and the resources are free, even if the engine looks at it later. It completes once its
+//!   resources have carried it. So a late engine costs no bandwidth, and rails that a program uses
+//!   together reach the sum of their rates even on a busy machine.
 //! - A request of 512 bytes or less waits for at most one packet of other queue pairs.
-//! - Everything in shared memory is an atomic, and every value is bounded when it is read, because
-//!   another process wrote it.
-//! - The model of time gets the time from its caller. Tests set a virtual clock (`tests/core.rs`).
-//! - Each difference between mlx5 and soft-RoCE is one method of [`nic::Nic`], whose comment
-//!   names the sources of both behaviours ([`nic`] names two exceptions). `tests/nics.rs` tests
-//!   both behaviours. The default is mlx5, the strict device. There is no method where both sources
+//! - Everything in shared memory is an atomic, and every value is bounded or checked before its
+//!   use, because another process may have written it.
+//! - The model of time (`pacing`) gets the time from its caller, so tests can set a virtual clock
+//!   (`tests/core.rs`).
+//! - Each difference between mlx5 and soft-RoCE is one method of [`nic::Nic`], whose comment names
+//!   the sources of both behaviours ([`nic`] names two exceptions). `tests/nics.rs` tests both
+//!   behaviours. The default is mlx5, the strict device. There is no method where both sources
 //!   agree or one of them leaves the behaviour open.
 //!
 //! # Machines and cables

@@ -3,8 +3,8 @@
 //!
 //! Each method is one difference, with the sources of both behaviours: "rxe" is
 //! drivers/infiniband/sw/rxe in Linux and providers/rxe in rdma-core, "mlx5" is
-//! drivers/infiniband/hw/mlx5 and providers/mlx5. Two more differences: sizes of queues
-//! (`abi/rounding.rs`), and the overflow of a completion queue ([`crate::completion_queue`]).
+//! drivers/infiniband/hw/mlx5 and providers/mlx5. Two more differences are elsewhere: the sizes of
+//! queues (`abi/rounding.rs`) and the overflow of a completion queue ([`crate::completion_queue`]).
 //!
 //! Everything else is common, because both sources agree or one of them leaves it open:
 //!
@@ -53,8 +53,9 @@ impl Nic {
         found.ok_or_else(|| format!("must be {}", Self::ALL.map(Self::name).join(" or ")))
     }
 
-    /// rxe: `RXE_PORT_MAX_MSG_SZ` in rxe_param.h. mlx5: 2^`log_max_msg` (`mlx5_query_port_roce` in
-    /// main.c), which ConnectX devices report as 30.
+    /// Size of the largest message that a port accepts. rxe: `RXE_PORT_MAX_MSG_SZ` in rxe_param.h.
+    /// mlx5: 2^`log_max_msg` (`mlx5_query_port_roce` in main.c); ConnectX devices report a
+    /// `log_max_msg` of 30.
     pub(crate) fn largest_message_bytes(self) -> u32 {
         match self {
             Self::Mlx5 => 1 << 30,
@@ -73,11 +74,12 @@ impl Nic {
         }
     }
 
-    /// Time for which a queue pair retries; 0: no limit. Tries are 4.096 us x 2^`timeout` apart; a
-    /// `timeout` of 0 is no limit. rxe does not count tries if `retry_count` is 7
+    /// Time from a queue pair's first try to its failure without an answer; 0: it never fails. It
+    /// tries once, and then `retry_count` times more, 4.096 us x 2^`timeout` apart. A `timeout` of
+    /// 0 means that it waits for ever. rxe retries for ever if `retry_count` is 7
     /// (`COMPST_ERROR_RETRY` in `rxe_completer`, rxe_comp.c). mlx5 hands the number to the device
-    /// unchanged (`__mlx5_ib_modify_qp` in qp.c). The InfiniBand specification gives 7 a meaning
-    /// only for tries without a receive.
+    /// unchanged (`__mlx5_ib_modify_qp` in qp.c). In the InfiniBand specification, 7 has a special
+    /// meaning only for the RNR retry count: the retries while the peer has no receive.
     pub(crate) fn patience_ns(self, timeout: u8, retry_count: u8) -> u64 {
         match (self, timeout, retry_count) {
             (_, 0, _) | (Self::SoftRoce, _, 7) => 0,
@@ -85,9 +87,10 @@ impl Nic {
         }
     }
 
-    /// Event for a peer's use of a key without permission. mlx5: `mlx5_ib_qp_event` in qp.c. rxe
-    /// just moves the queue pair to error (`RESPST_ERR_RKEY_VIOLATION`, `RESPST_ERROR` in
-    /// rxe_resp.c).
+    /// Event of a queue pair that goes to error because it refused a request of the peer, for
+    /// example a write with a key that does not allow it. mlx5: `mlx5_ib_qp_event` in qp.c. rxe
+    /// makes no event, but moves the queue pair to error (`RESPST_ERR_RKEY_VIOLATION`,
+    /// `RESPST_ERROR` in rxe_resp.c).
     pub(crate) fn refusal_event(self) -> Option<ibv_event_type> {
         match self {
             Self::Mlx5 => Some(IBV_EVENT_QP_ACCESS_ERR),
@@ -95,12 +98,12 @@ impl Nic {
         }
     }
 
-    /// Status of a write, send or receive whose own memory its key does not allow. mlx5: a local
-    /// protection error, by the InfiniBand specification (volume 1, completion return status;
-    /// `mlx5_handle_error_cqe` in cq.c). rxe looks the key up when it makes or accepts a packet,
-    /// and ends with a local QP operation error (`copy_data` in rxe_mr.c, `rxe_requester` in
-    /// rxe_req.c, `RESPST_ERR_MALFORMED_WQE` in rxe_resp.c). A read ends with a protection error on
-    /// both (`do_read` in rxe_comp.c).
+    /// Status of a write, send or receive whose local key does not allow the use of its local
+    /// memory. mlx5: a local protection error, by the InfiniBand specification (volume 1,
+    /// completion return status; `mlx5_handle_error_cqe` in cq.c). rxe looks the key up when it
+    /// makes or accepts a packet, and reports a local QP operation error (`copy_data` in rxe_mr.c,
+    /// `rxe_requester` in rxe_req.c, `RESPST_ERR_MALFORMED_WQE` in rxe_resp.c). A read ends with a
+    /// protection error on both (`do_read` in rxe_comp.c).
     pub(crate) fn own_memory_refused(self) -> ibv_wc_status {
         match self {
             Self::Mlx5 => IBV_WC_LOC_PROT_ERR,
@@ -108,9 +111,9 @@ impl Nic {
         }
     }
 
-    /// Status of a receive that is too short for its send. mlx5: a local length error, by the
-    /// InfiniBand specification (volume 1, completion return status). rxe: the same status as the
-    /// sender's (`RESPST_ERR_LENGTH` in rxe_resp.c).
+    /// Status of a receive that is too short for the peer's send. mlx5: a local length error, by
+    /// the InfiniBand specification (volume 1, completion return status). rxe: the status that the
+    /// sender gets too, a remote invalid request error (`RESPST_ERR_LENGTH` in rxe_resp.c).
     pub(crate) fn receive_too_short(self) -> ibv_wc_status {
         match self {
             Self::Mlx5 => IBV_WC_LOC_LEN_ERR,
@@ -118,8 +121,9 @@ impl Nic {
         }
     }
 
-    /// The `errno` for a send with more entries or inline bytes than its queue pair accepts. mlx5:
-    /// `_mlx5_post_send` and `set_data_inl_seg` in qp.c. rxe: `validate_send_wr` in rxe.c.
+    /// The `errno` for a send with more scatter/gather entries, or more inline bytes, than its
+    /// queue pair accepts. mlx5: `_mlx5_post_send` and `set_data_inl_seg` in qp.c. rxe:
+    /// `validate_send_wr` in rxe.c.
     pub(crate) fn too_large_to_post(self) -> i32 {
         match self {
             Self::Mlx5 => libc::ENOMEM,
@@ -127,8 +131,8 @@ impl Nic {
         }
     }
 
-    /// True for thread domains and parent domains: `mlx5_ctx_common_ops` in mlx5.c has them,
-    /// `rxe_ctx_ops` in rxe.c does not.
+    /// True if programs can make thread domains and parent domains: `mlx5_ctx_common_ops` in mlx5.c
+    /// has the functions, `rxe_ctx_ops` in rxe.c does not.
     pub(crate) fn has_thread_domains(self) -> bool {
         match self {
             Self::Mlx5 => true,

@@ -2,19 +2,21 @@
 //! traffic that shares its resources. The caller passes the time, so the model is the same for the
 //! real and for the virtual clock.
 //!
-//! A piece begins once it is posted and all its resources are free. Each resource is then busy for
-//! as long as the piece takes at that resource's rate, and the piece ends when the slowest resource
-//! is done. A short request of another queue pair waits for at most one packet, as NICs arbitrate.
-//! Pieces are larger than packets only because moving bytes packet by packet would cost too much.
+//! A piece begins once its request is posted and all its resources are free. Each resource is then
+//! busy for as long as the piece takes at that resource's rate, and the piece ends when the slowest
+//! resource is done. A short request of another queue pair does not wait for the whole piece, but
+//! for at most one packet, because a NIC switches between queue pairs after each packet. Pieces are
+//! larger than packets only because moving bytes packet by packet would cost too much.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Largest request that counts as short: far less than a packet.
 pub const SHORT_BYTES: u64 = 512;
-/// A packet of the largest MTU. A NIC sends one for a queue pair before it serves the others.
+/// Size of a packet at the largest MTU. A NIC sends one packet of a queue pair before it serves
+/// another queue pair.
 const PACKET_BYTES: u64 = 4096;
 
-/// Carries one piece at a time: a rail, link or cable in one direction, or a queue pair.
+/// A rail, link or cable in one direction, or a queue pair. It carries one piece at a time.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Resource {
@@ -22,7 +24,7 @@ pub struct Resource {
     free_at_ns: AtomicU64,
     /// Time from which the resource would be free if there were only short requests.
     short_free_at_ns: AtomicU64,
-    /// Mb/s, as the bits of an `f64`; 0: no limit.
+    /// Rate in Mb/s, as the bits of an `f64`; 0: no limit.
     rate: AtomicU64,
 }
 
@@ -39,8 +41,8 @@ impl Resource {
         if self.rate_mbps() > 0.0 { self.free_at_ns.load(Ordering::Relaxed) } else { 0 }
     }
 
-    /// Returns the start of a short request: after earlier short requests, and after the packet in
-    /// progress.
+    /// Returns the earliest start of a short request that is posted at `posted_ns`: after the
+    /// earlier short requests and one packet of other traffic, or as soon as the resource is free.
     fn turn_at_ns(&self, posted_ns: u64) -> u64 {
         let in_turn = self.short_free_at_ns.load(Ordering::Relaxed).max(posted_ns + self.busy_ns(PACKET_BYTES));
         self.free_at_ns().min(in_turn)
@@ -48,11 +50,12 @@ impl Resource {
 
     fn busy_ns(&self, bytes: u64) -> u64 {
         let rate = self.rate_mbps();
-        // Mb/s are bits per microsecond: bytes x 8 / rate microseconds.
+        // A rate in Mb/s is in bits per microsecond, so the time is bytes x 8 / rate microseconds.
         if rate > 0.0 { (bytes as f64 * 8_000.0 / rate) as u64 } else { 0 }
     }
 
-    /// Occupies the resource from `begin_ns`, or from when it is free. Returns the end.
+    /// Occupies the resource for the time that `bytes` take, from `begin_ns` on or, if it is not
+    /// free by then, from when it is free. Returns the end.
     fn take(&self, begin_ns: u64, bytes: u64) -> u64 {
         if self.rate_mbps() <= 0.0 {
             return begin_ns;
@@ -60,7 +63,8 @@ impl Resource {
         extend(&self.free_at_ns, begin_ns, self.busy_ns(bytes))
     }
 
-    /// Occupies the resource with a short request, which delays other traffic. Returns the end.
+    /// Occupies the resource with a short request. Other traffic is delayed by the request's time.
+    /// Returns the end of the request.
     fn take_turn(&self, begin_ns: u64, bytes: u64) -> u64 {
         if self.rate_mbps() <= 0.0 {
             return begin_ns;
@@ -82,7 +86,8 @@ pub struct Route<'a> {
     /// The request's queue pair, which keeps its requests in order.
     pub queue_pair: &'a Resource,
     pub shared: &'a [&'a Resource],
-    /// True for a request up to [`SHORT_BYTES`]: it waits for others' packets, not their pieces.
+    /// True for a request of at most [`SHORT_BYTES`]. It waits for one packet of another queue
+    /// pair, not for a whole piece.
     pub is_short: bool,
 }
 
@@ -104,7 +109,8 @@ impl Route<'_> {
     }
 }
 
-/// Time for a code of `min_rnr_timer` (InfiniBand specification, 9.7.5.2.8, table 46).
+/// Returns the time that a code of `min_rnr_timer` stands for (InfiniBand specification, 9.7.5.2.8,
+/// table 46).
 pub(crate) fn rnr_wait_ns(code: u8) -> u64 {
     match code {
         0 => 655_360_000,

@@ -2,16 +2,17 @@
 //! fault.
 //!
 //! A rail has a set of faults ([`PathFaults`]), and a path has the faults of the rails at both
-//! ends. `QueuePair::change` resolves the peer's address, and notes if packets are misdirected.
-//! `RailMemory::carries` decides whether a path carries packets, `QueuePair::is_lost` (in
-//! `serve.rs`) whether a request is lost, and `QueuePair::transmit` whether a packet is lost. A
-//! queue pair whose packets are misdirected still receives: the peer's bytes arrive, but its own
-//! acknowledgements get lost. `tests/paths.rs` shows each fault.
+//! ends. `QueuePair::change` resolves the peer's address, and records whether the queue pair's
+//! packets are misdirected ([`PathFault::CrossedArp`]). `RailMemory::carries` decides whether a
+//! path carries packets, `QueuePair::is_lost` (in `serve.rs`) whether a request is lost, and
+//! `QueuePair::transmit` whether a packet is lost. A queue pair whose packets are misdirected still
+//! receives: the peer's bytes arrive, but the acknowledgements for them get lost. `tests/paths.rs`
+//! shows each fault.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Payload of the largest packet that passes [`PathFault::SwitchMtu`].
+/// Payload, in bytes, of the largest packet that passes a switch with [`PathFault::SwitchMtu`].
 pub(crate) const SMALL_PACKET_BYTES: u32 = 1024;
 
 /// A fault of a rail's path.
@@ -36,8 +37,8 @@ pub enum PathFault {
     /// A switch port drops all frames, both ways, for this time after the link came up. An IEEE
     /// 802.1D bridge port passes no frames while it listens and learns, for 30 s by default.
     SpanningTree(Duration),
-    /// One of this many packets (at least 2) is lost, counted over all packets that the sending
-    /// rail has sent. Packets that carry data are lost, acknowledgements are not.
+    /// One packet in this many (at least 2) is lost, counted over all packets that the sending rail
+    /// has sent. Only packets that carry data are lost, never acknowledgements.
     Loss(u32),
 }
 
@@ -50,17 +51,19 @@ const BLOCKING: Duration = Duration::from_secs(5);
 const MAX_BLOCKING: Duration = Duration::from_secs(3600);
 /// Default of [`PathFault::Loss`].
 const LOSS: u32 = 1000;
-/// Position in [`PathFaults`] of the blocking time in milliseconds, above the flags.
+/// Lowest bit in [`PathFaults`] of the time of [`PathFault::SpanningTree`], in milliseconds. The
+/// bits below it are the flags of the faults without a value.
 const BLOCKING_SHIFT: u32 = 8;
-/// Position in [`PathFaults`] of the number in [`PathFault::Loss`].
+/// Lowest bit in [`PathFaults`] of the number of [`PathFault::Loss`].
 const LOSS_SHIFT: u32 = 32;
 
 impl PathFault {
-    /// One of each kind.
+    /// One fault of each kind, with the default values.
     pub const ALL: [Self; 5] =
         [Self::Silent, Self::CrossedArp, Self::SwitchMtu, Self::SpanningTree(BLOCKING), Self::Loss(LOSS)];
 
-    /// Reads the text that [`fmt::Display`] writes; `spanning-tree` and `loss` need no value.
+    /// Reads the text that [`fmt::Display`] writes. `spanning-tree` and `loss` may also stand
+    /// without a value, for the default.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some(fault) = Self::ALL.into_iter().find(|fault| fault.name() == text) {
             return Ok(fault);
@@ -90,7 +93,8 @@ impl PathFault {
         }
     }
 
-    /// Mask of the kind's bits, and their value for this fault.
+    /// Returns the mask of the bits that [`PathFaults`] has for this kind of fault, and the value
+    /// of these bits for this fault.
     fn bits(self) -> (u64, u64) {
         match self {
             Self::Silent => (1, 1),
@@ -124,7 +128,8 @@ impl PathFaults {
         self.0
     }
 
-    /// Adds the fault and replaces one of the same kind (true), or removes that kind (false).
+    /// Returns the set with this fault, in place of any fault of its kind, if `is_on`; otherwise
+    /// the set without any fault of its kind.
     #[must_use]
     pub fn with(self, fault: PathFault, is_on: bool) -> Self {
         let (kind, value) = fault.bits();
@@ -136,7 +141,7 @@ impl PathFaults {
         self.0 & fault.bits().0 != 0
     }
 
-    /// Time after the link came up in which all frames are dropped.
+    /// Time after the link came up in which all frames are dropped; 0: none is dropped.
     pub(crate) fn blocking_ns(self) -> u64 {
         (self.0 as u32 >> BLOCKING_SHIFT) as u64 * 1_000_000
     }

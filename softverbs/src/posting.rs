@@ -15,8 +15,9 @@ impl QueuePair {
     /// Posts a send.
     ///
     /// # Errors
-    /// `EINVAL` if the state or the request does not allow it, `ENOMEM` if the queue is full.
-    /// [`crate::nic::Nic`] defines the error for too many pieces or inline bytes.
+    /// `EINVAL` if the queue pair's state does not allow sends, or if the inline bytes do not fit
+    /// the request's operation or size. `ENOMEM` if the queue is full, or as an injected fault.
+    /// [`crate::nic::Nic`] defines the error for too many scatter/gather entries or inline bytes.
     pub fn post_send(self: &Arc<Self>, request: &SendRequest<'_>) -> Result<(), i32> {
         let mut local = lock(&self.local);
         let bytes: u64 = request.sges.iter().map(|sge| u64::from(sge.bytes)).sum();
@@ -73,7 +74,8 @@ impl QueuePair {
         request.inline.is_some() || request.sges.iter().all(allowed)
     }
 
-    /// Copies a small write or send into the request, so that the peer needs no system call for it.
+    /// Copies the bytes of a small write or send into its slot in shared memory, so that the peer
+    /// needs no system call to read them. Returns the number of bytes copied: 0 for other requests.
     fn copy_inline(&self, slot: &Slot, request: &SendRequest<'_>, bytes: u64) -> usize {
         if bytes == 0 || bytes > INLINE_BYTES as u64 || request.operation == Operation::Read {
             return 0;

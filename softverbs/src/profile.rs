@@ -17,11 +17,11 @@
 //!
 //! Without `wire` lines, each rail reaches the rail of the same name on every other machine. A
 //! `wire` is a cable between ports of two nodes: the rails of one end reach the rails of the other.
-//! Any other peer's address does not answer ([`crate::fabric`]), and a port without a wire is down.
-//! `subnets=one` gives all rails of a wire addresses in one subnet. Programs on a node may not open
-//! the devices that it `forbids` (`EPERM`). A node's NIC `forwards` packets between two of its
-//! ports, both ways. The rails at both ends of the path limit a forwarded packet. The node in
-//! between adds no time, and its ports may be down.
+//! With `wire` lines, the address of any other peer does not answer ([`crate::fabric`]), and a port
+//! without a wire is down. `subnets=one` gives all rails of a wire addresses in one subnet.
+//! Programs on a node may not open the devices that the node `forbids` (`EPERM`). A node's NIC
+//! `forwards` packets between two of its ports, both ways. The rates of the rails at both ends of
+//! the path limit a forwarded packet. The node in between adds no time, and its ports may be down.
 
 mod sysfs;
 
@@ -30,32 +30,32 @@ use crate::wiring::{Port, Subnets, Wire, Wires};
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
-/// Most rails of one machine.
+/// Maximum number of rails of one machine.
 pub const MAX_RAILS: usize = 8;
-/// Most links and cables of one machine.
+/// Maximum number of PCIe links and cables of one machine, counted together.
 pub const MAX_SHARED: usize = 16;
 
-/// Most machines of a fabric.
+/// Maximum number of machines of a fabric.
 pub const MAX_NODES: usize = 16;
 
 /// The largest path MTU of the InfiniBand specification.
 const MOST_MTU_BYTES: u32 = 4096;
-/// Speed that a port without a limit reports.
+/// Speed that a port reports if its rate has no limit.
 const UNLIMITED_SAYS_MBPS: f64 = 100_000.0;
 
 /// The rails, PCIe links and cables of one machine, the same on all machines of a fabric, and the
 /// cables between machines.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
-    /// The profile's name, or its file's.
+    /// The name of the built-in profile, or the path of the profile's file.
     pub name: String,
-    /// PCIe links.
+    /// PCIe links of a machine.
     pub links: Vec<Link>,
-    /// Cables.
+    /// Cables of a machine, with their rates. A cable also identifies the port that it is in.
     pub cables: Vec<Cable>,
-    /// Rails: at most [`MAX_RAILS`].
+    /// Rails of a machine: at most [`MAX_RAILS`].
     pub rails: Vec<RailSpec>,
-    /// The cables between machines.
+    /// The cables between machines: which port leads to which port.
     pub wires: Wires,
     /// Devices that programs on a machine may not open.
     pub forbidden: Vec<ForbiddenDevice>,
@@ -79,7 +79,7 @@ pub struct Link {
     pub pci: String,
     /// GT/s per lane.
     pub gts: f64,
-    /// Lanes.
+    /// Number of PCIe lanes.
     pub width: u32,
     /// Payload that it carries each way, in Mb/s; 0: no limit.
     pub payload_mbps: f64,
@@ -111,11 +111,12 @@ pub struct RailSpec {
     pub function: u32,
     /// Rate of the port, in Mb/s; 0: no limit.
     pub line_mbps: f64,
-    /// Reported port speed, in Mb/s. Not scaled, so that a program plans as on the real machine.
+    /// Port speed that programs read, in Mb/s. Unlike the rates, it is not multiplied by the scale,
+    /// so that a program plans as on the real machine.
     pub speed_mbps: f64,
     /// Rate of one queue pair, in Mb/s; 0: no limit.
     pub qp_mbps: f64,
-    /// Latency of one way, in nanoseconds.
+    /// One-way latency, in nanoseconds.
     pub latency_ns: u64,
     /// The port's path MTU, in bytes: 256, 512, 1024, 2048 or 4096.
     pub mtu_bytes: u32,
@@ -188,8 +189,8 @@ impl Profile {
         BUILT_IN.map(|(name, _)| name)
     }
 
-    /// Loads a built-in profile, or a file, with all rates times `scale`. The error names the wrong
-    /// line, or lists the built-in names.
+    /// Loads a built-in profile or a file, and multiplies all its rates by `scale`. The error names
+    /// the wrong line, or lists the built-in names.
     pub fn load(name_or_path: &str, scale: f64) -> Result<Self, String> {
         if !crate::settings::SCALES.contains(&scale) {
             let (low, high) = (crate::settings::SCALES.start(), crate::settings::SCALES.end());
@@ -238,7 +239,7 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Fails with the reason if the path of a rail cannot have a fault.
+    /// Fails with the reason if the path of this rail cannot have this fault.
     pub(crate) fn allows(&self, rail: usize, fault: PathFault) -> Result<(), String> {
         let spec = &self.rails[rail];
         let has_twin = self.rails.iter().filter(|other| other.cable == spec.cable).count() > 1;
@@ -349,7 +350,8 @@ impl Profile {
         self.forbidden.contains(&ForbiddenDevice { node, rail })
     }
 
-    /// True if packets of one rail reach another one. Each is given by its machine and its index.
+    /// True if packets of one rail reach another rail. The arguments are each rail's machine and
+    /// index.
     pub fn reaches(&self, (node, rail): (usize, usize), (to_node, to_rail): (usize, usize)) -> bool {
         let is_same = (node, rail) == (to_node, to_rail);
         match self.wires.is_empty() {
@@ -363,8 +365,9 @@ impl Profile {
         self.wires.is_empty() || self.wires.has(self.port(node, rail))
     }
 
-    /// A rail's addresses: link-local, as from a hardware address, and IPv4. The IPv4 address is
-    /// 192.168.(100 + rail).(machine + 1) without wires, and [`Wires::address`] with wires.
+    /// A rail's addresses: a link-local address, in the form that is made from a hardware address,
+    /// and an IPv4 address. Without wires, the IPv4 address is 192.168.(100 + rail).(machine + 1).
+    /// With wires, it is [`Wires::address`], and a rail without a cable has none.
     pub fn gids(&self, node: usize, rail: usize) -> Vec<[u8; 16]> {
         let [n, d] = [node, rail].map(|n| n as u8);
         let link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x5e, 0x5f, 0x5f, 0xff, 0xfe, 0x5f, n, d];

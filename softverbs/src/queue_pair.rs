@@ -1,4 +1,5 @@
-//! Queue pairs: states, receives, and completed sends. `posting.rs` posts, `serve.rs` serves.
+//! Queue pairs: states, receives, and completed sends. `posting.rs` posts sends, and `serve.rs`
+//! serves the peer's requests.
 
 mod states;
 
@@ -41,7 +42,7 @@ pub struct QueuePair {
     caps: Caps,
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) recv_cq: Arc<CompletionQueue>,
-    /// True while the queue pair is in the list of senders of its send completion queue.
+    /// True while the queue pair is in the list of senders that `send_cq` keeps.
     expected: AtomicBool,
     pub(crate) local: Mutex<Local>,
 }
@@ -56,7 +57,7 @@ pub(crate) struct Local {
     pub(crate) serving: Serving,
     pub(crate) sent: Box<[Sent; SEND_SLOTS]>,
     pub(crate) reaped: u64,
-    /// Number of sends whose entries are free again.
+    /// Number of sends whose entries in the send queue are free again.
     pub(crate) freed: u64,
     retry_ns: u64,
 }
@@ -74,12 +75,15 @@ pub(crate) struct Remote {
 pub(crate) struct Serving {
     /// Number of bytes of the next request that were carried.
     pub(crate) cursor: u64,
-    /// Number of the next request; all earlier ones were carried completely.
+    /// Number of the next request. All earlier requests have been carried completely, or have
+    /// failed.
     pub(crate) next: u64,
     pub(crate) arrives_ns: u64,
-    /// Earliest start of the next piece, after the rail was down or the receiver was not ready.
+    /// Earliest start of the next piece, after the rail was down, a packet was lost or the receiver
+    /// was not ready.
     pub(crate) not_before_ns: u64,
-    /// The next request, once admitted. A copy, because the peer can change shared memory.
+    /// The next request, once it has passed all checks and has the receive that it needs. This is a
+    /// copy, because the peer can change shared memory.
     pub(crate) admitted: Option<Request>,
     pub(crate) held_until_ns: Option<u64>,
     pub(crate) receive: Option<Receive>,
@@ -94,19 +98,19 @@ pub(crate) struct Rnr {
     pub(crate) tries: u32,
 }
 
-/// A request that was carried. It completes at `at_ns`.
+/// A request that was carried completely, or has failed. It completes at `at_ns`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CarriedRequest {
     pub(crate) at_ns: u64,
     pub(crate) number: u64,
     pub(crate) status: u32,
-    /// The receive queue's completion; true if it is solicited.
+    /// The completion for the receive's completion queue, and true if it is solicited.
     pub(crate) completion: Option<(Completion, bool)>,
 }
 
 impl Serving {
-    /// Receives that requests have used, but that have not completed. They are flushed with the
-    /// queue pair.
+    /// The `wr_id`s of the receives that requests have taken, but that have not completed. They are
+    /// flushed together with the queue pair.
     fn unfinished(self) -> impl Iterator<Item = u64> {
         let due =
             self.ending.into_iter().filter_map(|ending| ending.completion.map(|(completion, _)| completion.wr_id));
@@ -125,13 +129,13 @@ pub(crate) struct Sent {
 /// The sizes of a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub struct Caps {
-    /// Send requests: at most [`SEND_SLOTS`].
+    /// Number of send requests: at most [`SEND_SLOTS`].
     pub send_requests: u32,
-    /// Receives: at most [`MAX_RECEIVES`].
+    /// Number of receives: at most [`MAX_RECEIVES`].
     pub receive_requests: u32,
-    /// Scatter/gather entries of one request: at most [`MAX_SGES`].
+    /// Number of scatter/gather entries of one request: at most [`MAX_SGES`].
     pub sges: u32,
-    /// Bytes of an inline request: at most [`INLINE_BYTES`].
+    /// Number of bytes of an inline request: at most [`INLINE_BYTES`].
     pub inline_bytes: u32,
     /// True if every send makes a completion.
     pub signal_all: bool,
@@ -159,8 +163,9 @@ impl QueuePair {
     /// Creates a queue pair in the reset state.
     ///
     /// # Errors
-    /// `EINVAL` for sizes above the limits, `ENOMEM` if the fabric has no free slot, `EIO` if
-    /// programs are cut off from the function, `ENOLINK` if its firmware has failed.
+    /// `EINVAL` for an unknown device or for sizes above the limits, `ENOMEM` if the fabric has no
+    /// free slot, `EIO` if programs are cut off from the function, `ENOLINK` if its firmware has
+    /// failed.
     pub fn new(
         node: &Arc<Node>,
         device: usize,
@@ -207,7 +212,8 @@ impl QueuePair {
         Ok(made)
     }
 
-    /// True if a key of this queue pair's domain allows `access`. False while keys are invalid.
+    /// True if the key is of this queue pair's protection domain and allows `access` to these
+    /// bytes. False while the removal of the function makes all keys invalid.
     pub(crate) fn allows(&self, key: u32, addr: u64, bytes: u64, access: u32) -> bool {
         self.phase() != Phase::Keyless && self.node.regions.allows(key, (self.device, self.domain), addr, bytes, access)
     }
@@ -247,9 +253,10 @@ impl QueuePair {
     /// change to error or reset succeeds without effect.
     ///
     /// # Errors
-    /// `EINVAL` if the state or a value does not allow it, `ENETUNREACH` if the port is down or the
-    /// peer's GID cannot be reached, `ETIMEDOUT` after a second if the peer's GID does not answer,
-    /// `EIO` if programs are cut off from the function, `ENOLINK` if its firmware has failed.
+    /// `EINVAL` if the state or a value does not allow the change, `ENETUNREACH` if the port is
+    /// down or the peer's GID cannot be reached, `ETIMEDOUT` after a second if the peer's GID does
+    /// not answer, `EIO` if programs are cut off from the function, `ENOLINK` if its firmware has
+    /// failed.
     pub fn change(&self, change: Change) -> Result<(), i32> {
         match (self.rail().presence().check_generation(self.generation), change) {
             (Err(libc::ENOLINK), Change::Error | Change::Reset) => return Ok(()),
@@ -355,23 +362,25 @@ impl QueuePair {
         self.flush_all(local.receives.drain(..).map(|receive| receive.wr_id));
     }
 
-    /// Flushes receives, up to the first completion for which the queue has no room
-    /// (`flush_recv_queue` in rxe_resp.c). The queue pair is in error already, so a lost completion
-    /// has no further effect.
+    /// Flushes receives, up to the first completion for which the completion queue has no room
+    /// (`flush_recv_queue` in rxe_resp.c). The queue pair is in error or about to be, so a lost
+    /// completion has no further effect.
     fn flush_all(&self, mut receives: impl Iterator<Item = u64>) {
         let (status, qp_num) = (status::FLUSHED, self.number);
         let flushed = |wr_id| Completion { wr_id, status, qp_num, opcode: status::RECEIVED, ..Completion::default() };
         let _ = receives.try_for_each(|wr_id| self.recv_cq.push(flushed(wr_id), false));
     }
 
-    /// Adds this queue pair to the list of its send completion queue.
+    /// Adds this queue pair to the list of senders of its send completion queue, which then
+    /// collects the completions.
     pub(crate) fn expect_ends(self: &Arc<Self>) {
         if !self.expected.swap(true, Ordering::AcqRel) {
             self.send_cq.expect(Arc::<Self>::clone(self));
         }
     }
 
-    /// Goes to error because the peer used a key without permission.
+    /// Goes to error because this end refused a request of the peer or could not execute it, for
+    /// example because the request's key does not allow it.
     pub(crate) fn refuse(&self, local: &mut Local) {
         self.fail(local);
         if let Some(kind) = self.node.nic().refusal_event() {
@@ -379,7 +388,7 @@ impl QueuePair {
         }
     }
 
-    /// Goes to error because a completion queue had no room for one of its completions.
+    /// Goes to error because a completion queue had no room for a completion of this queue pair.
     pub(crate) fn fail_on_cq_overflow(&self, local: &mut Local) {
         if local.state != State::Error {
             self.fail(local);
@@ -391,7 +400,8 @@ impl QueuePair {
     /// Posts a receive.
     ///
     /// # Errors
-    /// `EINVAL` if the state or the request does not allow it, `ENOMEM` if the queue is full.
+    /// `EINVAL` in the reset state or for too many scatter/gather entries. `ENOMEM` if the queue is
+    /// full, or as an injected fault.
     pub fn post_receive(&self, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
         let mut local = lock(&self.local);
         if local.state == State::Reset || sges.len() > self.caps.sges as usize {
@@ -421,8 +431,8 @@ impl QueuePair {
         memory.done.store(0, Ordering::Relaxed);
         self.enter(&mut local, State::Reset);
         memory.release(self.node.process_index);
-        // Unlocks the queue pair before `forget`: polling locks the completion queue's list first,
-        // and then the queue pair.
+        // Unlocks the queue pair before `forget`, which locks the completion queue's list of
+        // senders: polling locks that list first, and then the queue pair.
         drop(local);
         self.send_cq.forget(self.number);
         self.recv_cq.forget(self.number);
@@ -460,7 +470,8 @@ impl QueuePair {
         local.retry_ns > 0 && now_ns.saturating_sub(since) > local.retry_ns
     }
 
-    /// Completes every unfinished send: the first with status `first`, the others as flushed.
+    /// Completes every unfinished send: the first one with status `first`, the others as flushed.
+    /// Before them, completes the sends that are done, with their own status.
     fn flush_sends(&self, local: &mut Local, memory: &QpMemory, cq: &CompletionQueue, first: u32) {
         self.fence(memory);
         let done = memory.done.load(Ordering::Acquire);
@@ -528,7 +539,7 @@ impl SendQueue for QueuePair {
     fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool {
         match self.phase() {
             Phase::Here | Phase::Cut | Phase::Keyless => {}
-            // The device may resume its work.
+            // A device whose firmware has failed may resume its work.
             Phase::Failed => return true,
             // A removed device completes nothing.
             Phase::Gone => {

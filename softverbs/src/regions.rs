@@ -8,7 +8,7 @@ pub(crate) struct Regions(RwLock<Vec<Option<Region>>>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
-    /// Local and remote key.
+    /// The key, which is both the local and the remote key.
     pub(crate) key: u32,
     pub(crate) device: usize,
     pub(crate) domain: u32,
@@ -18,8 +18,9 @@ pub(crate) struct Region {
 }
 
 impl Regions {
-    /// Adds a region and returns its new key; `None` if there are too many. The key's lower 14 bits
-    /// are a counter, so that keys are not reused soon.
+    /// Adds a region and returns its new key; `None` if there are 2^18 regions already. The key's
+    /// lower 14 bits are a counter, so that keys are not reused soon. The other bits are the
+    /// region's index.
     pub(crate) fn add(&self, region: Region) -> Option<u32> {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let place = match all.iter().position(Option::is_none) {
@@ -44,7 +45,8 @@ impl Regions {
         }
     }
 
-    /// True if the key allows all of `access` in this device's protection domain.
+    /// True if the key is of this device and protection domain, covers the bytes, and allows every
+    /// kind of access in `access`.
     pub(crate) fn allows(&self, key: u32, (device, domain): (usize, u32), addr: u64, bytes: u64, access: u32) -> bool {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let found = all

@@ -1,4 +1,5 @@
-//! Serving a queue pair: checks, carries, stores and completes the peer's requests, in order.
+//! Serving a queue pair: checks, carries, stores and completes the peer's requests, in order. A
+//! request is carried in pieces of at most [`BOUNCE_BYTES`].
 
 use crate::completion_queue::{Completion, CqOverflow};
 use crate::counters::Counter;
@@ -14,12 +15,13 @@ use crate::status;
 use crate::work_request::{Operation, Request};
 use std::sync::atomic::Ordering;
 
-/// Delay before the next try to serve a queue pair whose rail is down, or whose peer holds the send
-/// queue.
+/// Delay before the next try to serve a queue pair whose rail is down, whose request was lost, or
+/// whose peer's send queue has another holder at the moment. Also the shortest time after which a
+/// sender that gets no answer sends a lost packet again.
 const LATER_NS: u64 = 200_000;
 
-/// Longest delay by the adversary (`SOFTVERBS_ADVERSARY`). It exposes programs that poll in a loop
-/// and assume a shorter delay.
+/// Upper limit of the delays by the adversary (`SOFTVERBS_ADVERSARY`). Such delays expose programs
+/// that poll in a loop and assume a shorter delay.
 const LATE_NS: u64 = 50_000;
 
 enum Step {
@@ -79,8 +81,8 @@ impl QueuePair {
         pieces: usize,
         bounce: &mut Bounce,
     ) -> Served {
-        // Checked while the queue is held: before that, its owner could give the slot to another
-        // queue pair.
+        // Checked while this process holds the send queue: before that, the queue's owner could
+        // give the slot to another queue pair.
         let mine = peer.number.load(Ordering::Acquire) == remote.number
             && peer.remote.load(Ordering::Relaxed) == self.number()
             && peer.state.load(Ordering::Acquire) == State::ReadyToSend as u32
@@ -133,7 +135,8 @@ impl QueuePair {
                         self.fail_on_cq_overflow(local);
                         return self.acknowledge(peer, ending.number, status::REMOTE_OPERATION);
                     }
-                    // Not acknowledged, so the peer tries again until its tries are used up.
+                    // The request is not acknowledged, so the peer tries again until its tries are
+                    // used up.
                     Err(CqOverflow::Lost) => return self.fail(local),
                 }
                 if let Some(late_ns) = self.late_ack_ns(ending.number) {
@@ -162,7 +165,8 @@ impl QueuePair {
         }
     }
 
-    /// True if this end's packets, acknowledgements too, go to another function than the peer's.
+    /// True if this end's packets, including its acknowledgements, go to another function than the
+    /// peer's.
     fn is_misrouted(&self) -> bool {
         self.memory().misrouted.load(Ordering::Relaxed) != 0
     }
@@ -173,7 +177,7 @@ impl QueuePair {
         let sender = if is_read { self.memory() } else { peer };
         let rails = [self.rail(), self.node.rail_of(remote.rail)];
         let drops_large = rails.iter().any(|rail| rail.path().has(PathFault::SwitchMtu));
-        // The bytes come in packets of the path MTU; the last one may be smaller.
+        // Size of the request's largest packet: all its packets but the last one have the path MTU.
         let packet_bytes = u64::from(sender.mtu_bytes.load(Ordering::Relaxed)).min(request.bytes);
         // A request that its own device refused was never sent.
         request.status == 0
@@ -265,14 +269,15 @@ impl QueuePair {
         ((sent - 1) * packet_bytes, Some(retry_ns))
     }
 
-    /// Adversary's delay of an acknowledgement, which is lost if the rail goes down meanwhile.
+    /// Time for which the adversary delays an acknowledgement. The acknowledgement does not arrive
+    /// while the rail is down.
     fn late_ack_ns(&self, number: u64) -> Option<u64> {
         let seed = self.node.adversary()?;
         let dice = (seed ^ number << 8).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         Some(dice % LATE_NS)
     }
 
-    /// Time until which the adversary holds bytes back, if that is later than now.
+    /// Time until which the adversary holds the next piece back, if that is later than now.
     fn held_back(&self, local: &mut Local, number: u64, now_ns: u64) -> Option<u64> {
         let seed = self.node.adversary()?;
         let cursor = local.serving.cursor;
@@ -324,8 +329,9 @@ impl QueuePair {
         Ok(())
     }
 
-    /// True if the key allows the write or read. Checked for the request, and again for each piece,
-    /// because a registration can end between two pieces.
+    /// True if the remote key allows the write or read of `bytes` bytes from `offset` on, and for
+    /// any send, which has no remote key. The key is checked for the request, and again for each
+    /// piece, because a registration can end between two pieces.
     fn key_allows(&self, local: &Local, request: &Request, offset: u64, bytes: u64) -> bool {
         let access = match request.head.operation {
             0 => status::REMOTE_WRITE,
@@ -436,8 +442,8 @@ impl QueuePair {
         Some((completion, request.head.solicited))
     }
 
-    /// Handles the receive that a failed request has used: fails the receive if it caused the
-    /// failure, or else queues it again.
+    /// Handles the receive that a failed request has taken. If the receive caused the failure,
+    /// returns its completion with an error. Otherwise queues the receive again.
     fn receive_of_failure(&self, local: &mut Local, failure: u32) -> Option<(Completion, bool)> {
         let receive = local.serving.receive.take()?;
         let why = match failure {

@@ -21,11 +21,11 @@ pub struct Settings {
     pub nic: Nic,
     /// `SOFTVERBS_SCALE`: factor on all rates of the profile; default 1.
     pub scale: f64,
-    /// `SOFTVERBS_THREADS`: engine threads, 1 to 16; default: a quarter of the processors, at most
-    /// one for each rail.
+    /// `SOFTVERBS_THREADS`: number of engine threads, 1 to 16; default: a quarter of the number of
+    /// processors. There is always at least one thread, and at most one for each rail.
     pub threads: Option<usize>,
-    /// `SOFTVERBS_ADVERSARY`: a seed for an adversary. Polls then return less than they could,
-    /// queue pairs are served out of turn, and bytes arrive late.
+    /// `SOFTVERBS_ADVERSARY`: a seed for an adversary. With an adversary, polls return fewer
+    /// completions than they could, queue pairs are served out of turn, and bytes arrive late.
     pub adversary: Option<u64>,
 }
 
@@ -70,14 +70,15 @@ fn read(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// Returns the folder of all fabrics: `SOFTVERBS_DIR`, or this user's own in shared memory.
+/// Returns the folder of all fabrics: `SOFTVERBS_DIR`, or this user's folder in `/dev/shm`.
 pub fn dir() -> PathBuf {
     let text = std::env::var_os("SOFTVERBS_DIR").unwrap_or_default();
     match text.to_str().map(str::trim) {
         Some("") => PathBuf::from(format!("/dev/shm/softverbs-{}", crate::os::process::user())),
         given => {
             let given = given.map_or_else(|| PathBuf::from(&text), PathBuf::from);
-            // Ranks may run in other directories, and links in the fabric's folder are full paths.
+            // An absolute path, because ranks may run in other directories, and because the links
+            // in the fabric's folder are full paths.
             std::path::absolute(&given).unwrap_or(given)
         }
     }

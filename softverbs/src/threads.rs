@@ -7,18 +7,20 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Time after its last poll in which a process is expected to poll again.
+/// Time after its last poll for which a process counts as polling, because another poll is likely.
 const RECENTLY_NS: u64 = 2_000_000;
 /// Longest sleep while the process polls.
 const SHORT_NAP: Duration = Duration::from_micros(50);
-/// Longest sleep while there are queue pairs: bounds how late a missed doorbell is noticed.
+/// Longest sleep while there are queue pairs and the process does not poll. It bounds how late a
+/// missed doorbell is noticed.
 const NAP: Duration = Duration::from_millis(1);
 /// Longest sleep while there are no queue pairs.
 const REST: Duration = Duration::from_millis(100);
 /// Work that is due within this time is awaited without sleeping.
 const SPIN_NS: u64 = 20_000;
 
-/// Starts the threads, unless they run already or time is virtual. They run as long as the process.
+/// Starts the threads, unless they run already or time is virtual. They run as long as `node`
+/// exists.
 pub(crate) fn start(node: &Arc<Node>) {
     if !node.claim_threads() {
         return;
@@ -27,7 +29,8 @@ pub(crate) fn start(node: &Arc<Node>) {
         let weak = Arc::downgrade(node);
         let thread = std::thread::Builder::new().name(format!("softverbs-{index}"));
         if let Err(error) = thread.spawn(move || run(&weak, index)) {
-            // Polling still drives the engines; only a process that does not poll waits.
+            // Polling still drives the engines. Without the thread, only requests to a process that
+            // does not poll have to wait.
             eprintln!("softverbs: no engine thread: {error}");
         }
     }
@@ -62,13 +65,15 @@ fn rest(node: &Node, index: usize, soonest: Option<u64>) {
         return;
     }
     let (depth, longest) = match (polls, node.has_qps()) {
-        // Peers do not wake a process that polls. The sleep is short in case it stops polling.
+        // Peers do not wake a process that polls. The sleep is short in case the process stops
+        // polling.
         (true, _) => (NAPPING, SHORT_NAP),
         (false, true) => (ASLEEP, NAP),
         (false, false) => (ASLEEP, REST),
     };
-    // This thread does not reset the mark when it wakes up: another thread of this process may
-    // still sleep with it. Only a waker resets it.
+    // This thread does not reset the mark when it wakes up, because another thread of this process
+    // may still sleep with that mark. Only `engine::ring`, which wakes the threads, resets the
+    // mark.
     let mark = process.sleeping.fetch_max(depth, Ordering::SeqCst).max(depth);
     let mut mine = (index..node.devices().len()).step_by(node.threads());
     if mine.any(|device| process.rung[device].load(Ordering::SeqCst) != 0) {

@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-/// Most cables of a fabric.
+/// Maximum number of cables of a fabric.
 pub const MAX_WIRES: usize = 64;
 
 /// A cable from a port of one machine to a port of another one.
@@ -12,23 +12,23 @@ pub struct Wire {
     pub name: String,
     /// The ports at its ends, on different machines.
     pub ends: [Port; 2],
-    /// The subnets of the rails on it.
+    /// The subnets of the rails on the cable.
     pub subnets: Subnets,
 }
 
-/// A port of a machine: the end of a cable, which several rails may share.
+/// A port of a machine. A cable ends in the port. Several rails may share the port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Port {
     /// The machine.
     pub node: usize,
-    /// Index of the cable among the profile's.
+    /// Index of the port's cable in the profile's list of cables.
     pub cable: usize,
 }
 
 /// Addressing of a wire's rails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Subnets {
-    /// The first rails of both ends share one subnet, the second rails another one.
+    /// The first rails of both ends share one subnet, the second rails another one, and so on.
     #[default]
     Each,
     /// All rails of both ends are in one subnet.
@@ -62,8 +62,8 @@ pub struct Wires {
 }
 
 impl Wires {
-    /// Adds a cable. Fails if an end has one already, both ends are on one machine, or there are
-    /// too many.
+    /// Adds a cable. Fails if one of its ports has a cable already, if both ends are on one
+    /// machine, or if there are [`MAX_WIRES`] cables already.
     pub fn add(&mut self, wire: Wire) -> Result<(), String> {
         if wire.ends[0].node == wire.ends[1].node {
             return Err("both ends are on one node".to_owned());
@@ -78,7 +78,8 @@ impl Wires {
         Ok(())
     }
 
-    /// Lets a machine's NIC forward packets between two ports. Fails if they are the same.
+    /// Lets a machine's NIC forward packets between two of its ports. Fails if both are the same
+    /// port.
     pub fn forward(&mut self, ports: [Port; 2]) -> Result<(), String> {
         if ports[0] == ports[1] {
             return Err("forwards must name two ports".to_owned());
@@ -97,12 +98,13 @@ impl Wires {
         self.wires.iter()
     }
 
-    /// True without cables.
+    /// True if there are no cables.
     pub fn is_empty(&self) -> bool {
         self.wires.is_empty()
     }
 
-    /// Number of machines that the cables connect; `None` without cables.
+    /// Number of machines that the cables are for: the highest machine with a cable, plus one,
+    /// because machines count from 0. `None` without cables.
     pub fn nodes(&self) -> Option<usize> {
         self.wires.iter().flat_map(|wire| wire.ends).map(|end| end.node + 1).max()
     }
@@ -125,12 +127,12 @@ impl Wires {
         self.at(port).is_some()
     }
 
-    /// Address 10.W.K.N/24 of a port's rail number `place`; `None` without a cable. W is the
-    /// cable's number, and K the rail's number on the cable (0 if all rails are in one subnet). N
-    /// is unique in its subnet.
+    /// Address 10.W.K.N/24 of rail number `place` of a port; `None` if the port has no cable. W is
+    /// the cable's number, and K is `place` (0 if all rails are in one subnet). N is unique in its
+    /// subnet.
     pub fn address(&self, port: Port, place: usize) -> Option<Ipv4Addr> {
         let (number, wire) = self.at(port)?;
-        // At most 64 cables, 8 rails and 16 machines: all fit.
+        // At most 64 cables, 8 rails and 16 machines, so every number below fits into 8 bits.
         let [number, place, node] = [number, place, port.node].map(|n| n as u8);
         Some(match wire.subnets {
             Subnets::Each => Ipv4Addr::new(10, number, place, node + 1),

@@ -1,4 +1,4 @@
-//! Work requests, as a program posts them and in their form in shared memory.
+//! Work requests: in the form in which a program posts them, and in their form in shared memory.
 
 use crate::os::memory::Piece;
 use crate::os::shm::{INLINE_BYTES, MAX_SGES, Slot};
@@ -26,23 +26,23 @@ pub(crate) struct Receive {
 /// A send request.
 #[derive(Debug, Clone, Copy)]
 pub struct SendRequest<'a> {
-    /// The caller's number of the request.
+    /// The number by which the program identifies the request.
     pub wr_id: u64,
     /// The operation.
     pub operation: Operation,
-    /// True if it makes a completion.
+    /// True if the request makes a completion.
     pub signaled: bool,
-    /// The bytes of an inline request; its `sges` then count only for their sizes.
+    /// The bytes of an inline request. Of its `sges`, only the sizes are then used.
     pub inline: Option<&'a [u8]>,
-    /// True if it wakes a peer that waits for solicited completions.
+    /// True if the request wakes a peer that waits for solicited completions.
     pub solicited: bool,
-    /// Immediate data, in memory order.
+    /// Immediate data, in the byte order of the sender's memory.
     pub imm: Option<u32>,
     /// Scatter/gather entries of local memory.
     pub sges: &'a [Sge],
     /// Remote address to write or read.
     pub remote_addr: u64,
-    /// Remote key of that address.
+    /// Remote key for `remote_addr`.
     pub rkey: u32,
 }
 
@@ -121,7 +121,8 @@ impl SendRequest<'_> {
     }
 }
 
-/// A peer's send request from shared memory. Of its fields, only the counts have been checked.
+/// A peer's send request, as read from shared memory. Only the two counts in `head` have been
+/// bounded. All other fields have whatever value the peer wrote.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) head: Head,

@@ -99,8 +99,8 @@ fn a_busy_queue_pair_does_not_starve_another() {
             break;
         }
     }
-    // The write is due after one packet of the other queue pair and the latency. The first poll
-    // finds it.
+    // The write is done after one packet of the other queue pair and the latency. So the first poll
+    // finds its completion.
     assert_eq!(done_ns, Some(110_000));
 }
 
@@ -367,7 +367,7 @@ fn a_failing_function_is_silent_and_loses_its_keys_before_it_leaves() {
 
 #[test]
 fn an_overflowing_completion_queue_and_its_queue_pair_go_into_error() {
-    // A sender with three completions: once with room for two, once with room for three.
+    // A sender gets three completions. Its completion queue has room for two, and then for three.
     for (room, polled, events) in
         [(2, 0, vec![verbs_sys::IBV_EVENT_CQ_ERR, verbs_sys::IBV_EVENT_QP_FATAL]), (3, 3, vec![])]
     {
@@ -391,7 +391,8 @@ fn an_overflowing_completion_queue_and_its_queue_pair_go_into_error() {
         bed.at(200_000);
         assert_eq!(pair.poll().0.len(), usize::from(!is_lost));
     }
-    // A receiver: its peer gets an error, and the bytes may have arrived.
+    // The completion queue of a receiver overflows: the peer gets an error, although the bytes may
+    // have arrived.
     let bed = Bed::new();
     let cq = CompletionQueue::new(&bed.nodes[1], 0, 1).unwrap();
     let pair =
@@ -516,13 +517,14 @@ fn fail_while_polling() {
         let pair = bed.pair_on_one_queue(0);
         let (a, b) = (&pair.a, &pair.b);
         a.post(Operation::Write, &[a.sge(0, 100)], None, (b.bytes.as_ptr() as u64, b.key ^ 1)).unwrap();
-        // Meanwhile the engine's thread serves the queue. The delay differs in each round.
+        // Meanwhile the engine's thread serves the queue. The delay differs from round to round.
         for _ in 0..round % 997 * 20 {
             std::hint::spin_loop();
         }
         let mut failed = 0;
         while failed == 0 {
-            // Failed by the wrong key, or on a busy machine by 2 ms without an answer.
+            // The write fails because of the wrong key or, on a busy machine, because no answer
+            // comes within 2 ms.
             failed = a.poll().iter().filter(|c| c.status != 0).count();
         }
         assert_eq!(a.qp.state(), State::Error, "round {round}");

@@ -1,4 +1,5 @@
-//! The files of fabrics: the test for fabrics in use, their removal, and their status.
+//! The files of fabrics: finding out whether a fabric is in use, removing unused fabrics, and
+//! reporting a fabric's status.
 
 mod common;
 
@@ -16,7 +17,8 @@ fn a_fabric_in_use_is_not_taken_over() {
     let prepared = prepare(&dir, &name, &one, 2).unwrap();
     let refused = prepare(&dir, &name, &two, 2).unwrap_err();
     assert!(refused.contains("in use") && refused.contains(&name), "{refused}");
-    // The run that made it was killed: another run may take the name, and gets its own profile.
+    // As if the run that made the fabric had been killed: another run may then take the name, and
+    // gets its own profile.
     drop(prepared);
     assert!(folder.join("fabric").exists() && !is_used(&dir, &name));
     let again = prepare(&dir, &name, &two, 2).unwrap();

@@ -1,5 +1,6 @@
 //! Differences between mlx5 and soft-RoCE, and a few common behaviours. `src/abi/rounding.rs` tests
-//! the sizes of queues, `c_surface` and `c_surface_soft_roce` the differences of the C surface.
+//! the sizes of queues. `c_surface` and `c_surface_soft_roce` test the differences in the C
+//! interface.
 
 #![allow(unsafe_code)]
 
@@ -164,7 +165,8 @@ fn own_memory_that_a_key_does_not_allow_is_a_protection_error_on_mlx5_and_an_ope
             bed.at(100_000);
             assert_eq!(statuses(&pair.poll().0), [expected], "{nic:?} {operation:?}");
         }
-        // A receive: the sender gets the same status from both devices.
+        // A receive whose key does not allow its memory: the sender gets the same status from both
+        // devices.
         let bed = Bed::of(nic);
         let pair = bed.pair(0, 7);
         pair.b.qp.post_receive(1, &[Sge { lkey: pair.b.key ^ 1, ..pair.b.sge(0, 100) }]).unwrap();

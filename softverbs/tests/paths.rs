@@ -20,8 +20,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use verbs_sys::{IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
 
-/// Indices of the link-local GID and of the IPv4 GID.
+/// Index of a device's link-local GID.
 const LINK_LOCAL: usize = 0;
+/// Index of a device's IPv4 GID.
 const IPV4: usize = 1;
 /// Two tries of 4096 x 2^8 ns, after which a queue pair fails.
 const PATIENCE_NS: u64 = 2 * 4096 * 256;
@@ -48,7 +49,8 @@ fn resolve(end: &End, to: &End, gid: usize, mtu_bytes: u32) -> Result<(), i32> {
     })
 }
 
-/// A queue pair on each machine, connected with each other by these GIDs.
+/// Makes a queue pair on each machine, and connects both with each other by their GIDs of index
+/// `gid`.
 fn connected(bed: &Bed, gid: usize, mtu_bytes: u32) -> Pair {
     let pair = Pair { a: End::new(&bed.nodes[0], 0), b: End::new(&bed.nodes[1], 0) };
     for (this, that) in [(&pair.a, &pair.b), (&pair.b, &pair.a)] {
@@ -58,7 +60,7 @@ fn connected(bed: &Bed, gid: usize, mtu_bytes: u32) -> Pair {
     pair
 }
 
-/// The statuses of the completions at each end, after both engines have worked.
+/// Lets both engines work, and returns the statuses of the completions at `a` and at `b`.
 fn told(pair: &Pair) -> [Vec<u32>; 2] {
     let (early, b) = pair.poll();
     let late = pair.b.poll();
@@ -174,8 +176,8 @@ fn packets_before_a_dropped_one_are_acknowledged_and_later_ones_wait() {
     bed.at(PATIENCE_NS);
     let (a, b) = pair.poll();
     assert_eq!((statuses(&a), received(&b)), (vec![0], vec![1024]));
-    // The sender repeats the request until its tries are used up. These count from the last answer,
-    // which came at the poll above.
+    // The sender repeats the request until its tries are used up. The tries count from the last
+    // answer, which came at the poll above.
     set(&bed, 0, Action::Path(PathFault::SwitchMtu, false));
     bed.at(2 * PATIENCE_NS);
     let (a, b) = pair.poll();
@@ -195,7 +197,7 @@ fn a_switch_port_drops_all_frames_for_a_while_after_its_link_came_up_and_arp_wit
     let bed = Bed::new();
     let fault = PathFault::SpanningTree(Duration::from_secs(5));
     set(&bed, 1, Action::Path(fault, true));
-    // The nodes joined long before.
+    // The nodes joined long ago, so the time in which their links drop frames is over.
     bed.at(10 * SECOND_NS);
     let pair = connected(&bed, IPV4, 4096);
     pair.a.write(8, None, &pair.b);
@@ -209,7 +211,8 @@ fn a_switch_port_drops_all_frames_for_a_while_after_its_link_came_up_and_arp_wit
     assert!(events == [IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE] && bed.nodes[1].port_up(0), "{events:?}");
     bed.at(15 * SECOND_NS + 400_000);
     set(&bed, 1, Action::Up);
-    // The machine whose link was down forgot the address. The other still has the IPv4 address.
+    // The machine whose link was down has forgotten its peer's address. The other machine still
+    // knows the IPv4 address.
     assert_eq!(resolve(&pair.b, &pair.a, IPV4, 4096), Err(libc::ETIMEDOUT));
     assert_eq!(resolve(&pair.a, &pair.b, LINK_LOCAL, 4096), Err(libc::ETIMEDOUT));
     assert_eq!(resolve(&pair.a, &pair.b, IPV4, 4096), Ok(()));
@@ -275,7 +278,7 @@ fn a_machines_links_come_up_when_its_first_process_joins() {
     assert_eq!(try_at(2, 0, 12 * SECOND_NS), Ok(()));
 }
 
-/// Values of the files of `x0` on a node, in the order of [`Counter::ALL`].
+/// Values in the counter files of rail `x0` of a node, in the order of [`Counter::ALL`].
 fn shown(bed: &Bed, node: usize) -> Vec<String> {
     let port =
         bed.settings.dir.join(&bed.settings.fabric).join(format!("sys/nodes/{node}/class/infiniband/x0/ports/1"));
@@ -306,7 +309,8 @@ fn lost_packets_are_sent_again_and_counted_at_both_ends() {
     assert_eq!(go(100, 10_000), [0]);
     assert_eq!(pair.b.bytes[9..][..11 * 4096], pair.a.bytes[..11 * 4096]);
     assert_eq!((counted(0), counted(1)), ([14, 0, 3, 0, 0, 0], [0, 11, 0, 3, 0, 0]));
-    // A single packet arrives. No packet follows the next one: its sender waits for 4096 x 2^8 ns.
+    // The 15th packet arrives. The 16th is lost, and no packet follows it: so its sender waits for
+    // 4096 x 2^8 ns.
     pair.a.write(8, None, &pair.b);
     assert_eq!(go(10, 10_000), [0]);
     pair.a.write(8, None, &pair.b);
@@ -316,7 +320,8 @@ fn lost_packets_are_sent_again_and_counted_at_both_ends() {
     assert_eq!((counted(0), counted(1)), ([17, 0, 3, 0, 1, 0], [0, 13, 0, 3, 0, 0]));
     // The files: error counts are current, packet counts are as of the last error.
     assert_eq!((shown(&bed, 0).join(" "), shown(&bed, 1).join(" ")), ("16  3  1 ".into(), " 12  3  ".into()));
-    // The other direction counts for itself.
+    // The packets of the other direction have a count of their own, which decides which of them is
+    // lost.
     pair.b.write(5 * 4096, None, &pair.a);
     (0..20).for_each(|_| _ = go(1, 10_000));
     assert_eq!((counted(1), counted(0)[1..4].to_vec()), ([6, 13, 1, 3, 0, 0], vec![5, 3, 1]));

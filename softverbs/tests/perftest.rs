@@ -33,7 +33,7 @@ fn ib_write_lat_runs() {
     both_ends("ib_write_lat", &["-n", "100"]);
 }
 
-/// With events (`ibv_get_cq_event`): sleeps until the queue announces a completion.
+/// With events (`ibv_get_cq_event`): perftest sleeps until the queue announces a completion.
 #[test]
 fn ib_send_bw_runs_by_events() {
     both_ends("ib_send_bw", &["-n", "100", "-e"]);
@@ -82,8 +82,8 @@ fn free_port() -> u16 {
     std::net::TcpListener::bind(("0.0.0.0", 0)).unwrap().local_addr().unwrap().port()
 }
 
-/// Reads the kernel's table of sockets. A test connection would be wrong here: the server accepts
-/// only one connection, and the client tries only once.
+/// Waits until the kernel's table of sockets shows the listening server. A test connection would be
+/// wrong here: the server accepts only one connection, and the client tries to connect only once.
 fn wait_until_listening(mut server: Child, port: u16) -> Child {
     let own = format!(":{port:04X}");
     let listens = |line: &str| {

@@ -42,14 +42,14 @@ fn a_cable_connects_rails_of_different_names_at_its_rate() {
         }
         let to = (pair.b.bytes.as_ptr() as u64, pair.b.key);
         pair.a.post(Operation::Write, &[pair.a.sge(7, 8000)], None, to).unwrap();
-        // 8,000 bytes at 8000 Mb/s out of x0 and 4000 into y1: 16 us, and 1 us of latency.
+        // 8,000 bytes, at 8000 Mb/s out of x0 and at 4000 Mb/s into y1: 16 us, and 1 us of latency.
         bed.at(16_999);
         assert!(pair.poll().0.is_empty());
         bed.at(17_001);
         let done = pair.poll().0;
         assert_eq!((done.len(), done[0].status), (1, 0));
         assert_eq!(pair.b.bytes[..8000], pair.a.bytes[7..8007]);
-        // With x0 at 2000 Mb/s, its end is the slow one: 32 us and 1 us.
+        // With x0 at 2000 Mb/s, x0's end is the slower one: 32 us, and 1 us of latency.
         control(&bed.settings.dir, &bed.settings.fabric, Some(0), "x0", Action::Slow(0.25)).unwrap();
         bed.at(100_000);
         pair.a.post(Operation::Write, &[pair.a.sge(7, 8000)], None, to).unwrap();
@@ -73,8 +73,8 @@ fn an_address_without_a_cable_times_out() {
     let bed = Bed::wired(Nic::Mlx5, &format!("{CROSSED}\nwire v ends=0.d,2.c"));
     let ends = |node: usize| [0, 1, 2].map(|device| End::new(&bed.nodes[node], device));
     let (here, there) = (ends(0), ends(1));
-    // y1 leads to the third machine. The second machine's x0 has no cable: its port is down, and
-    // has only its link-local address.
+    // The first machine's y1 leads to the third machine. The second machine's x0 has no cable: its
+    // port is down, and has only a link-local address.
     assert_eq!(ready_to_receive(&here[2], &there[2], 2), Err(libc::ETIMEDOUT));
     assert_eq!(ready_to_receive(&here[2], &there[0], 0), Err(libc::ETIMEDOUT));
     assert_eq!(ready_to_receive(&there[0], &here[0], 0), Err(libc::ENETUNREACH), "its own port is down");

@@ -52,8 +52,8 @@ pub(super) struct Parts<L> {
 }
 
 /// # Safety
-/// The arrays are NULL or have `count` elements, which is 1 to [`MAX_RECVS`]; each mhandle is NULL
-/// or registered with the comm.
+/// `count` is 1 to [`MAX_RECVS`]. The arrays are NULL or have `count` elements. Each mhandle is
+/// NULL or registered with the comm.
 #[inline(never)]
 pub(super) unsafe fn irecv_group<L: Length>(
     parts: Parts<L>,
@@ -125,7 +125,7 @@ fn not_a_group(n: c_int) -> Box<Error> {
 /// Writes the size of one part of a finished request, if NCCL passed an array for sizes.
 ///
 /// # Safety
-/// `sizes` is NULL or writable: one element for a send, one for each part of a receive.
+/// `sizes` is NULL or writable. It has one element for a send, and one for each part of a receive.
 #[inline(always)]
 pub(super) unsafe fn write_size(sizes: *mut c_int, part: usize, bytes: u64) {
     if !sizes.is_null() {

@@ -1,6 +1,6 @@
 //! Variants of the functions in `calls` for connections over TCP streams. A function in `calls`
-//! forwards here if the comm is not a rail comm, so TCP streams add no cost to rails. The functions
-//! here refuse a comm that is not a stream comm either.
+//! checks for a rail comm in any case, and forwards calls on other comms to this file. So TCP
+//! streams add no cost to rails. The functions here refuse a comm that is not a stream comm either.
 
 use super::arguments::{Length, Parts, check_data, count_of, irecv_group, write_size};
 use super::guard::{Health, Scope};
@@ -34,7 +34,7 @@ impl<'a> AnyComm<'a> {
     /// # Safety
     /// As [`RailComm::from_raw`].
     pub(super) unsafe fn from_raw(raw: *mut c_void, name: &'static str) -> Quick<Self> {
-        // SAFETY: the caller upholds the same contract, which covers the references.
+        // SAFETY: the caller upholds the same contract, so the references stay valid for `'a`.
         unsafe {
             if handles::is_comm::<StreamSendComm>(raw) {
                 CommHandle::from_raw(raw, name).map(|send| Self::Send(send.as_ref()))

@@ -1,8 +1,8 @@
 //! The functions that NCCL calls through its tables of function pointers. All versions of NCCL's
-//! network interface share them; `net_tables` adapts the arguments. Each function clears its output
-//! arguments, enters the call's scope ([`guard`]), checks every pointer, and calls its safe
-//! counterpart in `plugin` or `comm`. A comm is NCCL's object for a listener or for one end of a
-//! connection.
+//! network interface share these functions; `net_tables` adapts the arguments. Each function clears
+//! the output arguments that return a pointer, a count or a flag. Then it enters the call's scope
+//! ([`guard`]), checks every pointer, and calls its safe counterpart in `plugin` or `comm`. A comm
+//! is NCCL's object for a listener or for one end of a connection.
 
 use super::arguments::{Length, Parts, check_data, count_of, irecv_group, part, write_size};
 use super::by_streams::{self, AnyComm};
@@ -21,7 +21,7 @@ use std::ptr;
 /// Starts the plugin (v8 to v10).
 ///
 /// # Safety
-/// `log` is NCCL's logger, and any thread may call it until the process ends.
+/// `log` is NULL or NCCL's logger, which any thread may call until the process ends.
 pub(super) unsafe extern "C" fn init(log: Option<DebugLogger>) -> NcclResult {
     guard::call("init", |scope| {
         scope.enter()?;
@@ -65,8 +65,8 @@ unsafe fn traffic_class_of(config: *const CommConfig) -> c_int {
     unsafe { config.as_ref() }.map_or(UNDEFINED, |config| config.traffic_class)
 }
 
-/// Undoes one call of `init`. NCCL may call it after a failed `init` too. Ignores `context`, which
-/// may be NULL or another communicator's.
+/// Undoes one call of `init`. NCCL may call `finalize` after a failed `init` too. Ignores the
+/// context, which may be NULL or the context of another communicator.
 pub(super) unsafe extern "C" fn finalize(_context: *mut c_void) -> NcclResult {
     guard::call("finalize", |scope| {
         scope.enter()?;
@@ -115,7 +115,7 @@ pub(super) unsafe extern "C" fn listen(dev: c_int, handle: *mut c_void, listen_c
     })
 }
 
-/// Traffic class of a connection, in the form that the interface version passes.
+/// Traffic class of a connection, in the form in which the interface version passes it.
 pub(super) enum Class {
     /// The interface has no argument for a class (v8 and v9).
     NotPassed,
@@ -209,8 +209,9 @@ pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, mhandle: *mut c_void
         scope.enter()?;
         // SAFETY: NCCL does not close a comm during a call on it.
         let any_comm = unsafe { AnyComm::from_raw(comm, "comm") }?;
-        // A broken comm leaks its registrations. NCCL deregisters all memory before it closes the
-        // comm. An error here would keep it from closing the comm, so the result is success.
+        // The registrations of a broken comm are leaked. NCCL deregisters all memory before it
+        // closes the comm. An error here would keep NCCL from closing the comm, so the result is
+        // success.
         if any_comm.health().is_broken() {
             return Ok(());
         }
@@ -240,8 +241,8 @@ pub(super) unsafe extern "C" fn isend(
     unsafe { isend_of(send_comm, data, size, tag, mhandle, request) }
 }
 
-/// Starts a send. The length is an `int` in v8 and a `size_t` since v9. This function and the guard
-/// are always inlined, into v8's entry point and into [`isend`].
+/// Starts a send. The length is an `int` in v8 and a `size_t` since v9. The compiler always inlines
+/// this function and the guard: into the entry point of v8, and into [`isend`].
 ///
 /// # Safety
 /// `send_comm` is NULL or open, `mhandle` is NULL or registered with it, `request` is NULL or
@@ -280,15 +281,16 @@ pub(super) unsafe fn isend_of<L: Length>(
 /// an optional receive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum OptionalMark {
-    /// Never optional. `*request` may be uninitialised on entry (v8).
+    /// No receive is optional, and `*request` may be uninitialised on entry (v8).
     Never,
-    /// Optional if `*request` is [`OPTIONAL_RECV_COMPLETION`] on entry.
+    /// A receive is optional if `*request` is [`OPTIONAL_RECV_COMPLETION`] on entry (since v9).
     IfAsked,
 }
 
 impl OptionalMark {
     /// # Safety
-    /// With [`OptionalMark::IfAsked`], `request` is NULL or initialised; otherwise it is not read.
+    /// With [`OptionalMark::IfAsked`], `request` is NULL or `*request` is initialised. With
+    /// [`OptionalMark::Never`], `*request` is not read.
     #[inline(always)]
     unsafe fn is_asked(self, request: *mut *mut c_void) -> bool {
         // SAFETY: guaranteed by the caller.
@@ -318,9 +320,9 @@ pub(super) unsafe extern "C" fn irecv(
 /// Starts a receive. Inlined like [`isend_of`].
 ///
 /// # Safety
-/// `recv_comm` is NULL or open; `request` is NULL or writable and, unless `optional` is
-/// [`OptionalMark::Never`], readable. The arrays are NULL or have `n` elements; each mhandle is
-/// NULL or registered with the comm. Nothing else uses the buffers until the request is complete.
+/// `recv_comm` is NULL or open; `request` is NULL or writable. With [`OptionalMark::IfAsked`],
+/// `*request` is also initialised. The arrays are NULL or have `n` elements; each mhandle is NULL
+/// or registered with the comm. Nothing else uses the buffers until the request is complete.
 #[inline(always)]
 pub(super) unsafe fn irecv_of<L: Length>(
     recv_comm: *mut c_void,
@@ -362,7 +364,8 @@ pub(super) unsafe fn irecv_of<L: Length>(
     })
 }
 
-/// Does nothing: received data is in host memory, and visible once its request is complete.
+/// Only checks its arguments: received data is in host memory, and needs no flush once its request
+/// is complete.
 ///
 /// # Safety
 /// `recv_comm` is NULL or open, `request` is NULL or writable.
@@ -375,7 +378,8 @@ pub(super) unsafe extern "C" fn iflush(
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard::call("iflush", |scope| {
-        // SAFETY: guaranteed by the caller. A NULL request tells NCCL not to wait.
+        // `*request` stays NULL, which tells NCCL not to wait.
+        // SAFETY: guaranteed by the caller.
         unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
         // SAFETY: NCCL does not close a comm during a call on it.
         unsafe { AnyComm::enter(recv_comm, "recvComm", scope) }?;
@@ -418,7 +422,7 @@ pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, siz
 }
 
 /// # Safety
-/// The comm is NULL or open, and NCCL does not use it again.
+/// `comm` is NULL or an open comm, and NCCL does not use the comm again.
 pub(super) unsafe extern "C" fn close_send(comm: *mut c_void) -> NcclResult {
     // SAFETY: guaranteed by the caller.
     guard::call("closeSend", |scope| unsafe {

@@ -1,6 +1,6 @@
-//! The guard around every exported function: no panic crosses into NCCL, each error is logged once
-//! and becomes an NCCL result code, and a call in a forked child is refused before it touches
-//! state.
+//! The guard around every function that NCCL calls. No panic crosses into NCCL. Each error is
+//! logged once and becomes an NCCL result code. A call in a forked child is refused before it
+//! touches state; of these refusals, only the child's first is logged.
 
 use super::logger;
 use super::types::NcclResult;
@@ -11,8 +11,9 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Runs the body of the exported function `name`. Logs an error as one warning. Logs a panic,
-/// returns ncclInternalError, and breaks only the comm that the body had entered.
+/// Runs the body of a function that NCCL calls; `name` is the function's name in the log. Logs an
+/// error as one warning. If the body panics, logs the panic, returns ncclInternalError, and marks
+/// the comm that the body had entered, and no other comm, as broken.
 #[inline(always)]
 pub(super) fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quick<()>) -> NcclResult {
     let scope = Scope { health: Cell::new(None) };
@@ -25,8 +26,8 @@ pub(super) fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quic
     }
 }
 
-/// One call in progress. A body clears its output arguments, then calls [`Scope::enter`] or
-/// [`Scope::enter_comm`] before it touches any other state.
+/// One call in progress. The call's body first clears the output arguments. Then the body must call
+/// [`Scope::enter`] or [`Scope::enter_comm`], before it touches any other state.
 pub(super) struct Scope<'a> {
     health: Cell<Option<&'a Health>>,
 }
@@ -41,7 +42,8 @@ impl<'a> Scope<'a> {
         if plugin::forked() { Err(in_forked_child()) } else { Ok(()) }
     }
 
-    /// Admits a call on the comm with this health. A later panic in the call breaks that comm.
+    /// Admits a call on the comm that `health` belongs to. A later panic in the call marks that
+    /// comm as broken.
     ///
     /// # Errors
     /// [`Error::Missing`] in a forked child, [`Error::Internal`] if the comm is broken.

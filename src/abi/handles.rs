@@ -9,12 +9,12 @@
 //! | ctx | an entry of a constant table | [`context_for`] | never |
 //!
 //! Comms and requests begin with a mark of their type, so a pointer of the wrong type is refused
-//! with a clear error. A pointer that the plugin never returned, or that was freed, cannot be
-//! recognised. NCCL must not pass one.
+//! with a clear error. A pointer that the plugin never returned, or whose object was freed, cannot
+//! be recognised reliably. NCCL must not pass such a pointer.
 //!
-//! Comms over rails and comms over TCP streams have different marks. A call must check the mark in
-//! any case. It handles rail comms itself and forwards all others to `by_streams`, so TCP streams
-//! add no cost to rails.
+//! Comms over rails and comms over TCP streams have different marks. A function in `calls` must
+//! check the mark in any case. If the mark is not that of a rail comm, the function forwards the
+//! call to `by_streams`. So TCP streams add no cost to rails.
 
 use super::guard::{Health, Scope};
 use super::types::HANDLE_BYTES;
@@ -35,15 +35,15 @@ impl<T> Out<T> {
     /// [`Error::Argument`] if NULL.
     ///
     /// # Safety
-    /// `place` is NULL, or stays writable until NCCL's call returns; the caller drops the result by
-    /// then.
+    /// `place` is NULL, or stays writable until NCCL's call returns. The caller must drop the
+    /// returned [`Out`] before that.
     #[inline(always)]
     pub(super) unsafe fn new(place: *mut T, name: &'static str) -> Quick<Self> {
         non_null(place, name).map(Self)
     }
 
-    /// Writes `empty`, so that the argument has a defined value even if the call fails. Errors as
-    /// [`Out::new`].
+    /// As [`Out::new`], with the same errors. Also writes `empty`, so that the argument has a
+    /// defined value even if the call fails.
     ///
     /// # Safety
     /// As [`Out::new`].
@@ -78,7 +78,8 @@ const STREAM_SEND_REQUEST_MARK: Mark = Mark(u64::from_be_bytes(*b"SpkSReqS"));
 const STREAM_RECV_REQUEST_MARK: Mark = Mark(u64::from_be_bytes(*b"SpkSReqR"));
 pub(super) const TUNER: Mark = Mark(u64::from_be_bytes(*b"SpkTuner"));
 
-/// A comm. NCCL may register memory with it on one thread while another thread sends on it.
+/// A comm. It is `Sync`, because NCCL may register memory with a comm on one thread while another
+/// thread sends on that comm.
 pub(super) trait Comm: Send + Sync + Sized {
     const MARK: Mark;
     const REQUEST_MARK: Mark;
@@ -131,14 +132,15 @@ pub(super) fn recv_into_raw(comm: RecvComm) -> *mut c_void {
 
 #[repr(C)]
 pub(super) struct CommHandle<C> {
-    // First field for every `C`: `mark_of` reads it before it knows the type.
+    // The first field for every `C`: `mark_of` reads the mark before the type `C` is known.
     mark: Mark,
     health: Health,
     requests: Box<[RequestHandle]>,
     comm: C,
 }
 
-/// Target of one of NCCL's request pointers. It neither moves nor changes while its comm lives.
+/// The object behind one of NCCL's request pointers. It neither moves nor changes while its comm
+/// lives.
 #[repr(C)]
 pub(super) struct RequestHandle {
     mark: Mark,
@@ -162,7 +164,7 @@ impl<C: Comm> CommHandle<C> {
     /// [`Error::Argument`] if NULL or of another type; the errors of [`Scope::enter_comm`].
     ///
     /// # Safety
-    /// `raw` is NULL, or came from this file and was not closed; it stays open for `'a`.
+    /// `raw` is NULL, or came from this file and was not closed. The comm stays open for `'a`.
     #[inline(always)]
     pub(super) unsafe fn enter<'a>(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<&'a Self> {
         // SAFETY: the caller upholds the same contract.
@@ -220,11 +222,11 @@ pub(super) unsafe fn is_request<C: Comm>(raw: *mut c_void) -> bool {
     !raw.is_null() && raw.cast::<Mark>().is_aligned() && unsafe { raw.cast::<Mark>().read() } == C::REQUEST_MARK
 }
 
-/// Returns the comm and number of a request of a comm of type `C`, and enters the comm into the
-/// call's scope. Errors as [`CommHandle::enter`].
+/// Returns the comm (of type `C`) and the number of a request, and enters the comm into the call's
+/// scope. Errors as [`CommHandle::enter`].
 ///
 /// # Safety
-/// As [`is_request`]; the comm stays open for `'a`.
+/// As [`is_request`]; in addition, the comm stays open for `'a`.
 pub(super) unsafe fn of_request<'a, C: Comm>(
     raw: *mut c_void,
     name: &'static str,
@@ -235,7 +237,8 @@ pub(super) unsafe fn of_request<'a, C: Comm>(
         mark if mark == C::REQUEST_MARK => {}
         other => return Err(of_another_kind(name, other, C::REQUEST_MARK)),
     }
-    // SAFETY: the mark identifies a request of a comm of type `C`; it lives as long as its comm.
+    // SAFETY: the mark identifies a request of a comm of type `C`. A request lives as long as its
+    // comm.
     let (request, comm) = unsafe {
         let request = &*raw.cast::<RequestHandle>();
         (request, request.endpoint.cast::<CommHandle<C>>().as_ref())
@@ -245,8 +248,9 @@ pub(super) unsafe fn of_request<'a, C: Comm>(
 }
 
 /// Takes a comm back from NCCL. First calls `disconnect`, which tells the peer that the connection
-/// ends: without this, the peer of a broken comm would wait. Then frees the comm, but leaks a
-/// broken one: dropping it would touch state that a panic may have left half-changed.
+/// ends, also if the comm is broken: otherwise the peer would wait. Then frees the comm. A broken
+/// comm is leaked instead, because a drop would touch state that a panic may have left
+/// half-changed.
 ///
 /// # Errors
 /// [`Error::Argument`] if the pointer is of another type, [`Error::Missing`] in a forked child.
@@ -281,15 +285,15 @@ pub(super) unsafe fn close<C: Comm>(
     Ok(())
 }
 
-/// A send or receive comm over rails; `by_streams::AnyComm` also covers TCP streams.
+/// A send or receive comm over rails. `by_streams::AnyComm` also has the comms over TCP streams.
 pub(super) enum RailComm<'a> {
     Send(&'a CommHandle<RailSendComm>),
     Recv(&'a CommHandle<RailRecvComm>),
 }
 
 impl<'a> RailComm<'a> {
-    /// Returns the comm and number of a request, and enters the comm into the call's scope. Errors
-    /// as [`CommHandle::enter`].
+    /// Returns a request's comm and the request's number, and enters the comm into the call's
+    /// scope. Errors as [`CommHandle::enter`].
     ///
     /// # Safety
     /// `raw` is NULL or came from [`CommHandle::request`], and the comm stays open for `'a`.
@@ -319,7 +323,7 @@ impl<'a> RailComm<'a> {
     /// [`Error::Argument`] if NULL or of another type.
     ///
     /// # Safety
-    /// `raw` is NULL or came from this file and was not closed; it stays open for `'a`.
+    /// `raw` is NULL, or came from this file and was not closed. The comm stays open for `'a`.
     pub(super) unsafe fn from_raw(raw: *mut c_void, name: &'static str) -> Quick<Self> {
         // SAFETY: the caller upholds the same contract, which covers the lifetime of the
         // references.
@@ -358,7 +362,7 @@ pub(super) unsafe fn memory<'a>(raw: *mut c_void, name: &'static str) -> Quick<&
 /// # Safety
 /// `raw` came from [`memory_into_raw`], and NCCL does not use it again.
 pub(super) unsafe fn drop_memory(raw: NonNull<c_void>) {
-    // SAFETY: `memory_into_raw` gave this one reference count to NCCL.
+    // SAFETY: `memory_into_raw` gave one reference count to NCCL, and NCCL gives it back here.
     unsafe { Arc::from_raw(raw.as_ptr().cast::<Registration>()) }.release();
 }
 
@@ -386,8 +390,10 @@ pub(super) unsafe fn array<'a, T>(raw: *const T, n: usize, name: &'static str) -
     non_null(raw.cast_mut(), name).map(|first| unsafe { std::slice::from_raw_parts(first.as_ptr(), n) })
 }
 
-/// Targets of NCCL's network contexts (`ctx`). The index of a context's entry is the traffic class
-/// that the communicator's `init` chose; two more entries mean "none chosen" and "out of range".
+/// A network context (NCCL's `ctx`) is a pointer to an entry of this table. The entry's index is
+/// the traffic class that NCCL passed to the communicator's `init`. The last two entries mean that
+/// no class was chosen ([`NONE_CHOSEN`]) and that the class was out of range ([`NOT_A_CLASS`]). The
+/// entries' values are never read.
 ///
 /// The table is constant, so a context is never freed. A communicator made by a split shares its
 /// parent's context, and NCCL finalizes that context once for each of the two.
@@ -404,7 +410,8 @@ pub(super) fn context_for(traffic_class: c_int) -> *mut c_void {
     std::ptr::from_ref(&CONTEXTS[index]).cast_mut().cast()
 }
 
-/// Returns a context's traffic class. NULL means none chosen. Reads nothing through the pointer.
+/// Returns a context's traffic class, or `None` if none was chosen. A NULL context also means that
+/// none was chosen. Reads nothing through the pointer.
 ///
 /// # Errors
 /// [`Error::Argument`] if the pointer is not from [`context_for`], [`Error::Usage`] if the class
@@ -421,7 +428,8 @@ pub(super) fn context_class(raw: *const c_void) -> Result<Option<u8>> {
     }
 }
 
-/// Converts a configuration's traffic class; negative means none chosen.
+/// Converts the traffic class of a communicator's configuration. A negative number means that none
+/// was chosen, and gives `None`.
 ///
 /// # Errors
 /// [`Error::Usage`] if the number is out of range.

@@ -1,5 +1,6 @@
-//! NCCL's logger as a `tracing` subscriber. Until NCCL has passed its logger, and in a forked
-//! child, warnings go to standard error and other events are dropped.
+//! NCCL's logger as a `tracing` subscriber. Until NCCL has passed its logger, warnings go to
+//! standard error and other events are dropped. In a forked child, only the first error of a call
+//! is written, to standard error (`warn_once_after_fork`).
 
 use super::types::DebugLogger;
 use crate::error::Error;
@@ -24,8 +25,8 @@ pub(super) fn install(logger: Option<DebugLogger>) {
     subscribe();
 }
 
-/// As [`install`], but keeps a logger that is already installed. The tuner uses this: NCCL may load
-/// the tuner without this plugin's network.
+/// As [`install`], but keeps a logger that is already installed. The tuner calls this function,
+/// because NCCL may load the tuner without this plugin's network.
 pub(super) fn install_unless_given(logger: Option<DebugLogger>) {
     if let Some(logger) = logger {
         // Fails only if a logger is already installed; that logger stays in use.
@@ -135,8 +136,9 @@ fn deliver(metadata: &Metadata<'_>, text: &str) {
 }
 
 /// Returns NCCL's level (`ncclDebugLogLevel`) and subsystems (`ncclDebugLogSubSys`) for an event.
-/// By default NCCL shows INIT but not NET (`ncclDebugInit`), so events belong to both. With NET
-/// alone, a user would have to set `NCCL_DEBUG_SUBSYS` in addition to `NCCL_DEBUG`.
+/// Warnings belong to every subsystem. By default NCCL shows the subsystem INIT but not NET
+/// (`ncclDebugInit`), so other events belong to both. If they belonged to NET alone, a user would
+/// have to set `NCCL_DEBUG_SUBSYS` in addition to `NCCL_DEBUG`.
 fn nccl_level(level: Level) -> (c_int, c_ulong) {
     const INIT: c_ulong = 0x1;
     const NET: c_ulong = 0x10;

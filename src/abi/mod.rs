@@ -2,12 +2,14 @@
 //!
 //! - [`types`]: NCCL's network interface, all versions. The command line and `tests/cost` use it.
 //! - `net_tables`: the exported table of each interface version.
-//! - `calls`: the functions behind all tables. `by_streams`: the same for connections over TCP
-//!   streams. `arguments`: argument checks. `properties`: the description of a device.
+//! - `calls`: the functions to which all these tables point. `by_streams`: their variants for
+//!   connections over TCP streams. `arguments`: argument checks. `properties`: the description of a
+//!   device.
 //! - `tuner_types`, `tuner_tables`, `tuner_calls`, `tuner_handles`: the same for NCCL's tuner
 //!   interface.
-//! - `handles`: every conversion between NCCL's pointers and the plugin's objects.
-//! - `guard`: stops panics of exported functions, logs errors and turns them into NCCL's codes.
+//! - `handles`: every conversion between NCCL's pointers and the plugin's objects, except those of
+//!   the tuner.
+//! - `guard`: stops panics before they reach NCCL, logs errors and turns them into NCCL's codes.
 //! - `nccl_version`: the version of the calling NCCL. [`logger`]: passes `tracing` events to NCCL.
 #![allow(unsafe_code)]
 

@@ -5,8 +5,9 @@ use super::types::DebugLogger;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem;
 
-/// Returns the version of `logger`'s NCCL, such as `2.28.9`. Returns `None` if the logger is not
-/// NCCL's (a test), or if NCCL is linked into a program that does not export NCCL's symbols.
+/// Returns the version of the NCCL to which `logger` belongs, such as `2.28.9`. Returns `None` if
+/// the logger is not NCCL's (as in a test), or if NCCL is linked into a program that does not
+/// export NCCL's symbols.
 pub(super) fn version_of(logger: Option<DebugLogger>) -> Option<String> {
     let code = logger? as *const c_void;
     // SAFETY: all zero is a valid `Dl_info`, whose members are pointers.
@@ -16,7 +17,8 @@ pub(super) fn version_of(logger: Option<DebugLogger>) -> Option<String> {
         return None;
     }
     // SAFETY: `dli_fname` is the loader's own path of a loaded library. With RTLD_NOLOAD, dlopen
-    // loads nothing and runs no code of it. The handle is never closed: NCCL outlives the plugin.
+    // loads nothing and runs no code of it. The handle is never closed. So NCCL is never unloaded,
+    // which changes nothing, because NCCL outlives the plugin.
     let library = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if library.is_null() {
         return None;

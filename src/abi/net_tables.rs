@@ -1,6 +1,7 @@
 //! The tables that NCCL looks up by name, one for each version of the network interface. NCCL uses
-//! the newest version that it knows. Functions here adapt a version's arguments to those of
-//! `calls`. The number at the end of a function's name is the first version with its signature.
+//! the newest version that it knows. The functions in this file adapt a version's arguments to
+//! those of `calls`. The number at the end of a function's name is the first version in which NCCL
+//! calls that function with these arguments.
 
 use super::arguments::Parts;
 use super::calls::{self, Class, OptionalMark};
@@ -37,7 +38,8 @@ pub static ncclNetPlugin_v11: NetV11 =
 pub static ncclNetPlugin_v12: NetV12 =
     table(calls::init_context, listen_v11, connect_v11, calls::isend, calls::irecv, more_v11());
 
-// The plugin's one device merges all rails already.
+// `make_v_device` is NULL, here and in `more_v11`: the plugin's one device already merges all
+// rails, so NCCL has nothing to merge.
 const MORE_V9: MoreV9 = MoreV9 { make_v_device: None };
 
 const fn more_v11<const N: usize>() -> MoreV11<N> {
@@ -78,8 +80,8 @@ const fn table<Init, Properties: FromDevice, Listen, Connect, Isend, Irecv, More
     }
 }
 
-// SAFETY: a table has functions and a pointer to a string that lives as long as the library. All of
-// it is constant, so threads cannot race.
+// SAFETY: a table has functions and a pointer to a string that lives as long as the library. The
+// table and the string are constant, so threads cannot race.
 unsafe impl<Init: Sync, Properties, Listen: Sync, Connect: Sync, Isend: Sync, Irecv: Sync, More: Sync> Sync
     for Net<Init, Properties, Listen, Connect, Isend, Irecv, More>
 {

@@ -9,10 +9,10 @@ pub(super) trait FromDevice {
     fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self;
 }
 
-/// `pciPath` is NULL: from the path of one PCI function, NCCL would take that function's x4 link as
-/// the speed of the merged device. A Spark has no GPUDirect RDMA: its NICs cannot access the GPU's
-/// memory. So only host pointers are supported, and NCCL never needs a flush. Memory is registered
-/// with the device, not with a comm.
+/// `pci_path` is NULL: from the path of one PCI function, NCCL would take that function's x4 link
+/// as the speed of the merged device. A Spark has no GPUDirect RDMA: its NICs cannot access the
+/// GPU's memory. So only host pointers are supported, and NCCL never needs a flush. `reg_is_global`
+/// is 1, because memory is registered with the device, not with a comm.
 impl<Flush: Default, More: FromDevice> FromDevice for Properties<Flush, More> {
     fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self {
         Self {
@@ -21,7 +21,7 @@ impl<Flush: Default, More: FromDevice> FromDevice for Properties<Flush, More> {
             guid: of.guid,
             ptr_support: PTR_HOST,
             reg_is_global: 1,
-            // 0 since v9; v8 has no such field.
+            // 0 since v9. In v8 the type is `()`, because v8 has no such field.
             force_flush: Flush::default(),
             speed: of.speed_mbps,
             port: 1,
@@ -69,7 +69,8 @@ impl FromDevice for MorePropertiesV12 {
     }
 }
 
-/// Describes, in NCCL's terms, a device that is merged only from itself.
+/// Returns NCCL's list of the devices that form device `dev`. NCCL itself has not merged
+/// any devices, so the list has only `dev`.
 fn alone<const N: usize>(dev: c_int) -> VDeviceProps<N> {
     let mut devs = [0; N];
     devs[0] = dev;

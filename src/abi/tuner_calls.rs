@@ -3,7 +3,7 @@
 //!
 //! They always return success, because a tuner's error makes NCCL fail the communicator or the
 //! collective (`ncclCommInitRankFunc`, `getAlgoInfo`). Errors are logged, and NCCL then chooses for
-//! itself. With a NULL context, NCCL makes every choice.
+//! itself. A NULL context means that NCCL makes every choice for the communicator.
 
 use super::guard::{self, Scope};
 use super::handles::Out;
@@ -39,8 +39,8 @@ pub(super) unsafe extern "C" fn init_named<const COMPUTE_CAPABILITIES: usize>(
 /// `None` in v4, which does not pass it.
 ///
 /// # Safety
-/// `context` is NULL or writable. `log` is NCCL's logger, callable from any thread until process
-/// end.
+/// `context` is NULL or writable. `log` is NULL or NCCL's logger, which any thread may call until
+/// the process ends.
 pub(super) unsafe fn init(
     context: *mut *mut c_void,
     comm_id: Option<u64>,
@@ -52,8 +52,8 @@ pub(super) unsafe fn init(
         // SAFETY: guaranteed by the caller.
         let context = unsafe { Out::cleared(context, "context", ptr::null_mut()) };
         scope.enter()?;
-        // The network's `init` installs NCCL's logger. If NCCL loads no network of this plugin, the
-        // lines below would be lost without this call.
+        // The network's `init` installs NCCL's logger. If NCCL does not load this plugin's network,
+        // the tuner's log lines would be lost without this call.
         logger::install_unless_given(log);
         let context = context?;
         if let Some(tuner) = tuner_for(comm_id, ranks, nodes) {
@@ -86,7 +86,8 @@ fn counted(number: usize, noun: &str) -> String {
     format!("{number} {noun}{plural}")
 }
 
-/// Changes NCCL's costs and channels for a collective if the tuner's table has a row for it.
+/// Changes NCCL's costs for a collective as the tuner decides ([`Tuner::decide`]). Changes the
+/// number of channels only if a row of the tuner's table matches the collective.
 ///
 /// # Safety
 /// `context` is NULL, or came from [`init`] and was not given back. `coll_cost_table` is NULL or
@@ -136,7 +137,8 @@ pub(super) unsafe extern "C" fn get_coll_info(
     })
 }
 
-/// Writes only changed costs to NCCL's table. Returns the number of channels that the tuner chose.
+/// Lets the tuner decide, and writes only the changed costs to NCCL's table. Returns the number of
+/// channels if the tuner chose one.
 fn apply(tuner: &Tuner, collective: c_int, bytes: u64, num_pipe_ops: c_int, costs: &mut Costs) -> Option<c_int> {
     // A copy, so that a panic half-way leaves NCCL's table unchanged.
     let mut changed = *costs;
@@ -188,7 +190,7 @@ mod tests {
 
     const UNTOUCHED: c_int = 77;
     const ALL_REDUCE: c_int = 4;
-    /// Index of Ring with LL.
+    /// Index in [`Costs`] of algorithm Ring with protocol LL.
     const CHOSEN: usize = PROTOCOLS;
 
     fn acting() -> *mut c_void {

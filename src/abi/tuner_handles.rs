@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 
 #[repr(C)]
 struct TunerContext {
-    // First field: `mark_of` reads it before it knows the type.
+    // The first field: `mark_of` reads the mark before the object's type is known.
     mark: Mark,
     tuner: Tuner,
 }
@@ -44,7 +44,7 @@ pub(super) unsafe fn tuner<'a>(raw: *mut c_void) -> Quick<Option<&'a Tuner>> {
 /// Takes a tuner back from NCCL; accepts NULL. Errors as [`tuner`].
 ///
 /// # Safety
-/// `raw` is NULL, or came from [`into_raw`] and was not taken back; no thread uses it again.
+/// `raw` is NULL, or came from [`into_raw`] and was not taken back; no thread uses `raw` again.
 pub(super) unsafe fn take_back(raw: *mut c_void) -> Quick<()> {
     if raw.is_null() {
         return Ok(());
@@ -70,8 +70,8 @@ unsafe fn from_raw(raw: *mut c_void) -> Quick<NonNull<TunerContext>> {
 /// [`Error::Argument`](crate::error::Error::Argument) if NULL.
 ///
 /// # Safety
-/// `raw` is NULL or points to as many contiguous costs as [`Costs`] has, which nothing else uses
-/// during `'a`.
+/// `raw` is NULL, or points to as many contiguous costs as [`Costs`] has. Nothing else uses these
+/// costs during `'a`.
 #[inline(always)]
 pub(super) unsafe fn costs<'a>(raw: *mut *mut f32, name: &'static str) -> Quick<&'a mut Costs> {
     // SAFETY: guaranteed by the caller.

@@ -25,7 +25,7 @@ pub struct TunerInterface<Init, More> {
 pub type TunerV4 = TunerInterface<TunerInitV4, ()>;
 /// `ncclTuner_v5_t`, NCCL 2.28 and 2.29: `init` also gets the communicator's id.
 pub type TunerV5 = TunerInterface<TunerInitV5<4>, ()>;
-/// `ncclTuner_v6_t`, NCCL 2.30 to 2.32.5: has `getChunkSize`.
+/// `ncclTuner_v6_t`, NCCL 2.30 to 2.32.5: adds `getChunkSize`.
 pub type TunerV6 = TunerInterface<TunerInitV5<4>, TunerMoreV6>;
 /// `ncclTuner_v7_t`, NCCL 2.32.6: the constants of `init` are for five compute capabilities.
 pub type TunerV7 = TunerInterface<TunerInitV5<5>, TunerMoreV6>;
@@ -34,11 +34,13 @@ pub type TunerV7 = TunerInterface<TunerInitV5<5>, TunerMoreV6>;
 #[derive(Debug)]
 #[repr(C)]
 pub struct TunerMoreV6 {
-    /// NULL: NCCL's own chunk size is used (`calcCollChunking`, enqueue.cc).
+    /// Chooses a chunk size. If NULL, as in this plugin, NCCL uses its own chunk size
+    /// (`calcCollChunking`, enqueue.cc).
     pub get_chunk_size: Option<GetChunkSize>,
 }
 
-// SAFETY: a table is constant and points only to constants (a name, functions): no thread can race.
+// SAFETY: a table is constant, and points only to constants (a name and functions). So threads
+// cannot race.
 unsafe impl<Init: Sync, More: Sync> Sync for TunerInterface<Init, More> {}
 
 /// A tuner's `init` in v4.
@@ -79,7 +81,8 @@ pub type GetChunkSize = unsafe extern "C" fn(
     chunk_size: *mut usize,
 ) -> NcclResult;
 
-/// `ncclNvlDomainInfo_v5_t` to `_v7_t`: NVLink domains. A Spark has none; the tuner ignores this.
+/// `ncclNvlDomainInfo_v5_t` to `_v7_t`: NVLink domains. A Spark has none, so the tuner ignores
+/// these numbers.
 #[derive(Debug)]
 #[repr(C)]
 pub struct NvlDomainInfo {
@@ -98,10 +101,10 @@ pub struct NvlDomainInfo {
 pub struct TunerConstants<const COMPUTE_CAPABILITIES: usize> {
     /// Base latency of each algorithm and protocol, in microseconds.
     pub base_latencies: [[f64; PROTOCOLS]; ALGORITHMS],
-    /// Hardware latency of each link, algorithm and protocol, in microseconds.
+    /// Hardware latency of each kind of link, algorithm and protocol, in microseconds.
     pub hw_latencies: [[[f64; PROTOCOLS]; ALGORITHMS]; 3],
-    /// Highest bandwidth of protocol LL. Like the fields below: in GB/s, first index GPU
-    /// generation, second index number of nodes.
+    /// Highest bandwidth of protocol LL. This field and the fields below are in GB/s. Their first
+    /// index is for the GPU generation, their second index for the number of nodes.
     pub ll_max_bws: [[f64; 3]; COMPUTE_CAPABILITIES],
     /// Highest bandwidth of LL128 over a ring, per channel.
     pub per_ch_max_ring_ll128_bws: [[f64; 3]; COMPUTE_CAPABILITIES],

@@ -1,7 +1,7 @@
 //! NCCL's interface for network plugins, `ncclNet_v8_t` to `ncclNet_v12_t`, as Rust declares it.
-//! The plugin exports these tables (`net_tables`); the command line and `tests/cost` call other
-//! libraries through them. `tests/cost` compiles this file alone, so this file uses nothing else of
-//! the crate.
+//! The plugin exports tables of these types (`net_tables`). The command line and `tests/cost` call
+//! libraries through such tables. `tests/cost` compiles this file alone, so this file uses nothing
+//! else of the crate.
 //!
 //! Sizes and offsets are those of NCCL's headers on x86-64 and aarch64, checked by
 //! `tests/abi_layout.rs`. Fields have the names of NCCL's header, in snake case. The number at the
@@ -24,11 +24,12 @@ pub const MAX_RECVS: usize = 8;
 pub const PTR_HOST: c_int = 1;
 /// A pointer into CUDA device memory (`NCCL_PTR_CUDA`).
 pub const PTR_CUDA: c_int = 2;
-/// The host drives the network (`NCCL_NET_DEVICE_HOST`).
+/// Value of `net_device_type`: the host drives the network (`NCCL_NET_DEVICE_HOST`).
 pub const NET_DEVICE_HOST: c_int = 0;
-/// No network code runs on the GPU (`NCCL_NET_DEVICE_INVALID_VERSION`).
+/// Value of `net_device_version`: no network code runs on the GPU
+/// (`NCCL_NET_DEVICE_INVALID_VERSION`).
 pub const NET_DEVICE_INVALID_VERSION: c_int = 0;
-/// Value of `*request` on entry to `irecv` if NCCL does not need the receive's completion; since v9
+/// Value of `*request` on entry to `irecv` if NCCL does not need the receive's completion. Since v9
 /// (`NCCL_NET_OPTIONAL_RECV_COMPLETION`).
 pub const OPTIONAL_RECV_COMPLETION: usize = 1;
 /// An id or traffic class that was not set (`NCCL_NET_ID_UNDEF`, `NCCL_NET_TRAFFIC_CLASS_UNDEF`).
@@ -84,29 +85,30 @@ pub type ProfilerCallback = unsafe extern "C" fn(
     extra: *mut c_void,
 ) -> NcclResult;
 
-/// `ncclNetDeviceHandle_t`: a network that GPU kernels drive. The plugin never fills it in.
+/// `ncclNetDeviceHandle_t`: describes a network that GPU kernels drive. The plugin never fills in
+/// such a description.
 #[derive(Debug)]
 #[repr(C)]
 pub struct NetDeviceHandle {
-    /// 0: the host drives the network (`NCCL_NET_DEVICE_HOST`).
+    /// The side that drives the network; 0 for the host ([`NET_DEVICE_HOST`]).
     pub net_device_type: c_int,
-    /// Version of the device code.
+    /// Version of the network code on the GPU.
     pub net_device_version: c_int,
-    /// The device's object.
+    /// Object for the network code on the GPU.
     pub handle: *mut c_void,
-    /// Bytes of the device's object.
+    /// Size of that object in bytes.
     pub size: usize,
     /// Nonzero if NCCL's proxy thread must still make progress.
     pub needs_proxy_progress: c_int,
 }
 
-/// `ncclNetVDeviceProps`: the devices that form a merged device, by NCCL's numbers.
+/// `ncclNetVDeviceProps`: lists the devices that form a merged device.
 #[derive(Debug)]
 #[repr(C)]
 pub struct VDeviceProps<const N: usize> {
     /// Number of entries used in `devs`.
     pub ndevs: c_int,
-    /// Device numbers.
+    /// NCCL's numbers of the devices.
     pub devs: [c_int; N],
 }
 
@@ -132,7 +134,8 @@ pub struct CommAttr {
     pub min_flows_per_peer: i32,
 }
 
-/// `ncclNetAttr`, since v11: announces NCCL's next operations. This plugin does not request it.
+/// `ncclNetAttr`, since v11: announces NCCL's next operations. This plugin gets no announcements,
+/// because its `set_net_attr` is NULL.
 #[derive(Debug)]
 #[repr(C)]
 pub struct NetAttr {
@@ -175,9 +178,9 @@ pub struct Properties<Flush, More> {
     pub max_comms: c_int,
     /// Largest number of sub-receives in one grouped receive.
     pub max_recvs: c_int,
-    /// 0: the host drives the network.
+    /// The side that drives the network; 0 for the host ([`NET_DEVICE_HOST`]).
     pub net_device_type: c_int,
-    /// Version of the code on the GPU, 0 for none.
+    /// Version of the network code on the GPU; 0 if there is none ([`NET_DEVICE_INVALID_VERSION`]).
     pub net_device_version: c_int,
     /// Fields that later versions add.
     pub more: More,
@@ -267,7 +270,7 @@ pub struct Net<Init, Properties, Listen, Connect, Isend, Irecv, More> {
     pub irecv: Option<Irecv>,
     /// Makes received data visible to the GPU.
     pub iflush: Option<Iflush>,
-    /// Reports completion of a request, and the size of each part in bytes.
+    /// Reports whether a request is complete, and returns the size of each part in bytes.
     pub test: Option<Test>,
     /// Closes a send comm.
     pub close_send: Option<Close>,
@@ -293,7 +296,8 @@ pub type NetV10 = Net<InitV10, PropertiesV9, ListenV8, ConnectV10, IsendV10, Ire
 /// `ncclNet_v11_t`, NCCL 2.28 and 2.29: NCCL calls `init` for each communicator, and `init` makes a
 /// context; `finalize` and `setNetAttr` are new.
 pub type NetV11 = Net<InitV11, PropertiesV11, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<4>>;
-/// `ncclNet_v12_t`, NCCL 2.30: a device can merge eight others, and has a rail and a plane.
+/// `ncclNet_v12_t`, NCCL 2.30: a device can be merged from eight devices, and the properties name
+/// the device's rail and plane.
 pub type NetV12 = Net<InitV11, PropertiesV12, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<8>>;
 
 /// The end of `ncclNet_v9_t` and `_v10_t`.

@@ -1,5 +1,5 @@
-//! TCP channel of a connection (the bootstrap). It carries framed messages: first the handshake,
-//! then control frames. Calls do not block, and buffers are bounded.
+//! TCP channel of a connection, called the bootstrap. It carries framed messages: first the
+//! handshake, then control frames. Calls do not block, and buffers are bounded.
 
 use crate::error::{Call, Error, Network, PeerGone, Result, Violation};
 use crate::wire::message::{HEADER_BYTES, Header, MAX_BODY_BYTES, Message};
@@ -11,10 +11,12 @@ use std::time::Duration;
 
 /// Time after which the kernel fails the socket if sent bytes get no acknowledgement.
 const USER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Idle time before the kernel's first keep-alive check of the peer's host, and interval of checks.
+/// Idle time before the kernel's first keep-alive check of the peer's host. It is also the interval
+/// between further checks.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// Limit of queued bytes. [`Channel::offer`] refuses more, because the peer does not read.
+/// [`Channel::offer`] queues no further message once this number of bytes is queued. The socket
+/// then accepts nothing, because the peer does not read.
 const MOST_WAITING_BYTES: usize = HEADER_BYTES + MAX_BODY_BYTES;
 
 /// One end of a channel.
@@ -23,7 +25,7 @@ pub struct Channel {
     stream: TcpStream,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
-    /// First error of a write. It is kept because the socket reports an error only once.
+    /// First error of a write, kept because the socket reports an error only once.
     broken: Option<ErrorKind>,
 }
 
@@ -95,8 +97,9 @@ impl Channel {
     }
 
     /// Returns the stream, for other data, and the bytes received after the last message. Turns off
-    /// the kernel's limit for unacknowledged bytes, because the peer may read nothing for a long
-    /// time. The kernel still checks an idle peer, and gives up after three failed checks.
+    /// the kernel's time limit for unacknowledged bytes, because the peer may read nothing for a
+    /// long time. The kernel still checks an idle peer, and fails the socket after three failed
+    /// checks.
     pub fn into_stream(self) -> Result<(TcpStream, Vec<u8>)> {
         let trouble = |e: std::io::Error| Error::os(Call::Stream, &e);
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(3);
@@ -115,7 +118,8 @@ impl Channel {
         self.push().map_err(|e| self.failed(&e))
     }
 
-    /// Like [`Channel::send`], but returns false without queueing if too many bytes are queued.
+    /// Like [`Channel::send`], but returns false, and does not queue the message, if too many bytes
+    /// are queued already.
     pub fn offer(&mut self, message: &Message) -> Result<bool> {
         if self.outbox.len() >= MOST_WAITING_BYTES {
             self.push().map_err(|e| self.failed(&e))?;
@@ -132,8 +136,8 @@ impl Channel {
     }
 
     /// Returns the next message if it is complete. One read may deliver several messages, so the
-    /// caller repeats the call until it returns [`Received::Nothing`]. Buffers at most the largest
-    /// message plus one read.
+    /// caller must repeat the call until it returns [`Received::Nothing`]. Buffers at most the
+    /// bytes of the largest message and of one read. Also sends queued bytes.
     ///
     /// # Errors
     /// [`Error::Protocol`] if the peer does not follow the protocol.
@@ -187,7 +191,8 @@ impl Channel {
     }
 }
 
-/// Writes queued bytes until the socket accepts no more, and removes the written ones.
+/// Writes queued bytes until the socket accepts no more, and removes the written bytes from the
+/// queue.
 pub fn write_queued(
     queue: &mut Vec<u8>,
     mut write: impl FnMut(&[u8]) -> std::io::Result<usize>,

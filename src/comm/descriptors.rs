@@ -33,7 +33,8 @@ pub fn shortage_text(error: &io::Error) -> Option<String> {
     }
 }
 
-/// Returns text for a shortage that is worth a retry: other code may free descriptors.
+/// Returns text for a shortage of descriptors, which is worth a retry, because other code may free
+/// descriptors. Returns `None` for other errors, including a shortage of memory.
 pub fn waits_for_descriptors(error: &Error) -> Option<String> {
     let Error::Os { call, errno } = error else { return None };
     let why = shortage_text(&io::Error::from_raw_os_error(*errno)).filter(|_| error.is_shortage())?;
@@ -61,7 +62,8 @@ mod tests {
         assert!(of(libc::ENOBUFS).is_some() && of(libc::ECONNABORTED).is_none() && of(libc::EAGAIN).is_none());
         let failed = |errno| Error::Os { call: Call::ListInterfaces, errno };
         assert!(waits_for_descriptors(&failed(libc::EMFILE)).unwrap().contains("(getifaddrs): the process"));
-        // A device without memory for a queue pair will not have any later, so there is no retry.
+        // A shortage of memory has no retry: a device that has no memory for a queue pair now will
+        // have none later.
         assert!(waits_for_descriptors(&failed(libc::ENOMEM)).is_none());
     }
 }

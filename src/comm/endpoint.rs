@@ -1,6 +1,6 @@
 //! Ends of connections, with the calls that NCCL makes on them: `register`, `isend`, `irecv`,
-//! `test` and `close`. The service thread, which recovers lost rails, shares the data path of a
-//! connection over rails.
+//! `test` and `close`. If a connection uses rails, NCCL's thread shares its data path with the
+//! service thread, which recovers lost rails.
 
 #![deny(clippy::disallowed_types)]
 
@@ -71,7 +71,7 @@ pub enum RecvComm {
 
 impl<P: Shareable> Endpoint<P> {
     /// Closes the connection, and sends BYE to a peer that still exists. Does not enter a data path
-    /// in which a thread has panicked. Must be the last call, made only once.
+    /// in which a thread has panicked. The caller must make this call once, as the last call.
     pub fn close(&self) {
         leave(&*self.path, &self.context.peer);
         self.counted.end();
@@ -131,7 +131,9 @@ impl RailRecvComm {
 }
 
 impl<P: FinalBytes> StreamEndpoint<P> {
-    /// Closes the connection, as [`Endpoint::close`] does.
+    /// Closes the connection. Like [`Endpoint::close`], this must be the last call. The service
+    /// thread sends the last bytes of each stream. If sends are running or this side has failed,
+    /// the streams are cut instead, so that the peer fails too.
     pub fn close(&self) {
         let StreamContext { sockets, .. } = &self.context;
         let final_bytes = self.path.enter().and_then(|mut path| {

@@ -22,8 +22,9 @@ impl Host {
     /// Creates the network over open rails.
     pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner: TunerIdentity) -> Self {
         let process = Arc::new(Process::new(config, rails, tuner));
-        // Each rail stores its addresses in this query. If a rail cannot be used later, connections
-        // pair it by the stored addresses, so that recovery can add it when it returns.
+        // Each rail stores its addresses in this query. If a rail cannot be used later, new
+        // connections still pair it by the stored addresses, so that recovery can add the rail when
+        // it returns.
         if let Err(error) = LocalRails::query(&process) {
             tracing::debug!("cannot query the rails at start: {error}");
         }
@@ -35,7 +36,8 @@ impl Host {
         setup::listen::listen(&self.setup)
     }
 
-    /// Continues to connect with `handle`. Returns `None` until the connection is ready.
+    /// Begins or continues to connect to the listener that made `handle`. Returns `None` until the
+    /// connection is ready.
     pub fn connect(&self, handle: &mut [u8; HANDLE_BYTES], traffic_class: Option<u8>) -> Result<Option<SendComm>> {
         self.pending.connect(&self.setup, handle, traffic_class)
     }

@@ -1,8 +1,8 @@
 //! Connections: combines the I/O-free state of `flow` with the queue pairs of `verbs`.
 //!
 //! The modules form layers, from top to bottom: `host`, `setup`, `endpoint`, `recovery`, `process`,
-//! `streams`, `datapath`, `rail`, `unauthenticated`, then `channel`, `descriptors` and `log`
-//! together, then `threads`. A module imports only from its own layer and from lower ones
+//! `streams`, `datapath`, `rail`, `unauthenticated`, then one layer of `channel`, `descriptors` and
+//! `log`, then `threads`. A module imports only from its own layer and from lower layers
 //! (`tests/house_rules/rooms.toml`).
 
 pub mod channel;

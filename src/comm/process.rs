@@ -45,13 +45,14 @@ pub struct Process {
     pub outages: Arc<RailOutages>,
     /// Outages of TCP to peers, each with one line in the log.
     pub tcp_outages: Arc<TcpOutages>,
-    /// Connections without progress, with one line in the log for each peer.
+    /// Connections without progress. For all connections to a peer there is one line in the log.
     pub stalls: Arc<Stalls>,
     /// Record of the log lines about peers that are written only once.
     pub log: Arc<LogOnce>,
     /// Monitor of packet losses on the rails.
     pub losses: Arc<Losses>,
-    /// Limit of bytes in flight for all sends together, if the settings have one.
+    /// Limit on the bytes that all sends have in flight together, if the settings have such a
+    /// limit.
     pub bound: Option<Arc<Bound>>,
     /// Counters of all connections.
     pub counting: Arc<Counting>,
@@ -104,7 +105,8 @@ impl Process {
         }
     }
 
-    /// Writes the log lines about outages and stalls that are due. Called in each service round.
+    /// Writes the log lines about outages and stalls that are due, and reads the ports' counters if
+    /// that is due. The service thread calls this in each round.
     pub fn tick(&self, now: Instant) {
         self.outages.tick(now);
         self.tcp_outages.tick(now);
@@ -121,8 +123,8 @@ impl Process {
 
     /// Returns the kernel's routes from rails of this host to addresses of the connecting side, for
     /// rails that cannot be paired without routes. `snapshot` returns the state of a rail of this
-    /// host, by its index. Returns no routes with `NCCL_SPARK_RING_TCP`: hosts on a route may
-    /// forward IP but not RoCE, and then only TCP works.
+    /// host, by the rail's index in `acceptor`. Returns no routes with `NCCL_SPARK_RING_TCP`: hosts
+    /// on a route may forward IP but not RoCE, and then only TCP works.
     pub fn routes<'l>(
         &self,
         connector: &[RailAdvert],
@@ -155,8 +157,9 @@ impl Process {
         self.rails.iter().filter(|rail| self.look_for_return(rail, now)).cloned().collect()
     }
 
-    /// Reopens the removed device of a rail if it has returned, or resumes a silent device that
-    /// answers again. Registers all memory with it. Returns true if the device is back.
+    /// Reopens the removed device of a rail if the device has returned, or resumes a silent device
+    /// that answers again. Registers all memory with the device, and forgets the findings about the
+    /// rail's paths. Returns true if the device is back.
     pub fn look_for_return(&self, rail: &Rail, now: Instant) -> bool {
         let back = rail.device.look_for_return(now, || self.registrations.renew(&self.rails));
         match &back {
@@ -170,7 +173,8 @@ impl Process {
         back == Ok(true)
     }
 
-    /// Counts a new connection.
+    /// Counts a new connection with a peer. The first connection starts what runs only while there
+    /// are connections: the CPU latency request and the reading of the ports' counters.
     pub fn opened(&self, peer: &str) {
         self.log.opened(peer);
         let mut open = lock(&self.open);
@@ -183,7 +187,8 @@ impl Process {
         }
     }
 
-    /// Counts a closed connection. After the last one, logs the totals of the rails.
+    /// Counts a closed connection with a peer. After the last connection, ends the CPU latency
+    /// request and logs the totals ([`Self::log_summary`]).
     pub fn closed(&self, peer: &str) {
         tracing::debug!("connection with {peer} closed");
         self.log.closed(peer);
@@ -200,9 +205,10 @@ impl Process {
         }
     }
 
-    /// Logs the totals of connections closed since the last call. Called when the last connection
-    /// is closed, and when NCCL finalizes a communicator, whose connections are closed by then. So
-    /// the lines appear at the end of each communicator, even if others continue.
+    /// Logs the totals of the connections closed since the last call. Called when the last
+    /// connection is closed, and when NCCL finalizes a communicator, whose connections are closed
+    /// by then. So the lines appear at the end of each communicator, even if other communicators
+    /// continue.
     pub fn log_summary(&self) {
         if self.counting.log_summary(self.by_streams.take())
             && let Some(text) = self.losses.end()

@@ -25,13 +25,13 @@ use std::sync::{Arc, Mutex};
 /// Properties of a rail that do not change while the process runs.
 #[derive(Debug, Clone)]
 pub struct RailInfo {
-    /// RDMA device.
+    /// Name of the RDMA device.
     pub device: String,
     /// Port of the device, from 1.
     pub port: u8,
-    /// The network interface, if one is visible.
+    /// Name of the port's network interface, if the interface is visible.
     pub netdev: Option<String>,
-    /// `phys_port_name`, if the kernel reports it.
+    /// The kernel's `phys_port_name` of the interface, if the kernel reports it.
     pub phys_port: Option<String>,
     /// PCIe link and cable of the rail.
     pub attachment: Attachment,
@@ -55,7 +55,8 @@ pub struct Rail {
     /// Measurements of the paths from this rail.
     pub path_qualities: PathQualities,
     last_snapshot: Mutex<Option<RailSnapshot>>,
-    /// True once a send was registered with local write access, because the device requires it.
+    /// True once memory for sends was registered with local write access, because the device
+    /// refused the registration without this access.
     needed_local_write: AtomicBool,
     /// True once a WARN was logged because `NCCL_IB_GID_INDEX` selects no address of this rail.
     was_warned_of_index: AtomicBool,
@@ -67,7 +68,8 @@ impl Rail {
     /// Creates a rail on a device's protection domain.
     ///
     /// # Errors
-    /// [`Error::Os`] if the device was removed, or refuses required relaxed ordering.
+    /// [`Error::Os`] if the device was removed, or if it refuses relaxed ordering and the settings
+    /// require it.
     pub fn new(id: RailId, info: RailInfo, pd: Arc<Pd>, config: &RailConfig) -> Result<Self> {
         let relaxed_ordering = match config.relaxed_ordering {
             RelaxedOrdering::Off => false,
@@ -113,7 +115,7 @@ impl Rail {
     /// visible and does not have the address.
     ///
     /// # Errors
-    /// [`Error::Missing`] with the reason why the rail cannot be used now.
+    /// [`Error::Missing`] with the reason why the rail cannot be used now, or the error of a query.
     pub fn snapshot(&self, interfaces: &[Interface]) -> Result<RailSnapshot> {
         let port = self.port()?;
         if port.state != PortState::Active {
@@ -191,7 +193,8 @@ impl Rail {
         }
     }
 
-    /// Returns the bytes of large writes posted and not yet confirmed, over all connections.
+    /// Returns the bytes of the large writes of all connections that are posted on this rail and
+    /// not confirmed yet.
     #[inline]
     pub fn backlog_bytes(&self) -> u64 {
         // Relaxed: a hint for the planner; no other memory depends on it.
@@ -210,11 +213,12 @@ impl Rail {
     pub fn posted(&self, bytes: u64) {
         let before = self.backlog_bytes.fetch_add(bytes, Ordering::Relaxed);
         let busy = if before == 0 { 0 } else { self.busy_bytes() };
-        // A race may lose a count. It is only a hint, and a plain store saves a locked instruction.
+        // A race with another thread may lose bytes. The sum is only a hint, and a plain store
+        // saves a locked instruction.
         self.busy_bytes.store(busy + bytes, Ordering::Relaxed);
     }
 
-    /// Records that a large write was confirmed, or that its lane was closed first.
+    /// Records that a large write was confirmed, or that its lane was closed before that.
     #[inline]
     pub fn settled(&self, bytes: u64) {
         self.backlog_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -224,10 +228,11 @@ impl Rail {
 /// State of a rail at one moment.
 #[derive(Debug, Clone)]
 pub struct RailSnapshot {
-    /// The port.
+    /// State of the port.
     pub port: PortInfo,
-    /// The rail's addresses.
+    /// The rail's addresses, the preferred one first.
     pub addresses: Vec<Address>,
+    /// For each of `addresses`, in the same order: where this host has the address.
     held: Vec<Held>,
 }
 
@@ -239,13 +244,14 @@ struct Held {
 }
 
 impl RailSnapshot {
-    /// Returns the GID table index of one of the addresses.
+    /// Returns the GID table index of an address; `None` if the rail does not have the address.
     pub fn gid_index(&self, gid: &[u8; 16]) -> Option<u16> {
         self.held(gid).map(|held| held.gid_index)
     }
 
-    /// Returns true if the kernel has a route from this rail's address `own_gid`, through its
-    /// interface, to the peer's address. `None` if the interface is not visible or the query fails.
+    /// Returns true if the kernel has a route from this rail's address `own_gid`, through the
+    /// interface that has this address, to the peer's address. `None` if the interface is not
+    /// visible or the query fails.
     pub fn has_route(&self, own_gid: [u8; 16], peer_gid: [u8; 16]) -> Option<bool> {
         let interface = self.held(&own_gid)?.interface?;
         routes::has_route(interface, own_gid, peer_gid)
@@ -259,7 +265,8 @@ impl RailSnapshot {
     }
 }
 
-/// Tries a small registration with relaxed ordering. No query tells if a device supports the flag.
+/// Tries a small registration with relaxed ordering, because no query tells whether a device
+/// supports this flag. Returns the error of a device that refuses.
 fn takes_relaxed_ordering(pd: &Arc<Pd>) -> Result<()> {
     let region = Region::new(4096)?;
     region.register(pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::RELAXED_ORDERING).map(|_| ())

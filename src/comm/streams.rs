@@ -1,9 +1,9 @@
 //! Connections between hosts that no cable joins, over TCP streams on the bootstrap's network.
 //!
-//! Four Sparks in a ring have no cable on the diagonal, and NCCL connects more than neighbours
-//! (Tree, point-to-point). `NCCL_SPARK_RING_TCP=1` allows these connections. Without it such a
-//! connection fails, and the error names both sides' rails and the setting: two hosts with mistyped
-//! addresses must not run at a tenth of the speed unnoticed.
+//! Four Sparks in a ring have no cable on the diagonal, and NCCL also connects hosts that are not
+//! neighbours (Tree, point-to-point). `NCCL_SPARK_RING_TCP=1` allows these connections. Without
+//! this setting such a connection fails, and the error names both sides' rails and the setting: two
+//! hosts with mistyped addresses must not run at a tenth of the speed unnoticed.
 //!
 //! - Streams never replace rails. The accepting side decides once, in the handshake. It chooses
 //!   streams only if no pair of rails can be formed, not even of unusable rails
@@ -18,12 +18,13 @@
 //!
 //! # A message
 //!
-//! `irecv` sends a grant (sequence number, part, buffer size, tag) on stream 0. The sender puts it
-//! into a ring of CTS entries in its own memory, so sends are matched in the same way as over
-//! rails. The message is sent in chunks. Before each chunk comes a frame with the receive, the
-//! chunk's offset and the message's size. A small message is one chunk, on the stream used last.
-//! The chunks of a large message use all free streams in turn. The receiver reads large chunks
-//! directly into its buffer.
+//! `irecv` sends one grant for each buffer of the receive (a part), on stream 0. A grant has the
+//! receive's sequence number, the part, its buffer size and its tag. The sender puts the grant into
+//! a ring of CTS entries in its own memory, so sends are matched in the same way as over rails. The
+//! message is sent in chunks. Before each chunk comes a frame with the receive's sequence number,
+//! the part, the chunk's offset and size, and the message's size. A small message is one chunk, on
+//! the stream used last. The chunks of a large message use all free streams in turn. The receiver
+//! reads large chunks directly into its buffer.
 //!
 //! A send is done when the kernel has accepted its bytes, because NCCL may then reuse the buffer. A
 //! receive is done when all its bytes are in its buffer.
@@ -31,7 +32,8 @@
 //! NCCL's protocols LL and LL128 read flags among the bytes while the bytes arrive. NCCL marks
 //! their receives as optional. The plugin reads their bytes into its own buffer first. It then
 //! stores whole words, and the last word of each 128-byte line after the line's other words
-//! (`caller_memory`). The kernel's copy guarantees neither.
+//! (`caller_memory`). If the kernel copied the bytes to their destination, neither whole words nor
+//! this order would be guaranteed.
 //!
 //! # Files
 //!

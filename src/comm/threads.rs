@@ -13,8 +13,9 @@ use std::thread::Builder;
 ///
 /// NCCL makes connections on its proxy threads. `NCCL_PROXY_CPUSET` can pin them to one core, where
 /// NCCL's progress thread spins. A new thread with the caller's CPU mask would have to wait for the
-/// progress thread. So this function uses the main thread's mask, which is that of the process: a
-/// launcher sets it before the process starts, and NCCL pins only its own threads.
+/// progress thread. So this function uses the main thread's mask, which shows the processors of the
+/// process: a launcher sets this mask before the process starts, and NCCL pins only its own
+/// threads.
 pub fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let start = move || {
         if let Err(error) = SigSet::all().thread_block() {
@@ -29,8 +30,8 @@ pub fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> io::Re
     Builder::new().name(name.to_owned()).spawn(start).map(drop)
 }
 
-/// Locks a mutex, also after a panic of a thread that held it. Only for values that are intact
-/// after such a panic.
+/// Locks a mutex, even if a thread has panicked while it held the lock. Only for mutexes whose
+/// value is intact after such a panic.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,10 +2,10 @@
 //! network, so any program may connect.
 //!
 //! A client must send one well-formed message within a time limit, with a token that only expected
-//! peers know. By this message, the listener's owner decides if it admits the client. All other
-//! clients are dropped, and do not disturb admitted ones. There are two owners:
-//! [`super::setup::admission`] admits the peer that got the listener's handle from NCCL.
-//! [`super::recovery::redial`] admits peers whose TCP connection was lost.
+//! peers know. The owner of the listener looks at this message and decides if the client is
+//! admitted. All other clients are dropped, and do not disturb admitted ones. Two modules own such
+//! a listener: [`super::setup::admission`] admits the peer that got the listener's handle from
+//! NCCL. [`super::recovery::redial`] admits peers whose TCP connection was lost.
 
 use super::channel::{Channel, Received};
 use super::descriptors::{DescriptorWarning, shortage_text};
@@ -13,11 +13,13 @@ use crate::wire::message::Message;
 use std::net::{IpAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-/// Limit of unauthenticated connections. A further connection replaces the oldest one of the
-/// address that has the most connections.
+/// Largest number of unauthenticated connections. One more connection replaces the oldest one from
+/// the address that has the most connections.
 const MOST_UNAUTHENTICATED: usize = 64;
+/// Time within which a client must send its first message.
 const TOKEN_LIMIT: Duration = Duration::from_secs(10);
-/// Shortest interval of log lines about rejections, if the listener exists as long as the job.
+/// Shortest time between two log lines about rejections, for a listener that exists as long as the
+/// job.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// A listening socket and its connections that have not sent a token.
@@ -61,8 +63,9 @@ struct Connection {
     channel: Channel,
 }
 
-/// Function that decides about a client's first message, and logs the reason of [`Verdict::Refuse`]
-/// and [`Verdict::Drop`]. It gets the channel for the client's name.
+/// Function that decides about a client's first message. If it returns [`Verdict::Refuse`] or
+/// [`Verdict::Drop`], it has logged the reason. The channel gives it the client's address for the
+/// log line.
 pub type Judge<'a> = &'a mut dyn FnMut(&Message, &Channel) -> Verdict;
 
 impl Unauthenticated {
@@ -87,7 +90,9 @@ impl Unauthenticated {
     }
 
     /// Accepts connections and reads their first messages. Returns the connections that `judge`
-    /// admits, in the order in which they connected. Logs errors of the others.
+    /// admits, in the order in which they connected. Connections that were admitted while they had
+    /// to make room for new ones come before all others. Logs the errors of connections that are
+    /// not admitted.
     pub fn poll(&mut self, descriptors: &DescriptorWarning, judge: Judge<'_>) -> Vec<Admitted> {
         let mut admitted = Vec::new();
         self.accept(descriptors, judge, &mut admitted);
@@ -139,7 +144,8 @@ impl Unauthenticated {
         }
     }
 
-    /// Drops one connection. If it has just sent a token, returns it instead.
+    /// Takes out the oldest connection from the address that has the most connections. Returns that
+    /// connection if `judge` admits it now, and drops it otherwise.
     fn make_room(&mut self, judge: Judge<'_>) -> Option<Admitted> {
         let all = &self.connections;
         let many = |one: &Connection| all.iter().filter(|other| other.from == one.from).count();
@@ -160,9 +166,10 @@ impl Unauthenticated {
 
 enum FirstMessage {
     Admitted(Admitted),
-    /// No message yet, within the time limit.
+    /// The client has sent no message yet, and its time has not run out.
     Silent(Connection),
-    /// The message was not admitted, there was an error or a timeout, or the client has closed.
+    /// The judge did not admit the client, there was an error or a timeout, or the client has
+    /// closed its end.
     Dropped,
 }
 

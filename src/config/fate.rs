@@ -12,7 +12,8 @@ pub enum Fate {
     Ignored(&'static str),
 }
 
-/// Returns the treatment of `name`; `None` if NCCL's network transport does not read it.
+/// Returns the treatment of the variable `name`. `None` if neither the plugin nor NCCL's own
+/// network transport reads the variable.
 pub fn fate(name: &str) -> Option<Fate> {
     let row = TABLE.iter().find(|row| row.name == name).map(Fate::Honoured);
     row.or_else(|| ignored().find(|(known, _)| *known == name).map(|(_, why)| Fate::Ignored(why)))

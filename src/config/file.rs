@@ -24,10 +24,11 @@ pub(super) struct SettingLine {
 const MOST_BYTES: u64 = 1 << 20;
 
 impl SettingsFile {
-    /// Reads the file that `variable` names, which must exist.
+    /// Reads the file at `path`, the value of `variable`. The file must exist.
     ///
     /// # Errors
-    /// [`Error::Setting`] if it cannot be read, or a line is not a setting.
+    /// [`Error::Setting`] if the file cannot be read, if a line is not `NAME=value`, or if two
+    /// lines have the same name.
     pub(super) fn named(variable: &str, path: &str) -> Result<Self> {
         let text = read(Path::new(path)).map_err(|error| Error::Setting {
             name: variable.to_owned(),
@@ -37,8 +38,8 @@ impl SettingsFile {
         Self::parse(path.into(), &text)
     }
 
-    /// Reads a file in a standard place, if it exists. If it cannot be read, the error is
-    /// [`Error::Missing`].
+    /// Like [`SettingsFile::named`], for a file in a standard place. `None` if the file does not
+    /// exist. If it exists and cannot be read, the error is [`Error::Missing`].
     pub(super) fn standard(path: &Path) -> Result<Option<Self>> {
         // If this user may not enter the folder (in containers, another user's HOME), there is no
         // file for this user.

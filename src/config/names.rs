@@ -17,7 +17,7 @@ pub struct NameFilter {
 }
 
 impl NameFilter {
-    /// NCCL's own limit (`MAX_IB_DEVS`, `net_ib`).
+    /// Largest number of names in a list, the same as NCCL's (`MAX_IB_DEVS`, `net_ib`).
     const MAX_ENTRIES: usize = 32;
 
     pub(super) fn parse(text: &str) -> Parsed<Self> {
@@ -39,7 +39,8 @@ impl NameFilter {
         Ok(Self { excludes, whole_names, entries })
     }
 
-    /// Returns true if the list admits the name. An entry without a port applies to every port.
+    /// Returns true if the list admits the device or interface `name` with this port. An entry
+    /// without a port applies to every port. If `port` is `None`, only the names are compared.
     pub fn admits(&self, name: &str, port: Option<u8>) -> bool {
         if self.entries.is_empty() {
             return true;
@@ -51,7 +52,8 @@ impl NameFilter {
         matched != self.excludes
     }
 
-    /// Returns true if the list is not empty and has names to use, not names to exclude.
+    /// Returns true if the list names what to use. False for an empty list, and for a list of names
+    /// to exclude.
     pub fn names_something(&self) -> bool {
         !self.entries.is_empty() && !self.excludes
     }

@@ -1,7 +1,8 @@
 //! Variables of NCCL's own transports that this plugin does not read, each with the reason.
-//! `nccl-spark doctor`, the documents and the log show the reasons. NCCL 2.27.3 to 2.30.7 reads
-//! these variables for its IB transport, and for networks and GPUs (`NCCL_PARAM`, `ncclGetEnv`).
-//! Variables that the plugin reads are only in the table of settings.
+//! `nccl-spark doctor`, the documents and the log show the reasons. The sources of NCCL 2.27.3 to
+//! 2.30.7 read these variables with `NCCL_PARAM` and `ncclGetEnv`, in NCCL's own transports and
+//! where NCCL chooses networks and GPUs. Variables that the plugin reads are only in the table of
+//! settings.
 
 /// Returns the ignored variables, each with the reason.
 pub fn ignored() -> impl Iterator<Item = (&'static str, &'static str)> {

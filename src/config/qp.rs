@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-/// Limit that docs/guide/failover.md promises for noticing a silent rail.
+/// A longer [`QpConfig::silence_limit`] causes a warning, as docs/guide/failover.md promises.
 const PROMISED: Duration = Duration::from_secs(1);
-/// With fewer retransmissions, a few lost packets make a rail count as lost.
+/// With fewer retransmissions than this, a few lost packets make a rail count as lost.
 const ENOUGH_RETRIES: u8 = 3;
 
 /// Settings of queue pairs.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct QpConfig {
-    /// `NCCL_IB_TIMEOUT`: 4.096 us x 2^timeout; 0 (infinite) to 31.
+    /// `NCCL_IB_TIMEOUT`: a queue pair waits 4.096 us x 2^timeout for an acknowledgement. The
+    /// setting can be 1 to 31. Queue pairs also take 0, which means no limit.
     pub timeout: u8,
     /// `NCCL_IB_RETRY_CNT`: retransmissions before a queue pair fails; 0 to 7.
     pub retry_count: u8,
@@ -19,10 +20,11 @@ pub struct QpConfig {
 }
 
 impl QpConfig {
-    /// Returns the total time that a QP waits for acknowledgements: one time-out, plus one for each
-    /// retransmission (InfiniBand specification 9.7.6.1.3, "local ACK timeout"). A device may take
-    /// up to four times as long. ConnectX with adaptive retransmission takes about the time-out
-    /// times the number of retransmissions (NVIDIA, "Adaptive Retransmission").
+    /// Returns the total time that a QP waits for acknowledgements: one time-out, plus one more
+    /// time-out for each retransmission (InfiniBand specification 9.7.6.1.3, "local ACK timeout").
+    /// A device may take up to four times as long. ConnectX with adaptive retransmission takes
+    /// about the time-out multiplied by the number of retransmissions (NVIDIA, "Adaptive
+    /// Retransmission").
     pub fn silence_limit(&self) -> Duration {
         let timeout_ns = 4096_u64 << self.timeout.min(31);
         Duration::from_nanos(timeout_ns * (u64::from(self.retry_count) + 1))

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Reason why a value is not usable. `None` if the allowed values are reason enough.
+/// Reason why a value is not usable. `None` if the list of allowed values explains the refusal.
 #[derive(Debug, Default)]
 pub(super) struct Refusal(pub(super) Option<String>);
 

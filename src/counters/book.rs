@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Number of free records that keep their content for late readers, while the file has unused ones.
+/// Number of records freed last that are not reused while the file still has records that were
+/// never used. So late readers still find the counters of the connections that have closed last.
 const KEPT: usize = 64;
 
 /// The counters of all connections of a process.
@@ -22,16 +23,19 @@ struct Book {
     /// [`Word::Sequence`] of each record that has been used. Kept here because other processes can
     /// overwrite the word in the file.
     sequences: Vec<u64>,
-    /// Free records, in the order in which they became free.
+    /// Indices of the records that were used and are free, in the order in which they became free.
     free: VecDeque<usize>,
+    /// Number of lanes that got no record because none was free.
     not_counted: u64,
+    /// Number of connections so far.
     connections: u64,
 }
 
 enum File {
+    /// The first connection will create the file.
     NotYet,
     Made(Arc<MemoryFile>),
-    /// Not wanted, or cannot be created.
+    /// The file is not wanted, or could not be created.
     None,
 }
 
@@ -49,8 +53,8 @@ pub struct CountedLane {
     pub carries: bool,
 }
 
-/// The counters of one lane. Each counter has one writer: the user of the data path, or for losses
-/// the owner of [`Outages`].
+/// The counters of one lane. Each counter has one writer. The owner of [`Outages`] writes losses,
+/// recoveries and the time lost. The user of the data path writes the other counters.
 #[derive(Clone)]
 pub struct Record {
     place: Place<Reservation>,
@@ -61,6 +65,7 @@ struct Reservation {
     counting: Arc<Counting>,
     /// Index in the file; `None` for a record in private memory.
     index: Option<usize>,
+    /// True after the connection has ended. The state then stays [`State::Closed`].
     is_closed: AtomicBool,
 }
 
@@ -74,12 +79,14 @@ pub struct Outages {
 pub struct CountedConnection {
     counting: Arc<Counting>,
     direction: Direction,
+    /// The name of each lane's rail, and the lane's record.
     lanes: Vec<(String, Record)>,
     has_ended: AtomicBool,
 }
 
 impl Counting {
-    /// Creates counters. With `wants_file`, the first connection creates a memory file.
+    /// Creates the counters of a process. If `wants_file` is true, the first connection creates the
+    /// memory file.
     pub fn new(wants_file: bool) -> Arc<Self> {
         let file = if wants_file { File::NotYet } else { File::None };
         let (sequences, free, not_counted, connections) = Default::default();
@@ -96,8 +103,9 @@ impl Counting {
         CountedConnection { counting: Arc::clone(self), direction, lanes, has_ended: AtomicBool::new(false) }
     }
 
-    /// Logs the totals of connections that have ended since the last call. `by_tcp` has the bytes
-    /// and messages of connections over TCP. Returns true if there was something to log.
+    /// Logs the totals of connections that have ended since the last call. `by_tcp` is the number
+    /// of bytes and the number of messages sent by connections over TCP. Returns true if there was
+    /// something to log.
     pub fn log_summary(&self, by_tcp: (u64, u64)) -> bool {
         let lines = std::mem::take(&mut *lock(&self.summary)).lines(by_tcp);
         for line in &lines {
@@ -185,7 +193,7 @@ fn describe(
         place[word as usize..].iter().zip(text).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
     };
     set(Word::Sequence, sequence.wrapping_sub(1));
-    // A reader that sees a word stored below also sees the odd sequence.
+    // If a reader sees a word that is stored below, it also sees the odd sequence.
     fence(Ordering::Release);
     place[Word::State as usize..].iter().for_each(|word| word.store(0, Ordering::Relaxed));
     let state = if lane.carries { State::Carries } else { State::Lost };
@@ -206,16 +214,16 @@ impl Record {
         Self { place: Place::detached() }
     }
 
-    /// Adds to a counter. A load and a store suffice, because there is one writer. Nothing depends
-    /// on the old value, which other processes can change.
+    /// Adds `more` to a counter. A load and a store suffice, because the counter has one writer in
+    /// this process. Other processes can change the old value, but nothing depends on it.
     #[inline(always)]
     pub fn add(&self, word: Word, more: u64) {
         let word = &self.place[word as usize];
         word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
     }
 
-    /// Counts a write of `bytes` bytes. Two calls of [`Record::add`] would load the record's
-    /// address twice.
+    /// Adds 1 to [`Word::Writes`] and `bytes` to [`Word::Bytes`]. Two calls of [`Record::add`]
+    /// would load the record's address twice.
     #[inline(always)]
     pub fn add_write(&self, bytes: u64) {
         let words = &*self.place;
@@ -250,9 +258,9 @@ impl Record {
             return;
         };
         self.store_state(state);
-        // Pairs with the fence in `close`. If both run at the same time, either this thread sees
-        // `is_closed`, or `close` stores `Closed` after the store above. Either way the state ends
-        // as `Closed`.
+        // Pairs with the fence in `close`. If `close` runs on another thread at the same time,
+        // either this thread sees `is_closed` below, or `close` stores `Closed` after the store
+        // above. Either way the state ends as `Closed`.
         fence(Ordering::SeqCst);
         if reservation.is_closed.load(Ordering::Relaxed) {
             self.store_state(State::Closed);
@@ -281,12 +289,14 @@ impl Drop for Reservation {
 }
 
 impl Outages {
-    /// Creates the counters for a lane that counts as working.
+    /// Creates the writer of a lane's losses and recoveries. The lane counts as working until
+    /// [`Outages::lost`] is called.
     pub fn of(record: &Record) -> Self {
         Self { record: record.clone(), lost_since: None }
     }
 
-    /// Records that the lane is lost, or that its rail was missing from the start.
+    /// Records that the lane is lost, or that it does not work from the start. If the lane already
+    /// counts as lost, nothing changes.
     pub fn lost(&mut self, now: Instant) {
         if self.lost_since.is_none() {
             self.lost_since = Some(now);
@@ -300,12 +310,14 @@ impl Outages {
         self.record.set_state(State::Lost);
     }
 
-    /// Shows the present stall of the connection ([`Word::Stall`]), or with 0 that it has none.
+    /// Shows the present stall of the connection. `word` is the value for [`Word::Stall`]: 0 if the
+    /// connection has no stall.
     pub fn stalled(&self, word: u64) {
         self.record.set(Word::Stall, word);
     }
 
-    /// Records that the lane works again, with queue pairs of this path MTU.
+    /// Records that the lane works again, with queue pairs of this path MTU. If the lane does not
+    /// count as lost, nothing changes.
     pub fn recovered(&mut self, path_mtu_bytes: u32, now: Instant) {
         if let Some(since) = self.lost_since.take() {
             self.record.set(Word::PathMtu, u64::from(path_mtu_bytes));
@@ -322,8 +334,8 @@ impl CountedConnection {
         self.lanes.get(lane).map_or_else(Record::detached, |(_, record)| record.clone())
     }
 
-    /// Ends the connection and adds its totals to the summary. The summary leaves out later counts,
-    /// made while the peer closes.
+    /// Ends the connection and adds its totals to the summary. If the connection counts more while
+    /// the peer closes, the summary leaves these counts out.
     pub fn end(&self) {
         if self.has_ended.swap(true, Ordering::Relaxed) {
             return;
@@ -354,7 +366,8 @@ impl Drop for CountedConnection {
     }
 }
 
-/// Converts a time to nanoseconds; enough for 584 years.
+/// Converts a time to nanoseconds. Times above 584 years, the most that 64 bits can hold, become
+/// [`u64::MAX`].
 pub fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,19 +1,21 @@
 //! Layout of a process's counters, and a parser for readers.
 //!
 //! A process with connections keeps one memory file: a memfd named [`FILE_NAME`], sealed against
-//! changes of its size. Readers find it among the links of `/proc/PID/fd` and read it with `pread`.
-//! The file has a header and a fixed number of records, all in 8-byte words of the machine's byte
-//! order. A record has the counters of one lane of one connection in one direction.
+//! changes of its size. Readers find the file among the links of `/proc/PID/fd`, and open and read
+//! it there. The file has a header and a fixed number of records, all in 8-byte words of the
+//! machine's byte order. A record has the counters of one lane. A lane belongs to one connection,
+//! which carries data in one direction.
 //!
-//! Each word has one writer at a time. The user of the data path writes the lane's counters. The
-//! service thread writes losses and recoveries, and the state that changes with them. The thread
-//! that makes or closes the connection writes the rest. There are no locks, so a reader may see a
-//! new number of bytes next to an old number of writes. A record's description changes only while
-//! its [`Word::Sequence`] is odd. A reader accepts a record if the sequence was even, and was the
-//! same before and after reading the record.
+//! Each word but [`Word::State`] has one writer at a time. The user of the data path writes the
+//! lane's counters. The service thread writes losses and recoveries, the state and the path MTU
+//! that change with them, and [`Word::Stall`]. The thread that makes or closes the connection
+//! writes the rest, and may write the state at the same time as the service thread. There are no
+//! locks, so a reader may see a new number of bytes next to an old number of writes. The
+//! description of a record's lane changes only while its [`Word::Sequence`] is odd. A reader
+//! accepts a record if the sequence was even, and was the same before and after reading the record.
 //!
-//! The owner of the process can write anything into the file. So [`Counters::parse`] limits every
-//! number by the bytes that were read and makes every text printable.
+//! The owner of the process can write anything into the file. So [`Counters::parse`] returns no
+//! more records than the bytes read contain, and makes every text printable.
 
 /// Name of the memory file; its link in `/proc/PID/fd` is `/memfd:NAME (deleted)`.
 pub const FILE_NAME: &str = "nccl-net-spark-counters";
@@ -25,8 +27,8 @@ pub const VERSION: u64 = 1;
 pub const HEADER_WORDS: usize = 16;
 /// Size of a record in words: six cache lines, so that two connections never share a line.
 pub const RECORD_WORDS: usize = 48;
-/// Number of records in a file. 72 connections of four rails in both directions need 576. All
-/// records take memory from the start, [`FILE_BYTES`] in total.
+/// Number of records in a file. For example, 72 connections in each direction, with four rails
+/// each, need 576 records. All records take memory from the start, [`FILE_BYTES`] in total.
 pub const RECORDS: usize = 4096;
 /// Size of the file in bytes.
 pub const FILE_BYTES: usize = (HEADER_WORDS + RECORDS * RECORD_WORDS) * 8;
@@ -49,26 +51,29 @@ pub enum HeaderWord {
     RecordWords = 3,
     /// Number of records that the file has room for, [`RECORDS`].
     Records = 4,
-    /// Number of records that have ever been in use. The others are zero.
+    /// Number of records that have ever been in use. All words of the other records are zero.
     Used = 5,
     /// Number of lanes not counted because all records were in use.
     NotCounted = 6,
-    /// Process id in the process's own namespace. Outside a container the process has another id.
+    /// Process id, as the process itself sees it. If the process runs in a container, it has
+    /// another id outside.
     ProcessId = 7,
 }
 
-/// The words of a record. The words from [`Word::Bytes`] on are counters. While the record
-/// describes the same lane, they only grow, until they wrap around.
+/// The words of a record; the value of a variant is the index of the word in the record. The words
+/// from [`Word::Bytes`] on are counters. While the record describes the same lane, counters only
+/// grow, until they wrap around.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Word {
-    /// Odd while the description changes, 0 before the first use. Each change adds two.
+    /// Odd while the description of the lane changes, 0 before the first use. Each change adds two.
     Sequence = 0,
     /// A [`State`].
     State = 1,
     /// 1: this process sends; 2: it receives.
     Direction = 2,
-    /// The connection's number in this process, from 1. Its lanes share it.
+    /// The connection's number in this process, from 1. All lanes of the connection have the same
+    /// number.
     Connection = 3,
     /// The rail's payload rate in bits per second; 0 if unknown.
     BitsPerS = 4,
@@ -78,21 +83,23 @@ pub enum Word {
     PeerRail = 9,
     /// Name of the peer's host, without a port, [`PEER_BYTES`].
     Peer = 13,
-    /// Path MTU of the lane's newest queue pairs, in bytes; 0 before the first. Like
+    /// Path MTU of the lane's newest queue pairs, in bytes; 0 while the lane has had none. Like
     /// [`Word::State`], it changes without [`Word::Sequence`].
     PathMtu = 21,
     /// The connection's present stall ([`stall_word`]), 0 if it has none. Only in the record of the
     /// first lane. Like [`Word::State`], it changes without [`Word::Sequence`].
     Stall = 22,
-    /// Payload bytes: confirmed for a sender, received for a receiver.
+    /// Number of payload bytes. A sender counts bytes that were acknowledged, a receiver counts
+    /// bytes that have arrived.
     Bytes = 24,
     /// Number of shares that carried the bytes. A share of several writes counts once.
     Writes = 25,
-    /// Number of timed writes among [`Word::Writes`]. `flow::striping` times samples of the writes
-    /// of 4 to 16 KiB, and all larger ones. With one rail it times none.
+    /// Number of timed writes among [`Word::Writes`]. Of the messages of 4 to 16 KiB that are sent
+    /// on one lane, `flow::striping` times samples (and all while it tries another lane). It times
+    /// all other writes of 4 KiB or more. With one rail it times none.
     TimedWrites = 26,
-    /// Total duration of the timed writes, in ns. Each duration runs from the assignment of the
-    /// send to lanes to the confirmation of the share.
+    /// Total duration of the timed writes, in ns. Each duration starts when the send is assigned to
+    /// lanes, and ends when the share is confirmed.
     TimedNs = 27,
     /// The longest duration of a timed write, in ns.
     LongestNs = 28,
@@ -100,16 +107,18 @@ pub enum Word {
     Losses = 29,
     /// Number of recoveries.
     Recoveries = 30,
-    /// Total time lost, until the last recovery, in ns.
+    /// Total time for which the lane was lost, in ns. A loss adds its time when the lane recovers.
     LostNs = 31,
     /// Number of times that a request of the connection made no progress for a second or longer.
     /// Only in the record of the first lane.
     Stalls = 32,
-    /// Total known duration of the stalls, in ns. Only in the record of the first lane.
+    /// Total duration of the stalls, in ns, as far as it was measured so far. Only in the record of
+    /// the first lane.
     StalledNs = 33,
 }
 
-/// State of a record's lane. It changes without [`Word::Sequence`], because the lane is the same.
+/// State of a record's lane. A change of the state leaves [`Word::Sequence`] as it is, because the
+/// record still describes the same lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u64)]
 pub enum State {
@@ -196,7 +205,8 @@ pub struct Counters {
     pub not_counted: u64,
     /// Records that describe a lane.
     pub records: Vec<Record>,
-    /// Number of records that were invalid, or changed while they were read.
+    /// Number of records that are not in `records` because they were invalid, or changed while they
+    /// were read.
     pub passed_over: usize,
 }
 
@@ -242,7 +252,8 @@ impl Counters {
     }
 
     /// Parses two successive reads of a file. A record is taken from the first read if both reads
-    /// have the same even sequence. Records missing at the end were not in use.
+    /// have the same even sequence. The reads may end before the last record: records behind their
+    /// end came into use only after the reader had chosen how much to read, and are left out.
     ///
     /// # Errors
     /// The reason why the file cannot be shown.
@@ -283,8 +294,8 @@ pub fn text_words<const WORDS: usize>(text: &str) -> [u64; WORDS] {
     words
 }
 
-/// Returns the word for a stall: its cause's number (`flow::stall::Cause`) in the lowest byte, and
-/// its length in seconds above.
+/// Returns the word for a stall. The lowest byte is the number of the cause (`flow::stall::Cause`).
+/// The bytes above are the length of the stall so far, in seconds.
 pub fn stall_word(cause: u8, seconds: u64) -> u64 {
     u64::from(cause) | seconds << 8
 }
@@ -333,7 +344,8 @@ fn word_at(bytes: &[u8], word: usize) -> Option<u64> {
     bytes.get(word * 8..)?.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes))
 }
 
-/// Returns the text up to its first zero, with `?` for each byte that is not printable ASCII.
+/// Returns the text up to its first zero byte. Each byte that is not a visible ASCII character
+/// becomes `?`, a space too.
 fn printable(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     text.iter().map(|byte| if byte.is_ascii_graphic() { char::from(*byte) } else { '?' }).collect()

@@ -1,7 +1,7 @@
 //! Memory for counters: a memory file that other processes may open, or private memory.
 //!
-//! Every process that may inspect this one may also write to the file. So its words are only loaded
-//! and stored as atomics, and no index, length or decision depends on a value read from them. The
+//! Every process that may inspect this one may also write to the file. So the file's words are only
+//! loaded and stored as atomics, and no index, length or decision depends on a loaded value. The
 //! file cannot shrink, and its memory is allocated from the start: access to a page that the kernel
 //! cannot allocate would raise SIGBUS (`shmem_acct_blocks` in Linux's mm/shmem.c).
 
@@ -22,13 +22,13 @@ const FILE_WORDS: usize = FILE_BYTES / size_of::<AtomicU64>();
 
 pub type RecordWords = [AtomicU64; RECORD_WORDS];
 
-/// Counters of lanes that have no record yet.
+/// Words for lanes that have no record yet. What these lanes count is never read.
 static DISCARDED: RecordWords = [const { AtomicU64::new(0) }; RECORD_WORDS];
 
 /// The mapped memory file of a process. It exists until its `Counting` and all records are dropped.
 pub struct MemoryFile {
     start: NonNull<AtomicU64>,
-    /// Kept open, because readers find the file through it.
+    /// Kept open, because readers find the file by the link of this descriptor in `/proc`.
     fd: OwnedFd,
 }
 
@@ -94,15 +94,16 @@ impl Drop for MemoryFile {
     }
 }
 
-/// Location of a record's words, with a value attached. The address is stored, so that counting
-/// works alike for both kinds of memory.
+/// Location of a record's words, with a value attached. The words' address is stored, so that
+/// counting is the same for words in the memory file and in private memory.
 pub struct Place<T> {
     words: NonNull<RecordWords>,
     /// `None` for [`DISCARDED`].
     held: Option<Arc<OwnedWords<T>>>,
 }
 
-/// Owner of the words and the attached value, in one allocation because every lane has a place.
+/// The attached value, and the owner of the words. Both are in one allocation, because every lane
+/// has a place.
 struct OwnedWords<T> {
     attached: T,
     _owner: Owner,
@@ -119,7 +120,8 @@ unsafe impl<T: Send + Sync> Send for Place<T> {}
 unsafe impl<T: Send + Sync> Sync for Place<T> {}
 
 impl<T> Place<T> {
-    /// Returns the place of record `index` in the file, or private memory if it does not exist.
+    /// Returns the place of record `index` in the file, or a place in private memory if the file
+    /// has no such record.
     pub fn in_file(file: &Arc<MemoryFile>, index: usize, attached: T) -> Self {
         let words = file.words()[HEADER_WORDS..].chunks_exact(RECORD_WORDS).nth(index);
         let Some(Ok(words)) = words.map(<&RecordWords>::try_from) else { return Self::private(attached) };
@@ -162,7 +164,8 @@ impl<T> Deref for Place<T> {
     }
 }
 
-/// Creates a memory file of its final size, sealed against other sizes and further seals.
+/// Creates a memory file of its final size. Its seals forbid a change of the size, and further
+/// seals.
 fn create() -> io::Result<OwnedFd> {
     let name = CString::new(FILE_NAME)?;
     let make = |flags| {

@@ -9,8 +9,8 @@
 //! Failures here never fail a job. No decision depends on the file's content, because other
 //! processes can write it. Without the file, or when every record is in use, a lane counts into
 //! private memory, for log messages and the summary. During transfers, counting costs one load and
-//! one store by the counter's only writer ([`Record::add`]). Only starting or ending a connection
-//! takes a lock.
+//! one store by the counter's only writer ([`Record::add`]), and no lock. Starting and ending a
+//! connection take a lock.
 
 mod book;
 pub mod layout;

@@ -11,8 +11,8 @@ use std::path::Path;
 /// Values of a port's counters, by name.
 pub type PortCounters = BTreeMap<String, u64>;
 
-/// Names of the counters of packets and of lost packets in one direction: first mlx5's name, then
-/// soft-RoCE's.
+/// Names of the counters of packets, and of the counters of lost packets, in one direction. Each
+/// array has mlx5's name first, then soft-RoCE's.
 struct DirectionCounters {
     name: &'static str,
     packets: [&'static str; 2],
@@ -32,8 +32,8 @@ const DIRECTION_COUNTERS: [DirectionCounters; 2] = [
     },
 ];
 
-/// Other counters that show loss or congestion. A pulled cable raises the first two as well, so
-/// [`losses_text`] uses none of this list.
+/// Other counters that show loss or congestion. [`losses_text`] uses none of them, because a pulled
+/// cable, which is no packet loss, also raises the first two.
 const OTHER_ERROR_COUNTERS: [&str; 10] = [
     "local_ack_timeout_err",
     "completer_retry_err",
@@ -47,10 +47,11 @@ const OTHER_ERROR_COUNTERS: [&str; 10] = [
     "rx_icrc_encapsulated",
 ];
 
-/// Number of packets in which one loss is tolerable. More losses slow a rail down: each costs a
-/// retransmission of about 100 us, on a link that sends 3 million packets of 4 KiB a second.
+/// One lost packet in this number of packets is tolerable. More losses slow a rail down: each loss
+/// costs a retransmission of about 100 us, on a link that sends 3 million packets of 4 KiB a
+/// second.
 pub const TOLERATED_LOSS_ONE_IN: u64 = 100_000;
-/// Fewer lost packets than this are not reported, because they are too few for a rate.
+/// Fewer lost packets than this are not reported, because they are too few to compute a loss rate.
 const MIN_LOST: u64 = 10;
 
 /// Returns true for a counter of errors or congestion.
@@ -67,7 +68,8 @@ pub fn is_known(name: &str) -> bool {
     is_error(name) || DIRECTION_COUNTERS.iter().flat_map(|direction| direction.packets).any(|known| known == name)
 }
 
-/// Reads the counters of a port that `wanted` accepts. `sysfs` is the mount point of sysfs.
+/// Reads those counters of a port whose names `wanted` accepts. `sysfs` is the mount point of
+/// sysfs.
 pub fn read(sysfs: &Path, device: &str, port: u8, wanted: impl Fn(&str) -> bool) -> PortCounters {
     let port = sysfs.join("class/infiniband").join(device).join("ports").join(port.to_string());
     let folders = ["counters", "hw_counters"].map(|kind| std::fs::read_dir(port.join(kind)));
@@ -79,8 +81,9 @@ pub fn read(sysfs: &Path, device: &str, port: u8, wanted: impl Fn(&str) -> bool)
     folders.into_iter().flatten().flatten().flatten().filter_map(value).collect()
 }
 
-/// Returns the counters that have grown since `start`. A counter below its start began again at 0,
-/// because its device left and returned.
+/// Returns the growth of each counter that has grown since `start`. A counter below its value in
+/// `start` began again at 0, because its device left and returned. A counter that `start` lacks is
+/// left out.
 pub fn growth(start: &PortCounters, now: &PortCounters) -> PortCounters {
     let gained = |(name, value): (&String, &u64)| {
         let start = start.get(name)?;
@@ -89,15 +92,17 @@ pub fn growth(start: &PortCounters, now: &PortCounters) -> PortCounters {
     now.iter().filter_map(gained).filter(|(_, gained)| *gained > 0).collect()
 }
 
-/// Returns errors and congestion as "4,830 packet_seq_err, 12 out_of_sequence", if any.
+/// Returns the growth of the counters of errors and congestion as text:
+/// "12 out_of_sequence, 4,830 packet_seq_err". `None` if none of these counters has grown.
 pub fn errors_text(growth: &PortCounters) -> Option<String> {
     let errors = growth.iter().filter(|(name, _)| is_error(name));
     let texts: Vec<String> = errors.map(|(name, count)| format!("{} {name}", grouped(*count))).collect();
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 
-/// Returns the lost packets as "4,830 of 1,000,000 sent packets", if more than one in
-/// [`TOLERATED_LOSS_ONE_IN`] was lost in a direction.
+/// Returns the lost packets as "4,830 of 1,000,000 sent packets", for each direction in which more
+/// than one packet in [`TOLERATED_LOSS_ONE_IN`] was lost, and at least `MIN_LOST` packets. `None`
+/// if there is no such direction.
 pub fn losses_text(growth: &PortCounters) -> Option<String> {
     let sum = |names: &[&str]| {
         names.iter().filter_map(|name| growth.get(*name)).fold(0, |sum: u64, n| sum.saturating_add(*n))

@@ -13,12 +13,14 @@ pub struct Carried {
     pub losses: u64,
     pub recoveries: u64,
     pub lost: Duration,
-    /// Stalls of the connection, in the totals of its first lane only; 0 for other lanes.
+    /// Number of stalls of the connection, in the totals of its first lane. 0 for the other lanes.
     pub stalls: u64,
+    /// Total duration of these stalls.
     pub stalled: Duration,
 }
 
-/// Totals of closed connections. Sums wrap around: other processes can write the counters.
+/// Totals of closed connections. Sums of counts wrap around, and sums of durations stop at the
+/// maximum, because other processes can write any value into the counters.
 #[derive(Debug, Default)]
 pub struct Summary {
     rails: BTreeMap<String, OfRail>,
@@ -30,10 +32,12 @@ pub struct Summary {
 struct OfRail {
     sent_bytes: u64,
     received_bytes: u64,
-    /// Losses of the lane with the most losses. A sum would count a failed rail once for each of
-    /// its connections.
+    /// The number of losses of the lane with the most losses. A sum over all lanes would count one
+    /// failure of the rail once for each connection.
     losses: u64,
+    /// The number of recoveries of the lane with the most recoveries.
     recoveries: u64,
+    /// The longest total time for which a lane was lost.
     lost: Duration,
 }
 
@@ -52,8 +56,8 @@ impl Summary {
         self.stalled = self.stalled.saturating_add(carried.stalled);
     }
 
-    /// Returns the lines for the log: the total and one for each rail; none if no bytes were
-    /// transferred.
+    /// Returns the lines for the log: one with the totals, and one for each rail. Returns no lines
+    /// if no bytes were transferred by rails and no messages by TCP.
     pub fn lines(&self, (tcp_bytes, tcp_messages): (u64, u64)) -> Vec<String> {
         let sum = |of: fn(&OfRail) -> u64| self.rails.values().fold(0_u64, |sum, rail| sum.wrapping_add(of(rail)));
         let (sent, received) = (sum(|rail| rail.sent_bytes), sum(|rail| rail.received_bytes));

@@ -1,8 +1,9 @@
 //! Causes of errors: an enum for each variant of [`super::Error`], and enums and structs that these
-//! contain. A cause has the names and figures of its event.
+//! contain. The fields of a cause are the names and figures of its event.
 //!
-//! This module imports no other. Text of other modules or of a peer is in `why` or `how`; lists of
-//! rails are text in `rails`, `lanes` or `tries`.
+//! This module imports no other module of the crate. If a cause contains text that another module
+//! or a peer has made, the text is in the field `why` or `how`. Lists of rails are text in the
+//! fields `rails`, `lanes` and `tries`.
 
 #![allow(missing_docs, reason = "the text of each cause explains the cause and its fields")]
 
@@ -94,7 +95,7 @@ fn no_device(failures: &[String]) -> String {
     }
 }
 
-/// System or verbs call with its arguments. `hint` is empty, or has a cure in parentheses.
+/// System call or verbs call, with its arguments. `hint` is empty, or has a remedy in parentheses.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum Call {
     #[error("cannot watch for fork() (pthread_atfork)")]
@@ -261,7 +262,7 @@ pub struct TcpPath {
     pub interface: String,
 }
 
-/// Request without progress. `what` is the request with an article: "a posted send".
+/// Request that has made no progress. `what` names the request, with an article: "a posted send".
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum Waited {
     #[error("{what} had waited {waited:.1?}")]
@@ -272,7 +273,7 @@ pub enum Waited {
     Receive { what: &'static str, waited: Duration, pending: usize },
 }
 
-/// Reason why no bytes get through. Limits are in seconds.
+/// Reason why no bytes get through. `limit` is a setting's value in seconds.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum Network {
     #[error("bootstrap connection to {peer} failed: {why}")]
@@ -359,7 +360,7 @@ pub enum Violation {
     PathMtu { rail: String, mtu_bytes: u32, most: u32 },
 }
 
-/// Step that took too long. Limits are in seconds.
+/// Step that took too long. `limit` is a setting's value in seconds.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum TimedOut {
     #[error("timed out after {waited:.0?} waiting for {what} (NCCL_SPARK_CONNECT_TIMEOUT_S={limit})")]
@@ -376,8 +377,9 @@ pub enum TimedOut {
     Stalled { peer: String, waited: Duration, limit: u64, why: StallCause },
 }
 
-/// Cause of a stall. `idle` is the time since the peer's last progress, from its answer. `silent`
-/// is the time since the question that the peer has not answered.
+/// Cause of a stall. This side asks the peer about its progress. If the peer answers, `idle` is the
+/// time since the peer's last progress. If it does not answer, `silent` is the time since the
+/// question.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum StallCause {
     #[error("the peer's rank has posted no receive for {idle:.0?}: its GPU or its program is late")]

@@ -6,8 +6,8 @@ mod causes;
 
 pub use causes::*;
 
-/// Error of a plugin call. The variant determines the NCCL result; its fields have the cause.
-/// `Display` makes the text, for NCCL's logger or the command line.
+/// Error of a plugin call. The variant determines the result code that NCCL gets. The variant's
+/// fields have the cause. `Display` makes the text, for NCCL's logger or the command line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Unknown or malformed setting, or unreadable settings file.
@@ -38,7 +38,7 @@ pub enum Error {
     #[error(transparent)]
     Usage(#[from] Usage),
     /// No bytes get through: no rail works, devices refuse a request on every rail, an address is
-    /// gone, or the bootstrap's TCP failed.
+    /// gone, or a TCP connection failed (the bootstrap's, or a stream).
     #[error(transparent)]
     Network(#[from] Network),
     /// The peer closed the connection, or its process is gone.
@@ -47,7 +47,7 @@ pub enum Error {
     /// The peer broke the protocol.
     #[error(transparent)]
     Protocol(#[from] Violation),
-    /// The peer did not do its part within the limit.
+    /// The peer, NCCL or a device of this host did not do something within its time limit.
     #[error(transparent)]
     TimedOut(#[from] TimedOut),
     /// Fault in this library.
@@ -58,8 +58,8 @@ pub enum Error {
 /// Result of the plugin's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Result of a function that runs for every message. The box keeps it small enough to be returned
-/// in registers. An unboxed [`Error`] would take twice the instructions.
+/// Result of a function that runs for every message. The box keeps the result small enough to be
+/// returned in registers. With an unboxed [`Error`], a call would take twice the instructions.
 pub type Quick<T> = std::result::Result<T, Box<Error>>;
 
 impl From<Box<Error>> for Error {
@@ -97,15 +97,18 @@ impl Error {
         matches!(self, Self::Os { errno: libc::ENOLINK, .. })
     }
 
-    /// Returns true if the same call may succeed later: the peer's address does not resolve or has
-    /// no route yet (`rdma_resolve_ip` in drivers/infiniband/core/addr.c), the port's addresses are
-    /// not those agreed, or the device is away. NCCL repeats `ibv_modify_qp` only after a time-out.
+    /// Returns true if the same call may succeed later. This is so if the peer's address does not
+    /// resolve or has no route yet (`rdma_resolve_ip` in drivers/infiniband/core/addr.c), if the
+    /// device is away, and after every [`Error::Network`]: for example the port's address is not
+    /// the agreed one, or another connection tests the path. NCCL's own transport repeats
+    /// `ibv_modify_qp` by default only after ETIMEDOUT.
     pub fn is_temporary(&self) -> bool {
         let is_path = matches!(self, Self::Os { errno: libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH, .. });
         is_path || matches!(self, Self::Network(_)) || self.is_removal() || self.is_failed_device()
     }
 
-    /// Returns true if the process or the host has no file descriptor left; some may become free.
+    /// Returns true if the process or the host has no file descriptor left. The call may succeed
+    /// later, when descriptors become free.
     pub fn is_shortage(&self) -> bool {
         matches!(self, Self::Os { errno: libc::EMFILE | libc::ENFILE, .. })
     }

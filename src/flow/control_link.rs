@@ -1,8 +1,9 @@
 //! The control messages between the two ends of a connection. Each message is delivered exactly
 //! once and in order, although the paths may lose, duplicate and delay control frames.
 //!
-//! Stop and wait: one control message is under way at a time, and its frame is sent again until the
-//! peer acknowledges it. A single path that works from time to time is enough.
+//! The protocol is stop-and-wait: one control message is under way at a time, and its frame is sent
+//! again until the peer acknowledges the message. A single path that works from time to time is
+//! enough.
 
 use crate::wire::codec::Malformed;
 use crate::wire::control::{ControlFrame, ControlMessage};
@@ -11,12 +12,15 @@ use std::collections::VecDeque;
 /// One end's outgoing control messages, and the number of the last message received.
 #[derive(Debug, Default, Clone, Hash)]
 pub struct ControlLink {
+    /// Control messages that were queued and not sent yet.
     waiting: VecDeque<ControlMessage>,
-    /// Number of the last control message sent. `message` is its encoding; `confirmed` is the last
-    /// number that the peer has acknowledged.
+    /// Number of the last control message sent, counted from 1.
     sent: u64,
+    /// Encoding of the last control message sent.
     message: Vec<u8>,
+    /// Number of the last control message that the peer has acknowledged.
     confirmed: u64,
+    /// Number of the last control message received from the peer.
     received: u64,
     /// True while a frame is due: for a new message, an acknowledgement or a repetition.
     is_due: bool,
@@ -39,7 +43,8 @@ impl ControlLink {
         self.waiting.len()
     }
 
-    /// Returns the number of the control message under way: sent, but not acknowledged.
+    /// Returns the number of the control message under way, which was sent but is not acknowledged.
+    /// `None` if no message is under way.
     pub fn under_way(&self) -> Option<u64> {
         (self.sent > self.confirmed).then_some(self.sent)
     }
@@ -54,7 +59,8 @@ impl ControlLink {
         std::mem::take(&mut self.is_due).then(|| self.frame())
     }
 
-    /// Returns the current control frame: the message under way, if any, and an acknowledgement.
+    /// Returns the current control frame. It contains the message under way, if any, and
+    /// acknowledges the last message received.
     pub fn frame(&self) -> ControlFrame {
         let awaits_confirmation = self.sent > self.confirmed;
         let message = if awaits_confirmation { self.message.clone() } else { Vec::new() };
@@ -135,8 +141,8 @@ mod tests {
                         let frame = ends[at].frame();
                         under_way[at].push_back(frame);
                     }
-                    // Step 2 loses a frame. Step 3 delivers the newest frame early; it comes again
-                    // later.
+                    // Step 2 loses a frame. Step 3 delivers the newest frame early; the same frame
+                    // is delivered again later.
                     2 => _ = under_way[0].pop_front(),
                     3 => {
                         if let Some(frame) = under_way[1].back().cloned() {

@@ -1,6 +1,6 @@
-//! Epochs of a receiver's memory keys, by lane. When a device of the receiver returns with new
-//! keys, a new epoch begins. The control message JOINED gives the sender the first epoch in which a
-//! lane's keys are valid.
+//! Epochs: the generations of a receiver's memory keys. When a device of the receiver returns with
+//! new keys, a new epoch begins. The control message JOINED gives the sender the first epoch in
+//! which a lane's keys are valid.
 
 use crate::wire::MAX_RAILS;
 use crate::wire::cts::Epoch;
@@ -23,12 +23,14 @@ impl Epochs {
         self.first_valid[lane.index()]
     }
 
-    /// Begins the next epoch, because a lane's device has returned with new keys.
+    /// Begins the next epoch, because the device of `lane` has returned with new keys. The new
+    /// epoch is the first one in which the lane's keys are valid.
     pub(super) fn begin(&mut self, lane: LaneId) {
         self.learn(lane, self.newest.next());
     }
 
-    /// Sets the first epoch of a lane. Returns true if it has changed.
+    /// Sets the first epoch in which a lane's keys are valid. If this epoch is later than the
+    /// newest one, it becomes the newest. Returns true if the lane's first epoch has changed.
     pub(super) fn learn(&mut self, lane: LaneId, epoch: Epoch) -> bool {
         let before = std::mem::replace(&mut self.first_valid[lane.index()], epoch);
         if epoch.is_since(self.newest) {
@@ -38,7 +40,8 @@ impl Epochs {
         before != epoch
     }
 
-    /// Returns the lanes of the set `open` for which a CTS entry of this epoch has valid keys.
+    /// Returns those lanes of the bit set `open` for which a CTS entry of this epoch has valid
+    /// keys.
     pub(super) fn lanes_with_keys(&self, open: u8, epoch: Epoch) -> u8 {
         let has_key = |lane: &LaneId| epoch.is_since(self.first_valid[lane.index()]);
         LaneId::all(MAX_RAILS).filter(has_key).fold(0, |lanes, lane| lanes | lane.bit()) & open

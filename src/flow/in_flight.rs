@@ -6,10 +6,10 @@
 //! connection that fails ([`Hold::release_all`]) or is dropped releases all its reserved bytes. No
 //! connection releases more than it has reserved.
 //!
-//! A send larger than the bound reserves the whole bound. So it begins only when nothing else is in
-//! flight, and no other send begins while it runs. An empty send reserves nothing. A send that does
-//! not fit is refused, and does not block. There is no queue: when there is room, the first send
-//! that tries again begins.
+//! A send larger than the bound reserves the whole bound. So it begins only when no other bytes are
+//! in flight, and while it runs, only empty sends begin. An empty send reserves nothing. A send
+//! that does not fit is refused, and does not block. There is no queue: when there is room, the
+//! first send that tries again begins.
 //!
 //! If the setting is off, there is no [`Bound`] and no [`Hold`], and the data path reserves
 //! nothing.
@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counter of reserved bytes, shared by all connections.
+/// The bound, and the counter of reserved bytes. All connections of the process share them.
 #[derive(Debug)]
 pub struct Bound {
     most_bytes: u64,
@@ -32,12 +32,12 @@ pub struct Hold {
 }
 
 impl Bound {
-    /// Returns a bound of `most_bytes`, at least 1, with nothing reserved.
+    /// Returns a bound of `most_bytes`, with nothing reserved. A bound of 0 is raised to 1.
     pub fn new(most_bytes: u64) -> Self {
         Self { most_bytes: most_bytes.max(1), reserved_bytes: AtomicU64::new(0) }
     }
 
-    /// Returns the bound.
+    /// Returns the bound, in bytes.
     pub fn most_bytes(&self) -> u64 {
         self.most_bytes
     }
@@ -56,11 +56,12 @@ impl Bound {
     /// Reserves `charge` bytes if they fit.
     ///
     /// Relaxed, here and in `release`: the counter publishes no memory, and no memory is read
-    /// because of its value. It never exceeds the bound: all changes of one atomic have a single
-    /// order, and each change applies to the value of the change before it. A send's write is
-    /// posted after its `reserve`, and depends on the result of `reserve`. The bytes are released
-    /// after the send's completion was polled, and the release depends on that poll. No supported
-    /// processor makes a store visible before a load that the store depends on.
+    /// because of its value. The counter never exceeds the bound: all changes of one atomic have a
+    /// single order, and each change applies to the value of the change before it. The counter
+    /// includes every send that is really in flight: a send's write is posted after its `reserve`,
+    /// and depends on the result of `reserve`. The bytes are released after the send's completion
+    /// was polled, and the release depends on that poll. No supported processor makes a store
+    /// visible before a load that the store depends on.
     fn reserve(&self, charge: u64) -> bool {
         let fits = |reserved: u64| reserved.checked_add(charge).filter(|sum| *sum <= self.most_bytes);
         self.reserved_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
@@ -73,7 +74,7 @@ impl Bound {
 }
 
 impl Hold {
-    /// Returns the state of a connection that has nothing in flight.
+    /// Returns the `Hold` of a connection that has nothing in flight.
     pub fn new(bound: Arc<Bound>) -> Self {
         Self { bound, bytes: 0 }
     }
@@ -209,7 +210,7 @@ mod tests {
                     Use::Release(_) => {}
                     Use::Fail => {
                         holds[at].release_all();
-                        // These sends may still be confirmed.
+                        // The failed connection's sends may still be confirmed.
                         running[at].drain(..).for_each(|bytes| holds[at].release(bytes));
                     }
                     Use::Drop => {

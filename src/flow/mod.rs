@@ -8,12 +8,12 @@
 //!
 //! - Messages: `receives` (granted receives), `shadow` (the receiver's copy of the ring), `next`
 //!   (the next receive in the ring), `sends` (running sends), `epochs` (generations of keys in CTS
-//!   entries), `in_flight` (the limit `NCCL_SPARK_INFLIGHT_BYTES`), `streams` (messages over TCP).
+//!   entries), `in_flight` (the bound `NCCL_SPARK_INFLIGHT_BYTES`), `streams` (messages over TCP).
 //! - Lanes of a message: `striping` (choice of lanes), `plan` (bytes for each lane), `pace`
 //!   (measured rates), `paths` (expected rates).
 //! - Rails of a connection: `pairing` (pairs of rails), `recovery` (from the loss of a rail to its
 //!   return), `control_link` (control messages in order, over paths that lose and duplicate
-//!   frames), `redial` (times of new TCP connections), `stall` (cause of a stall).
+//!   frames), `redial` (when to dial a new TCP connection), `stall` (cause of a stall).
 
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_types)]
@@ -37,8 +37,9 @@ pub mod striping;
 
 use crate::wire::SLOTS;
 
-/// Returns the number of the receive after `sequence`. A receive's number, modulo [`SLOTS`], is its
-/// slot. The tests' model has only the first `N` slots, so numbers of other slots are skipped.
+/// Returns the number of the receive after receive number `sequence`. A receive's number, modulo
+/// [`SLOTS`], is its slot. `N` is [`SLOTS`], except in the tests' model: the model has only the
+/// first `N` slots, so this function skips the numbers of the other slots.
 #[inline(always)]
 const fn sequence_after<const N: usize>(sequence: u64) -> u64 {
     let next = sequence + 1;

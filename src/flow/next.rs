@@ -1,5 +1,8 @@
-//! The next receive in the ring: detects that its CTS (clear-to-send) entries have arrived
-//! completely, and finds the part for a send.
+//! The next receive in the ring, which is the sender's memory for CTS (clear-to-send) entries.
+//!
+//! A receive has one to eight parts, with one entry for each part. A receive with several parts is
+//! a group. This file detects that all entries of the next receive have arrived completely, and
+//! finds the part that matches a send.
 
 use super::sequence_after;
 use crate::wire::PARTS;
@@ -7,13 +10,13 @@ use crate::wire::cts::{ENTRY_WORDS, Entry, Epoch, Violation, entry_word, rkey_in
 use crate::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The receive at the head of the ring. A send can match only a part of this receive. Its place in
-/// the ring gets another receive only after the receiver has all its bytes.
+/// The receive at the head of the ring. A send can match only a part of this receive. The receiver
+/// reuses the receive's place in the ring only after it has all bytes of the receive.
 #[derive(Debug, Clone, Default, Hash)]
 pub(super) struct Next<const N: usize> {
     sequence: u64,
-    /// Bit set of the parts for which no send has started. 0 while the group has not arrived, and
-    /// for a receive with a single part that `peek` finds.
+    /// Bit set of the parts for which no send has started. `search` sets it when all entries of the
+    /// receive have arrived; before, it is 0. It stays 0 if `peek` finds the part for a send.
     waiting: u8,
     epoch: Epoch,
 }
@@ -23,7 +26,7 @@ pub(super) struct Next<const N: usize> {
 pub struct Head {
     /// The receive's number on this connection.
     pub sequence: u64,
-    /// Part of that receive.
+    /// Index of the part in that receive.
     pub part: u8,
     /// Address in the receiver's memory to write to.
     pub addr: u64,
@@ -31,19 +34,22 @@ pub struct Head {
     pub buffer_bytes: u64,
     /// Epoch of the receiver's keys in the entry.
     pub epoch: Epoch,
+    /// Index in the ring of the entry's first word.
     pub(super) at: usize,
 }
 
 impl Head {
     /// Returns the buffer's key on a lane's rail. `ring` must be the ring in which the part was
-    /// found. Valid until the send is done.
+    /// found. May be called until the send is done: afterwards, the receiver may overwrite the
+    /// entry.
     #[inline(always)]
     pub fn rkey(&self, ring: &[AtomicU64], lane: LaneId) -> u32 {
         rkey_at(ring, self.at, lane)
     }
 }
 
-/// Returns the entry of a running send's receive part. `None` while the receiver rewrites it.
+/// Returns the CTS entry of part `part` of receive number `sequence`. Returns `None` if the entry
+/// has not arrived completely, or while the receiver rewrites it.
 pub(super) fn granted(ring: &[AtomicU64], sequence: u64, part: u8) -> Option<Entry> {
     entry_at(ring, entry_word(sequence, usize::from(part)), sequence)
 }
@@ -52,22 +58,22 @@ pub(super) fn granted(ring: &[AtomicU64], sequence: u64, part: u8) -> Option<Ent
 fn rkey_at(ring: &[AtomicU64], at: usize, lane: LaneId) -> u32 {
     let (word, shift) = rkey_in(lane);
     let place = ring.get(at + word);
-    // Relaxed: this send has already read the word as part of a whole entry, and the word does not
-    // change until the receiver has all bytes of the send. A repeated grant has the same keys for
-    // all rails in use. (A rail whose key changes is lost first. A share that is sent again reads
-    // its key with [`granted`].)
+    // Relaxed: this send has already read the word as part of a whole entry, and the lane's key in
+    // the word does not change until the receiver has all bytes of the send. Even if the receiver
+    // repeats the grant, the entry has the same keys for all rails in use. (A rail whose key
+    // changes is lost first. A share that is sent again reads its key with [`granted`].)
     place.map_or(0, |place| (place.load(Ordering::Relaxed) >> shift) as u32)
 }
 
 /// Result of reading the entry at the head of the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peek {
-    /// The receive has not arrived.
+    /// The receive's first entry has not arrived completely.
     Nothing,
-    /// The receive matches this send.
+    /// The receive has a single part, which matches this send.
     Found(Head),
-    /// The receive is a group, or has another tag or an older epoch: use
-    /// [`super::sends::Sends::search`].
+    /// The receive is a group, or has another tag, an epoch other than the newest known one, or an
+    /// invalid buffer: use [`super::sends::Sends::search`].
     Search,
 }
 

@@ -1,36 +1,46 @@
 //! The speed of a rail, measured from its completions.
 //!
 //! A rail serves the writes of a connection in order. A write's service begins when the write is
-//! posted or when the write before it is done, whichever is later. The rate is the number of bytes
-//! done divided by their service time, both as decayed sums. The bytes of all connections of this
-//! process with the peer count, because the rail serves them in the same time. The rate includes
-//! every cause of slowness: the cable, a shared PCIe link, the peer's port, other jobs.
+//! posted or when the write before it is done, whichever is later. The rate is a number of bytes
+//! divided by the time of their service. Both are decayed sums: each new write lowers the weight of
+//! all earlier writes. The sum of bytes includes the bytes of all connections between this process
+//! and the peer, because the rail serves them in the same time. So the rate shows every cause of
+//! slowness: the cable, a shared PCIe link, the peer's port, other jobs.
 //!
-//! A back-to-back write is posted before the write before it is done. A write that finds the rail
-//! idle measures less well: its latency lowers the rate, and credit that the idle rail has
-//! collected (in a shaper or in buffers) raises it. So such writes count only while there are no
-//! back-to-back writes.
+//! A write is back-to-back if it is posted while an earlier write is under way. A write that finds
+//! the rail idle measures less well: the write's latency lowers the rate, and credit that the idle
+//! rail has collected (in a shaper or in buffers) raises the rate. So the rate comes from such
+//! writes only if no back-to-back write was measured, or after `MIN_SINGLES` such writes in a row.
 //!
 //! The time of one write mostly shows the load of other connections at that moment. If shares
-//! followed this noise, some rails would be idle. `Steady` therefore averages many writes. It
-//! follows a change that is larger than noise within a few writes.
+//! followed this noise, some rails would be idle. `Steady` therefore averages many writes. But if
+//! the rate changes by more than noise, `Steady` follows the change within a few writes.
 
-/// Decay per write of the sums of the quick average: about four writes, to show changes.
+/// Each new write multiplies the sums of the quick average by this factor. The quick average covers
+/// about four writes, to show changes.
 const QUICK: f64 = 0.75;
-/// Decay per write of the sums of the slow average: about 32 writes, to ignore noise.
+/// Each new write multiplies the sums of the slow average by this factor. The slow average covers
+/// about 32 writes, to ignore noise.
 const SLOW: f64 = 31.0 / 32.0;
-/// Ratio of the larger average to the smaller, above which the quick one is off or far off.
+/// The quick average is off if the larger of the two averages is more than this multiple of the
+/// smaller one.
 const OFF: f64 = 1.6;
+/// The quick average is far off if the larger of the two averages is more than this multiple of the
+/// smaller one.
 const FAR_OFF: f64 = 2.5;
-/// Points for a write after which the quick average is off or far off. A write after which it is
-/// not off resets the points. At [`CHANGED_POINTS`] the rail's speed has changed, and the quick
-/// average replaces the slow one.
+/// Points that a write adds if the quick average is off after the write, but not far off. If the
+/// quick average is not off, the points are set to 0.
 const OFF_POINTS: u8 = 1;
+/// Points that a write adds if the quick average is far off after the write.
 const FAR_OFF_POINTS: u8 = 3;
+/// Number of points that shows that the rail's speed has changed. The quick average then replaces
+/// the slow one.
 const CHANGED_POINTS: u8 = 6;
-/// Idle time after which older measurements are discarded.
+/// A timed write that finds the rail idle discards all measurements, if the timed write before it
+/// was posted longer ago than this.
 const OLD_NS: u64 = 150_000_000;
-/// After this number of writes in a row that found the rail idle, the rate is that of such writes.
+/// After this number of writes in a row that found the rail idle, the rate is the average of such
+/// writes.
 const MIN_SINGLES: u8 = 16;
 
 /// A time, and the bytes that the rail had carried by then.
@@ -38,7 +48,8 @@ const MIN_SINGLES: u8 = 16;
 pub struct Moment {
     /// Time in nanoseconds.
     pub now_ns: u64,
-    /// Bytes on this rail confirmed so far to all connections of this process with the peer.
+    /// Bytes on this rail that were confirmed by then, over all connections between this process
+    /// and the peer.
     pub carried_bytes: u64,
 }
 
@@ -47,19 +58,20 @@ pub struct Moment {
 pub struct Pace {
     /// Bytes posted on the rail and not confirmed.
     pub outstanding_bytes: u64,
+    /// Number of timed writes under way.
     timed: u32,
     /// Start of service of the oldest timed write under way.
     mark: Moment,
-    /// True if the oldest timed write under way found the rail idle. `last_found_idle` is true if
-    /// this holds for the last confirmed write whose service took time.
+    /// True if the oldest timed write under way found the rail idle.
     found_idle: bool,
+    /// True if the last confirmed write whose service took time had found the rail idle.
     last_found_idle: bool,
     /// Time at which the last timed write was posted.
     pub given_ns: u64,
     back_to_back: Steady,
-    /// Average of the writes that found the rail idle (`single`), and their number since the last
-    /// back-to-back write (`singles`).
+    /// Average of the writes that found the rail idle.
     single: Served,
+    /// Number of writes that found the rail idle, since the last back-to-back write.
     singles: u8,
 }
 
@@ -67,6 +79,7 @@ pub struct Pace {
 struct Steady {
     quick: Served,
     slow: Served,
+    /// Points for a difference between the two averages; see [`CHANGED_POINTS`].
     points: u8,
 }
 
@@ -117,8 +130,8 @@ impl Steady {
 }
 
 impl Pace {
-    /// Returns true if no timed write is under way. The service of the next one then begins when it
-    /// is posted.
+    /// Returns true if no timed write is under way. The service of the next timed write then begins
+    /// when it is posted.
     #[inline(always)]
     pub fn is_idle(&self) -> bool {
         self.timed == 0

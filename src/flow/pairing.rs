@@ -4,7 +4,7 @@
 //! Rails with addresses in one subnet can reach each other. A subnet may allow several pairs for a
 //! rail (if both twins are in one subnet, or all rails on a switch are). Then the ports' names and
 //! the numbers of the PCIe links decide. The pairs are spread over all links, because two rails on
-//! one link carry no more than one.
+//! one link together carry no more than one of them alone.
 //!
 //! The remaining rails pair by [`Route`]s, because routers forward RoCE v2 packets. A Spark's NIC
 //! can also forward packets from one cable to another, if its owner sets rules for this. (Opposite
@@ -13,8 +13,9 @@
 //! back.
 //!
 //! In a common layout, only one of two twins has an address besides its link-local address. The
-//! other twin is paired with a rail of the peer on the same cable, if addresses and names identify
-//! that cable. Test writes then show if the pair works. A pair stays the same for the whole
+//! other twin is paired with a rail of the peer on the same cable. The addresses, the ports' names
+//! or the lack of another possible cable identify that cable; otherwise the twin is not paired by
+//! its cable. Test writes then show whether the pair works. A pair stays the same for the whole
 //! connection. When it returns after a loss, only its addresses are chosen again.
 
 use crate::wire::MAX_RAILS;
@@ -65,9 +66,9 @@ impl Pair {
     }
 }
 
-/// Returns at most [`MAX_RAILS`] pairs, in the order of the connecting side's rails. Rails that can
-/// be used now are paired first. Then the other rails get remaining partners, for later use.
-/// `routes` are the [`existing_routes`].
+/// Returns at most [`MAX_RAILS`] pairs, in the order of the connecting side's rails. First, rails
+/// that can be used now are paired with each other. Then the rails that are left over get pairs,
+/// for later use. `routes` must be the [`existing_routes`].
 pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Route]) -> Vec<Pair> {
     let mut found = Pairing { connector, acceptor, routes, pairs: Vec::new() };
     found.pair_up(|c, a| c.is_usable && a.is_usable);
@@ -78,8 +79,8 @@ pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Route])
     pairs
 }
 
-/// Returns the routes that exist (`exists`), for rails that cannot be paired without routes. A
-/// pair's preferred route comes first.
+/// Returns the existing routes between rails that cannot be paired without routes. `exists` tells
+/// whether a route exists. Of the routes between two rails, the preferred one comes first.
 pub fn existing_routes(
     connector: &[RailAdvert],
     acceptor: &[RailAdvert],
@@ -106,15 +107,17 @@ pub fn existing_routes(
     routes
 }
 
-/// Returns true if the host needs a route: the peer's address is outside the subnet of the host's
-/// address. Returns false if this subnet is unknown.
+/// Returns true if the host needs a route, because the peer's address is outside the subnet of the
+/// host's address `own`. Returns false if this subnet is unknown, or if both addresses are
+/// link-local.
 pub fn needs_route(own: &Address, peer_gid: [u8; 16]) -> bool {
     let peer = Address { gid: peer_gid, prefix: own.prefix };
     own.prefix.is_some() && !are_link_local(&own.gid, &peer_gid) && !in_one_subnet(own, &peer)
 }
 
-/// Chooses the addresses of a pair that returns after a loss. Does not check that the rails share a
-/// cable: these two rails alone do not show it, because a cable may join ports of different names.
+/// Chooses the addresses of a pair that returns after a loss. Does not check that the two rails
+/// share a cable. The rails alone do not show this, because a cable may join ports of different
+/// names.
 ///
 /// `attempt` counts the attempts since the pair last worked, from 1. Every second attempt prefers
 /// the link-local addresses, if both rails have one. Twins can answer ARP for each other, and
@@ -190,7 +193,7 @@ impl Pairing<'_> {
         self.even_out(first_routed, &by_route);
         self.take_spare_speed(&in_subnets);
         self.take_spare_speed(&by_route);
-        // `pair` drops the last pairs beyond the limit.
+        // The order matters: `pair` drops the last pairs beyond `MAX_RAILS`.
         self.pairs[before..].sort_by_key(|pair| (pair.connector, pair.acceptor));
     }
 
@@ -233,7 +236,7 @@ impl Pairing<'_> {
 
     /// Returns the sort key of a candidate pair; the smallest is the best. Criteria: the same port
     /// name on both sides, the same link number on both sides (two Sparks have the same PCIe
-    /// domains), then the distance in the order of rails.
+    /// domains), then the difference of the two rails' indices.
     fn rank(&self, pair: &Pair) -> (bool, bool, usize, usize, usize) {
         let (c, a) = self.ends(pair);
         let distance = pair.connector.abs_diff(pair.acceptor);
@@ -244,8 +247,8 @@ impl Pairing<'_> {
     /// rail replaces the pair of its other rail, if this lowers the crowding ([`crowd`]) and the
     /// ports' names match no worse. Then pairs the freed rail again, if possible.
     fn even_out(&mut self, first: usize, candidates: &[Pair]) {
-        // Terminates: each replacement lowers the crowding, which is a whole number, and each new
-        // pair lowers the number of unpaired rails.
+        // Terminates: each new pair lowers the number of unpaired rails. A replacement keeps that
+        // number and lowers the crowding, which is a whole number.
         while let Some((at, better)) = self.better(first, candidates) {
             self.pairs[at] = better;
             self.take_unpaired(candidates);
@@ -277,8 +280,9 @@ impl Pairing<'_> {
     }
 
     /// Returns true if cable `here` of the connecting side is cable `there` of the accepting side.
-    /// Existing pairs of either cable decide first. Otherwise returns false if the cables lead to
-    /// different hosts, and true if the ports' names match or no other cable is possible.
+    /// If either cable has a pair that needs no route, this pair decides. Otherwise returns false
+    /// if the cables lead to different hosts, and true if the ports' names match or no other cable
+    /// is possible.
     fn is_one_cable(&self, here: u8, there: u8) -> bool {
         let of_one_cable = self.pairs.iter().filter(|pair| !pair.is_routed);
         let mut known = of_one_cable.map(|pair| (cable(self.ends(pair).0), cable(self.ends(pair).1)));
@@ -312,8 +316,8 @@ impl Pairing<'_> {
         addressed(self.connector, here) && addressed(self.acceptor, there) && !on(self.connector, here).any(shares)
     }
 
-    /// Pairs a fast rail with several slower rails of the other side, as long as its spare speed is
-    /// at least half of the speed of the next rail.
+    /// Pairs a fast rail with several slower rails of the other side, as long as the fast rail's
+    /// spare speed is at least half of the speed of the next slower rail.
     fn take_spare_speed(&mut self, candidates: &[Pair]) {
         for candidate in candidates {
             if let Some(speed_mbps) = self.spare_mbps(candidate) {
@@ -322,9 +326,10 @@ impl Pairing<'_> {
         }
     }
 
-    /// Returns the speed that a paired rail can spare for an unpaired rail. Returns `None` if the
-    /// speed is too low for another pair, or if the unpaired rail's PCIe link already has a pair
-    /// with the fast rail.
+    /// Returns the speed that the paired rail of `candidate` can spare for the unpaired rail.
+    /// Returns `None` if this speed is too low for another pair, or if the paired rail already has
+    /// a pair with a rail on the unpaired rail's PCIe link. Also returns `None` unless exactly one
+    /// of the two rails is paired.
     fn spare_mbps(&self, candidate: &Pair) -> Option<u32> {
         let (c, a) = self.ends(candidate);
         let is_with_connector = |pair: &&Pair| pair.connector == candidate.connector;
@@ -349,7 +354,8 @@ impl Pairing<'_> {
     }
 }
 
-/// Returns a measure of crowding: the sum of the squares of the number of pairs on each PCIe link.
+/// Returns a measure of crowding: the number of pairs on each PCIe link of either side is squared,
+/// and the squares are added up.
 fn crowd(found: &Pairing, pairs: &[Pair]) -> usize {
     let alike = |one: &Pair| {
         let (c, a) = found.ends(one);
@@ -410,7 +416,7 @@ fn in_one_subnet(one: &Address, other: &Address) -> bool {
         return false;
     }
     // Prefix length to assume if the interface cannot be seen (in a container without the netdev):
-    // IPv4 /24, IPv6 /64.
+    // IPv4 /24 (which is 120 in the mapped address), IPv6 /64.
     let usual = if ipv4 { 120 } else { 64 };
     let prefix = match (one.prefix, other.prefix) {
         (Some(p), Some(q)) => p.max(q),

@@ -18,6 +18,7 @@ pub struct Paths {
     count: usize,
     /// Capacity of each passage, in Mb/s.
     capacity: Vec<f64>,
+    /// For each path, the bit set of its passages: bit `n` is the passage of `capacity[n]`.
     passes: [u64; MAX_RAILS],
 }
 
@@ -56,7 +57,7 @@ impl Paths {
                         paths.capacity.push(mbps);
                         known.len() - 1
                     });
-                    // Several ports may share a cable. The cable is as fast as the fastest of them.
+                    // Several ports may share a cable. The cable is as fast as its fastest port.
                     paths.capacity[at] = paths.capacity[at].max(mbps);
                     paths.passes[path] |= 1 << at;
                 }
@@ -100,10 +101,11 @@ impl Paths {
     }
 }
 
-/// Returns true if another rail on a cable of this side would add no bandwidth: the paths fill this
-/// cable, or all cables of the peer that paths on this cable lead to. The first end of each pair is
-/// this side's. A cable counts as full at nine tenths of its ports' line rate, because the line
-/// rate includes the framing, and the rate of a PCIe link does not.
+/// Returns true if another rail on `cable`, a cable of this side, would add no bandwidth. This is
+/// so if the paths fill `cable`. It is also so if every path on `cable` leads to a full cable of
+/// the peer. The first end of each pair is this side's. A cable counts as full at nine tenths of
+/// its ports' line rate, because the line rate includes the framing, and the rate of a PCIe link
+/// does not.
 pub fn is_cable_full(pairs: &[[End; 2]], cable: u8) -> bool {
     let rates = Paths::new(pairs).even_rates();
     let is_full = |side: usize, cable: u8| {

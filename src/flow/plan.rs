@@ -1,4 +1,5 @@
-//! Cuts a large message into shares that finish together, one for each lane that helps.
+//! Cuts a large message into shares that finish together, one for each lane that helps. A lane is a
+//! rail within one connection. A share is a contiguous part of a message, sent on one lane.
 //!
 //! The result is the same as if infinitely small pieces were given, one by one, to the lane that
 //! finishes each piece first. But each lane needs only one work request.
@@ -30,7 +31,8 @@ pub struct Share {
     pub bytes: u64,
 }
 
-/// The shares of one message, by offset: at least one. Together they are the whole message.
+/// The shares of one message, at least one, in the order of their offsets. Together they are the
+/// whole message.
 #[derive(Debug, Clone, Copy)]
 pub struct Shares {
     shares: [Share; MAX_RAILS],
@@ -38,7 +40,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Returns the shares, by offset.
+    /// Returns the shares, in the order of their offsets.
     #[inline]
     pub fn as_slice(&self) -> &[Share] {
         &self.shares[..self.count.min(MAX_RAILS)]
@@ -51,9 +53,9 @@ impl Shares {
         Self { shares, count: 1 }
     }
 
-    /// Moves about the last `bytes` of the message (more, for the alignment) to a share on another
-    /// lane. Does nothing if the last share would then be smaller than the new one, or if there are
-    /// [`MAX_RAILS`] shares.
+    /// Moves the last `bytes` of the message, and up to 127 more for the alignment, to a new share
+    /// on `lane`, which must not have a share yet. Does nothing if the last share has less than
+    /// twice `bytes` (rounded up to the alignment), or if there are [`MAX_RAILS`] shares.
     pub fn give(&mut self, lane: LaneId, bytes: u64) {
         let Some(last) = self.shares[..self.count.min(MAX_RAILS)].last_mut() else { return };
         if self.count >= MAX_RAILS || last.bytes < 2 * bytes.next_multiple_of(SHARE_ALIGNMENT) {
@@ -67,7 +69,8 @@ impl Shares {
     }
 }
 
-/// Returns the lane that would finish the whole message first, and its time in microseconds.
+/// Returns the lane that would finish the whole message first, and the time in microseconds until
+/// then. The time is infinite if no lane may be used.
 #[inline]
 pub fn soonest(bytes: u64, lanes: &[LaneLoad]) -> (LaneId, f64) {
     let done_us = |lane: &LaneLoad| (lane.backlog_bytes + bytes) as f64 / lane.bytes_per_us;
@@ -75,7 +78,8 @@ pub fn soonest(bytes: u64, lanes: &[LaneLoad]) -> (LaneId, f64) {
     each.fold((LaneId::default(), f64::INFINITY), |best, lane| if lane.1 < best.1 { lane } else { best })
 }
 
-/// Lanes that may get a share, sorted by the time at which they are free, then fastest first.
+/// Lanes that may get a share, sorted by the time at which they are free. Of lanes that are free at
+/// the same time, the fastest comes first.
 struct LanesByTime {
     lane: [LaneId; MAX_RAILS],
     free_at_us: [f64; MAX_RAILS],
@@ -84,9 +88,9 @@ struct LanesByTime {
 
 /// Cuts a message over `lanes` (1 to [`MAX_RAILS`]) by water-filling.
 ///
-/// Lanes are added in the order in which they become free. This ends
-/// - at the first lane that becomes free after the lanes so far would have finished together, or
-/// - when one more lane would make the average share smaller than `min_share_bytes` (above 0).
+/// Lanes are added in the order in which they become free. No more lanes are added
+/// - if the next lane becomes free only after the added lanes would have finished together, or
+/// - if one more lane would make the average share smaller than `min_share_bytes`.
 ///
 /// Then lanes whose share is smaller than half of `min_share_bytes` are removed, the smallest share
 /// first. Fewer lanes get a share if the message then ends at most `accepted_delay_us` microseconds
@@ -188,8 +192,8 @@ impl LanesByTime {
     }
 
     /// Returns the number of lanes that get a share, and the time (in microseconds) at which they
-    /// finish together. This is at most `accepted_delay_us` later than with all lanes that would
-    /// help.
+    /// finish together. This time is at most `accepted_delay_us` later than the time at which all
+    /// lanes that help would finish.
     #[inline]
     fn fill(&self, bytes: u64, lanes: &[LaneLoad], most: usize, accepted_delay_us: f64) -> (usize, f64) {
         let (mut rate, mut work, mut level, mut members) = (0.0, bytes as f64, 0.0, 0);
@@ -288,8 +292,8 @@ mod tests {
         assert_eq!(shares(1 << 20, &[(0.0, 0), (0.0, 0)]), [(0, 1 << 20)]);
     }
 
-    /// Returns the time (in microseconds) at which a message ends that is cut over `lanes` (1 to
-    /// [`MAX_RAILS`]), if shares cost nothing. Not finite if all lanes have rate 0.
+    /// Returns the time (in microseconds) at which a message ends if it is cut over `lanes` (1 to
+    /// [`MAX_RAILS`]) and shares cost nothing. The time is infinite if all lanes have rate 0.
     fn level_us(bytes: u64, lanes: &[LaneLoad]) -> f64 {
         let mut level = f64::INFINITY;
         // `level` falls with each round. Another lane may then be free too late for a share.
@@ -309,7 +313,8 @@ mod tests {
     }
 
     proptest! {
-        /// The time equals that of `LanesByTime::fill`, and no single lane finishes earlier.
+        /// `level_us` returns the same time as `LanesByTime::fill`, and no single lane finishes
+        /// the message earlier.
         #[test]
         fn the_level_is_the_end_time_of_a_freely_divided_message(
             bytes in 1..1u64 << 30,
@@ -367,7 +372,7 @@ mod tests {
                 at += share.bytes;
             }
             prop_assert_eq!(at, bytes);
-            // The last share is smaller by what the other shares gain by rounding.
+            // The other shares are rounded up, which makes the last share smaller.
             let rounding = SHARE_ALIGNMENT * got.len() as u64;
             prop_assert!(got.len() == 1 || got.iter().all(|s| s.bytes + rounding >= min / 2), "{:?}", got);
         }

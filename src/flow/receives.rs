@@ -2,7 +2,9 @@
 //!
 //! A receive has up to eight parts. It is granted when its CTS (clear-to-send) entries, one for
 //! each part, are written to the sender. Its slot is its number modulo the number of slots. The
-//! sender cuts the message for a part into shares, and ends each share with an immediate.
+//! sender cuts the message for a part into shares, one for each lane that it uses; a lane is a rail
+//! of this connection. The last write of each share has an immediate: 32 bits that name the slot,
+//! the part and the share.
 
 mod progress;
 
@@ -15,19 +17,21 @@ use crate::wire::immediate::Immediate;
 use crate::wire::{PARTS, SLOTS};
 use std::sync::atomic::AtomicU64;
 
-/// All receives of one connection, in `N` slots: all [`SLOTS`], or fewer in the tests' model.
+/// All receives of one connection, in `N` slots. `N` is [`SLOTS`], or less in the tests' model.
 #[derive(Debug, Clone)]
 pub struct Receives<const N: usize = SLOTS> {
     slots: [SlotState; N],
-    /// Entries beyond a receive's part count are stale.
+    /// The parts of each slot's receive. Elements beyond the receive's part count are left over
+    /// from earlier receives.
     parts: [[Part; PARTS]; N],
     /// Lane on which each slot's CTS entries were last written.
     lanes: [LaneId; N],
-    /// Slots (one bit each) whose grant must be repeated: lane lost, or keys changed.
+    /// Slots (one bit each) whose grant must be repeated, because its lane was lost or its keys
+    /// have changed.
     to_repeat: u32,
-    /// Slots of `to_repeat` whose keys changed and whose lane works. Their grant is repeated on the
-    /// same lane. On another lane, the repeated entries could arrive before the old ones, which
-    /// would then replace them.
+    /// Slots of `to_repeat` whose keys have changed and whose lane works. Their grant is repeated
+    /// on the same lane. On another lane, the repeated entries could arrive before the old ones,
+    /// and the old ones would then replace them.
     same_lane: u32,
     /// Slots whose repeated grant is not confirmed. No new receive gets such a slot, because the
     /// repeated entries could overwrite the new ones.
@@ -53,7 +57,9 @@ impl SlotState {
 #[derive(Debug, Clone, Copy, Hash)]
 struct Granted {
     sequence: u64,
+    /// Number of the receive's parts.
     count: u8,
+    /// Number of parts whose shares have not all arrived.
     unfinished: u8,
     completion: Completion,
 }
@@ -62,9 +68,11 @@ struct Granted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Completion {
     Pending,
-    /// The next test reports completion, even without data: the caller reads flags in the data.
+    /// The next test reports completion, even if the data has not arrived: NCCL checks flags in
+    /// the data.
     Optional,
-    /// Completion was reported before all data arrived. The slot is freed with its last immediate.
+    /// Completion was reported before all data had arrived. The last immediate of the receive frees
+    /// the slot.
     Reported,
 }
 
@@ -72,6 +80,7 @@ enum Completion {
 struct Part {
     buffer_bytes: u64,
     bytes: u64,
+    /// Bit set of the shares that have arrived.
     seen: u8,
     /// Number of the message's shares; 0 until the first share has arrived.
     shares: u8,
@@ -80,7 +89,7 @@ struct Part {
 impl Part {
     #[inline(always)]
     fn is_whole(&self) -> bool {
-        // 16 bits, because eight shares set all bits of `seen`, and `seen` plus one would overflow.
+        // 16 bits: eight shares set all bits of `seen`, and `seen` plus one would overflow 8 bits.
         self.shares == 1 || (u16::from(self.seen) + 1 == 1 << self.shares && self.shares != 0)
     }
 }
@@ -97,11 +106,11 @@ pub struct Grant {
 /// A grant to repeat now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Repeat {
-    /// The receive.
+    /// The receive whose grant is repeated.
     pub grant: Grant,
-    /// Number of its parts.
+    /// Number of the receive's parts.
     pub parts: usize,
-    /// Lane on which to repeat it.
+    /// Lane on which to repeat the grant.
     pub lane: LaneId,
 }
 
@@ -122,17 +131,18 @@ pub enum Violation {
     /// The receive has no part with this number, or the part has no share with this number.
     #[error("unexpected share {share} of part {part}")]
     Part {
-        /// The part named.
+        /// Number of the part, from the immediate.
         part: u8,
-        /// The share named.
+        /// Number of the share, from the immediate.
         share: u8,
     },
-    /// The share has already arrived, and more bytes were written for it.
+    /// The share has already arrived. The second write has bytes, or its immediate has another
+    /// number of shares.
     #[error("share {share} of part {part} arrived twice; the second write had {bytes} bytes")]
     Again {
-        /// The part.
+        /// Number of the part.
         part: u8,
-        /// Its share.
+        /// Number of the share.
         share: u8,
         /// Bytes written the second time.
         bytes: u32,
@@ -140,15 +150,15 @@ pub enum Violation {
     /// Two immediates of one message disagree about the number of shares.
     #[error("immediates of one message disagree: {before} and {now} shares")]
     Shares {
-        /// Number of shares in the first immediate.
+        /// Number of shares in the earlier immediates.
         before: u8,
-        /// Number of shares in this one.
+        /// Number of shares in the new immediate.
         now: u8,
     },
     /// The message is larger than the receive.
     #[error("{bytes} bytes for a receive of {buffer_bytes} bytes")]
     Overrun {
-        /// Bytes that arrived.
+        /// Bytes of the message that have arrived so far, with this write.
         bytes: u64,
         /// Size of the receive's buffer.
         buffer_bytes: u64,
@@ -156,7 +166,8 @@ pub enum Violation {
 }
 
 impl<const N: usize> Receives<N> {
-    /// Returns an empty set of receives. `chunk_bytes` is the chunk size of the connection.
+    /// Returns an empty set of receives. `chunk_bytes` is the connection's chunk size: the size of
+    /// each write of a share except the last write.
     pub fn new(chunk_bytes: u64) -> Self {
         Self {
             slots: [SlotState::Free; N],
@@ -172,7 +183,7 @@ impl<const N: usize> Receives<N> {
         }
     }
 
-    /// Returns the size of each write of a share except the last write.
+    /// Returns the chunk size: the size of each write of a share except the last write.
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
     }
@@ -190,9 +201,10 @@ impl<const N: usize> Receives<N> {
         self.open
     }
 
-    /// Takes the next slot for a receive with the given part sizes (1 to [`PARTS`] of them). `lane`
-    /// is the lane on which the caller writes its CTS entries. Returns `None` while the slot is in
-    /// use. An optional receive is reported done before its bytes have arrived.
+    /// Takes the next slot for a receive. `buffer_bytes` has the size of each part: the caller
+    /// checks that there are 1 to [`PARTS`]. `lane` is the lane on which the caller writes the
+    /// receive's CTS entries. Returns `None` if there is no room ([`Receives::has_room`]). An
+    /// `optional` receive is reported done before its bytes have arrived.
     #[inline(always)]
     pub fn grant(
         &mut self,
@@ -220,7 +232,7 @@ impl<const N: usize> Receives<N> {
         Some(Grant { slot, sequence })
     }
 
-    /// Records an immediate. `bytes` is the byte count of the write that it came with.
+    /// Records an immediate. `bytes` is the byte count of the write that had the immediate.
     ///
     /// # Errors
     /// A [`Violation`]; the state is unchanged then.
@@ -290,10 +302,10 @@ impl<const N: usize> Receives<N> {
         Ok(Arrival::Complete)
     }
 
-    /// Returns true if a receive is finished. Then also calls `tell` with the index and size of
-    /// each part, and frees the slot. An optional receive is finished immediately. If its bytes
-    /// have not arrived, it reports the sizes of its buffers, and keeps its slot until its bytes
-    /// arrive.
+    /// Returns true if a receive is finished. Then also calls `tell` with the index of each part
+    /// and the number of its bytes, and frees the slot. An optional receive is finished
+    /// immediately. If not all its bytes have arrived, `tell` gets the sizes of its buffers, and
+    /// the receive keeps its slot until all its bytes have arrived.
     ///
     /// # Errors
     /// [`NotInFlight`] if the slot has no receive, or if completion was reported before.
@@ -332,8 +344,8 @@ impl<const N: usize> Receives<N> {
         Received { granted: self.next, open: open.collect() }
     }
 
-    /// Marks the lost lane's grants that still wait for bytes, so that they are repeated. Both
-    /// sides have fenced the lane.
+    /// Marks the lost lane's grants that still wait for bytes, so that they are repeated. The
+    /// caller ensures that both sides have fenced the lane.
     pub fn lost(&mut self, lane: LaneId) {
         for ((slot, state), by) in Slot::all().zip(&self.slots).zip(self.lanes) {
             if by != lane {
@@ -359,8 +371,8 @@ impl<const N: usize> Receives<N> {
     }
 
     /// Begins an epoch, because a lane's device has returned with new keys. For all receives that
-    /// wait for bytes, puts new keys into their entries in `shadow` (the copy of the ring), and
-    /// marks their grants to be repeated. `keys_of` returns the keys for one part.
+    /// wait for bytes, puts new keys into their entries in `shadow` (the receiver's copy of the
+    /// ring), and marks their grants to be repeated. `keys_of` returns the keys for one part.
     ///
     /// # Errors
     /// The error of `keys_of`. The connection must then end.
@@ -383,9 +395,9 @@ impl<const N: usize> Receives<N> {
         Ok(())
     }
 
-    /// Returns a grant to repeat now, if any. The caller then writes its CTS entries. The grant's
-    /// lane is `preferred`, unless the grant must stay on its lane. `has_room` returns true if a
-    /// lane can take the write.
+    /// Returns a grant to repeat now, if any. The caller then writes the grant's CTS entries. The
+    /// lane for this is `preferred`, unless the grant must stay on its old lane. `has_room` returns
+    /// true if a lane can take the write.
     pub fn next_repeat(&mut self, preferred: LaneId, has_room: impl Fn(LaneId) -> bool) -> Option<Repeat> {
         let mut left = self.to_repeat & !self.repeating;
         while let Some(slot) = Slot::first_in(left) {
@@ -420,7 +432,8 @@ impl<const N: usize> Receives<N> {
         self.repeating &= !slot.bit();
     }
 
-    /// Returns the numbers of the oldest receive that waits for bytes and of the next new receive.
+    /// Returns two receive numbers: that of the oldest receive that waits for bytes, and that of
+    /// the next new receive. They are equal if no receive waits.
     pub fn message_range(&self) -> (u64, u64) {
         (self.delivered(), self.next)
     }

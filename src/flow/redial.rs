@@ -1,17 +1,19 @@
-//! The times at which the connecting side dials a new bootstrap TCP connection. The first attempt
-//! follows immediately after the loss of the old connection, later ones after pauses that double.
+//! Decides when the connecting side dials a new bootstrap TCP connection. The first attempt follows
+//! immediately after the loss of the old TCP connection, later attempts after pauses that double.
 //! Each attempt has a time limit.
 //!
-//! Each attempt has a number: its time in milliseconds since the connection came up. The accepting
-//! side refuses an attempt whose number is not above the last one. It also refuses numbers far in
-//! the future: with such a number, a stranger who learns the token could block all later attempts.
+//! Each attempt has a number: its time in milliseconds since the connection came up, or the last
+//! number plus one if that is larger. The accepting side refuses an attempt whose number is not
+//! above the number that it accepted last. It also refuses numbers far in the future: with such a
+//! number, a stranger who learns the token could block all later attempts.
 //!
 //! Times are nanoseconds since the connection came up. If time goes backwards, none has passed.
 
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLISECOND;
 
-/// Pause after the first failed attempt. Each further failure doubles it.
+/// Pause after the first failed attempt. Each further failure doubles the pause. A new TCP
+/// connection that is lost within [`STEADY`] counts as a failure too.
 const FIRST_PAUSE: u64 = 250 * MILLISECOND;
 /// Longest pause. Long, because over a hundred connections of a process with one peer may dial.
 const LONGEST_PAUSE: u64 = 16 * SECOND;
@@ -33,8 +35,9 @@ const CLOCK_TOLERANCE: u64 = 60 * SECOND;
 /// clocks be adjusted by at most 500 ppm (adjtimex(2)).
 const DRIFT: u64 = 1000;
 
-/// Returns true if the accepting side accepts an attempt with this number after the number `last`.
-/// `passed` is the accepting side's time since the connection came up.
+/// Returns true if the accepting side may accept the attempt with number `attempt`. `last` is the
+/// number of the last accepted attempt. `passed` is the accepting side's time since the connection
+/// came up.
 pub fn is_timely(attempt: u64, last: u64, passed: u64) -> bool {
     let most = passed.saturating_add(passed / DRIFT).saturating_add(CLOCK_TOLERANCE) / MILLISECOND;
     attempt > last && attempt <= most
@@ -64,10 +67,12 @@ pub enum Step {
 #[derive(Debug, Clone)]
 pub struct Attempts {
     state: DialState,
+    /// Number of the last attempt.
     last: u64,
 }
 
-/// State of the attempts. `pause` is the pause before the next attempt, or before the current one.
+/// State of the attempts. `pause` is the pause before the next attempt. In `UnderWay`, it is the
+/// pause that preceded the current attempt.
 #[derive(Debug, Clone, Copy)]
 enum DialState {
     Idle { since: u64, pause: u64 },

@@ -3,8 +3,8 @@
 //! The ring is the memory into which the receiver writes CTS (clear-to-send) entries, one for each
 //! part of a receive. A send is for one part. It is cut into shares, one for each lane that it
 //! uses; a lane is a rail of this connection. A share is one write, or several if it is larger than
-//! the connection's chunk size. Its last write has an immediate. The receiver's memory keys have a
-//! generation, the epoch.
+//! the connection's chunk size. Only the last write of a share has an immediate. The receiver's
+//! memory keys have a generation, the epoch.
 
 use super::NotInFlight;
 use super::epochs::Epochs;
@@ -42,9 +42,9 @@ pub struct Sends<const N: usize = SLOTS, const R: usize = REQUESTS> {
 #[derive(Debug, Clone, Copy, Hash)]
 enum Request {
     Free,
-    /// A send in one write, posted when it started. Its confirmation releases no reserved bytes.
-    /// With a bound, [`Sends::release_when_done`] therefore turns every send except an empty one
-    /// into [`Request::Cut`].
+    /// A send in one write, which was posted when the send started. The confirmation of this write
+    /// releases no reserved bytes. So [`Sends::release_when_done`] turns each send that has
+    /// reserved bytes into [`Request::Cut`].
     SingleWrite(SingleWrite),
     Cut(Cut),
     Done {
@@ -52,7 +52,8 @@ enum Request {
     },
 }
 
-/// The receive of a send, and the addresses of the source and the destination. Kept for a resend.
+/// The receive part that a send matches, and the addresses of source and destination. Kept for a
+/// resend.
 #[derive(Debug, Clone, Copy, Hash)]
 struct Origin {
     sequence: u64,
@@ -69,14 +70,17 @@ struct SingleWrite {
     lane: LaneId,
 }
 
-/// A send in several shares, or one whose writes are not all posted.
+/// A send with an entry in [`Sends::shares`] for each of its shares. [`Sends::start`] started it,
+/// or it was a [`Request::SingleWrite`] that lost its lane or has reserved bytes.
 #[derive(Debug, Clone, Copy, Hash)]
 struct Cut {
     origin: Origin,
     bytes: u64,
+    /// Number of shares.
     count: u8,
-    /// Bit sets of the shares that are not confirmed, and not fully posted.
+    /// Bit set of the shares that are not confirmed.
     unfinished: u8,
+    /// Bit set of the shares of which at least one write is not posted.
     unposted: u8,
 }
 
@@ -101,7 +105,8 @@ impl RunningShare {
 enum Left {
     #[default]
     Nothing,
-    /// The range is empty for the single write of an empty message.
+    /// From `from` up to, but not including, `to`. The range is empty for the single write of an
+    /// empty message.
     Range { from: u64, to: u64 },
     /// The whole share must be posted again, on a lane that is not chosen yet. Both ends have
     /// stopped its old lane.
@@ -115,8 +120,9 @@ pub struct LostShare {
     pub bytes: u64,
     /// Id of the registration of the bytes, as given to [`Sends::start`].
     pub registration_id: u32,
-    /// First lane that can carry the share, and the set of all such lanes.
+    /// First of the lanes in `lanes`.
     first: LaneId,
+    /// Bit set of the lanes that can carry the share.
     lanes: u8,
 }
 
@@ -169,8 +175,8 @@ pub struct NextWrite {
 }
 
 impl<const N: usize, const R: usize> Sends<N, R> {
-    /// Returns an empty set of sends. With a `bound`, [`Sends::reserve`] is needed before each
-    /// send.
+    /// Returns an empty set of sends. With a `bound`, the caller must call [`Sends::reserve`]
+    /// before each send.
     pub fn within(bound: Option<Arc<Bound>>) -> Self {
         Self { hold: bound.map(Hold::new), ..Self::default() }
     }
@@ -181,8 +187,9 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     }
 
     /// Reserves the bytes of a send that is about to start. Returns false if the process's bound
-    /// leaves no room. The reservation lasts until the send is done. If the send does not start,
-    /// the caller calls [`Sends::release`]. An empty send needs no reservation.
+    /// leaves no room. After the send has started, the caller must call
+    /// [`Sends::release_when_done`]; the reservation then lasts until the send is done. If the send
+    /// does not start, the caller must call [`Sends::release`]. An empty send needs no reservation.
     #[must_use]
     pub fn reserve(&mut self, bytes: u64) -> bool {
         self.hold.as_mut().is_none_or(|hold| hold.reserve(bytes))
@@ -231,8 +238,8 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     }
 
     /// Sets the first epoch with valid keys for a lane. The receiver's control message JOINED names
-    /// it. From then on, receives of older epochs are found only by [`Sends::search`], not by
-    /// [`Sends::peek`]. Returns true if the lane's keys are new.
+    /// this epoch. Afterwards, only [`Sends::search`] finds receives of older epochs;
+    /// [`Sends::peek`] does not. Returns true if the lane's keys are new.
     pub fn learn_epoch(&mut self, lane: LaneId, epoch: Epoch) -> bool {
         let is_new = self.epochs.learn(lane, epoch);
         self.next.set_epoch(self.epochs.newest());
@@ -312,7 +319,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         place.set_all_unposted();
     }
 
-    /// Returns a share's next write, if any. After the caller has posted it, it calls
+    /// Returns a share's next write, if any. After posting this write, the caller must call
     /// [`Sends::posted`].
     #[inline(always)]
     pub fn next_write(&self, request: u16, share: u8, chunk_bytes: u64) -> Option<NextWrite> {
@@ -346,7 +353,8 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         }
     }
 
-    /// Returns the number of a running send's shares, or 0 if all their writes are posted.
+    /// Returns how many shares a running send has, posted or not. Returns 0 if all writes of all
+    /// shares are posted.
     #[inline(always)]
     pub fn shares_to_post(&self, request: u16) -> u8 {
         match self.requests.get(usize::from(request)) {
@@ -355,7 +363,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         }
     }
 
-    /// Records that a share's last write was confirmed, and returns the share's size.
+    /// Records that a share's last write was confirmed. Returns the share's size.
     #[inline(always)]
     pub fn confirmed(&mut self, request: u16, share: u8) -> Result<u64, NotInFlight> {
         let at = usize::from(request) % R;
@@ -391,9 +399,9 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         any
     }
 
-    /// Records the loss of a lane that both ends have fenced. The lane's shares that have arrived,
-    /// by the peer's list `received`, count as confirmed. Its other shares wait for
-    /// [`Sends::resend`].
+    /// Records the loss of a lane that both ends have fenced. `received` is the peer's list of the
+    /// shares that have arrived. The lane's shares in this list count as confirmed. The lane's
+    /// other shares wait for [`Sends::resend`].
     pub fn lost(&mut self, lane: LaneId, received: &Received) {
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
             if let Request::SingleWrite(single) = slot
@@ -426,10 +434,10 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     }
 
     /// Moves each share of a lost lane to another lane of the set `open`. `choose` selects a lane
-    /// ([`LostShare::lane`]) and returns the share's route on it, or `None` to leave the share for
-    /// the next call. A share is also left for the next call if no lane can carry it, or if the
-    /// receiver is rewriting its ring entry. The caller then posts the writes of the requests in
-    /// [`Sends::waiting`].
+    /// ([`LostShare::lane`]) and returns the share's route on that lane, or `None` to leave the
+    /// share for the next call. A share is also left for the next call if no lane can carry it, or
+    /// if the receiver is rewriting the ring entry of the share's receive part. The caller then
+    /// posts the writes of the requests in [`Sends::waiting`].
     pub fn resend(&mut self, ring: &[AtomicU64], open: u8, mut choose: impl FnMut(&LostShare) -> Option<LocalRoute>) {
         self.has_lost_shares = false;
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
@@ -539,15 +547,15 @@ impl<const N: usize, const R: usize> Default for Sends<N, R> {
 }
 
 impl Request {
-    /// Turns a send in one write into a cut send with a single, posted share.
+    /// Turns [`Request::SingleWrite`] into [`Request::Cut`] with one share, which is fully posted.
     fn cut(&mut self, shares: &mut [RunningShare; MAX_RAILS]) {
         let Self::SingleWrite(SingleWrite { origin, bytes, lane }) = *self else { return };
         *self = Self::Cut(Cut { origin, bytes, count: 1, unfinished: 1, unposted: 0 });
         shares[0] = RunningShare { lane, bytes, ..RunningShare::default() };
     }
 
-    /// Marks a send done and releases its reserved bytes. Every send with a reservation must become
-    /// [`Request::Done`] here. Otherwise the reservation would leak.
+    /// Marks a send done and releases its reserved bytes. A send with a reservation must become
+    /// [`Request::Done`] only through this function. Otherwise the reservation would leak.
     #[inline(always)]
     fn finish(&mut self, bytes: u64, hold: &mut Option<Hold>) {
         *self = Request::Done { bytes };

@@ -1,10 +1,11 @@
-//! The receiver's copy of the ring of CTS (clear-to-send) entries. A NIC reads each entry from this
-//! copy and writes it into the sender's ring, also for a repeated grant.
+//! The receiver's copy of the ring of CTS (clear-to-send) entries. To grant a receive, or to repeat
+//! the grant after a rail's loss, a NIC reads the entry from this copy and writes it into the
+//! sender's ring.
 
 use crate::wire::cts::{ENTRY_WORDS, Entry, Epoch, PackedKeys, Terms, entry_word};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Returns the entry's place for a part of receive number `sequence`.
+/// Returns the words of the copy that hold the entry of a part of receive number `sequence`.
 #[inline(always)]
 pub fn place(shadow: &[AtomicU64], sequence: u64, part: usize) -> Option<&[AtomicU64; ENTRY_WORDS]> {
     shadow.get(entry_word(sequence, part)..)?.first_chunk()

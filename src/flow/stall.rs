@@ -3,7 +3,7 @@
 //! The service thread samples the progress of its data path ([`StallWatch::sample`]). If requests
 //! wait without progress for longer than the limit, this side sends a question: it asks the peer
 //! for its progress. The [`Verdict`] follows from the progress of both sides
-//! ([`StallWatch::answered`]), or from a missing answer. While the stall lasts, more questions
+//! ([`StallWatch::answered`]), or from the lack of an answer. While the stall lasts, more questions
 //! follow.
 //!
 //! A connection without requests never stalls. A send that the peer has not granted yet has no
@@ -21,9 +21,9 @@ const SECOND: u64 = 1_000_000_000;
 const ANSWER_TIMEOUT_NS: u64 = 5 * SECOND;
 /// Pause between a verdict and the next question.
 const PAUSE_NS: u64 = 5 * SECOND;
-/// A caller that makes no call for this time no longer counts as repeating a send.
+/// A caller that has made no call for this long no longer counts as repeating a send.
 const REPEAT_TIMEOUT_NS: u64 = 2 * SECOND;
-/// Number of verdicts in a row with the same cause that end a connection.
+/// A stall can end the connection only after this number of verdicts in a row with the same cause.
 const VERDICTS_TO_ABORT: u32 = 2;
 
 /// Cause of a stall. A cause with a higher number tells more about the stall, so a log line about
@@ -35,14 +35,14 @@ pub enum Cause {
     NotPosted = 1,
     /// The peer's requests are done, but its caller has not tested them.
     NotTested = 2,
-    /// The receive is granted, but this side does not start its send: the tags differ, no rail is
-    /// usable, or the limit on bytes in flight is reached.
+    /// This side is the sender. The peer has granted a receive, but this side does not start its
+    /// send: the tags differ, no rail is usable, or the bound on bytes in flight is reached.
     HeldBack = 3,
     /// A receive is posted, but its CTS entry has not arrived.
     NotGranted = 4,
     /// The sender has seen all data acknowledged, but some of it has not arrived at the receiver.
     NotArrived = 5,
-    /// Data was posted, but not all of it is acknowledged.
+    /// A send has started, but not all of its data is acknowledged.
     NotAcknowledged = 6,
     /// The peer does not answer.
     NoAnswer = 7,
@@ -65,7 +65,7 @@ impl Cause {
         Self::ALL.into_iter().find(|cause| *cause as u64 == number)
     }
 
-    /// Returns the cause in a word or two.
+    /// Returns the cause's name: two words, joined by a hyphen.
     pub fn name(self) -> &'static str {
         match self {
             Self::NotPosted => "not-posted",
@@ -86,16 +86,19 @@ pub struct Verdict {
     pub cause: Cause,
     /// Set of lanes with unacknowledged data, by [`crate::wire::ids::LaneId::bit`].
     pub lanes: u8,
-    /// Time of the peer's last progress, or of the unanswered question.
+    /// For [`Cause::NoAnswer`], the time of the unanswered question. Otherwise the time of the
+    /// peer's last progress.
     pub since: u64,
 }
 
 /// Time limits, in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub struct StallLimits {
-    /// Time without progress until this side sends a question.
+    /// Time without progress until this side sends a question. If `abort` is shorter, `abort`
+    /// counts instead.
     pub warn: u64,
-    /// Time without progress until the connection ends. `None` if a stall does not end it.
+    /// Least time without progress until a stall ends the connection ([`StallWatch::must_abort`]).
+    /// `None` if no stall ends it.
     pub abort: Option<u64>,
 }
 
@@ -110,7 +113,8 @@ pub struct StallWatch {
     repeated_since: Option<u64>,
     /// Number of the last question.
     number: u32,
-    /// Time of the unanswered question, and number of [`Cause::NoAnswer`] verdicts about it.
+    /// While a question is unanswered: the time at which it was asked, and the number of
+    /// [`Cause::NoAnswer`] verdicts about it so far.
     asked: Option<(u64, u64)>,
     next_question: u64,
     verdict: Option<Verdict>,
@@ -162,7 +166,9 @@ impl StallWatch {
         None
     }
 
-    /// Reports the peer's answer. It is ignored if this side has made progress since the question.
+    /// Reports the peer's answer to question `number`. `idle_ms` is the number of milliseconds
+    /// since the peer's last progress. The answer is ignored if this side has made progress since
+    /// the question.
     pub fn answered(&mut self, number: u32, idle_ms: u64, peer: &Progress, now: u64) {
         let Some(own) = self.progress.filter(|_| self.asked.is_some() && number == self.number) else { return };
         (self.asked, self.next_question) = (None, now + PAUSE_NS);
@@ -186,8 +192,8 @@ impl StallWatch {
             (Some(Progress::Sender { running: 1.., .. } | Progress::Receiver { open: 1.., .. }), _) => {
                 now.saturating_sub(self.progress_at)
             }
-            // Counts up to the caller's last call, because the caller may have stopped waiting
-            // then.
+            // The wait counts up to the caller's last call, because the caller may have given up
+            // the send after that call.
             (_, Some(since)) => self.called_at.saturating_sub(since.max(self.progress_at)),
             _ => 0,
         }
@@ -198,8 +204,8 @@ impl StallWatch {
         now.saturating_sub(self.progress_at)
     }
 
-    /// Returns true if the stall ends the connection: its limit has passed, and the last
-    /// `VERDICTS_TO_ABORT` verdicts name the same cause.
+    /// Returns true if the stall ends the connection: requests have waited for the time
+    /// [`StallLimits::abort`], and the last `VERDICTS_TO_ABORT` verdicts name the same cause.
     pub fn must_abort(&self, now: u64) -> bool {
         self.agreed >= VERDICTS_TO_ABORT && self.limits.abort.is_some_and(|abort| self.waited(now) >= abort)
     }
@@ -211,8 +217,8 @@ impl StallWatch {
     }
 }
 
-/// Returns the cause of a stall and the lanes with unacknowledged data. `None` if the peer's answer
-/// is older than this side's progress.
+/// Returns the cause of a stall and the set of lanes with unacknowledged data. Returns `None` if
+/// the two sides contradict each other: the peer's answer is then older than this side's progress.
 fn judge(own: &Progress, peer: &Progress) -> Option<(Cause, u8)> {
     let cause = match (*own, *peer) {
         (Progress::Sender { running: 1.., .. }, _) => Cause::NotAcknowledged,

@@ -1,8 +1,8 @@
 //! Messages over a connection's TCP connections (streams), for a peer that no rail reaches.
 //!
 //! Receives, groups, tags and request numbers work as on connections over rails
-//! ([`super::receives`], [`super::sends`]). A message is always a single share. It is cut into
-//! chunks, and each chunk may be sent on any stream.
+//! ([`super::receives`], [`super::sends`]). A message is always a single share, which is cut into
+//! chunks. Each chunk may be sent on any stream.
 
 pub mod inbound;
 pub mod outbound;
@@ -19,12 +19,13 @@ const _: () =
 /// A frame that the protocol does not allow. The peer is broken or malicious.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StreamViolation {
-    /// Bytes for a part of a receive that was not granted, or that has all its bytes.
+    /// A chunk for a part that was not granted, or that has all its bytes. Or an empty chunk for a
+    /// part that already has a chunk: an empty chunk is the only chunk of an empty message.
     #[error("bytes for part {part} of receive {sequence}, which expects none")]
     NotGranted {
-        /// The receive named.
+        /// Number of the receive that the chunk names.
         sequence: u64,
-        /// The part named.
+        /// The part that the chunk names.
         part: u8,
     },
     /// A message larger than its receive.
@@ -43,7 +44,7 @@ pub enum StreamViolation {
         /// The size in this chunk.
         now: u64,
     },
-    /// More bytes than the message has.
+    /// The chunks of one message have more bytes together than the message.
     #[error("{announced} bytes of a message of {total} bytes")]
     Surplus {
         /// Sum of the chunks' sizes, including this chunk.
@@ -51,15 +52,17 @@ pub enum StreamViolation {
         /// The message's size.
         total: u64,
     },
-    /// A grant other than the next one.
+    /// A grant out of order. Grants must come in the order of receives, and within a receive in the
+    /// order of its parts.
     #[error("grant of part {part} of receive {sequence} out of order")]
     GrantOrder {
-        /// The receive named.
+        /// Number of the receive that the grant names.
         sequence: u64,
-        /// The part named.
+        /// The part that the grant names.
         part: u8,
     },
-    /// More outstanding receives than there are slots.
+    /// A grant while as many receives as there are slots still wait for their sends. The field is
+    /// the number of the granted receive.
     #[error("receive {0} granted, but more receives are outstanding than there are slots")]
     GrantAhead(u64),
     /// A grant with impossible contents.

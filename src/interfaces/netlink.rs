@@ -7,13 +7,14 @@ use std::time::Duration;
 
 /// Time limit for a reply. It is never reached, because the kernel replies during the send.
 const REPLY_LIMIT: Duration = Duration::from_secs(1);
-/// The largest known reply has a port's DSCP table (64 entries of 8 bytes) and other attributes.
+/// Size of the buffer for a reply. The largest known reply has a port's DSCP table (64 entries of 8
+/// bytes) and other attributes.
 const REPLY_BYTES: usize = 16 << 10;
 /// Size of `struct nlmsghdr`.
 const HEADER_BYTES: usize = 16;
 
-/// Sends a request. Returns the type of the reply, and the bytes after its header. Like
-/// `getifaddrs`, may wait while another process changes the network's configuration.
+/// Sends a request. Returns the type of the reply, and the bytes after the reply's header. Like
+/// `getifaddrs`, the call may wait while another process changes the network's configuration.
 ///
 /// # Errors
 /// The kernel's error, a malformed reply, or no reply.
@@ -27,7 +28,8 @@ pub fn ask(request: &[u8]) -> Result<(u16, Vec<u8>)> {
     decode(&reply[..bytes])
 }
 
-/// Encodes a request: type, family header, and attributes by kind and value.
+/// Encodes a request. `family` holds the encoded header of the message type, which follows
+/// netlink's own header. Each attribute is a kind with a value.
 pub fn request(message_type: u16, family: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut bytes = [&[0; HEADER_BYTES], family].concat();
     for (kind, value) in attributes {

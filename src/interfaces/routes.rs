@@ -5,14 +5,14 @@ use nix::errno::Errno;
 use std::io::{ErrorKind, Result};
 use std::net::Ipv6Addr;
 
-/// Returns true if the kernel's tables and rules have a route from one GID to another through an
-/// interface. Both GIDs have the same IP version.
+/// Returns true if the kernel's tables and rules have a route from one GID to another through the
+/// interface with this index. Both GIDs must have the same IP version.
 ///
-/// The request is for the matching table entry (`RTM_F_FIB_MATCH`). Otherwise the kernel would
-/// treat an IPv4 address without a route as a neighbour on the interface
+/// The request asks for the matching table entry (`RTM_F_FIB_MATCH`). Without this flag, the kernel
+/// would treat an IPv4 address without a route as a neighbour on the interface
 /// (`ip_route_output_key_hash_rcu` in Linux' `net/ipv4/route.c`). An IPv6 request has no source
-/// address: with one, the kernel would not limit the search to the interface. So rules by source
-/// address do not count for IPv6.
+/// address: with a source address, the kernel would not limit the search to the interface. So rules
+/// by source address do not count for IPv6.
 ///
 /// # Errors
 /// The errors of [`netlink::ask`], except those that mean "no route"; a reply of another type.

@@ -46,7 +46,8 @@ impl AdviceInput<'_> {
     }
 
     /// Warns of a filter that selects several functions of one link, and leaves out a usable
-    /// function of another link. Returns the links of the warnings.
+    /// function of another link that no rail uses. Returns the indices of the links that have a
+    /// warning.
     fn filter_within_one_link(&self, found: &mut Vec<Warning>) -> Vec<usize> {
         let mut warned_links = Vec::new();
         for (at, link) in self.links.iter().enumerate() {
@@ -80,10 +81,10 @@ impl AdviceInput<'_> {
         warned_links
     }
 
-    /// Warns of a port that is faster than its PCIe link while its twin, on another link, is not
-    /// used. Does not warn if another rail already uses the twin's link, because the twin would
-    /// then add nothing. Does not warn either if the twin is invisible and a rail uses another link
-    /// of the adapter.
+    /// Warns of a port that is faster than its PCIe link while its twin, the function of the same
+    /// cable on another link, is not used. Does not warn if another rail already uses the twin's
+    /// link, because the twin would then add nothing. Nor does it warn if the twin is invisible and
+    /// a rail uses another link of the adapter. Skips the links in `warned_links`.
     fn half_used_cables(&self, warned_links: &[usize], found: &mut Vec<Warning>) {
         let mut done = warned_links.to_vec();
         for rail in self.rails.iter().filter(|rail| rail.twin.is_none()) {
@@ -148,7 +149,8 @@ impl AdviceInput<'_> {
         }
     }
 
-    /// Warns only if `NCCL_IB_HCA` has the port's whole name: a port without a cable is normal.
+    /// Warns of an unusable port if `NCCL_IB_HCA` has the port's whole name. A prefix such as
+    /// `mlx5` also selects ports that nobody needs, and a port without a cable is normal.
     fn named_but_unusable(&self, found: &mut Vec<Warning>) {
         for port in self.seen.iter().filter(|port| port.is_admitted) {
             let device = port.facts.device.as_str();
@@ -260,7 +262,8 @@ impl AdviceInput<'_> {
 /// RoCE's largest path MTU.
 const FULL_PATH_MTU_BYTES: u32 = 4096;
 
-/// Smallest interface MTU for a path MTU of 4096 bytes plus RoCE headers.
+/// An interface MTU that suffices for a path MTU of 4096 bytes. The RoCE headers take up to 96
+/// bytes more, and the sum is rounded up.
 const ENOUGH_NETDEV_MTU_BYTES: u32 = 4200;
 
 fn rate_text(link: &PcieLink) -> String {

@@ -1,15 +1,17 @@
 //! Warns if a peer's ARP request for a rail's IPv4 address may get another rail's answer, or none.
 //!
-//! All functions on one wire receive a broadcast. Linux answers it on every interface for every
-//! address of the host, unless `arp_ignore` is set or `rp_filter` rejects the answer. The peer's
-//! kernel puts the hardware address of one answer into the QP and never changes it
-//! (`rdma_addr_find_l2_eth_by_grh`). With a wrong address, packets reach a function without the QP.
+//! An ARP request is a broadcast, so all functions on one wire receive it. Linux answers the
+//! request on every interface for every address of the host, unless `arp_ignore` is set or
+//! `rp_filter` rejects the answer. The peer's kernel puts the hardware address of one answer into
+//! the QP and never changes it (`rdma_addr_find_l2_eth_by_grh`). With a wrong hardware address,
+//! packets reach a function that does not have the QP.
 //!
 //! A switch with all rails in one subnet works: the kernel resolves the address of a QP's peer
 //! through the interface of the QP's own address, whatever the routes are. So rails in one subnet
 //! cause a warning only if their ARP settings are not known to be right.
 //!
-//! Interfaces that answered, measured on Linux 6.18 (two interfaces, one namespace, one bridge):
+//! The table shows which interfaces answered, measured on Linux 6.18 with two interfaces in one
+//! namespace and on one bridge. "Right" is the interface that has the requested address:
 //!
 //! | `rp_filter` | `arp_ignore` | one subnet | a subnet for each |
 //! |---|---|---|---|
@@ -35,7 +37,8 @@ impl<'a> Arp<'a> {
         Self { known: rails.iter().filter_map(|rail| Some((rail, ArpSettings::read(proc_sys, rail)?))).collect() }
     }
 
-    /// Returns the host's one warning with its cure, unless all settings are right or unreadable.
+    /// Returns one warning for the whole host, with the cure. Returns `None` if every rail's
+    /// settings are right or cannot be read.
     pub(super) fn warning(&self) -> Option<Warning> {
         let found: Vec<&(&Rail, ArpSettings)> =
             self.known.iter().filter(|one| self.has_ambiguous_answers(one)).collect();
@@ -44,8 +47,8 @@ impl<'a> Arp<'a> {
         }
         let devices: Vec<&str> = found.iter().map(|(rail, _)| rail.device.as_str()).collect();
         let rails = list(devices.iter().copied());
-        // The kernel uses the larger of the values of the interface and of `all`, so 2 for `all`
-        // replaces a strict 1.
+        // The kernel compares the interface's value with the value of `all`, and uses the larger.
+        // So 2 for `all` replaces an interface's strict 1.
         let is_strict = found.iter().any(|(_, settings)| settings.is_strict());
         let loosened = if is_strict { " net.ipv4.conf.all.rp_filter=2" } else { "" };
         let text = format!(
@@ -56,7 +59,8 @@ impl<'a> Arp<'a> {
         Some(Warning::new(WarningKind::Arp { is_strict }, devices, text))
     }
 
-    /// Returns true if each rail's interface is known to answer alone for the rail's addresses.
+    /// Returns true if each rail's addresses are known to be answered by the rail's own interface
+    /// and by no other.
     pub(super) fn is_right(&self, rails: &[&Rail]) -> bool {
         let is_well = |rail: &&Rail| {
             let known = self.known.iter().find(|(other, _)| std::ptr::eq(*other, *rail));
@@ -79,8 +83,9 @@ struct ArpSettings {
 }
 
 impl ArpSettings {
-    /// Reads the settings of a rail's interface. The kernel uses the larger of the values of the
-    /// interface and of `all` (`arp_ignore` and `rp_filter` in Linux' `ip-sysctl` documentation).
+    /// Reads the settings of a rail's interface. Each is the larger of the interface's value and
+    /// the value of `all`, because the kernel uses the larger (`arp_ignore` and `rp_filter` in
+    /// Linux' `ip-sysctl` documentation).
     fn read(proc_sys: &Path, rail: &Rail) -> Option<Self> {
         let netdev = rail.netdev.as_deref()?;
         let one = |folder: &str, name: &str| -> Option<u32> {
@@ -93,8 +98,8 @@ impl ArpSettings {
         Some(Self { arp_ignore: larger("arp_ignore")?, rp_filter: larger("rp_filter")? })
     }
 
-    /// Returns true if the kernel drops packets that arrive on another interface than the one that
-    /// leads to their sender (RFC 3704, 2.2).
+    /// Returns true if the kernel drops a packet unless it arrives on the interface that leads to
+    /// the packet's sender (RFC 3704, 2.2).
     fn is_strict(self) -> bool {
         self.rp_filter == 1
     }

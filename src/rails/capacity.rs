@@ -11,7 +11,8 @@ pub struct Capacity {
     pub limit: Limit,
 }
 
-/// Limit of a capacity. If cables and links both limit it, the one that limits the larger part.
+/// What limits a capacity. If cables and PCIe links each limit some of the flow, the limit that
+/// applies to more of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
     /// There are no rails.
@@ -24,15 +25,16 @@ pub enum Limit {
 
 /// Computes the largest flow from the PCIe links through the rails onto the cables.
 ///
-/// In the flow's graph, a rail is an edge from its link to its cable. Its capacity is the port's
-/// speed. Twins share a cable and functions of one slot share a link, so the sum of links, rails or
-/// cables alone is too high. By the max-flow min-cut theorem, the flow equals the cheapest cut. For
-/// each set of cut cables, every link costs the lesser of its own rate and the sum of the rates of
-/// its rails to other cables. The sets have only cables with several rails: the rate of a lone rail
-/// on a cable is already limited by that cable.
+/// In the flow's graph, a rail is an edge from its link to its cable. The edge's capacity is the
+/// lesser of the port's speed and the cable's rate. Twins share a cable and functions of one slot
+/// share a link, so the sum of links, rails or cables alone is too high. By the max-flow min-cut
+/// theorem, the flow equals the cheapest cut. The function tries each set of cables as the cables
+/// that are cut. The cost is the rates of these cables, plus for every link the lesser of its own
+/// rate and the summed capacities of its rails to other cables. The sets have only cables with
+/// several rails: the capacity of a lone rail on a cable is already limited by that cable.
 ///
-/// `cable_mbps` returns the rate of a rail's cable: line rate, or payload rate after framing. The
-/// highest value among a cable's rails counts.
+/// `cable_mbps` returns the rate of a rail's cable: line rate, or payload rate after framing. If it
+/// differs among the rails of one cable, the highest rate counts.
 pub(super) fn capacity(rails: &[Rail], links: &[PcieLink], cable_mbps: impl Fn(&Rail) -> u32) -> Capacity {
     let cables: Vec<CableRails> = cables(rails, &cable_mbps);
     let shared: Vec<usize> = (0..cables.len()).filter(|c| cables[*c].rails > 1).take(MAX_SHARED_CABLES).collect();
@@ -56,7 +58,8 @@ pub(super) fn capacity(rails: &[Rail], links: &[PcieLink], cable_mbps: impl Fn(&
     Capacity { mbps: u32::try_from(best.total()).unwrap_or(u32::MAX), limit: best.limit() }
 }
 
-/// Largest number of cables with several rails that are tried, in 2^12 cuts. A Spark has two.
+/// Largest number of cables that the sets of [`capacity`] are made of: 12 cables have 2^12 sets. A
+/// Spark has two cables with several rails.
 const MAX_SHARED_CABLES: usize = 12;
 
 struct CableRails {

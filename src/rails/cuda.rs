@@ -7,7 +7,7 @@ use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::OnceLock;
 
-/// Attributes of a GPU. One that this driver does not know is `None`.
+/// Attributes of a GPU. An attribute that the installed driver does not know is `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaDevice {
     /// The GPU shares its memory with the CPU (`CU_DEVICE_ATTRIBUTE_INTEGRATED`).
@@ -30,7 +30,8 @@ pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
     (0..driver.count()?).map(|ordinal| driver.device(ordinal)).collect()
 }
 
-/// Returns the name of the GPU that CUDA shows to this process, or different names joined by `+`.
+/// Returns the name of the GPU that CUDA shows to this process. If CUDA shows GPUs with different
+/// names, returns these names joined by `+`.
 ///
 /// # Errors
 /// The reason as text: no libcuda, no GPU, or a failed call.
@@ -105,8 +106,9 @@ fn succeeded(call: &str, status: c_int) -> Result<(), String> {
     }
 }
 
-/// The driver's library, in the order of attempts. CUDA's runtime loads the soname `libcuda.so.1`.
-/// A toolkit has a stub named `libcuda.so`, which is on `LD_LIBRARY_PATH` in some images.
+/// Names of the driver's library, in the order in which they are tried. CUDA's runtime loads the
+/// soname `libcuda.so.1`. The name `libcuda.so` comes second, because a CUDA toolkit has a stub of
+/// that name, which is on `LD_LIBRARY_PATH` in some images.
 const LIBRARY_NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 /// Values of cuda.h's `CUdevice_attribute`.
@@ -115,7 +117,8 @@ const GPU_DIRECT_RDMA_SUPPORTED: c_int = 116;
 const DMA_BUF_SUPPORTED: c_int = 124;
 const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: c_int = 110;
 
-/// Functions of the driver. Results are integers, so that any code of a newer driver is valid.
+/// Functions of the driver. Their result type is an integer, so that an error code of a newer
+/// driver is also a valid value.
 struct CudaDriver {
     init: unsafe extern "C" fn(c_uint) -> c_int,
     device_count: unsafe extern "C" fn(*mut c_int) -> c_int,

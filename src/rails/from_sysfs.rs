@@ -1,8 +1,8 @@
 //! Ports from sysfs alone, for a process that lacks a verbs library or the right to open a device.
 //!
-//! The facts are the same as from verbs, except two. The largest message is unknown. The path MTU
-//! follows from the interface's MTU, as in the kernel (`iboe_get_mtu` in include/rdma/ib_addr.h,
-//! used by mlx5 and soft-RoCE).
+//! The facts are the same as from verbs, except two. The largest message is not in sysfs, so 1 GiB
+//! is assumed. The path MTU is computed from the interface's MTU, as in the kernel (`iboe_get_mtu`
+//! in include/rdma/ib_addr.h, used by mlx5 and soft-RoCE).
 
 use super::model::PortFacts;
 use super::sysfs::{self, names, read};
@@ -27,8 +27,8 @@ pub fn ports_from_sysfs(sysfs: &Path) -> Vec<PortFacts> {
     found
 }
 
-/// Largest headers of a RoCE packet: global route 40, UDP 8, base transport 12, XRC 4, atomic 28,
-/// invariant CRC 4.
+/// Largest sum of the headers of a RoCE packet, in bytes: global route 40, UDP 8, base transport
+/// 12, XRC 4, atomic 28, invariant CRC 4.
 const HEADERS_BYTES: u32 = 96;
 
 fn port_facts(sysfs: &Path, device: &str, guid: u64, port: u8) -> PortFacts {

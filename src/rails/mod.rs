@@ -1,12 +1,13 @@
 //! Survey of this host: every port with its interface, GIDs, addresses, PCIe link and cable, and
 //! the choice of rails among the ports. [`survey`] takes the ports from verbs and adds facts from
-//! sysfs. It returns the rails in order of use, other ports with a reason each, and warnings.
+//! sysfs. It returns the rails in order of use, each other port with the reason why it is no rail,
+//! and warnings.
 //!
-//! Two resources are shared; counting either twice would announce bandwidth that does not exist.
-//! Functions in one PCI slot share the slot's **link**. Functions of one adapter that name the same
-//! physical port share its **cable**. **Twins** are the two functions of one cable on different
-//! links; a DGX Spark needs both to fill a cable. Device names are not used, because they show
-//! neither links nor cables.
+//! Rails share two resources: PCIe links and cables. If one were counted twice, the plugin would
+//! announce bandwidth that does not exist. Functions in one PCI slot share the slot's **link**.
+//! Functions of one adapter that name the same physical port share its **cable**. **Twins** are the
+//! two functions of one cable on different links; a DGX Spark needs both to fill a cable. Device
+//! names are not used, because they show neither links nor cables.
 
 mod advice;
 mod arp;
@@ -45,7 +46,7 @@ use port::Port;
 use std::path::Path;
 
 /// Checks that sysfs is readable at `NCCL_SPARK_SYSFS`. Without sysfs, links and cables would be
-/// unknown and the rate would be the sum of all ports.
+/// unknown, and the announced rate would be the sum of all ports' speeds.
 ///
 /// # Errors
 /// [`Error::Setting`] if it is not readable.
@@ -59,8 +60,8 @@ pub fn check_sysfs(sysfs: &Path) -> Result<()> {
     Err(Error::Setting { name, value, fault: SettingFault::Sysfs(why) })
 }
 
-/// Surveys all ports and chooses the rails. `sysfs` is the mount point of sysfs ("/sys"),
-/// `proc_sys` the folder of the kernel's settings ("/proc/sys").
+/// Surveys all ports and chooses the rails. `sysfs` is the mount point of sysfs ("/sys"), and
+/// `proc_sys` is the folder of the kernel's settings ("/proc/sys").
 pub fn survey(
     sysfs: &Path,
     proc_sys: &Path,
@@ -99,8 +100,8 @@ impl Survey {
         })
     }
 
-    /// Returns the name of a rail's cable: the port's name ("p0"), or a number if the kernel gives
-    /// no name or two adapters have the same one.
+    /// Returns the name of a rail's cable: the port's name ("p0"). If the kernel gives no port
+    /// name, or another cable has the same port name, returns the cable's number instead.
     pub fn cable_name(&self, rail: &Rail) -> String {
         let is_shared = |name: &str| {
             let mut others = self.rails.iter().filter(|other| other.cable != rail.cable);
@@ -110,7 +111,7 @@ impl Survey {
         name.map_or_else(|| rail.cable.to_string(), str::to_owned)
     }
 
-    /// Returns a rail's link and cable, for peers.
+    /// Returns a rail's link, cable and speeds in the form that is sent to peers.
     pub fn attachment(&self, rail: &Rail) -> Attachment {
         let link_mbps = self.links.get(rail.link).and_then(|link| link.payload_mbps).unwrap_or(0);
         Attachment { link: rail.link as u8, link_mbps, cable: rail.cable as u8, port_mbps: rail.speed_mbps.max(1) }
@@ -129,13 +130,13 @@ impl Survey {
     }
 }
 
-/// Overhead of a RoCE v2 packet: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8, base transport
-/// header 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture annex A17).
-/// Without the RDMA header of a message's first packet.
+/// Overhead of a RoCE v2 packet, in bytes: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8, base
+/// transport header 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture annex
+/// A17). The sum leaves out the RDMA header, because only a message's first packet has one.
 const FRAMING_BYTES: u64 = 82;
 
-/// Sorts ports by cable (in order of the cables' lowest PCI functions), then by PCIe domain. Ports
-/// without PCI are last.
+/// Sorts ports by cable, and the ports of one cable by PCI address, domain first. A cable's place
+/// is the place of its lowest PCI address. Ports without PCI are last.
 fn sorted(seen: Vec<Port>) -> Vec<Port> {
     let place = |port: &Port| {
         let pci = port.pci.as_ref();

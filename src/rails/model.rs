@@ -23,13 +23,14 @@ pub struct PortFacts {
 /// Rails of a host, and its other ports.
 #[derive(Debug, Clone)]
 pub struct Survey {
-    /// Usable ports, twins side by side, so that the first n use as many PCIe links as n rails can.
+    /// Usable ports. Twins are next to each other. So the first two rails of a Spark are on
+    /// different PCIe links, if both functions of the first cable are usable.
     pub rails: Vec<Rail>,
-    /// Other ports, each with the reason.
+    /// Other ports, each with the reason why it is not a rail.
     pub refused: Vec<Refused>,
-    /// PCIe links under the rails.
+    /// PCIe links that the rails use.
     pub links: Vec<PcieLink>,
-    /// Faults, the costliest first.
+    /// Faults: the costliest first, but a warning of ARP answers last.
     pub warnings: Vec<Warning>,
     /// Rate of all rails in one direction, in Mb/s: PCIe payload, capped by the cables' line rate.
     pub speed_mbps: u32,
@@ -42,7 +43,7 @@ pub struct Survey {
 pub struct Warning {
     /// Kind of the fault.
     pub kind: WarningKind,
-    /// RDMA devices concerned.
+    /// Names of the RDMA devices that the warning is about.
     pub devices: Vec<String>,
     /// Full sentence, with the cure.
     pub text: String,
@@ -53,11 +54,13 @@ pub struct Warning {
 pub enum WarningKind {
     /// `NCCL_IB_HCA` matches no device.
     FilterAdmitsNothing,
-    /// `NCCL_IB_HCA` selects two functions of one PCIe link. The devices are the pair to select.
+    /// `NCCL_IB_HCA` selects several functions of one PCIe link. [`Warning::devices`] has the two
+    /// devices to select instead.
     FilterWithinOneLink,
     /// `NCCL_IB_HCA` names a port that is not usable.
     NamedButUnusable,
-    /// A port is faster than its PCIe link, and its twin is unused. Devices: the rail and any twin.
+    /// A port is faster than its PCIe link, and its twin is unused. [`Warning::devices`] has the
+    /// port's device, and the twin's device if it is visible.
     HalfUsedCable,
     /// A PCIe link runs below the rate that it supports.
     SlowLink,
@@ -65,13 +68,13 @@ pub enum WarningKind {
     UnknownWiring,
     /// A port reports no speed.
     UnknownSpeed,
-    /// A path MTU below 4096 bytes.
+    /// A rail's path MTU is below 4096 bytes.
     SmallMtu,
-    /// Path MTUs differ.
+    /// The rails have different path MTUs.
     UnequalMtus,
-    /// Rails are in one subnet.
+    /// Several rails are in one subnet.
     SharedSubnet,
-    /// ARP requests for one rail may be answered by another.
+    /// An ARP request for a rail's address may be answered by another rail, or not at all.
     Arp {
         /// True if `rp_filter` is strict on one of the rails.
         is_strict: bool,
@@ -128,7 +131,7 @@ pub struct Rail {
 pub struct RailAddress {
     /// The GID: an IPv6 address, or an IPv4 address mapped into one.
     pub gid: [u8; 16],
-    /// Index in the GID table; changes when addresses change.
+    /// Index in the GID table. It can change when the port's addresses change.
     pub gid_index: u16,
     /// Length of the subnet's prefix in bits (IPv4 bits if the GID maps an IPv4 address). `None` if
     /// no visible interface has the address.
@@ -165,7 +168,8 @@ pub enum Obstacle {
     State(PortState),
     /// The port has no RoCE v2 GID.
     NoGid,
-    /// The port has only link-local GIDs, and this interface has none of their addresses.
+    /// All RoCE v2 GIDs of the port are link-local, and the port's interface, named here, has none
+    /// of their addresses.
     NoAddress(String),
 }
 

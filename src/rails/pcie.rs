@@ -16,14 +16,14 @@ pub struct PciFunction {
     pub slot: String,
     /// Function number of the physical function.
     pub function: u8,
-    /// True for a virtual function (SR-IOV); its link is that of its physical function.
+    /// True for a virtual function (SR-IOV), which uses the link of its physical function.
     pub is_virtual: bool,
     /// Present rate of the link; `None` if unknown to sysfs.
     pub current: Option<LinkRate>,
     /// Highest rate that the function supports.
     pub max: Option<LinkRate>,
-    /// Maximum payload size (MPS) in bytes, for `doctor` only. `None` without root, so rates are
-    /// calculated without it.
+    /// Maximum payload size (MPS) in bytes, for `doctor` only. Only root can read it; otherwise it
+    /// is `None`. So the rates are calculated without it.
     pub max_payload_bytes: Option<u32>,
     /// Largest read request in bytes, for `doctor` only; `None` without root.
     pub max_read_request_bytes: Option<u32>,
@@ -39,7 +39,7 @@ impl PciFunction {
 /// Width and signalling rate of a PCIe link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkRate {
-    /// Lanes.
+    /// Number of PCIe lanes.
     pub width: u16,
     /// Mega-transfers per second on each lane: 32000 for "32.0 GT/s".
     pub speed_mts: u32,
@@ -53,11 +53,12 @@ impl LinkRate {
 
     /// Returns the payload rate in Mb/s, one direction: signalling rate x lanes x line code x 8/9.
     ///
-    /// The 8/9 were measured. On 16 Sparks, owners read a maximum payload size (MPS) of 512, and
-    /// published 111.7 Gb/s for `ib_write_bw` over one function (eugr/spark-vllm-docker). The link
-    /// carries 126.0 Gb/s after its line code; 8/9 of 126.0 are 112.0. Headers alone (24 bytes for
-    /// each 512: PCI Express Base Specification 5.0, 2.2 and 4.2.2) would leave 120.4.
-    /// Acknowledgements, flow control and read requests also use the link, at an unpublished rate.
+    /// The factor 8/9 comes from measurements. On 16 Sparks, owners read a maximum payload size
+    /// (MPS) of 512, and published 111.7 Gb/s for `ib_write_bw` over one function
+    /// (eugr/spark-vllm-docker). The link carries 126.0 Gb/s after its line code; 8/9 of 126.0 are
+    /// 112.0. Headers alone (24 bytes for each 512: PCI Express Base Specification 5.0, 2.2 and
+    /// 4.2.2) would leave 120.4. Acknowledgements, flow control and read requests also use the
+    /// link, but their amount is not published.
     ///
     /// The MPS is not an argument: only root can read it, and all ranks must announce the same
     /// rate.
@@ -117,7 +118,8 @@ pub(super) fn parse_link_rate(width: &str, speed: &str) -> Option<LinkRate> {
     (speed_mts > 0).then_some(LinkRate { width, speed_mts })
 }
 
-/// Parses a PCI address as named in sysfs: `(domain, domain:bus:device, function)`.
+/// Parses the name of a PCI function in sysfs. Returns its domain, its slot (`domain:bus:device`)
+/// and its function number.
 pub(super) fn parse_address(name: &str) -> Option<(u32, &str, u8)> {
     let (slot, function) = name.split_once('.')?;
     let mut parts = slot.split(':');

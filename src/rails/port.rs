@@ -24,7 +24,8 @@ pub(super) struct Port<'a> {
     system_image_guid: Option<u64>,
 }
 
-/// Identity of a cable: the adapter and its physical port, or without PCI the RDMA port itself.
+/// Identity of a cable: the adapter's GUID with the name of its physical port. For a device without
+/// PCI, the cable belongs to the RDMA port alone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Cable {
     Port { adapter: Option<u64>, port: String },
@@ -64,15 +65,15 @@ impl<'a> Port<'a> {
     }
 
     /// Returns the cable in the physical port. Virtual functions and interfaces in other namespaces
-    /// show no port name. For them the physical function's number replaces the name, because these
-    /// adapters have one function for each port.
+    /// show no port name. The name is then made from the physical function's number, because in
+    /// each PCI slot of these adapters the function's number is the port's number.
     pub(super) fn cable(&self) -> Cable {
         let by_function = || {
             let function = self.pci.as_ref()?.function;
             Some(if self.facts.port == 1 { format!("p{function}") } else { format!("p{function}.{}", self.facts.port) })
         };
         match self.phys_port.clone().or_else(by_function) {
-            // Only the port's name distinguishes adapters without a GUID.
+            // Cables of adapters without a GUID are told apart only by the port's name.
             Some(port) if self.pci.is_some() => Cable::Port { adapter: self.system_image_guid, port },
             _ => Cable::Own { device: self.facts.device.clone(), port: self.facts.port },
         }
@@ -82,7 +83,7 @@ impl<'a> Port<'a> {
         self.pci.as_ref().map(|pci| pci.slot.as_str())
     }
 
-    /// Returns the adapter's GUID, or the device's if the adapter's is unknown.
+    /// Returns the adapter's system image GUID, or the device's node GUID if the former is unknown.
     pub(super) fn adapter_guid(&self) -> u64 {
         self.system_image_guid.unwrap_or(self.facts.guid)
     }
@@ -132,7 +133,8 @@ fn obstacle(facts: &PortFacts, owned: &[OwnedGid]) -> Option<Obstacle> {
     if facts.info.state != PortState::Active {
         return Some(Obstacle::State(facts.info.state));
     }
-    // One usable entry is enough; otherwise the last entry gives the reason.
+    // One entry with a usable address is enough for a rail. Otherwise the last entry gives the
+    // reason; without any entry, the reason is `NoGid`.
     owned.iter().try_fold(Obstacle::NoGid, |_, (_, owner)| match owner {
         GidOwner::Missing(interface) => Some(Obstacle::NoAddress(interface.name.clone())),
         GidOwner::Found { .. } | GidOwner::Elsewhere => None,
@@ -162,8 +164,9 @@ fn addresses(owned: &[OwnedGid]) -> Vec<RailAddress> {
     found
 }
 
-/// Returns the port's interface: the one with the port's address, else the first of the PCI
-/// function, else the one that the kernel names for the GID.
+/// Returns the port's interface, from the first source that has one: the most preferred GID whose
+/// interface is visible, then the interfaces of the PCI function, then the interface that the
+/// kernel names for the most preferred GID.
 fn netdev(
     sysfs: &Path,
     facts: &PortFacts,
@@ -189,7 +192,7 @@ fn netdev(
     by_address().or_else(|| function_netdevs.first().cloned()).or_else(by_kernel)
 }
 
-/// Returns the IPv4 subnet of an address, as (network, prefix length).
+/// Returns the IPv4 subnet of an address: the network address, and the prefix length in bits.
 pub(super) fn ipv4_subnet(address: &RailAddress) -> Option<(u32, u8)> {
     let prefix = address.prefix.filter(|prefix| *prefix <= 32)?;
     match Ipv6Addr::from(address.gid).to_canonical() {

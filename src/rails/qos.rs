@@ -13,23 +13,23 @@ use crate::wire::fields::Priority;
 use netlink_packet_core::NlasIterator;
 use std::io;
 
-/// Priorities of a port.
+/// The kernel's settings of a port that concern priorities.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortQos {
-    /// Priority of each DSCP; `None` for a port that trusts PCP.
+    /// Priority of each DSCP, if the port trusts DSCP. `None` if it trusts PCP.
     pub dscp: Option<[u8; 64]>,
     /// Priorities with PFC, one bit each.
     pub pfc: u8,
 }
 
-/// Priorities of a rail's port.
+/// The [`PortQos`] of a rail's port, with the rail's names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RailQos {
     /// RDMA device.
     pub device: String,
     /// Network interface.
     pub netdev: String,
-    /// Priorities of the port.
+    /// The port's settings.
     pub port: PortQos,
 }
 
@@ -39,7 +39,8 @@ const ROCE_DSCP: u8 = 26;
 const ROCE_PRIORITY: u8 = 3;
 
 impl PortQos {
-    /// Returns the priority of RoCE packets on this port.
+    /// Returns the priority that this port gives to packets with the traffic class and service
+    /// level of `roce`.
     pub fn priority(&self, roce: Priority) -> u8 {
         match &self.dscp {
             Some(map) => map[usize::from(roce.traffic_class >> 2)],
@@ -52,18 +53,20 @@ impl PortQos {
         self.pfc & (1 << priority) != 0
     }
 
-    /// Returns true if PFC is on, but not for RoCE.
+    /// Returns true if PFC is on for some priority, but not for the priority of RoCE packets.
     pub fn is_unprotected(&self, roce: Priority) -> bool {
         self.pfc != 0 && !self.has_pfc(self.priority(roce))
     }
 
-    /// Returns the priority for RoCE: the lowest one with PFC, or the usual one if none has PFC.
+    /// Returns the priority to recommend for RoCE: the lowest one with PFC, or the conventional one
+    /// if none has PFC.
     pub fn lossless(&self) -> u8 {
         if self.pfc == 0 { ROCE_PRIORITY } else { self.pfc.trailing_zeros() as u8 }
     }
 
-    /// Returns a DSCP for priority [`Self::lossless`]: the usual DSCP, unless only others are
-    /// mapped to that priority.
+    /// Returns a DSCP for priority [`Self::lossless`]. This is the conventional DSCP of RoCE if the
+    /// port maps it to that priority, or maps no DSCP to it. Otherwise it is the lowest DSCP that
+    /// the port maps to that priority.
     pub fn lossless_dscp(&self) -> u8 {
         let has_it = |dscp: &u8| self.dscp.is_some_and(|map| map[usize::from(*dscp)] == self.lossless());
         std::iter::once(ROCE_DSCP).chain(0..64).find(has_it).unwrap_or(ROCE_DSCP)
@@ -93,7 +96,8 @@ impl PortQos {
     }
 
     fn parse(attributes: &[u8]) -> Option<Self> {
-        /// Values of dcbnl.h.
+        // In dcbnl.h: DCB_ATTR_IEEE, DCB_ATTR_IEEE_PFC, DCB_ATTR_IEEE_APP_TABLE and
+        // IEEE_8021QAZ_APP_SEL_DSCP.
         const IEEE: u16 = 13;
         const IEEE_PFC: u16 = 2;
         const IEEE_APP_TABLE: u16 = 3;
@@ -119,7 +123,8 @@ fn attribute(attributes: &[u8], kind: u16) -> Option<Vec<u8>> {
     found.map(|one| one.value().to_vec())
 }
 
-/// Asks the kernel for an interface's priorities. Returns `None` if its driver has no priorities.
+/// Asks the kernel for an interface's priorities. Returns `None` if the interface's driver reports
+/// none.
 ///
 /// # Errors
 /// The interface does not exist here, or the kernel does not answer.
@@ -138,7 +143,7 @@ fn read(netdev: &str) -> io::Result<Option<PortQos>> {
 const DCBMSG_BYTES: usize = 4;
 
 fn request(netdev: &str) -> Vec<u8> {
-    /// Values of rtnetlink.h and dcbnl.h.
+    // The message type is in rtnetlink.h; the command and the attribute are in dcbnl.h.
     const RTM_GETDCB: u16 = 78;
     const DCB_CMD_IEEE_GET: u8 = 21;
     const DCB_ATTR_IFNAME: u16 = 1;
@@ -147,8 +152,9 @@ fn request(netdev: &str) -> Vec<u8> {
 }
 
 impl Survey {
-    /// Asks the kernel for the rails' priorities. If that fails for a rail, the first list leaves
-    /// it out, and the second has its interface and the error.
+    /// Asks the kernel for the rails' priorities. The first list has the rails for which the kernel
+    /// has reported priorities. The second list has the interface and the error for each failed
+    /// query. A rail without a visible interface, or whose driver has no priorities, is in neither.
     pub fn qos(&self) -> (Vec<RailQos>, Vec<(String, io::Error)>) {
         let (mut found, mut errors) = (Vec::new(), Vec::new());
         for (rail, netdev) in self.rails.iter().filter_map(|rail| Some((rail, rail.netdev.as_ref()?))) {
@@ -162,7 +168,7 @@ impl Survey {
     }
 }
 
-/// Describes the rails' priorities for the log: a line for each kind of port.
+/// Describes the rails' priorities for the log. Rails with the same priorities share a line.
 pub fn qos_info(rails: &[RailQos], roce: Priority) -> Vec<String> {
     let mut lines: Vec<(String, Vec<&str>)> = Vec::new();
     for rail in rails {
@@ -175,7 +181,7 @@ pub fn qos_info(rails: &[RailQos], roce: Priority) -> Vec<String> {
     lines.into_iter().map(|(text, devices)| format!("{}: {text}", list(devices.into_iter()))).collect()
 }
 
-/// Returns a warning if RoCE packets of rails have no PFC although other packets have it.
+/// Returns a warning if a rail's port has PFC, but not for the priority of RoCE packets.
 pub fn qos_warning(rails: &[RailQos], roce: Priority) -> Option<Warning> {
     let unprotected: Vec<&RailQos> = rails.iter().filter(|rail| rail.port.is_unprotected(roce)).collect();
     let first = &unprotected.first()?.port;
@@ -206,7 +212,8 @@ mod tests {
         bytes
     }
 
-    /// Attributes in the kernel's order: name, IEEE with ETS, PFC and APP table, DCBX.
+    /// Returns attributes in the kernel's order: name, IEEE, DCBX. The attribute IEEE contains ETS,
+    /// PFC and the APP table.
     fn reply(pfc: u8, apps: &[(u8, u8, u16)]) -> Vec<u8> {
         let mut ieee_pfc = [0; 136];
         (ieee_pfc[0], ieee_pfc[1]) = (8, pfc);

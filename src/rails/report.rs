@@ -1,11 +1,13 @@
-//! The survey as text in 80 columns: the verdict, the changes to make, then every port and link.
+//! The survey as text in 80 columns: the verdict (the merged rails, or why there are none), the
+//! warnings, then every port and link.
 
 use super::text::{gbps, list};
 use super::{Limit, Obstacle, PciFunction, PcieLink, Rail, RailAddress, Refused, Survey};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Writes the page: the merged rails and their expected rate, or the reasons why no port is usable;
-/// the warnings; all ports, each with the reason why it is used or not; the PCIe links.
+/// Returns the page. It begins with the merged rails and their expected rate, or with the reasons
+/// why no port is usable. The warnings follow, then all ports, then the PCIe links. A port that is
+/// not used has the reason beside it.
 pub fn report(survey: &Survey) -> String {
     if survey.rails.is_empty() && survey.refused.is_empty() {
         let text = "No rail is usable: no RDMA device is visible. In a container: --device /dev/infiniband and --network host.";
@@ -124,7 +126,7 @@ pub fn wrapped(columns: usize, indent: &str, text: &str) -> String {
     let mut page = String::new();
     let mut line = text.chars().take_while(|c| *c == ' ').collect::<String>();
     let mut is_empty = true;
-    // An empty word between two spaces keeps both spaces.
+    // Two spaces in a row give an empty word, so both spaces are kept.
     for word in text.trim_start().split(' ') {
         let width = line.chars().count() + usize::from(!is_empty) + word.chars().count();
         if !is_empty && width > columns {

@@ -18,7 +18,7 @@ pub(super) fn system_image_guid(sysfs: &Path, device: &str) -> Option<u64> {
     u64::from_str_radix(&text.replace(':', ""), 16).ok().filter(|guid| *guid != 0)
 }
 
-/// Returns a device's PCI function; `None` for soft-RoCE.
+/// Returns a device's PCI function. `None` for soft-RoCE, or if sysfs does not show the function.
 pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
     let parent = fs::canonicalize(rdma_device(sysfs, device).join("device")).ok()?;
     // A scalable function is an auxiliary device below its PCI function.
@@ -26,7 +26,8 @@ pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
     let address = pci_address(&path)?.to_owned();
     let (domain, own_slot, own_function) = pcie::parse_address(&address)?;
     let physical = fs::canonicalize(path.join("physfn")).ok();
-    // A virtual function's own link registers read as zero (SR-IOV specification).
+    // A virtual function's own link registers read as zero (SR-IOV specification), so its physical
+    // function's registers are read.
     let link_folder = physical.as_deref().unwrap_or(&path);
     let (slot, function) = match pci_address(link_folder).and_then(pcie::parse_address) {
         Some((_, slot, function)) => (slot.to_owned(), function),
@@ -47,8 +48,9 @@ pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
     })
 }
 
-/// Returns the visible interfaces of a device's PCI function in this network namespace, by name.
-/// The interface of `port` comes first if the interfaces have port numbers.
+/// Returns the names of the interfaces of a device's PCI function that are visible in this network
+/// namespace. They are sorted, but the interface of `port` comes first if sysfs has its port number
+/// (`dev_port`, counted from 0).
 pub(super) fn function_netdevs(sysfs: &Path, device: &str, port: u8) -> Vec<String> {
     let folder = rdma_device(sysfs, device).join("device/net");
     let mut names = names(&folder);

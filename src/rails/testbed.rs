@@ -9,8 +9,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// A function of a host under test: an RDMA device with one port. [`spark_function`] returns an
-/// active one with addresses.
+/// A function of a host under test: an RDMA device with one port. [`spark_function`] returns a
+/// function whose port is active and has addresses.
 #[derive(Clone)]
 pub(super) struct Function {
     pub(super) device: &'static str,
@@ -41,7 +41,8 @@ pub(super) struct Function {
     /// False with netplan's `link-local: []`: the GID table has the address, but the interface does
     /// not.
     pub(super) interface_has_link_local: bool,
-    /// Indices of the GID entries, RoCE v1 first for each address; by default 0, 1, 2, ...
+    /// Indices of the entries in the GID table. Each address has two entries, first RoCE v1, then
+    /// RoCE v2. An entry without an index here has its own position as index.
     pub(super) gid_indices: &'static [u16],
     /// False if the interface is in another network namespace.
     pub(super) is_visible: bool,
@@ -49,7 +50,8 @@ pub(super) struct Function {
 
 pub(super) const SPARK_GUID: u64 = 0xfc4c_ea03_00f9_4230;
 
-/// A Spark's function, with the GUIDs, names and addresses that its `ibstat` and `lspci` print.
+/// A Spark's function in PCIe domain `domain` (0 or 2) for physical port `port` (0 or 1). It has
+/// the GUIDs, names and PCI addresses that a Spark's `ibstat` and `lspci` print.
 pub(super) fn spark_function(domain: u8, port: u8) -> Function {
     let (device, netdev, pci) = match (domain, port) {
         (0, 0) => ("rocep1s0f0", "enp1s0f0np0", "0000:01:00.0"),
@@ -98,7 +100,7 @@ impl Function {
     }
 }
 
-/// A Spark with cables in the given ports; the other functions are down.
+/// A Spark with cables in the given physical ports. The functions of the other port are down.
 pub(super) fn spark(cables: &[u8]) -> Vec<Function> {
     let function = |(domain, port)| {
         let up = spark_function(domain, port);
@@ -143,7 +145,8 @@ impl TestHost {
 }
 
 impl TestHost {
-    /// Removes an interface's link-local address; its GID stays in the table.
+    /// Removes an interface's IPv6 addresses, here only the link-local address. The GIDs of the
+    /// addresses stay in the table.
     pub(super) fn remove_link_local(&mut self, netdev: &str) {
         let interface = self.interfaces.iter_mut().find(|interface| interface.name == netdev).unwrap();
         interface.addresses.retain(|each| !matches!(each.address.ip(), IpAddr::V6(_)));

@@ -142,7 +142,8 @@ fn a_filter_that_excludes_the_twin_or_everything_is_a_warning() {
     assert_eq!((found.speed_mbps, found.guid, found.payload().limit), (0, 0, Limit::Nothing));
     assert_warned(&found, 1, &["matches no device", "rocep1s0f0, roceP2p1s0f0, rocep1s0f1, roceP2p1s0f1"]);
 
-    // A prefix names no single device; a whole name does.
+    // A filter that is only a prefix asks for no particular device, so there is no warning. A whole
+    // name asks for its device.
     assert_warned(&host.survey("roce"), 0, &[]);
     assert_warned(
         &host.survey("rocep1s0f0,roceP2p1s0f0,rocep1s0f1"),
@@ -287,7 +288,8 @@ fn a_plain_host_adds_up_its_adapters() {
         v4: Some([10, 0, guid as u8, 1]),
         ..spark_function(0, 0)
     };
-    // Two cards, each with a "p0", in different PCIe domains: no twins.
+    // Each of two cards has a "p0", and the cards are in different PCIe domains. Their ports are no
+    // twins, because the cards have different system image GUIDs.
     let host = TestHost::new(&[
         card("mlx5_1", "ens2np0", "0001:41:00.0", 20, 100_000),
         card("mlx5_0", "ens1np0", "0000:21:00.0", 10, 400_000),
@@ -502,7 +504,8 @@ fn another_link_local_address_of_the_interface_is_the_rails() {
 #[test]
 fn a_link_local_gid_is_valid_where_its_interface_is_invisible() {
     let only_link_local = Function { v4: None, ..spark_function(0, 0) };
-    // The interface is in another namespace. Here its index is free, or another interface has it.
+    // The interface is in another namespace. At first its GID has no interface index. Then the
+    // index is that of another interface in this namespace.
     let mut host = TestHost::new(&[Function { is_visible: false, ..only_link_local.clone() }]);
     assert_eq!(host.survey("").rails.len(), 1);
     host.ports[0].gids.iter_mut().for_each(|entry| entry.ifindex = 7);
@@ -513,7 +516,7 @@ fn a_link_local_gid_is_valid_where_its_interface_is_invisible() {
     assert_eq!(host.survey("").rails.len(), 0);
     host.interfaces[1].index = 9;
     assert_eq!(host.survey("").rails.len(), 1);
-    // Without sysfs's entry, the GID's interface is unknown.
+    // Without the folder `gid_attrs` in sysfs, the name of the GID's interface is unknown.
     host.interfaces[1].index = 2;
     std::fs::remove_dir_all(host.path("class/infiniband/rocep1s0f0/ports/1/gid_attrs")).unwrap();
     assert_eq!(host.survey("").rails.len(), 1);

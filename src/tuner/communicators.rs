@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-/// Number of ids kept, the newest ones. An id is needed only from the start of a communicator's
-/// network to the start of its tuner. NCCL starts both in one call, so far fewer ids are needed at
-/// a time.
+/// Largest number of ids in each list; the newest are kept. An id is needed only from the start of
+/// a communicator's network to the start of its tuner. NCCL starts both in one call, so far fewer
+/// ids are needed at the same moment.
 const KEPT: usize = 4096;
 
 /// The communicators for which NCCL has chosen this network. `K` identifies the calling thread.

@@ -12,9 +12,10 @@
 //! connection compares the policies' hashes and refuses a peer with another hash
 //! (`comm/setup/negotiate.rs`).
 //!
-//! Guarantees: an entry that NCCL has disabled in its cost table (a negative cost) stays disabled;
-//! nothing changes if no row matches; a decision allocates nothing and takes no lock. This module
-//! does no I/O and reads neither environment nor clock. The C side is `abi/tuner_*`.
+//! Guarantees: an entry that NCCL has disabled in its cost table (a negative cost) stays disabled.
+//! If no row matches, only two restrictions change costs: LL128 is not allowed, or only Ring is. A
+//! decision allocates nothing and takes no lock. This module does no I/O and reads neither
+//! environment nor clock. The C side is `abi/tuner_*`.
 
 #![forbid(unsafe_code)]
 
@@ -144,7 +145,8 @@ impl Policy {
         (Self::Acting(Arc::new(Rules { origin, rows, ll128, ring_only: ring_tcp })), warnings)
     }
 
-    /// Returns a number that is equal on two hosts exactly if their rules are; 0 without rules.
+    /// Returns a hash of the rows and restrictions, by which two hosts find out whether they decide
+    /// alike. The origin of the rows does not count. An inactive tuner has the hash 0.
     pub fn hash(&self) -> u64 {
         match self {
             Self::Inert { .. } => 0,
@@ -166,7 +168,7 @@ impl Policy {
         if nodes < 2 {
             return inert("the communicator is on one node");
         }
-        // With two nodes, all algorithms use the same connections.
+        // With two nodes, all algorithms use the same connections, so Ring has no advantage.
         let ring_only = rules.ring_only && nodes > 2;
         let is_for_rows = ranks == nodes;
         if !is_for_rows && !ring_only {
@@ -236,7 +238,8 @@ pub struct Acting {
     rows: Vec<Row>,
     ll128: bool,
     ring_only: bool,
-    /// Decisions already logged: bit `n` for sizes of `n + 1` bits.
+    /// For each collective, the sizes for which a decision was logged. Bit `n` stands for all sizes
+    /// from `2^n` to `2^(n + 1) - 1` bytes.
     logged_sizes: [AtomicU64; Collective::ALL.len()],
 }
 
@@ -252,19 +255,22 @@ pub const PROTOCOLS: usize = 3;
 /// A cost that NCCL accepts only if no cheaper entry is enabled. NCCL ignores entries of 3.6e9 us
 /// (an hour) or more (`topoGetAlgoInfo`).
 const LAST_RESORT_US: f32 = 1.0e9;
-/// A cost that NCCL accepts only if no enabled entry is at [`LAST_RESORT_US`] or below.
+/// The cost of other algorithms where only Ring should be used. It is above [`LAST_RESORT_US`], so
+/// NCCL prefers even Ring with LL128.
 const NOT_RING_US: f32 = 2.0e9;
 
 impl Tuner {
     /// Changes NCCL's costs so that NCCL makes the table's choice. Returns the number of channels
-    /// if a row matched. `collective` is NCCL's number, and `bytes` the size as NCCL counts it.
+    /// if a row matches and NCCL has not disabled the row's choice. `collective` is NCCL's number,
+    /// and `bytes` the size as NCCL counts it.
     ///
     /// Rows were measured with one collective at a time. For a group, NCCL asks once, with the sum
-    /// of the members' bytes. The tuner leaves a group to NCCL if `tasks_per_channel` is 2 or more,
-    /// that is, if the group has more members than the communicator has channels.
+    /// of the members' bytes. The tuner applies no row to a group if `tasks_per_channel` is 2 or
+    /// more, that is, if the group has more members than the communicator has channels.
     ///
-    /// If only Ring is offered, all other algorithms become a last resort for each collective that
-    /// has a Ring, and rows with other algorithms are ignored.
+    /// If LL128 is not allowed, it becomes a last resort for every collective. If only Ring is
+    /// allowed, all other algorithms become a last resort for each collective that has a Ring, and
+    /// rows with other algorithms are ignored for this collective.
     pub fn decide(&self, collective: i32, bytes: u64, tasks_per_channel: i32, costs: &mut Costs) -> Option<u32> {
         let Self::Acting(acting) = self else { return None };
         if !acting.ll128 {
@@ -310,7 +316,8 @@ impl Acting {
     }
 }
 
-/// If Ring is enabled, makes every other algorithm a last resort and returns true.
+/// If Ring is enabled, makes every other algorithm a last resort and returns true. Otherwise
+/// changes nothing and returns false.
 fn disfavour_all_but_ring(costs: &mut Costs) -> bool {
     let ring = Algorithm::Ring.number();
     let has_ring = costs[ring * PROTOCOLS..(ring + 1) * PROTOCOLS].iter().any(|cost| *cost >= 0.0);

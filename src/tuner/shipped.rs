@@ -1,18 +1,18 @@
 //! The table that ships with the plugin. All rows are for two ranks.
 //!
 //! A row is here if its choice, compared with NCCL's own, meets the bounds below at every measured
-//! size. A scale such as 0.25 is the speed of the software twin of a Spark, as a fraction of a
-//! Spark's speed; "unpaced" means without a limit.
+//! size. Each bound was tested at several scales. A scale such as 0.25 is the speed of the software
+//! twin of a Spark, as a fraction of a Spark's speed; "unpaced" means without a limit.
 //!
-//! - Up to 2 MiB: at least 1.2 times as fast (unpaced, 0.25, 0.1). All_reduce of 32 KiB is an
-//!   exception: 1.18 at 0.25.
-//! - From 2 to 8 MiB: at least 1.03 times as fast (0.25, 0.1, 0.05). All_gather of 8 MiB is an
+//! - Up to 2 MiB: at least 1.2 times as fast unpaced, at 0.25 and at 0.1. All_reduce of 32 KiB is
+//!   an exception: 1.18 at 0.25.
+//! - From 2 to 8 MiB: at least 1.03 times as fast at 0.25, 0.1 and 0.05. All_gather of 8 MiB is an
 //!   exception: 1.01 at 0.25.
 //! - Above 8 MiB: at least 1.03 times as fast at 0.25, and at most 2 % slower at 0.1 and 0.05,
 //!   where the wire allows no gain.
 //!
 //! No figure that owners published contradicts a row. No row is known to slow down a group of
-//! collectives by more than it speeds up single ones; therefore none has Simple with fewer than
+//! collectives by more than it speeds up single ones; therefore no row has Simple with fewer than
 //! four channels. No row has LL128, until `nccl-spark memory --litmus` has passed on a Spark.
 //! docs/evidence/tuner.md has the figures.
 
@@ -22,8 +22,8 @@ const RANKS: usize = 2;
 
 /// Collective, sizes in KiB, protocol and channels. Sizes are those of the whole buffer, as NCCL
 /// counts them. A row is for sizes above the first figure, up to the second. Each figure is the
-/// geometric mean of two measured sizes. The measured sizes are powers of two, and above 2 MiB also
-/// 24 KiB times powers of two.
+/// geometric mean of two neighbouring measured sizes. The measured sizes are powers of two, and
+/// above 2 MiB also 24 KiB times powers of two.
 const MEASURED: &[(Collective, [u64; 2], Protocol, u32)] = &[
     (Collective::AllGather, [45, 181], Protocol::Ll, 2),
     (Collective::AllGather, [362, 5016], Protocol::Simple, 4),

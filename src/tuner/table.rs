@@ -12,10 +12,10 @@
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
-/// Largest number of ranks in a row: no table has been measured for more. The smallest is 2: one
-/// rank needs no network.
+/// Largest number of ranks that a row may name: no table has been measured for more. The smallest
+/// number is 2, because one rank needs no network.
 pub const MAX_RANKS: usize = 64;
-/// Largest number of channels in a row, NCCL's maximum (`MAXCHANNELS`).
+/// Largest number of channels that a row may choose: NCCL's maximum (`MAXCHANNELS`).
 pub const MAX_CHANNELS: u32 = 64;
 /// Largest number of rows in a table.
 pub const MAX_ROWS: usize = 512;
@@ -40,7 +40,7 @@ macro_rules! words {
                 self as usize
             }
 
-            /// Returns the value with NCCL's number.
+            /// Returns the value that has this number in NCCL; `None` if there is none.
             pub fn of_number(number: i32) -> Option<$name> {
                 match number { $($number => Some($name::$variant),)* _ => None }
             }
@@ -117,13 +117,13 @@ pub struct Choice {
 /// One row: a choice for a range of sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Row {
-    /// Collective that the row is for.
+    /// Collective for which the row holds.
     pub collective: Collective,
-    /// Number of ranks.
+    /// Number of ranks for which the row holds.
     pub ranks: usize,
-    /// Smallest size in bytes.
+    /// Smallest size in bytes for which the row holds.
     pub from_bytes: u64,
-    /// Largest size in bytes.
+    /// Largest size in bytes for which the row holds.
     pub to_bytes: u64,
     /// The choice.
     pub choice: Choice,

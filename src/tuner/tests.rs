@@ -166,7 +166,7 @@ fn only_ring_remains_where_some_peers_are_reached_by_tcp() {
         let mut costs = before;
         (tuner.decide(collective, 1500, 1, &mut costs), costs)
     };
-    // No row for the ranks; several ranks on a node; a collective that no row can have.
+    // No row is for 4 ranks. With 8 ranks, a node has two. No row can be for collective 7.
     for (ranks, nodes) in [(4, 4), (8, 4)] {
         let Tuner::Acting(acting) = policy.tuner(ranks, nodes, true) else { panic!("{ranks} ranks") };
         assert!(acting.is_ring_only());

@@ -18,18 +18,19 @@ pub struct Context {
     ports: u8,
     /// Copied when the context is opened; the library never changes them later.
     pub(super) operations: Operations,
-    /// True once it was logged that QPs have no thread domain (index 0), or have one (index 1).
+    /// Two flags for log lines. Index 0: it was logged that a QP has no thread domain. Index 1: it
+    /// was logged that a QP has one.
     pub(super) told_of_doorbells: [AtomicBool; 2],
 }
 
 /// Limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// Work requests on one work queue of a QP.
+    /// Largest number of work requests on one work queue of a QP.
     pub max_qp_wr: u32,
-    /// Entries of one CQ.
+    /// Largest number of entries of one CQ.
     pub max_cqe: u32,
-    /// QPs.
+    /// Largest number of QPs.
     pub max_qp: u32,
 }
 

@@ -22,7 +22,7 @@ pub struct Cq {
 pub(super) struct RawCq {
     pub(super) raw: NonNull<ibv_cq>,
     pub(super) context: Arc<Context>,
-    /// Unique in this process.
+    /// Number of the queue, unique in this process.
     number: usize,
 }
 
@@ -148,7 +148,7 @@ impl Completion {
         self.0.opcode == IBV_WC_RECV_RDMA_WITH_IMM
     }
 
-    /// Returns the number of bytes that the peer wrote, for a receive.
+    /// For a completed receive: returns the number of bytes that the peer wrote.
     #[inline]
     pub fn bytes(&self) -> u32 {
         self.0.byte_len

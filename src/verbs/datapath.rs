@@ -23,7 +23,7 @@ pub struct Remote {
 pub struct Write {
     /// Address of the bytes.
     pub local_addr: u64,
-    /// Number of bytes. If 0, the address and key are ignored.
+    /// Number of bytes. If it is 0, `local_addr` and `lkey` are ignored.
     pub bytes: u32,
     /// Key of the registration that contains the bytes.
     pub lkey: u32,
@@ -72,11 +72,12 @@ impl Qp {
         self.post_write(&Write { local_addr, bytes, lkey: 0, remote, immediate, wr_id, signaled }, IBV_SEND_INLINE)
     }
 
-    /// Posts `count` receives without memory, for writes with immediate data, all with `wr_id`.
+    /// Posts `count` receives, all with identifier `wr_id`. They have no memory, because they only
+    /// receive immediate data of the peer's writes.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `count` exceeds the queue's size, [`Error::Os`] if the QP refuses
-    /// them (some may then be posted).
+    /// [`Error::Argument`] if `count` exceeds the queue's size. [`Error::Os`] if the QP refuses a
+    /// receive; the receives before that one may then be posted.
     #[inline(always)]
     pub fn post_receives(&mut self, count: u32, wr_id: u64) -> Quick<()> {
         let count = count as usize;

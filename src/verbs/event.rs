@@ -12,11 +12,11 @@ use verbs_sys::*;
 pub struct AsyncEvent {
     /// Kind (`enum ibv_event_type`). The constants below are the kinds that the plugin acts on.
     pub kind: u32,
-    /// The port concerned, numbered from 1.
+    /// Port concerned, numbered from 1; `None` if the event is not about a port.
     pub port: Option<u8>,
-    /// Number of the QP concerned.
+    /// Number of the QP concerned; `None` if the event is not about a QP.
     pub qp_num: Option<u32>,
-    /// Number of the CQ concerned ([`super::Cq::number`]).
+    /// Number of the CQ concerned ([`super::Cq::number`]); `None` if the event is not about a CQ.
     pub cq: Option<usize>,
 }
 

@@ -1,4 +1,5 @@
-//! A fake provider in memory, to test what soft-RoCE lacks: older libraries, mlx5's thread domains.
+//! A fake library and provider, to test what soft-RoCE cannot show: older versions of libibverbs,
+//! and thread domains as mlx5 has them.
 
 #[path = "../../tests/common/captured_log.rs"]
 #[allow(dead_code, reason = "integration tests use the rest")]
@@ -19,14 +20,14 @@ use verbs_sys::*;
 thread_local! {
     /// Calls that create or destroy objects, in order.
     static CALLS: RefCell<Vec<&'static str>> = const { RefCell::new(Vec::new()) };
-    /// Flow label, hop limit and traffic class of the last change of a queue pair.
+    /// Flow label, hop limit and traffic class in the last call of `modify_qp`.
     static ROUTE_HEADER: Cell<(u32, u8, u8)> = const { Cell::new((0, 0, 0)) };
 }
 
 struct Offers {
     /// True if a `verbs_context` surrounds the context (`abi_compat`).
     extended: bool,
-    /// Size that the library reports for its `verbs_context`, minus the size here.
+    /// Size that the library reports for its `verbs_context`, minus the size in our bindings.
     grown_by: isize,
     gid_table: bool,
     thread_domains: bool,
@@ -59,7 +60,8 @@ fn without_thread_domains_a_plain_protection_domain_is_used() {
     let plain = ["alloc_pd", "create_cq", "create_qp", "destroy_qp", "dealloc_pd", "destroy_cq", "close_device"];
     assert_eq!(calls_of_a_qp(Offers { thread_domains: false, ..ALL }), plain);
     assert_eq!(calls_of_a_qp(Offers { extended: false, ..ALL }), plain);
-    // The library's struct ends before these functions.
+    // The struct grows at its front. So a library whose struct is this much shorter lacks the
+    // functions for thread domains.
     let up_to_its_functions = -(std::mem::offset_of!(verbs_context, alloc_td) as isize) - 8;
     assert_eq!(calls_of_a_qp(Offers { grown_by: up_to_its_functions, ..ALL }), plain);
 }
@@ -142,13 +144,14 @@ fn calls_of_a_qp(offers: Offers) -> Vec<&'static str> {
     let pd = Pd::new(&context).expect("a domain");
     let cq = Cq::new(&context, 16).expect("a CQ");
     let qp = Qp::new(&pd, &cq, QpCaps { send_requests: 4, receive_requests: 4, inline_bytes: 0 }).expect("a QP");
-    // The owners are dropped first; the objects live until the QP is dropped.
+    // The owners of the other objects are dropped first, but the QP keeps the objects alive.
     drop((context, pd, cq));
     drop(qp);
     CALLS.take()
 }
 
-/// Returns an opened context. The fake library and the struct that it would free are leaked.
+/// Returns an opened context. The fake library is leaked, and so is the `verbs_context`, which a
+/// real library would free.
 fn fake(offers: Offers) -> Arc<Context> {
     // SAFETY: integers, pointers and pthread objects that are not used; all zero is a valid value.
     let mut around: Box<verbs_context> = Box::new(unsafe { std::mem::zeroed() });
@@ -198,7 +201,7 @@ fn call(name: &'static str) {
     CALLS.with_borrow_mut(|calls| calls.push(name));
 }
 
-/// Returns a pointer to an object that the library never dereferences.
+/// Returns a pointer for an object that neither the plugin nor the fake library dereferences.
 fn handle<T>() -> *mut T {
     std::ptr::without_provenance_mut(0x1000)
 }
@@ -356,7 +359,7 @@ unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> i32 {
     0
 }
 
-// Functions that these tests do not call.
+// Functions that these tests do not call, except for `modify_qp`.
 
 unsafe extern "C" fn get_device_list(_: *mut i32) -> *mut *mut ibv_device {
     refuse()

@@ -1,9 +1,9 @@
 //! Detects that this process is the forked child of a process that used the network.
 //!
 //! An RDMA connection does not survive fork: the child shares the parent's queue memory and
-//! doorbells, but has none of its threads. A fork handler sets a flag, so the check costs one load
-//! for each message. Comparing process ids would cost a system call. A child of a raw `clone` is
-//! not detected. No program that loads NCCL is known to make one.
+//! doorbells, but has none of the parent's threads. A fork handler sets a flag, so the check costs
+//! one load for each message. Comparing process ids would cost a system call. A child of a raw
+//! `clone` is not detected. No program that loads NCCL is known to make one.
 
 use crate::error::{Call, Error, Result};
 use std::sync::Once;
@@ -31,6 +31,6 @@ extern "C" fn in_child() {
 /// Returns true in a child that was forked after [`watch_for_fork`].
 #[inline]
 pub fn forked() -> bool {
-    // Relaxed: the child has only one thread, which also stored the flag.
+    // Relaxed: the child begins with one thread, which stores the flag before it starts any other.
     FORKED.load(Ordering::Relaxed)
 }

@@ -18,15 +18,17 @@ pub struct Library {
     pub(super) close_device: Pointer<fn_ibv_close_device>,
     pub(super) query_device: Pointer<fn_ibv_query_device>,
     pub(super) query_port: Pointer<fn_ibv_query_port>,
-    /// Since rdma-core 32, like `query_gid_table`.
+    /// `None` before rdma-core 32.
     pub(super) query_gid_ex: fn__ibv_query_gid_ex,
+    /// `None` before rdma-core 32.
     pub(super) query_gid_table: fn__ibv_query_gid_table,
     pub(super) get_async_event: Pointer<fn_ibv_get_async_event>,
     pub(super) ack_async_event: Pointer<fn_ibv_ack_async_event>,
     pub(super) alloc_pd: Pointer<fn_ibv_alloc_pd>,
     pub(super) dealloc_pd: Pointer<fn_ibv_dealloc_pd>,
     pub(super) reg_mr: Pointer<fn_ibv_reg_mr>,
-    /// Since rdma-core 28. Needed for flags that a device may ignore, such as relaxed ordering.
+    /// `None` before rdma-core 28. Needed for flags that a device may ignore, such as relaxed
+    /// ordering.
     pub(super) reg_mr_iova2: fn_ibv_reg_mr_iova2,
     pub(super) dereg_mr: Pointer<fn_ibv_dereg_mr>,
     pub(super) create_cq: Pointer<fn_ibv_create_cq>,
@@ -49,7 +51,8 @@ impl<F> Nullable for Option<F> {
 }
 
 impl Library {
-    /// Loads libibverbs and its functions. `path` is a name for the dynamic linker or a file.
+    /// Loads libibverbs and its functions. `path` is a file, or a name that the dynamic linker
+    /// searches for.
     ///
     /// # Errors
     /// [`Error::Missing`] if the library or a function is missing; the text says how to install it.
@@ -157,7 +160,7 @@ impl Device {
     }
 }
 
-/// The library's array of devices, which are valid while it exists.
+/// The library's array of devices. The devices are valid while the array exists.
 struct DeviceList {
     library: &'static Library,
     first: *mut *mut ibv_device,

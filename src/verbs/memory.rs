@@ -84,7 +84,8 @@ impl HostMemory {
         is_inside.then_some(Self { addr, len: bytes })
     }
 
-    /// Returns the memory without its first `bytes` bytes; empty if it has no more bytes.
+    /// Returns the memory without its first `bytes` bytes. The result is empty if the memory is not
+    /// longer than that.
     pub fn without_first(&self, bytes: usize) -> Self {
         let bytes = bytes.min(self.len);
         Self { addr: self.addr + bytes, len: self.len - bytes }
@@ -108,8 +109,8 @@ impl HostMemory {
     }
 }
 
-/// Bytes that this process can read now, though a peer or GPU may be writing them. For work
-/// requests that copy their bytes.
+/// Bytes that this process can read now, though a peer or GPU may be writing them. Used by work
+/// requests that copy the bytes into themselves (inline).
 #[derive(Clone, Copy, Debug)]
 pub struct Readable<'a> {
     pub(super) addr: u64,
@@ -152,8 +153,9 @@ impl Mr {
     /// Registers `memory` for the uses in `access`.
     ///
     /// # Errors
-    /// [`Error::Os`] with the address, length and device; for a lack of memory, the text also has
-    /// the limit that is the usual cause.
+    /// [`Error::Os`] with the address, length and device. For `ENOMEM`, the text also has the limit
+    /// of locked memory, which is the usual cause. [`Error::Missing`] if `access` has relaxed
+    /// ordering and the library lacks it.
     pub fn register(pd: &Arc<Pd>, memory: HostMemory, access: Access) -> Result<Self> {
         Self::register_with(pd, memory, access, None)
     }
@@ -237,9 +239,10 @@ impl Region {
         if start == libc::MAP_FAILED {
             return Err(Error::last_os(Call::Map(length)));
         }
-        // Kernels before 5.12 give this process a new page on the next write after a fork, while
-        // the NIC keeps writing the old one. Later kernels copy the pages for the child, so failure
-        // is harmless.
+        // The advice leaves the mapping out of a forked child. Without it, kernels before 5.12 give
+        // this process a new page on its next write after a fork, while the NIC keeps writing the
+        // old page. Later kernels copy pinned pages for the child instead. So a failed call is
+        // harmless there, and its status is not checked.
         // SAFETY: the mapping was just made, and the advice changes only what a child inherits.
         unsafe { libc::madvise(start, length, libc::MADV_DONTFORK) };
         let start = NonNull::new(start.cast()).ok_or(Internal::MappedAtZero)?;

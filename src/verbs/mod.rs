@@ -1,9 +1,9 @@
 //! The libibverbs boundary: safe types that own libibverbs' objects.
 //!
-//! The library is loaded at run time ([`Library::load`]): on a host without it, the plugin gives a
-//! clear error, where NCCL would silently ignore a linked plugin. Each object keeps the objects
-//! that it depends on alive: a [`Qp`] its [`Cq`] and [`Pd`], a [`Pd`] its [`Context`]. So objects
-//! may be dropped in any order.
+//! The library is loaded at run time ([`Library::load`]). On a host without the library, the plugin
+//! then gives a clear error. NCCL would silently ignore a plugin linked against it. Each object
+//! keeps the objects that it depends on alive: a [`Qp`] the queue of its [`Cq`] and its [`Pd`], a
+//! [`Pd`] its [`Context`]. So objects may be dropped in any order.
 //!
 //! Objects may move between threads. One thread at a time uses a [`Qp`] or [`Cq`], which `&mut
 //! self` enforces. Operations for each message (`datapath.rs`) neither allocate nor format.

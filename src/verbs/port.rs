@@ -71,8 +71,8 @@ pub enum GidKind {
     RoceV2,
 }
 
-/// `ibv_port_attr` as in newer libraries. The library gets the struct's size, and an older library
-/// leaves the end zero.
+/// `ibv_port_attr` as in newer libraries. A query passes the struct's size to the library. An older
+/// library fills in only the members that it knows, so the others stay zero.
 #[repr(C)]
 struct PortAttributes {
     base: ibv_port_attr,
@@ -141,7 +141,8 @@ impl Context {
         }
     }
 
-    /// Reads the entries of all ports, because the kernel refuses a buffer that could be too small.
+    /// Reads the entries of all ports. The kernel has no query for the table of one port, and
+    /// refuses a buffer that is too small for all entries. So the buffer has room for full tables.
     fn whole_gid_table(&self, query_table: QueryGidTable) -> Result<Vec<ibv_gid_entry>> {
         let mut room = 0;
         for port in 1..=self.ports() {

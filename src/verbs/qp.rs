@@ -41,11 +41,11 @@ unsafe impl Sync for Qp {}
 /// Required capacities of a QP.
 #[derive(Debug, Clone, Copy)]
 pub struct QpCaps {
-    /// Outstanding writes.
+    /// Largest number of writes in flight.
     pub send_requests: u32,
-    /// Outstanding receives.
+    /// Largest number of posted receives.
     pub receive_requests: u32,
-    /// Longest inline write. A device may allow less: [`Qp::inline_bytes`].
+    /// Longest inline write in bytes. A device may allow less: [`Qp::inline_bytes`].
     pub inline_bytes: u32,
 }
 
@@ -60,7 +60,8 @@ pub struct Path {
     pub remote_qp: u32,
     /// Sequence number (24 bits) of the peer's first packet.
     pub receive_psn: u32,
-    /// Index of this side's address in its GID table; 0 to 255, the range of the library's field.
+    /// Index of this side's address in its GID table. [`Qp::ready_to_receive`] refuses an index
+    /// above 255, which does not fit the library's field.
     pub gid_index: u16,
     /// Address of the peer.
     pub remote_gid: [u8; 16],
@@ -76,12 +77,15 @@ pub struct Path {
     pub flow_label: u32,
 }
 
-/// Wait of 0.64 ms (value 12 in the InfiniBand specification) if the receiver is not ready, and
-/// retries without limit (value 7). Flow control avoids this state, except for shares that are
-/// resent on another rail (`flow::recovery`). For them, waiting is better than a failed QP.
+/// Least time that the sender waits before a retry if the receiver is not ready, that is, has no
+/// receive posted: 0.64 ms (value 12 in the InfiniBand specification).
 const MIN_RNR_TIMER: u8 = 12;
+/// Number of retries if the receiver is not ready: no limit (value 7). Flow control keeps receivers
+/// ready, except for shares that are resent on another rail (`flow::recovery`). For these shares,
+/// waiting is better than a failed QP.
 const RNR_RETRY_FOREVER: u8 = 7;
-/// RDMA reads and atomics in flight. The plugin posts none, but providers require at least one.
+/// Limit of RDMA reads and atomics in flight. The plugin posts none, but providers require a limit
+/// of at least one.
 const MAX_READS: u8 = 1;
 /// Hop limit, as in NCCL's transport: a routed path needs more than 1. For RoCE v2 the kernel
 /// replaces it by the route's own limit (`ib_resolve_unicast_gid_dmac` in
@@ -89,8 +93,8 @@ const MAX_READS: u8 = 1;
 const HOP_LIMIT: u8 = 255;
 
 impl Qp {
-    /// Creates a QP in `pd` whose work queues both complete to `cq`. The inline size is the
-    /// requested one, or less if the device has less room, but never more.
+    /// Creates a QP in `pd`. Its send queue and its receive queue both complete to `cq`. The inline
+    /// size is the requested one, or less if the device has less room, but never more.
     pub fn new(pd: &Arc<Pd>, cq: &Cq, caps: QpCaps) -> Result<Self> {
         let context = pd.context();
         let create_qp = context.library.create_qp;

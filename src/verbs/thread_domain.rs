@@ -1,8 +1,9 @@
 //! Thread domains. A QP used by one thread at a time does not need the provider's locks.
 //!
-//! A thread domain also determines the doorbell. mlx5 gives it its own BlueFlame register, in a
-//! page that the kernel maps for write combining. If the kernel has found that the machine cannot
-//! combine writes, it refuses the page, and mlx5 then refuses the thread domain (`mlx5_alloc_td` in
+//! A thread domain also determines the doorbell, the register by which the processor tells the NIC
+//! of new work requests. mlx5 gives each thread domain its own BlueFlame register, in a page that
+//! the kernel maps for write combining. If the kernel has found that the machine cannot combine
+//! writes, the kernel refuses the page, and mlx5 then refuses the thread domain (`mlx5_alloc_td` in
 //! rdma-core's providers/mlx5/verbs.c, `MLX5_IB_METHOD_UAR_OBJ_ALLOC` in Linux's
 //! drivers/infiniband/hw/mlx5/main.c). A device without BlueFlame gets a thread domain with a plain
 //! doorbell; libibverbs does not show the difference.
@@ -19,7 +20,7 @@ use verbs_sys::*;
 /// the queues, a separate doorbell register). Each QP has its own domain, and `&mut Qp` keeps the
 /// promise.
 pub(super) struct ThreadDomain {
-    /// Parent domain over `pd`. Memory registered in `pd` can be used through it.
+    /// Parent domain over `pd`. QPs in the parent domain can use memory registered in `pd`.
     pub(super) raw: NonNull<ibv_pd>,
     thread: NonNull<ibv_td>,
     dealloc_td: unsafe extern "C" fn(*mut ibv_td) -> i32,
@@ -32,7 +33,7 @@ unsafe impl Send for ThreadDomain {}
 unsafe impl Sync for ThreadDomain {}
 
 impl ThreadDomain {
-    /// Creates a thread domain in `pd`. A plain domain does the same more slowly.
+    /// Creates a thread domain in `pd`. A QP in `pd` itself works too, but more slowly.
     ///
     /// # Errors
     /// The reason as text: the provider has no thread domains, or refused one.
@@ -67,9 +68,10 @@ impl ThreadDomain {
     }
 }
 
-/// Logs that QPs have thread domains or lack them, each at most once per opened device.
+/// Logs that QPs have thread domains, or that they lack them. Each of the two lines appears at most
+/// once for an opened device.
 pub(super) fn tell_doorbells(context: &Context, domain: &Result<ThreadDomain, String>) {
-    // Relaxed: a duplicated log line is harmless.
+    // Relaxed: the flag decides only whether a line is logged, and orders nothing else.
     if context.told_of_doorbells[usize::from(domain.is_ok())].swap(true, Ordering::Relaxed) {
         return;
     }

@@ -33,7 +33,7 @@ pub enum Malformed {
 }
 
 /// Reads fields from the front of a slice. The methods return [`Malformed::Short`] if the slice
-/// ends.
+/// ends within a field.
 #[derive(Debug)]
 pub struct Reader<'a>(&'a [u8]);
 
@@ -77,11 +77,11 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// Reads a text with a 16-bit length of at most `most` bytes. The text is only for display:
-    /// invalid UTF-8 and control characters become `?`. The result is never longer than the input.
+    /// Reads a 16-bit length and a text of this many bytes. The text is only for display: invalid
+    /// UTF-8 and control characters become `?`. The result is never longer than the input.
     ///
     /// # Errors
-    /// [`Malformed::Above`] or [`Malformed::Short`].
+    /// [`Malformed::Above`] if the length is above `most`, or [`Malformed::Short`].
     pub fn text(&mut self, what: &'static str, most: usize) -> Result<String, Malformed> {
         let count = usize::from(self.u16()?);
         if count > most {
@@ -92,10 +92,11 @@ impl<'a> Reader<'a> {
         Ok(text.chars().map(shown).collect())
     }
 
-    /// Reads an 8-bit count of at most `most`, and this number of items.
+    /// Reads an 8-bit count, and this number of items.
     ///
     /// # Errors
-    /// [`Malformed::Above`], or the error of an item.
+    /// [`Malformed::Above`] if the count is above `most`, [`Malformed::Short`] if the slice ends
+    /// before the count, or the error of an item.
     pub fn list<T>(
         &mut self,
         what: &'static str,
@@ -149,7 +150,8 @@ impl Writer {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// Appends text, cut to `most` bytes (at most 65535) at a character boundary.
+    /// Appends a 16-bit length and the text, cut at a character boundary to `most` bytes. `most`
+    /// must not exceed 65535. All callers pass constants, so this method does not check it.
     pub fn text(&mut self, text: &str, most: usize) -> &mut Self {
         let mut end = text.len().min(most);
         while !text.is_char_boundary(end) {

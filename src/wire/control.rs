@@ -2,10 +2,10 @@
 //! stalls, and the close.
 //!
 //! A [`ControlFrame`] has at most one numbered [`ControlMessage`], which the peer confirms. So a
-//! message may be sent on several paths in parallel: over the bootstrap's TCP connection, and on
-//! every rail as an RDMA write to the peer's mailbox. On each path it may arrive repeatedly, late
-//! or never. In a mailbox, a digest shows that a frame has arrived completely, so the NIC may store
-//! its words in any order.
+//! message may be sent on several paths in parallel: over the TCP connection of the bootstrap (the
+//! handshake), and on every rail as an RDMA write to the peer's [mailbox](super::mailbox). On each
+//! path a message may arrive repeatedly, late or never. In a mailbox, a digest shows that a frame
+//! has arrived completely, so the NIC may store the frame's words in any order.
 
 use super::codec::{Malformed, Reader, Writer};
 use super::cts::Epoch;
@@ -16,7 +16,7 @@ use super::{PARTS, SLOTS};
 
 /// Size of a control frame in memory, in 64-bit words.
 pub const FRAME_WORDS: usize = 256;
-/// Largest encoded control message.
+/// Largest size of an encoded control message, in bytes.
 pub const MAX_CONTROL_BYTES: usize = (FRAME_WORDS - FRAME_HEADER) * 8;
 const FRAME_HEADER: usize = 4;
 const REASON_BYTES: usize = 512;
@@ -28,16 +28,17 @@ pub enum ControlMessage {
     Fenced {
         /// The rail's lane.
         lane: LaneId,
-        /// The shares that a receiver has. A sender's list is empty.
+        /// From the receiving side: the shares of messages that have arrived. The sending side's
+        /// list is empty.
         received: Received,
     },
     /// The connecting side offers new queue pairs for a lost rail.
     Join {
         /// The rail's lane.
         lane: LaneId,
-        /// Number of this request, counted for each lane. Wraps around after 255.
+        /// Number of this JOIN. Each lane has its own count, which wraps around after 255.
         attempt: u8,
-        /// The rail's current properties.
+        /// Current properties of the connecting side's rail.
         rail: RailAdvert,
         /// The connecting side's new queue pairs.
         end: LaneEnd,
@@ -46,9 +47,10 @@ pub enum ControlMessage {
     Joined {
         /// The rail's lane.
         lane: LaneId,
-        /// Number of the answered JOIN. The connecting side may have given up this JOIN.
+        /// Number of the answered JOIN. If the connecting side has given up that JOIN, it ignores
+        /// the answer.
         attempt: u8,
-        /// The addresses, the MTU and the new queue pairs.
+        /// The new queue pairs, and what the connecting side must know to use them.
         answer: JoinAnswer,
     },
     /// From either side: the attempt to reconnect the rail has failed.
@@ -70,19 +72,21 @@ pub enum ControlMessage {
     AreYouThere,
     /// This side closes the connection.
     Bye {
-        /// Number of receives before the first one that waits for bytes; 0 from a sender.
+        /// From the receiving side: the number of receives before the first one that waits for
+        /// bytes. The sending side states 0.
         delivered: u64,
     },
-    /// Requests of this side make no progress. Asks for the peer's progress.
+    /// Asks for the peer's progress, because requests of this side make none.
     StallQuery {
-        /// Number of the question on this side.
+        /// Number of the question, counted by the side that asks.
         number: u32,
     },
     /// Answers a STALL QUERY.
     StallReply {
         /// Number of the question.
         number: u32,
-        /// Milliseconds since this side's progress last changed, as its samples show.
+        /// Milliseconds since a sample of this side's progress last differed from the sample
+        /// before.
         idle_ms: u64,
         /// Progress of this side.
         progress: Progress,
@@ -133,7 +137,7 @@ pub enum Progress {
         is_granted: bool,
         /// Number of sends with unacknowledged shares.
         running: u16,
-        /// Set of the lanes of these shares, by [`LaneId::bit`].
+        /// Set of the lanes of the unacknowledged shares, by [`LaneId::bit`].
         lanes: u8,
         /// Number of finished sends that the caller has not tested.
         untested: u16,
@@ -146,7 +150,7 @@ pub enum Progress {
         delivered: u64,
         /// Number of granted receives that wait for bytes.
         open: u16,
-        /// Number of arrived shares of these receives.
+        /// Number of shares that have arrived for the receives that `open` counts.
         arrived: u16,
         /// Number of receives with all their bytes that the caller has not tested.
         untested: u16,
@@ -190,7 +194,8 @@ impl Progress {
     }
 }
 
-/// A receiver's list of the shares that have arrived.
+/// The receiving side's list of the shares that have arrived. A share is the part of a message that
+/// is sent on one lane.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Hash)]
 pub struct Received {
     /// Number of receives granted so far.
@@ -204,14 +209,16 @@ pub struct Received {
 pub struct OpenReceive {
     /// Number of the receive on the connection.
     pub sequence: u64,
-    /// For each part, a set of the arrived shares, with one bit for each share.
+    /// For each part of the receive, the set of the arrived shares: bit `n` stands for share number
+    /// `n`.
     pub shares: [u8; PARTS],
 }
 
 impl Received {
     /// Returns true if a correct receiver can have sent this list, perhaps some time ago. `begun`
-    /// is the number of receives whose sends have begun. A receiver grants at most [`SLOTS`] more
-    /// than this. Open receives are among its last [`SLOTS`] grants.
+    /// is the number of receives whose sends have begun on this side. A correct receiver has
+    /// granted at most `begun` plus [`SLOTS`] receives. Each open receive is one of its last
+    /// [`SLOTS`] grants, and is listed once.
     pub fn is_possible(&self, begun: u64) -> bool {
         let last = |sequence| sequence < self.granted && self.granted - sequence <= SLOTS as u64;
         let twice = |at: usize| self.open[..at].iter().any(|before| before.sequence == self.open[at].sequence);
@@ -319,7 +326,7 @@ pub struct ControlFrame {
 }
 
 impl ControlFrame {
-    /// Encodes the frame for an inbox or outbox.
+    /// Encodes the frame as the words of a mailbox's inbox or outbox.
     pub fn to_words(&self) -> Vec<u64> {
         let body = &self.message[..self.message.len().min(MAX_CONTROL_BYTES)];
         let sizes = body.len() as u64 | u64::from(self.awaits_confirmation) << 32;
@@ -333,7 +340,8 @@ impl ControlFrame {
         words
     }
 
-    /// Decodes the frame in an inbox. Returns `None` if the words are not one complete frame.
+    /// Decodes the frame in an inbox. Returns `None` if the words are not one complete frame, or if
+    /// the inbox is empty.
     pub fn from_words(words: &[u64; FRAME_WORDS]) -> Option<Self> {
         let [number, received, sizes, stated, ..] = *words;
         let bytes = (sizes & 0xffff_ffff) as usize;
@@ -371,7 +379,8 @@ impl ControlFrame {
     }
 }
 
-/// Digest that detects torn frames. It does not protect against an adversary.
+/// Digest that detects a mix of the words of several frames. It does not protect against an
+/// adversary.
 fn digest(words: &[u64]) -> u64 {
     // The odd constant of Fibonacci hashing, 2^64 / golden ratio.
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -16,22 +16,25 @@ pub const ENTRY_WORDS: usize = 8;
 pub const ENTRY_BYTES: usize = ENTRY_WORDS * 8;
 /// Number of 64-bit words in the whole ring.
 pub const RING_WORDS: usize = SLOTS * PARTS * ENTRY_WORDS;
-/// Largest buffer of an entry: NCCL's limit for a message (`NCCL_MAX_NET_SIZE_BYTES`, 2^40).
+/// Largest size of an entry's buffer, in bytes: NCCL's limit for a message
+/// (`NCCL_MAX_NET_SIZE_BYTES`, 2^40).
 pub const MAX_RECEIVE_BYTES: u64 = 1 << 40;
 
 /// Generation of the receiver's memory keys in an entry. It wraps around.
 ///
 /// A device of the receiver that was removed and returns has new keys. The receiver then begins an
 /// epoch, before it answers the sender's control message JOIN. It writes the entries of all open
-/// receives again, with its current keys. Each entry is written on the same lane as before, unless
-/// this lane was lost: on another lane, the old entry could arrive last and replace the new one.
-/// The answer JOINED names the first epoch with keys for the returning lane. For entries of earlier
-/// epochs, the sender posts neither new sends nor resent shares on this lane.
+/// receives again, with its current keys. Each entry is written on the same lane as before: on
+/// another lane, the old entry could arrive last and replace the new one. Another lane is used only
+/// if the entry's lane was lost, because a lost lane's queue pairs are stopped. The answer JOINED
+/// names the first epoch with keys for the returning lane. For entries of earlier epochs, the
+/// sender uses other lanes: it posts neither new sends nor resent shares on the returning lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Epoch(u8);
 
-/// Width of an [`Epoch`] in an entry's third word, and its position there, in bits.
+/// Width of an [`Epoch`] in an entry's third word, in bits.
 const EPOCH_BITS: u32 = 7;
+/// Position of the lowest bit of an [`Epoch`] in that word.
 const EPOCH_AT: u32 = 48 - EPOCH_BITS;
 
 impl Epoch {
@@ -52,7 +55,8 @@ impl Epoch {
 
     /// Returns this epoch if it is at most 31 before `newest`, otherwise the epoch 31 before
     /// `newest`. So [`Epoch::is_since`] can compare the result with the epochs of entries. The
-    /// replacement is safe, because all open grants have been written again with later epochs.
+    /// replacement changes nothing for open grants: the receiver writes their entries again in each
+    /// new epoch, so their epochs are later than both.
     pub fn near(self, newest: Self) -> Self {
         const FAR: u8 = 1 << (EPOCH_BITS - 2);
         if newest.0.wrapping_sub(self.0) % (1 << EPOCH_BITS) < FAR {
@@ -75,7 +79,7 @@ pub type PackedKeys = [u64; MAX_RAILS / 2];
 /// Contents of an entry, except its keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Terms {
-    /// Address in the receiver's memory.
+    /// Address of the buffer in the receiver's memory.
     pub addr: u64,
     /// Buffer size in bytes, at most [`MAX_RECEIVE_BYTES`].
     pub bytes: u64,
@@ -83,7 +87,7 @@ pub struct Terms {
     pub tag: i32,
     /// Number of parts of the receive: 1 to [`PARTS`].
     pub parts: u8,
-    /// Index of this part.
+    /// Index of the entry's part within the receive.
     pub part: u8,
     /// Generation of the entry's keys.
     pub epoch: Epoch,
@@ -101,7 +105,8 @@ pub enum Violation {
     /// The number of parts is out of range, or differs between the entries of a receive.
     #[error("invalid group of {0} receives")]
     Parts(u8),
-    /// The entry is in the place of another part.
+    /// The entry's part number (the first field) is not the number of its place in the ring (the
+    /// second field), or is not below the receive's number of parts.
     #[error("part {0} in place of part {1}")]
     Part(u8, u8),
     /// The buffer is larger than [`MAX_RECEIVE_BYTES`], or its address range wraps around.
@@ -177,7 +182,7 @@ impl Entry {
         self.bytes() <= MAX_RECEIVE_BYTES && self.addr().checked_add(self.bytes()).is_some()
     }
 
-    /// Returns the address in the receiver's memory.
+    /// Returns the address of the buffer in the receiver's memory.
     #[inline(always)]
     pub fn addr(&self) -> u64 {
         self.words[1]
@@ -213,7 +218,7 @@ impl Entry {
         (self.words[2] >> 48) as u8
     }
 
-    /// Returns the index of this part.
+    /// Returns the index of the entry's part within the receive.
     #[inline(always)]
     pub fn part(&self) -> u8 {
         (self.words[2] >> 56) as u8
@@ -233,7 +238,7 @@ pub fn entry_word(sequence: u64, part: usize) -> usize {
 }
 
 fn stamp(sequence: u64) -> u32 {
-    // Plus one, so that a ring of zeros has no entry of receive 0.
+    // One is added so that a ring of zeros does not look like the entry of receive 0.
     (sequence as u32).wrapping_add(1)
 }
 

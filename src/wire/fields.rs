@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv6Addr};
 
 /// Maximum number of queue pairs of a connection on one rail.
 pub(super) const MAX_QPS: usize = 16;
-/// Longest name of a host or rail, in bytes.
+/// Longest name (of a host, rail, port or GPU), in bytes.
 pub(super) const NAME_BYTES: usize = 64;
 pub(super) const MAX_ADDRESSES: usize = 16;
-/// Upper bound for speeds, 10 Tb/s: faster than any port.
+/// Upper bound for speeds, in Mb/s: 10 Tb/s, faster than any port.
 const MAX_MBPS: u64 = 10_000_000;
 
 /// Properties of a rail that the peer needs to pair it with its own rails.
@@ -53,7 +53,8 @@ pub struct Address {
 }
 
 impl Address {
-    /// Creates an address. `prefix` is the prefix length of the IP address: at most 32 for IPv4.
+    /// Creates an address. `prefix` is the prefix length of the IP address. The caller ensures that
+    /// it is at most 32 for IPv4.
     pub fn new(gid: [u8; 16], prefix: Option<u8>) -> Self {
         let prefix = match Ipv6Addr::from(gid).to_ipv4_mapped() {
             Some(_) => prefix.and_then(|bits| bits.checked_add(96)),
@@ -69,7 +70,8 @@ impl Address {
 }
 
 /// Returns the rank of an address in the order of preference: IPv4, then routable IPv6, then
-/// link-local. A message without room for all addresses of a port has the preferred ones.
+/// link-local. A message that has no room for all addresses of a port has the first ones in this
+/// order.
 pub fn preference_rank(gid: &[u8; 16]) -> u8 {
     let gid = Ipv6Addr::from(*gid);
     match gid {
@@ -98,12 +100,12 @@ impl Priority {
     }
 }
 
-/// One end of a queue pair.
+/// One side's queue pair, as the other side must know it to connect its own queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QpEnd {
     /// Queue pair number, 24 bits.
     pub number: u32,
-    /// First packet sequence number that this end sends, 24 bits.
+    /// First packet sequence number that this queue pair sends, 24 bits.
     pub psn: u32,
 }
 

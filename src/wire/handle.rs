@@ -1,9 +1,10 @@
 //! The connection handle: 128 bytes that NCCL passes from the listener to the connecting rank.
 //!
 //! NCCL does not check that both ranks use the same network plugin, so the handle identifies this
-//! plugin and its version. It also has the listener's address and a random token. Everything else
-//! is exchanged over TCP. The last eight bytes are the connecting side's ticket. NCCL repeats
-//! `connect` with the same memory until it succeeds. The ticket identifies the attempt.
+//! plugin and its protocol version. It also has the listener's address and a random token.
+//! Everything else is exchanged over TCP. The last eight bytes are for the connecting side's
+//! ticket: NCCL repeats `connect` with the same memory until the call succeeds, and the ticket says
+//! which unfinished connection the call continues.
 
 use super::PROTOCOL_VERSION;
 use super::codec::{Malformed, Reader, Writer};

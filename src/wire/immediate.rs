@@ -4,8 +4,8 @@
 //! The bits identify the receive by its slot and generation. They also give the number of shares of
 //! the message, so that the receiver knows the number of immediates to expect. A share consists of
 //! `full_chunks` writes of exactly the connection's chunk size, and a last write with these bits.
-//! The completion of the last write has its byte count, so the receiver can compute the share's
-//! size.
+//! The receiver's completion of the last write states the bytes of that write, so the receiver can
+//! compute the share's size.
 
 use super::ids::Slot;
 use super::{MAX_RAILS, PARTS, SLOTS};
@@ -17,8 +17,8 @@ pub struct Immediate {
     pub slot: Slot,
     /// Part of the receive, below [`PARTS`].
     pub part: u8,
-    /// Number of earlier uses of the slot, modulo [`GENERATIONS`]. With it the receiver recognises
-    /// and drops immediates of an earlier use.
+    /// Number of earlier uses of the slot, modulo [`GENERATIONS`]. By this number the receiver
+    /// recognises and drops immediates of an earlier use.
     pub generation: u8,
     /// Number of shares of the message: 1 to [`MAX_SHARES`]. Each share has one immediate.
     pub shares: u8,
@@ -44,7 +44,7 @@ impl Immediate {
         ((sequence / SLOTS as u64) % GENERATIONS) as u8
     }
 
-    /// Packs the fields. Fields must be in range: excess bits are dropped.
+    /// Packs the fields. The caller must keep them in range: excess bits are dropped.
     #[inline(always)]
     pub fn encode(self) -> u32 {
         self.slot.index() as u32

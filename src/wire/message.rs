@@ -34,16 +34,17 @@ use super::stream::MAX_STREAMS;
 use super::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 use std::num::NonZeroU16;
 
-/// Largest body of a frame. The largest hello, with all rails and addresses, takes 14 KiB.
+/// Largest body of a frame, in bytes. The largest hello, with all rails and addresses, takes 14
+/// KiB.
 pub const MAX_BODY_BYTES: usize = 32 * 1024;
-/// Size of the header: magic number, kind, version and body length.
+/// Size in bytes of the header: magic number, kind, version and body length.
 pub const HEADER_BYTES: usize = 8;
 
 const MAGIC: u16 = 0x5350;
 const TEXT_BYTES: usize = 2048;
 
-/// One message on the bootstrap's TCP connection, or the first message on a TCP connection that
-/// replaces it or is another stream.
+/// One message. It is sent on the bootstrap's TCP connection, on a TCP connection that replaces the
+/// bootstrap's, or as the first message of another stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     /// First message of the connecting side.
@@ -54,7 +55,8 @@ pub enum Message {
     Refuse(String),
     /// The connecting side's queue pairs are connected.
     Ready(Ready),
-    /// The accepting side has connected and tested its queue pairs. Says which pairs work.
+    /// The accepting side has connected and tested its queue pairs. The message says which pairs
+    /// work.
     Go(Go),
     /// From either side: a control frame of the running connection.
     Control(ControlFrame),
@@ -82,8 +84,8 @@ pub struct Hello {
     /// Number of queue pairs wanted on each rail. If 0, the accepting side chooses the number,
     /// based on the rails.
     pub qps_per_rail: u8,
-    /// Hash of the input of this side's tuner; 0 if the tuner leaves every choice to NCCL. Two
-    /// sides with different tuners would hang in a collective.
+    /// Hash of the rules by which this side's tuner decides; 0 if the tuner leaves every choice to
+    /// NCCL. Two sides whose tuners decide differently would hang in a collective.
     pub tuner_hash: u64,
     /// Name of this side's GPU, for the log line if the tuners differ.
     pub gpu: String,
@@ -103,8 +105,8 @@ pub enum ByTcp {
     Off,
     /// `NCCL_SPARK_RING_TCP` is on.
     Allowed,
-    /// `NCCL_SPARK_RING_TCP` is on, but a rail without a known address might reach the peer. The
-    /// text gives the reason.
+    /// `NCCL_SPARK_RING_TCP` is on, but there is no permission: a rail whose addresses are unknown
+    /// might reach the peer. The text names such rails.
     Withheld(String),
 }
 
@@ -115,7 +117,7 @@ pub struct Streams {
     pub name: String,
     /// Number of streams, including the hello's TCP connection: 1 to [`MAX_STREAMS`].
     pub count: u8,
-    /// Token for the first message of each other stream.
+    /// Token that the connecting side sends in the first message on each other stream.
     pub token: [u8; TOKEN_BYTES],
 }
 
@@ -172,14 +174,14 @@ pub struct Ready {
 /// The answer to one pair of an offer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PairReady {
-    /// Connected on this side.
+    /// The connecting side has connected its queue pairs.
     Connected {
-        /// Key of the mailbox on this rail.
+        /// Key of the connecting side's mailbox on this rail.
         mailbox_rkey: u32,
-        /// The connecting side's queue pairs, in the order of the offer's.
+        /// The connecting side's queue pairs, in the order of the offer's queue pairs.
         qps: Vec<QpEnd>,
     },
-    /// Not connected on this side.
+    /// The connecting side has not connected its queue pairs.
     NotYet(NotYet),
 }
 
@@ -188,17 +190,20 @@ pub enum PairReady {
 pub struct NotYet {
     /// Text for log lines.
     pub why: String,
-    /// True if a later attempt may succeed: port down, unresolved address, lost packets. False if
-    /// the kernel refused the request (`EINVAL`), because it would refuse it again.
+    /// True if a later attempt may succeed, for example after a port was down, an address was not
+    /// resolved or packets were lost. False if a later attempt would fail too, for example because
+    /// the kernel has refused the request (`EINVAL`) or has no route.
     pub is_temporary: bool,
 }
 
 /// State of an offered pair.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Offered {
-    /// To be connected now, with the accepting side's queue pairs.
+    /// To be connected now, to these queue pairs of the accepting side.
     Now(Vec<QpEnd>),
-    /// To be connected later, with this number of queue pairs: a rail cannot be used now.
+    /// To be connected later, with this number of queue pairs. Now one of the rails cannot be used,
+    /// the path between them is known to be dead, or the accepting side could not create queue
+    /// pairs.
     Later(u8),
 }
 
@@ -238,7 +243,8 @@ pub struct RedialAt {
 pub struct Redial {
     /// The token of [`RedialAt`].
     pub token: [u8; TOKEN_BYTES],
-    /// Number of the attempt, from 1. A late attempt does not replace a newer one.
+    /// Number of the attempt: its time in milliseconds since the connection came up, at least 1 and
+    /// above the previous number. A late attempt does not replace a newer one.
     pub attempt: u64,
 }
 
@@ -250,7 +256,8 @@ pub enum PairGo {
         /// Key of the accepting side's mailbox on this rail.
         mailbox_rkey: u32,
     },
-    /// The pair does not work yet. It begins in the state of a lost rail.
+    /// The pair does not work yet, for the reason in the text. It begins in the state of a lost
+    /// rail.
     NotYet(String),
 }
 

@@ -5,7 +5,7 @@
 //! lengths the bytes contain.
 //!
 //! - Set-up: `handle` (the connection handle that NCCL passes on), `message` (the handshake),
-//!   `fields` (parts of messages), `codec` (readers and writers of fields).
+//!   `fields` (fields that several messages have), `codec` (readers and writers of fields).
 //! - Messages: `cts` (clear-to-send entries, which grant receives), `immediate` (the 32 bits of
 //!   immediate data in a share's last write), `stream` (frames over TCP).
 //! - Running connections: `control` (control frames and messages), `mailbox` (memory of one end
@@ -35,7 +35,7 @@ pub const SLOTS: usize = 32;
 /// (`NCCL_NET_IB_MAX_RECVS`).
 pub const PARTS: usize = 8;
 
-/// Maximum number of rails in one connection. A CTS entry has no room for the keys of more.
+/// Maximum number of rails in one connection. A CTS entry has no room for the keys of more rails.
 pub const MAX_RAILS: usize = 8;
 
 /// Maximum number of rails that one host may list in a handshake.

@@ -2,7 +2,8 @@
 //! cut into chunks, and each chunk follows a data frame on one of the streams.
 //!
 //! Every frame is [`FRAME_BYTES`] long. The receiving side sends a grant for each part of a
-//! receive, in order, on the first stream. Each side ends each stream with [`StreamFrame::Bye`].
+//! receive, in order, on the first stream. A side that closes the connection in order, without a
+//! failure, ends each stream with [`StreamFrame::Bye`].
 
 use super::PARTS;
 use super::codec::{Malformed, Reader};
@@ -11,15 +12,16 @@ use super::fields::ranged;
 
 /// Size of a frame in bytes, without the chunk that follows a data frame.
 pub const FRAME_BYTES: usize = 32;
-/// Largest size of a chunk.
+/// Largest size of a chunk, in bytes.
 pub const MAX_CHUNK_BYTES: u32 = 1 << 20;
-/// Offsets of chunks in their message are multiples of this. So no 128-byte line of NCCL's LL128
-/// protocol, whose words must arrive in order, is split over two chunks.
+/// The offset of a chunk in its message is a multiple of this number of bytes. So no 128-byte line
+/// of NCCL's LL128 protocol is split over two chunks: the words of a line must arrive in order.
 pub const LINE_BYTES: u64 = 128;
 /// Largest number of streams of a connection.
 pub const MAX_STREAMS: usize = 8;
 
-/// First bytes of every frame. They detect immediately that a byte count was wrong.
+/// First two bytes of every frame. If the byte count of a chunk was wrong, the next frame does not
+/// begin with them, which shows the error immediately.
 const MARK: u16 = 0x7453;
 
 /// One frame.
@@ -53,7 +55,7 @@ pub struct Data {
 pub struct StreamGrant {
     /// Number of the receive on this connection, from 0.
     pub sequence: u64,
-    /// Part of the receive.
+    /// Number of the part within the receive, below `parts`.
     pub part: u8,
     /// Number of the receive's parts: 1 to [`PARTS`].
     pub parts: u8,
@@ -156,7 +158,7 @@ mod tests {
             prop_assert_eq!(StreamFrame::decode(&frame.encode()), Ok(frame));
         }
 
-        /// Every byte of an accepted frame counts: it is encoded again as the same bytes.
+        /// Every byte of an accepted frame counts: the decoded frame is encoded as the same bytes.
         #[test]
         fn any_bytes_are_decoded_or_refused(frame in frames(), at in 0..FRAME_BYTES, other: u8, bytes: [u8; FRAME_BYTES]) {
             let mut changed = frame.encode();

@@ -14,8 +14,8 @@ use tracing::Level;
 
 const NO_MTUS: [u32; 8] = [0, 1, 255, 1023, 1500, 4095, 8192, u32::MAX];
 
-/// Path MTU of a host's ports. Checks that all have the same, and that it is below 4096, the
-/// largest that exists.
+/// Returns the path MTU of a host's ports. Checks that all ports have the same path MTU, and that
+/// it is below 4096, the largest that exists: the tests need a larger one.
 fn own_mtu(host: &Host) -> u32 {
     let of = |rail: &Arc<Rail>| rail.device.pd().unwrap().context().port(rail.info.port).unwrap().active_mtu_bytes;
     let mtus: Vec<u32> = host.process().rails.iter().map(of).collect();
@@ -23,8 +23,9 @@ fn own_mtu(host: &Host) -> u32 {
     mtus[0]
 }
 
-/// Connects through a proxy that changes path MTUs in message `place`: those of the HELLO's rails,
-/// or of the OFFER's pairs, from `first` on.
+/// Connects through a proxy that falsifies message number `place`: 0 is the HELLO, 1 is the OFFER.
+/// The proxy sets the path MTU to `mtu` for the HELLO's rails, or for the OFFER's pairs, from index
+/// `first` on.
 fn lied(hosts: &[Arc<Host>; 2], place: usize, first: usize, mtu: u32) -> Result<Ends, Error> {
     let listener = Listener::open(&hosts[1]);
     let (handle, _taken) = proxy(&listener, move |at, frame| {
@@ -70,7 +71,7 @@ fn a_rail_with_an_offer_above_its_path_mtu_is_left_out_with_a_log_line() {
     let _turn = turn();
     let own = own_mtu(&host(0));
     for mtu in larger_than(own) {
-        // Each new host logs this once for all connections with a peer.
+        // A host logs the line once for all connections with a peer, so each round needs new hosts.
         let hosts = [host(0), host(1)];
         let log = CapturedLog::default();
         let met = log.capture(|| lied(&hosts, 1, 1, mtu)).expect("a rail is left");

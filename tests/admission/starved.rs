@@ -1,5 +1,6 @@
-//! A process without free descriptors, while unauthenticated clients and an honest peer wait at its
-//! listeners. The test runs in a process of its own, so that other tests keep their descriptors.
+//! A process without free file descriptors, while unauthenticated clients and an honest peer wait
+//! at its listeners. The test runs in a process of its own, so that other tests keep their
+//! descriptors.
 
 use crate::attack::{Between, Listener, decoded, dial, host, proxy};
 use crate::common::captured_log::CapturedLog;
@@ -20,9 +21,9 @@ const LIMIT: u64 = 300;
 /// Number of clients without the token that connect to each listener before the honest peer
 /// connects to one. As many connect after it.
 const UNAUTHENTICATED_CLIENTS: usize = 20;
-/// Number of calls to each listener while no call can succeed.
+/// Number of calls of each listener's `accept` while no call can succeed.
 const CALLS: usize = 1000;
-/// Maximum number of attempts in one call.
+/// Maximum number of connections that one call of `accept` tries to accept.
 const TRIES: usize = 64;
 
 #[test]
@@ -36,7 +37,7 @@ fn a_process_without_descriptors_logs_it_once_and_admits_the_peer_later() {
     assert!(output.status.success() && output_text.contains("1 passed"), "{output_text}");
 }
 
-/// All descriptors that the process may still open.
+/// Holds all descriptors that the process may still open, so that none is free.
 struct Hoard(Vec<File>);
 
 impl Hoard {
@@ -76,7 +77,7 @@ impl ListenerLog {
     }
 
     /// Calls each listener's `accept` `calls` times, and asserts that no call returns a connection.
-    /// Returns the most attempts in one call.
+    /// Returns the largest number of attempts in one call.
     fn poll_listeners(&mut self, listeners: &[&Listener], calls: usize) -> usize {
         let (log, mut most) = (CapturedLog::default(), 0);
         for _ in 0..calls {
@@ -92,7 +93,8 @@ impl ListenerLog {
     }
 }
 
-/// True if a client in this port's queue has sent this many bytes.
+/// True if a client in this port's queue has sent exactly this many bytes: the kernel lists them as
+/// received and not yet read.
 fn has_sent(port: u16, bytes: usize) -> bool {
     let (local, sent) = (format!(":{port:04X}"), format!(":{bytes:08X}"));
     let lines = std::fs::read_to_string("/proc/self/net/tcp").unwrap();

@@ -19,7 +19,8 @@ use std::thread::JoinHandle;
 pub const HEADER_BYTES: usize = 8;
 pub const TOKEN: std::ops::Range<usize> = HEADER_BYTES..HEADER_BYTES + 16;
 
-/// The profile "unpaced", with a path MTU below the largest one.
+/// The software fabric's profile "unpaced", but with path MTU 1024. So a test can name a larger
+/// one.
 const PROFILE: &str = "link A pci=0000:01:00 gts=32 width=4 payload=0
     link B pci=0002:01:00 gts=32 width=4 payload=0
     cable p0 payload=0
@@ -42,7 +43,7 @@ pub fn host_with(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
 pub struct Listener {
     pub listen: ListenComm,
     pub handle: [u8; HANDLE_BYTES],
-    /// `handle`, decoded.
+    /// The decoded `handle`.
     pub known: Handle,
 }
 
@@ -52,12 +53,13 @@ impl Listener {
         Self { listen, handle, known: Handle::decode(&handle).unwrap() }
     }
 
-    /// Connects from a host, while other clients may connect too.
+    /// Connects a host to this listener. Other clients may connect at the same time.
     pub fn meet(&self, from: &Arc<Host>) -> Ends {
         self.try_by(from, self.handle).unwrap()
     }
 
-    /// Connects from a host by `handle`. Returns the first error of either end.
+    /// Connects a host by `handle`, which may lead to this listener through a proxy. Returns the
+    /// first error of either end.
     pub fn try_by(&self, from: &Arc<Host>, handle: [u8; HANDLE_BYTES]) -> Result<Ends, Error> {
         meet(from, &self.listen, handle)
     }
@@ -121,12 +123,13 @@ pub fn decoded(frame: &[u8]) -> Message {
 pub struct Taken {
     pub to_sender: TcpStream,
     pub to_receiver: TcpStream,
-    /// HELLO, OFFER, READY, GO; fewer if the handshake failed.
+    /// The frames of HELLO, OFFER, READY and GO, before any change; fewer if the handshake failed.
     pub frames: Vec<Vec<u8>>,
 }
 
-/// Starts a proxy for one handshake, and returns its handle. It forwards the handshake's frames as
-/// changed by `alter`, which gets each frame's index. It forwards no later frames.
+/// Starts a proxy for one handshake. Returns a connection handle with the proxy's address, and the
+/// proxy's thread. The proxy forwards the handshake's frames as changed by `alter`, which gets each
+/// frame's index. It forwards no later frames.
 pub fn proxy(real: &Listener, alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static) -> Between {
     proxy_after_drops(real, 0, alter)
 }

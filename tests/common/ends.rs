@@ -79,7 +79,8 @@ impl Buffer {
     }
 }
 
-/// Sends `bytes` into a receive with `room`. Returns the size that the receiver got.
+/// Sends a message of `bytes` bytes into a receive whose buffer has `room` bytes. Returns the size
+/// that the receiver reports.
 pub fn transfer(ends: &Ends, from: &Buffer, to: &Buffer, bytes: usize, room: usize) -> usize {
     let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
     let part = RecvPart { addr: to.addr(), bytes: room, tag: 5, memory: &into };
@@ -117,8 +118,10 @@ pub fn every_size(ends: &Ends, sizes: &[usize]) {
     }
 }
 
-/// Posts all sends and receives that a connection may have, with tags out of order. `wait` gets the
-/// sends, and the receives with their expected sizes. It returns when all are done.
+/// Posts all sends and receives that a connection may have, with tags out of order. Each part of a
+/// receive has a buffer of `piece` bytes. `wait` gets the request numbers of the sends and of the
+/// receives, and the expected sizes of a receive's parts. It must return only when all requests are
+/// done.
 pub fn full_window(ends: &Ends, piece: usize, wait: impl Fn(Vec<u16>, Vec<u16>, &[usize])) {
     const SLOTS: usize = 32;
     const PARTS: usize = 8;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Lock for the tests of a program that must run one at a time.
+/// Lock for those tests of a program that must not run at the same time.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -38,7 +38,8 @@ pub fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Runs the C compiler (`CC`, or cc, which Rust needs too) with the project's headers.
+/// Runs the C compiler with the project's headers. The variable `CC` may name the compiler;
+/// otherwise it is cc, which Rust needs too.
 pub fn cc(arguments: &[&str]) -> Output {
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     Command::new(&compiler)
@@ -67,7 +68,8 @@ pub fn drive_program() -> PathBuf {
 
 pub fn c_program(name: &str, sources: &[&str]) -> PathBuf {
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    // Renamed in one step, because several tests may build it at the same time.
+    // Built under another name and then renamed in one step, because several tests may build the
+    // program at the same time.
     let own = program.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
     let path = |name: &&str| repository("tests/c").join(name).to_str().expect("a plain path").to_owned();
     let sources: Vec<String> = sources.iter().map(path).collect();
@@ -87,7 +89,8 @@ pub struct CRun {
     pub text: String,
 }
 
-/// Runs a program from `tests/c` with the plugin's library. It succeeds if its last line is "done".
+/// Runs a program from `tests/c` with the plugin's library. The run is a success if the program
+/// exits with status 0 and its last line on standard output is "done".
 pub fn run_c_program<N, V>(program: &Path, arguments: &[&str], variables: impl IntoIterator<Item = (N, V)>) -> CRun
 where
     N: AsRef<OsStr>,
@@ -111,7 +114,8 @@ fn modified(path: &Path) -> std::time::SystemTime {
     path.metadata().and_then(|data| data.modified()).unwrap_or(std::time::UNIX_EPOCH)
 }
 
-/// Devices of a test's two ends, in `NCCL_IB_HCA`'s notation, and the settings for them.
+/// Returns the devices of a test's two ends, in `NCCL_IB_HCA`'s notation, and the settings that the
+/// plugin needs for these devices.
 ///
 /// `SPARK_TEST_RAILS="A;B"` names devices of this machine (the test bed's are soft-RoCE). Otherwise
 /// both ends run in one process, on one machine of the software fabric.
@@ -119,8 +123,9 @@ pub fn test_rails() -> TestRails {
     test_rails_of("unpaced")
 }
 
-/// Does the same as [`test_rails`], with another profile of the software fabric, built in or as
-/// text. Only the program's first call chooses the profile.
+/// Does the same as [`test_rails`], with another profile of the software fabric. `profile` is the
+/// name of a built-in profile, or the text of one. Only the program's first call chooses the
+/// profile: later calls return the same devices.
 pub fn test_rails_of(profile: &str) -> TestRails {
     static RAILS: OnceLock<TestRails> = OnceLock::new();
     RAILS.get_or_init(|| choose_rails(profile)).clone()
@@ -205,7 +210,7 @@ pub fn mix(number: u64) -> u64 {
     (state ^ state >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 8
 }
 
-/// Fills a message with bytes that no other message has.
+/// Fills a message with bytes that differ from those of messages with another seed.
 pub fn fill(bytes: &mut [u8], seed: u64) {
     for (at, word) in bytes.chunks_mut(8).enumerate() {
         word.copy_from_slice(&mix(seed << 32 ^ at as u64).to_le_bytes()[..word.len()]);
@@ -216,7 +221,8 @@ pub fn is_filled(bytes: &[u8], seed: u64) -> bool {
     bytes.chunks(8).enumerate().all(|(at, word)| *word == mix(seed << 32 ^ at as u64).to_le_bytes()[..word.len()])
 }
 
-/// Returns the bytes that each rail of a host has sent, by the counters for other processes.
+/// Returns the number of bytes that each rail of a host has sent, from the counters that the host
+/// publishes for other processes.
 pub fn sent_bytes(host: &nccl_net_spark::comm::Host) -> Vec<u64> {
     let (process, records) = (host.process(), records(host));
     let sent = |rail: String| {

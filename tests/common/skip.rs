@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-/// Set to `all` if a missing program is a failure, as in CI. The name does not begin with
-/// `NCCL_SPARK_`, because the plugin refuses unknown names of that form.
+/// Name of a variable that is set to `all` where a missing program is a failure, as in CI. The name
+/// does not begin with `NCCL_SPARK_`, because the plugin refuses unknown names of that form.
 const NEEDS: &str = "SPARK_TEST_NEEDS";
 
 /// Skips this test because a program or a build is missing.
@@ -17,7 +17,8 @@ pub fn missing(what: &str) {
     skip(what);
 }
 
-/// Prints directly to standard error. The print macros' output is shown only for failing tests.
+/// Prints that this test is skipped, directly to standard error: the output of the print macros is
+/// shown only for failing tests.
 pub fn skip(why: &str) {
     let thread = std::thread::current();
     let _ = writeln!(std::io::stderr(), "skipped: {}: {why}", thread.name().unwrap_or("a test"));

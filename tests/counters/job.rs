@@ -10,7 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// Process of a job. It ends with the test's process, because its standard input closes then.
+/// Process of a job. It ends when the test's process ends, because that closes the job's standard
+/// input.
 pub struct Job {
     child: Child,
     lines: Receiver<String>,
@@ -45,7 +46,8 @@ impl Job {
         wait_for_line(&self.lines, start)
     }
 
-    /// Ends the job after more than `messages` messages. Returns its error lines.
+    /// Checks that the job has transferred more than `messages` messages, and ends it. Returns the
+    /// lines of its standard error.
     pub fn finish(mut self, messages: u64) -> Vec<String> {
         self.write_line("pause");
         let done: u64 = self.wait_for_line("paused ").parse().unwrap();
@@ -122,7 +124,7 @@ impl Drop for Job {
     }
 }
 
-/// Reads a counter file (memfd) as readers do. Returns `None` once its process has ended.
+/// Reads a counter file (memfd) as readers do. Returns `None` once the job's process has ended.
 pub fn read(path: &Path) -> Option<Counters> {
     let (first, second) = (std::fs::read(path).ok()?, std::fs::read(path).ok()?);
     Some(Counters::parse(&first, &second).unwrap_or_else(|why| panic!("{}: {why}", path.display())))
@@ -133,7 +135,7 @@ pub fn sums(records: &[Record], rail: &str, direction: Direction) -> (u64, u64) 
     of_rail.fold((0, 0), |(bytes, writes), record| (bytes + record.counts.bytes, writes + record.counts.writes))
 }
 
-/// Reads lines on a thread that ends with the source.
+/// Reads lines on a new thread, which ends when the source ends.
 pub fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {

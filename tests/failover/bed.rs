@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::{Arc, MutexGuard, Once};
 
 pub const RAILS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
-/// Number of messages in flight together, each in its own place.
+/// Number of messages in flight at a time. Each has its own [`SLOT_BYTES`] of the buffers.
 pub const WINDOW: usize = 12;
 pub const SLOT_BYTES: usize = 1 << 20;
 
@@ -24,7 +24,8 @@ pub struct Bed {
     pub send: SendComm,
     pub recv: RecvComm,
     _listen: ListenComm,
-    /// Held while a test uses the rails. Taken by a test that closes this connection first.
+    /// Lock that a test holds while it uses the rails. A test that closes this connection before it
+    /// has finished takes the lock out first.
     pub turn: Option<MutexGuard<'static, ()>>,
 }
 

@@ -7,17 +7,18 @@
 //! - A `mod.rs` whose own code names a child's item uses that child. The child may then use nothing
 //!   that the `mod.rs` defines: what both need belongs in a file of its own.
 //! - `use module` alone uses nothing; `module::item` does.
-//! - `use module::*` uses the module's file, if that defines anything, and the file of each
-//!   re-exported name in use.
+//! - `use module::*` uses the module's file, if that file defines anything. It also uses the files
+//!   that define the names that the module re-exports and the importing file uses.
 //!
-//! The rule does not see macros without a path, or methods and fields of types not named in a file.
+//! The rule does not see a macro that is called without a path. It also does not see methods and
+//! fields, if the file does not name their type.
 
 use crate::modules::{Found, Id, Modules, Want};
 use crate::reading::File;
 use crate::scopes::{Kind, Scope};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// By file: the files that it uses, each with the line of the first use.
+/// Maps each file to the files that it uses, each with the line of the first use.
 pub type Uses<'a> = BTreeMap<&'a str, BTreeMap<&'a str, usize>>;
 
 /// Returns a line for each group of files that use each other, with a shortest cycle of the group.
@@ -69,13 +70,15 @@ fn used_by_module(modules: &Modules, id: Id, scope: &Scope) -> Vec<(Id, usize)> 
     scope.paths.iter().for_each(|path| take(&path.segments, path.line));
     scope.words.iter().for_each(|(word, line)| take(std::slice::from_ref(word), *line));
     for import in &scope.imports {
-        // If a module and an item share the name, other paths and words show which of them is used.
+        // If a module and an item share the name, the import counts as an import of the module.
+        // Where the item is used, the paths and words above show it.
         let defined_in = match modules.resolve(id, &import.segments, Want::Module) {
             Some(Found::Item(defined_in)) => defined_in,
             Some(Found::Module(all_of)) if import.kind == Kind::Glob && modules.defines_any(all_of) => all_of,
             _ => continue,
         };
-        // A re-export of a child's item is no use. Other uses of the item show in paths and words.
+        // A re-export of a child's item is no use. Other uses of the item are among the paths and
+        // words above.
         if !(import.is_reexport && modules.is_within(defined_in, id)) {
             used.push((defined_in, import.line));
         }
@@ -97,7 +100,8 @@ pub fn groups<'a>(uses: &Uses<'a>) -> Vec<BTreeSet<&'a str>> {
     groups
 }
 
-/// Returns the files that `file` uses, directly or through others; in a cycle also `file`.
+/// Returns the files that `file` uses, directly or through others. If `file` is in a cycle, the
+/// result includes `file` itself.
 fn reached_from<'a>(file: &str, uses: &Uses<'a>) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut ahead = vec![file];

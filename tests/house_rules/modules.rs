@@ -1,4 +1,5 @@
-//! The modules of a crate, found from its root like the compiler finds them, and path resolution.
+//! Finds the modules of a crate from its root file, as the compiler does, and resolves paths to the
+//! modules that define the named items.
 
 use crate::reading::File;
 use crate::scopes::{Declared, Kind, Scope};
@@ -52,7 +53,8 @@ impl Modules {
         self.add(Scope::read(&files[path].tokens), path, folder, &below, parent, files)
     }
 
-    /// Adds a module and its inner modules. Its file is in `folder`, its children's are in `below`.
+    /// Adds a module and its inner modules. The module's file is in `folder`, and the files of its
+    /// children are in `below`.
     fn add(
         &mut self,
         mut scope: Scope,
@@ -78,8 +80,9 @@ impl Modules {
         id
     }
 
-    /// Resolves a path in `module`, through re-exports, to the module that defines the item.
-    /// Returns `None` for a name of another crate or of the language.
+    /// Resolves a path that stands in `module`, and follows re-exports. Returns the module that the
+    /// path names, or the module that defines the named item. Returns `None` if the path begins
+    /// with a name of another crate or of the language.
     pub fn resolve(&self, module: Id, segments: &[String], want: Want) -> Option<Found> {
         self.follow(module, segments, want, &mut Seen::new())
     }
@@ -89,7 +92,7 @@ impl Modules {
         module == ancestor || self.all[module].parent.is_some_and(|parent| self.is_within(parent, ancestor))
     }
 
-    /// False if the module only declares modules and re-exports.
+    /// True if the module defines an item. Declarations of modules and re-exports do not count.
     pub fn defines_any(&self, module: Id) -> bool {
         !self.all[module].scope.items.is_empty()
     }
@@ -107,7 +110,8 @@ impl Modules {
             found = match segment.as_str() {
                 "self" => found,
                 "super" => Found::Module(self.all[inside].parent?),
-                // A name not found is defined by a macro, or is a re-export from another crate.
+                // If a name is not found, a macro defines it, or it is a re-export from another
+                // crate. It counts as an item of `inside`.
                 name => self.look_up(inside, name, want_at(at), seen).unwrap_or(Found::Item(inside)),
             };
         }
@@ -147,7 +151,7 @@ fn file_of(declared: &Declared, folder: &str, below: &str, files: &BTreeMap<&str
     candidates.into_iter().find(|path| files.contains_key(path.as_str()))
 }
 
-/// Returns `folder/path` without `..`.
+/// Returns `folder/path`, with each `..` resolved.
 fn joined(folder: &str, path: &str) -> String {
     let mut parts: Vec<&str> = folder.split('/').collect();
     for part in path.split('/') {

@@ -51,7 +51,7 @@ impl File {
 
     fn walk(&mut self, tokens: &[TokenTree], context: Context) {
         let mut at = 0;
-        // End of the item that follows a `#[cfg(test)]`.
+        // Index after the last item that has a test attribute (`#[cfg(test)]` or `#[test]`).
         let mut test_until = 0;
         while at < tokens.len() {
             if is_test_attribute(&tokens[at..]) {
@@ -125,7 +125,8 @@ impl File {
         }
     }
 
-    /// Records the two files that may contain the module `name`, if it is only for tests.
+    /// Records the two files that may contain the module `name`, if the module is declared only for
+    /// tests.
     fn declare_module(&mut self, name: &str, context: Context) {
         if !context.in_test {
             return;

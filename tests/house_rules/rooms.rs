@@ -1,4 +1,4 @@
-//! The imports that each room may use, by `rooms.toml`.
+//! Checks that each room imports only what `rooms.toml` allows it to import.
 
 use crate::reading::PathUse;
 use serde_json::Value;
@@ -11,7 +11,8 @@ pub struct Rooms {
     rooms: BTreeMap<String, Names>,
     /// For each crate, the rooms of the plugin that it may import.
     crates: BTreeMap<String, Names>,
-    /// The rooms inside `comm`, the top layer first.
+    /// The rooms inside `comm`, by layer, with the top layer first. A room may import rooms of its
+    /// own layer and of lower layers.
     layers: Vec<Names>,
     pure: Names,
     never_in_pure: Names,
@@ -40,7 +41,8 @@ impl Rooms {
         }
     }
 
-    /// Returns a line for each name that is no file or folder of `paths`, the paths of all sources.
+    /// Returns a line for each name in `rooms.toml` for which there is no file or folder. `paths`
+    /// are the paths of all sources.
     pub fn check_names(&self, paths: &BTreeSet<&str>) -> Vec<String> {
         let exists = |place: &str| paths.iter().any(|path| is_in(path, place));
         let inside_comm = self.layers.iter().flatten().map(|room| format!("src/comm/{room}"));
@@ -90,8 +92,8 @@ impl Rooms {
     }
 }
 
-/// Returns the segments of `path` from the crate's root. `modules` is the module of the file that
-/// has the path. Returns `None` if the path starts with neither `crate` nor `super`.
+/// Returns the segments of `path` from the crate's root. `modules` is the module path of the file
+/// in which `path` stands. Returns `None` if `path` starts with neither `crate` nor `super`.
 fn absolute(modules: &[&str], path: &PathUse) -> Option<Vec<String>> {
     let supers = path.segments.iter().take_while(|segment| *segment == "super").count();
     let rest = path.segments.iter().skip(supers.max(1)).cloned();

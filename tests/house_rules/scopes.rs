@@ -7,15 +7,17 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Names in the code of one module, which is a file or an inline module.
 #[derive(Default)]
 pub struct Scope {
-    /// Functions, types, constants and macros that it defines, except those that a macro defines.
+    /// Functions, types, constants and macros that the module's own code defines. Items that come
+    /// from the call of a macro are not included.
     pub items: BTreeSet<String>,
     pub files: Vec<Declared>,
     pub inline: Vec<(String, Scope)>,
     /// Every `use`, also those inside functions.
     pub imports: Vec<Import>,
     pub paths: Vec<Named>,
-    /// Words that may be an imported name, with their first lines. A lower-case word counts only if
-    /// it is called: it may be a variable with a function's name.
+    /// Single words that may be imported names, each with the line of its first use. A lower-case
+    /// word counts only if it is called, because otherwise it may be a variable that has the name
+    /// of a function.
     pub words: BTreeMap<String, usize>,
 }
 
@@ -128,7 +130,8 @@ impl Scope {
         end
     }
 
-    /// Records the names of a `use` after `prefix`. Braces give one record for each name.
+    /// Records the names that a `use` imports, with `prefix` put before their segments. Braces give
+    /// one record for each name.
     fn take_use(&mut self, tokens: &[TokenTree], prefix: &[String], is_reexport: bool) {
         let mut segments = prefix.to_vec();
         let mut at = 0;
@@ -166,8 +169,8 @@ impl Scope {
 
     fn walk_path(&mut self, tokens: &[TokenTree], at: usize) -> usize {
         let before = |back: usize| at.checked_sub(back).and_then(|place| tokens.get(place));
-        // Not a path's start: a field or method (two dots are a range), a lifetime, `name` of
-        // `<T>::name`.
+        // These words do not start a path: a field or method after one dot (two dots are a range),
+        // a lifetime, and `name` in `<T>::name`.
         let is_member = is_punct(before(1), '.') && !is_punct(before(2), '.');
         let is_other = is_member || is_punct(before(1), '\'') || at >= 2 && is_colons(&tokens[at - 2..]);
         let line = tokens[at].span().start().line;

@@ -108,7 +108,8 @@ fn a_reexport_counts_as_a_use_of_the_defining_file() {
     cycle(&check_a_and_b(facade, "use crate::a::*; pub struct B(X); fn f() { struct X; }", &[x]), through);
     none(&check_a_and_b(facade, "use crate::a::*; pub struct B; fn f(make: u8) { self.make() }", &[x]));
     none(&check_a_and_b("pub use crate::b::B;", "use crate::a::*; pub struct B;", &[]));
-    // Two re-exports of each other, one of another crate, and a name that a macro defines.
+    // Two re-exports that refer to each other. Then a re-export from another crate, and a name that
+    // a macro defines.
     cycle(&check_a_and_b("pub use crate::b::X;", "\npub use crate::a::X;", &[]), A_AND_B);
     cycle(
         &check_a_and_b("pub use libc::c_int; use crate::b::B;", "\nuse crate::a::c_int; pub struct B;", &[]),

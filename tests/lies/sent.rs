@@ -1,4 +1,5 @@
-//! A peer that posts sends in place of RDMA writes. Each consumes a posted receive.
+//! A peer that posts sends in place of RDMA writes. Each send consumes a receive that this side has
+//! posted on its queue pair.
 
 use super::{Stage, breaks_protocol};
 use crate::sim::fabric::ARENA;
@@ -23,7 +24,7 @@ impl Stage {
         liar
     }
 
-    /// Returns address and key of the first receive.
+    /// Returns the address and the key that the first receive grants.
     fn granted(&mut self) -> (u64, u32) {
         let fabric = self.fabric();
         (fabric.to.as_ptr() as u64, fabric.into.keys(RailId::new(0).unwrap()).unwrap().strict_rkey)
@@ -54,7 +55,8 @@ fn is_told(error: &Error) {
 fn a_message_without_an_immediate_ends_the_connection_with_an_error_and_writes_nothing() {
     let mut stage = Stage::new(1);
     let right = Some(WHOLE.encode());
-    // Sizes and immediates of sends. On a write, `right` would complete the receive.
+    // Each pair has the size and the immediate of a send. A write with the immediate `right` would
+    // complete the receive.
     for (bytes, imm) in [(0, None), (1, None), (100, None), (4000, None), (0, right), (8, right), (100, right)] {
         for is_early in [false, true] {
             let liar = stage.with_liar();
@@ -133,8 +135,8 @@ fn a_key_is_valid_only_for_the_registered_memory() {
     const FIRST: usize = 1000;
     const LENGTH: usize = 77;
     let start = stage.fabric().to.as_ptr() as u64 + FIRST as u64;
-    // SAFETY: a part of `to`, which lives as long as the fabric. This test reads or fills `to` only
-    // while the fabric's NICs do not run.
+    // SAFETY: the memory is a part of `to`, which lives as long as the fabric. This test reads or
+    // fills `to` only while the fabric's NICs do not run.
     let memory = unsafe { HostMemory::from_caller(start as usize, LENGTH) };
     let registration =
         stage.fabric().hosts[1].process().register(memory, nccl_net_spark::comm::Purpose::Receive).unwrap();

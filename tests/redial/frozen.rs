@@ -1,5 +1,5 @@
-//! A process with a blocked service thread, as in the kernel's address resolution or when a process
-//! ends.
+//! A process whose service thread is blocked, for example in the kernel's address resolution. Tests
+//! also use it in place of a process that ends.
 
 use nccl_net_spark::comm::Host;
 use nccl_net_spark::comm::channel::Channel;
@@ -32,7 +32,7 @@ enum Is {
     #[default]
     Open,
     Shut,
-    /// The service thread has arrived.
+    /// The service thread has arrived at the shut gate, and waits there.
     Reached,
 }
 
@@ -66,7 +66,8 @@ impl Gate {
 }
 
 impl Frozen {
-    /// Adds the connection to the process of `host`; its service thread still runs.
+    /// Adds the connection to the process of `host`. The service thread of that process runs until
+    /// [`Frozen::freeze`].
     pub fn new(host: &Arc<Host>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Treatment of new connections.
+/// What the network does with new connections: it forwards them, resets them, or accepts them and
+/// never answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     Carries,
@@ -25,7 +26,8 @@ pub struct Network(Arc<Shared>);
 struct Shared {
     mode: Mutex<Mode>,
     live: Mutex<Vec<Arc<Carried>>>,
-    /// Address and token of the accepting side's listener for redialling peers, once GO has passed.
+    /// Address of the accepting side's listener for redialling peers, and the token for it. `None`
+    /// until GO, the handshake's last message, has passed.
     redial: Mutex<Option<(SocketAddr, RedialAt)>>,
     resumed: AtomicUsize,
     last_redial: Mutex<Vec<u8>>,
@@ -37,7 +39,7 @@ struct Carried {
 }
 
 impl Network {
-    /// Creates a network, and a handle that leads through it to the listener of another handle.
+    /// Creates a network, and a handle that leads through the network to the listener of `handle`.
     pub fn new(handle: [u8; HANDLE_BYTES]) -> (Self, [u8; HANDLE_BYTES]) {
         let real = Handle::decode(&handle).unwrap();
         let shared = Arc::new(Shared {
@@ -80,7 +82,7 @@ impl Network {
     }
 }
 
-/// Accepts connections and forwards them to the address from `target`.
+/// Accepts connections, and forwards each to the address that `target` returns.
 fn serve(shared: &Arc<Shared>, target: impl Fn(&Shared) -> Option<SocketAddr> + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -100,7 +102,8 @@ fn serve(shared: &Arc<Shared>, target: impl Fn(&Shared) -> Option<SocketAddr> + 
 }
 
 fn carry(shared: &Arc<Shared>, stream: TcpStream, target: SocketAddr) {
-    // Without a listener, the redialling side finds its connection closed.
+    // If nothing listens at `target`, this drops `stream`: the redialling side finds its connection
+    // closed.
     let Ok(there) = TcpStream::connect(target) else { return };
     let ends = [stream, there];
     ends[0].set_nodelay(true).unwrap();
@@ -126,7 +129,8 @@ fn carry(shared: &Arc<Shared>, stream: TcpStream, target: SocketAddr) {
     }
 }
 
-/// Inspects a forwarded frame. In a GO, it replaces the port by one of this network.
+/// Inspects a frame, and returns the frame to forward. In a GO, it replaces the port for redials by
+/// a port of this network, so that redials pass through the network, too.
 fn seen(shared: &Arc<Shared>, carried: &Carried, frame: Vec<u8>) -> Vec<u8> {
     match frame[2] {
         5 => {

@@ -39,11 +39,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub const RAILS: usize = 3;
-/// Bytes for the messages of one run, on each side.
+/// Size in bytes of an arena, the memory for the messages of one run. Each side has one arena.
 pub const ARENA: usize = 512 * 1024;
 /// Time that a connection has to get its first rail, longer than any run.
 const FIRST_RAIL: Duration = Duration::from_secs(3600);
-/// Bytes of the largest single write. Larger messages take several.
+/// Size in bytes of the largest RDMA write. A larger share takes several writes.
 pub const CHUNK: u32 = 256;
 
 const PROFILE: &str = "link A pci=0000:01:00 gts=32 width=4 payload=0
@@ -65,22 +65,24 @@ pub struct Fabric {
     pub to: Box<[u8]>,
     pub out: Arc<Registration>,
     pub into: Arc<Registration>,
-    /// Polling this empty queue of each rail drives the fabric's NICs, which have no threads here.
+    /// A completion queue for each rail. The queues stay empty. Polling them drives the fabric's
+    /// NICs, which have no threads here.
     nics: Vec<Cq>,
     begun: Instant,
     now_ns: u64,
-    /// Folder that both hosts use as sysfs, and the profile that it shows.
+    /// Folder that both hosts use as sysfs.
     sysfs: PathBuf,
+    /// The profile whose devices `sysfs` shows.
     profile: Profile,
 }
 
 pub struct Pair {
     pub send: Arc<TryCell<SendPath>>,
     pub recv: Arc<TryCell<RecvPath>>,
-    /// The sender's context, then the receiver's. The next two fields have the same order.
+    /// The sender's context, then the receiver's. `drivers` and `mailboxes` have the same order.
     pub contexts: [Arc<PathContext>; 2],
     pub drivers: [Driver; 2],
-    /// Memory that the peer writes.
+    /// The memory of each side that the other side writes.
     pub mailboxes: [Arc<Region>; 2],
     /// Number of queue pairs, on both sides, that do not exist yet because their lanes are in
     /// [`Start::not_yet`].
@@ -91,13 +93,13 @@ pub struct Pair {
 
 #[derive(Default)]
 pub struct Start {
-    /// Bit mask of the lanes that do not carry at first.
+    /// Bit mask of the lanes that have no queue pairs when the connection begins.
     pub not_yet: u8,
     pub bound: Option<Arc<Bound>>,
 }
 
 impl Fabric {
-    /// Sets the fabric up, once in a process.
+    /// Sets up the fabric. A process must do this only once.
     pub fn new() -> Self {
         Self::of(PROFILE, &[])
     }
@@ -129,7 +131,7 @@ impl Fabric {
             adversary: None,
         };
         let node = Node::enter(&settings).unwrap();
-        // From here on there are no engine threads, and only this clock.
+        // From here on the fabric has no engine threads, and this is its only clock.
         node.memory.virtual_clock.store(1, Ordering::Release);
         let hosts = [0, 1].map(|_| bring_up_host(&dir, &fabric, &settings.profile, more));
         let shown = Profile::load(&settings.profile, 1.0).unwrap();
@@ -209,7 +211,8 @@ impl Fabric {
         self.node.memory.rails[0][rail].down.load(Ordering::Acquire) == 0
     }
 
-    /// True while a rail carries, and no injected fault is pending for its next request or post.
+    /// True while a rail is present and up, its path has no fault, and no injected fault is pending
+    /// for its next request or post.
     pub fn is_quiet(&self, rail: usize) -> bool {
         let memory = &self.node.memory.rails[0][rail];
         let is_zero = |what: &std::sync::atomic::AtomicU32| what.load(Ordering::Acquire) == 0;
@@ -237,7 +240,8 @@ impl Fabric {
         rail.set_path(rail.path().with(fault, is_on));
     }
 
-    /// Gives each rail of the bit mask `rails` a random fault of new installations, or no fault.
+    /// Gives each rail of the bit mask `rails` a random fault that new installations have, or no
+    /// fault.
     pub fn give_path_faults(&self, rails: u8, dice: &mut Dice) {
         for rail in (0..RAILS).filter(|rail| rails & 1 << rail != 0) {
             match dice.below(5) {
@@ -259,7 +263,8 @@ impl Fabric {
         (0..RAILS).for_each(|rail| PathFault::ALL.into_iter().for_each(|fault| self.set_path(rail, fault, false)));
     }
 
-    /// Lets the next `count` queue pairs that connect on a rail, at either end, get no answer.
+    /// Makes the next `count` attempts to connect a queue pair on a rail, at either end, fail as if
+    /// the peer's address did not answer.
     pub fn silence(&self, rail: usize, count: u32) {
         self.node.memory.rails[0][rail].unanswered.store(count, Ordering::Release);
     }
@@ -275,12 +280,13 @@ impl Fabric {
         }
     }
 
-    /// Starts or stops requiring local write access for registrations on a rail.
+    /// Makes registrations on a rail require local write access, or no longer require it.
     pub fn need_local_write(&self, rail: usize, is_needed: bool) {
         self.node.memory.rails[0][rail].needs_local_write.store(u32::from(is_needed), Ordering::Release);
     }
 
-    /// Registers memory while a rail refuses it, and again without the fault.
+    /// Registers memory twice: first while a rail refuses it, so that the registration fails, and
+    /// then without the fault.
     pub fn fail_to_register(&self, side: usize, rail: usize) {
         let is_there = |rail: &Arc<Rail>| rail.device.query_presence(rail.info.port) == DevicePresence::Here;
         if !self.hosts[side].process().rails.iter().all(is_there) {

@@ -18,9 +18,9 @@ pub struct Liar {
     node: Arc<Node>,
     cq: Arc<CompletionQueue>,
     qp: Arc<QueuePair>,
-    /// The receiver writes its grants to this memory, and sends take their bytes from it. It is
-    /// registered as `key`.
+    /// The receiver writes its grants to this memory. The liar's sends take their bytes from it.
     mailbox: Arc<Region>,
+    /// The key of the mailbox's registration, for both ends.
     key: u32,
 }
 
@@ -73,7 +73,7 @@ impl Liar {
         self.qp.post_send(&request).unwrap();
     }
 
-    /// Polls the completion queue, in which the software NIC does its work. Returns the completions
+    /// Polls the completion queue, which also lets the software NIC work. Returns the completions
     /// of this end's requests.
     pub fn poll(&self) -> Vec<Completion> {
         let mut out = [Completion::default(); 32];

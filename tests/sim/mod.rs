@@ -33,7 +33,7 @@ impl Dice {
         (state ^ state >> 31) % limit.max(1)
     }
 
-    /// True with probability 1 in `times`.
+    /// Returns true with probability `1 / times`.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

@@ -3,16 +3,19 @@
 use super::Dice;
 use super::fabric::ARENA;
 
-/// Content of a buffer before its receive is posted; the bytes after the message keep it.
+/// Value of each byte of a buffer before its receive is posted. The bytes after the message keep
+/// this value.
 const BLANK: u8 = 0xee;
-/// Content of a buffer after it was handed back; from then on a write to it is an error.
+/// Value of each byte of a buffer after it was handed back to the caller. From then on a write to
+/// the buffer is an error.
 const HANDED_BACK: u8 = 0xc5;
 
 pub struct Part {
     /// Offset in the sender's arena and in the receiver's, which have the same layout.
     pub at: usize,
+    /// Size of the receive's buffer in bytes.
     pub room: usize,
-    /// Size of the send, at most the room.
+    /// Size of the send in bytes. It is at most `room`.
     pub bytes: usize,
     pub send: Option<u16>,
     pub is_sent: bool,
@@ -21,7 +24,7 @@ pub struct Part {
 /// A receive of one or more parts, and the sends for it.
 pub struct Group {
     pub receive: u16,
-    /// Each part has its index as its tag.
+    /// The parts of the receive. A part's index is also its tag.
     pub parts: Vec<Part>,
     /// True for an optional receive, which is reported done before its bytes have come.
     pub optional: bool,
@@ -57,7 +60,8 @@ impl Model {
         self.groups.push(Group { receive, parts, optional, is_reported: false, handed_back: false });
     }
 
-    /// The first group with a send that has not begun. Only its sends can begin.
+    /// Returns the first group that has a send that has not begun. Only sends of this group can
+    /// begin.
     pub fn next_to_send(&mut self) -> Option<&mut Group> {
         self.groups.iter_mut().find(|group| group.parts.iter().any(|part| part.send.is_none()))
     }

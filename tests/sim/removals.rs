@@ -12,22 +12,25 @@ use std::time::Instant;
 pub struct Removals {
     left: u64,
     is_used: bool,
-    /// Future steps: time, rail, step.
+    /// Future steps, each with its time in nanoseconds and its rail.
     plan: Vec<(u64, usize, Step)>,
     /// By side and rail: generation of the function that the side has opened.
     opened: [[u32; RAILS]; 2],
     /// By side and rail: true while the event of a failed function has not been read.
     unread: [[bool; RAILS]; 2],
-    /// By side: it looks for changes in one of this many rounds, at random.
+    /// By side: the number of rounds, on average, from one look for changes to the next. The rounds
+    /// with a look are random.
     check_interval: [u64; 2],
     hangs: Hangs,
 }
 
 /// Calls that hang while they make or connect queue pairs.
 struct Hangs {
-    /// Separate dice, so that hangs do not change the runs of older seeds.
+    /// Separate dice. Hangs were added to the simulation later, and must not change what other dice
+    /// draw for a seed.
     dice: Dice,
     left: u64,
+    /// Time at which the calls that hang return.
     until_ns: u64,
 }
 
@@ -45,7 +48,8 @@ impl Hangs {
         if self.left > 0 && self.dice.one_in(16) {
             self.left -= 1;
             threads::hang_after(self.dice.below(4) as usize);
-            // An attempt is given up after 10 s.
+            // Recovery gives an attempt up if one of its steps takes 10 s. The call returns before
+            // or after that.
             self.until_ns = now_ns + [1_000_000_000, 15_000_000_000][self.dice.below(2) as usize];
         }
         if now_ns >= self.until_ns {
@@ -57,7 +61,8 @@ impl Hangs {
 enum Step {
     To(Phase),
     Show(bool),
-    /// The port comes up, which was down when programs were cut off. Delayed packets arrive now.
+    /// The port comes up. It went down when the function failed or was cut off. Delayed packets
+    /// arrive now.
     PortUp,
 }
 
@@ -72,7 +77,8 @@ impl Step {
 }
 
 impl Removals {
-    /// Plans `left` removals. All functions must be on the bus.
+    /// Begins a run in which up to `left` functions are removed. The caller must have put all
+    /// functions on the bus ([`Fabric::plug_all`]).
     pub fn new(left: u64, seed: u64, fabric: &Fabric, dice: &mut Dice) -> Self {
         let opened = std::array::from_fn(|rail| fabric.presence(rail).generation);
         let check_interval = [0, 1].map(|_| if dice.one_in(2) { 4 } else { 64 });
@@ -80,7 +86,8 @@ impl Removals {
         Self { left, is_used, plan, opened: [opened; 2], unread, check_interval, hangs }
     }
 
-    /// Takes the due steps. Sometimes fails or cuts off the rail's function, and returns true then.
+    /// Executes the steps that are due. Sometimes also makes the rail's function fail, or cuts it
+    /// off, and then returns true.
     pub fn step(&mut self, fabric: &Fabric, dice: &mut Dice, rail: usize) -> bool {
         let now_ns = fabric.now_ns();
         self.hangs.step(now_ns);
@@ -128,7 +135,7 @@ impl Removals {
         }
     }
 
-    /// True if both sides have opened the present functions.
+    /// True if both sides have opened every function anew since its last removal.
     pub fn all_reopened(&self, fabric: &Fabric) -> bool {
         (0..RAILS).all(|at| self.opened.iter().all(|opened| opened[at] == fabric.presence(at).generation))
     }

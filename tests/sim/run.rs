@@ -18,8 +18,8 @@ use std::time::Instant;
 /// Virtual time after which a wait counts as a hang.
 const PATIENCE_NS: u64 = 60_000_000_000;
 
-/// Time for which a rail is kept up after TCP was closed. One side may notice the close a second
-/// later, and needs an answer within two seconds.
+/// Time for which a rail is kept up after TCP was closed. A side may notice the close up to a
+/// second later, and from then on needs an answer within two seconds.
 const HELD_NS: u64 = 3_500_000_000;
 
 pub struct Run<'f> {
@@ -36,7 +36,8 @@ pub struct Run<'f> {
     /// Port events: time, side, rail, and true for up.
     events: Vec<(u64, usize, usize, bool)>,
     pulls_left: u64,
-    /// Refusals left, at most as many as a connection tolerates during one message.
+    /// Number of refusals that may still be injected. A connection tolerates all of them during one
+    /// message.
     refusals_left: u64,
     failures_left: u64,
     ending: Ending,
@@ -45,8 +46,9 @@ pub struct Run<'f> {
     /// they were, so a seed that found a bug earlier still gives the same run.
     later_dice: Dice,
     removals: Removals,
-    /// A rail that must stay up, and the end of that time. After TCP was closed, a peer that no
-    /// rail reaches is considered dead after two seconds.
+    /// A rail that must stay up, and the time in nanoseconds until which it must. Without such a
+    /// rail the run would fail: after TCP was closed, a peer that no rail reaches is considered
+    /// dead after two seconds.
     held: Option<(usize, u64)>,
     tally: Tally,
 }
@@ -65,7 +67,7 @@ enum Ending {
 enum BreakOff {
     Caller,
     Driver,
-    /// The data path fails; the driver notices later.
+    /// The data path fails, and the driver notices the failure later.
     DataPath,
 }
 
@@ -173,7 +175,8 @@ impl<'f> Run<'f> {
         });
         self.removals.end(self.fabric);
         let limit = self.fabric.now_ns() + PATIENCE_NS;
-        // Checks queue pairs too: until a driver runs, it counts rails with failed posts as up.
+        // Also checks the number of queue pairs, because a driver counts rails with failed posts as
+        // up until it runs.
         while !self.removals.all_reopened(self.fabric)
             || self.fabric.queue_pairs() != before
             || !self.pair.drivers.iter().all(|driver| driver.is_whole())
@@ -327,7 +330,8 @@ impl<'f> Run<'f> {
         let group = &mut self.model.groups[at];
         let tell = |part: usize, bytes: u64| {
             let right = if group.optional { group.parts[part].room } else { group.parts[part].bytes };
-            // Optional receives report the buffer's size, or the message's if it has come.
+            // An optional receive reports the size of the buffer, or the size of the message if the
+            // message has arrived.
             assert!(bytes == right as u64 || group.optional && bytes == group.parts[part].bytes as u64);
         };
         let mut path = self.pair.recv.enter().unwrap();
@@ -336,7 +340,8 @@ impl<'f> Run<'f> {
         self.model.hand_back(at, self.seed, &mut self.fabric.to);
     }
 
-    /// Runs both drivers in random order, or one, and delivers due control frames and events.
+    /// Runs both drivers in random order, or only one of them. Delivers due control frames and
+    /// events.
     fn watch(&mut self) {
         let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
         self.lose_functions(now);
@@ -466,8 +471,8 @@ impl<'f> Run<'f> {
     }
 
     /// One side's connection fails while rails carry, or its caller closes it in the middle of a
-    /// message. Its buffers are then reused: the peer must not receive their new content, and must
-    /// not overwrite it.
+    /// message. The caller then reuses the buffers of this side. The other side must not receive
+    /// the new content of the buffers, and must not overwrite it.
     fn break_off(mut self) -> Tally {
         let (side, by) = match (&self.ending, self.dice.below(3)) {
             (Ending::BrokenOffInUse { .. }, _) => (1, BreakOff::DataPath),
@@ -573,8 +578,8 @@ impl<'f> Run<'f> {
                 assert!(self.fabric.now_ns() < limit, "side {side} closes and the other side does not notice");
             }
         }
-        // No caller waits for an optional receive, so it may still be incomplete, and only the
-        // receives before the first optional one are certain.
+        // No caller waits for an optional receive, so such a receive may still be incomplete. Only
+        // the receives before the first optional one were certainly delivered.
         let groups = &self.model.groups;
         let waited_for = groups.iter().position(|group| group.optional).unwrap_or(groups.len()) as u64;
         let told = self.pair.contexts[0].peer.presence();

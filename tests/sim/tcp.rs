@@ -10,12 +10,13 @@ use std::time::Instant;
 
 enum Network {
     Carries,
-    /// Carries until `at_ns`, and again from `back_ns` on. `None`: it never returns.
+    /// Carries until `at_ns`, and again from `back_ns` on. If `back_ns` is `None`, the network
+    /// never returns.
     Breaks {
         at_ns: u64,
         back_ns: Option<u64>,
     },
-    /// Carries nothing before `back_ns`. `None`: it never returns.
+    /// Carries nothing before `back_ns`. If `back_ns` is `None`, the network never returns.
     Down {
         back_ns: Option<u64>,
     },
@@ -34,7 +35,8 @@ enum Item {
     Resumed,
 }
 
-/// State of a side's TCP connection, as its service thread sees it.
+/// State of a side's TCP connection, as the side's service thread sees it. The numbers are those of
+/// the attempts that made the connections.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TcpState {
     Open(u64),
@@ -68,7 +70,7 @@ struct Notice {
 /// that made it; the first one has number 0.
 pub struct Tcp {
     network: Network,
-    /// Packets to the sender and to the receiver.
+    /// Packets to the sender, then packets to the receiver.
     packets: [VecDeque<Packet>; 2],
     states: [TcpState; 2],
     notices: [Option<Notice>; 2],
@@ -85,8 +87,8 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Creates a TCP whose network breaks at `breaks_ns`, if given; else `seed` decides. `seed`
-    /// also decides whether the network returns.
+    /// Creates a TCP. Its network breaks at `breaks_ns`, if that is given; otherwise `seed` decides
+    /// if and when the network breaks. `seed` also decides whether the network returns.
     pub fn new(breaks_ns: Option<u64>, now_ns: u64, seed: u64) -> Self {
         let mut dice = Dice::new(seed.rotate_left(17));
         let returns = dice.one_in(2);
@@ -119,8 +121,8 @@ impl Tcp {
         matches!(self.network, Network::Breaks { back_ns: None, .. } | Network::Down { back_ns: None })
     }
 
-    /// Sometimes closes TCP under both sides, like a middlebox, and returns true. Each side then
-    /// considers the other dead unless a frame arrives within two seconds.
+    /// Sometimes closes TCP under both sides, like a middlebox, and then returns true. After such a
+    /// close, each side considers the other dead unless a frame arrives within two seconds.
     pub fn maybe_close(&mut self, now_ns: u64) -> bool {
         let Network::Carries = self.network else { return false };
         if self.closings_left == 0 || !self.closing_dice.one_in(32) {
@@ -221,7 +223,7 @@ impl Tcp {
         self.packets[to].push_back(Packet { due_ns: due_ns.max(not_before), attempt, item });
     }
 
-    /// Dials where needed. Returns true if an attempt has failed.
+    /// Dials if the driver needs a TCP connection. Returns true if an attempt has failed.
     fn dial(&mut self, driver: &mut Driver, now_ns: u64, now: Instant) -> bool {
         let need = driver.tcp_need(self.states[0] != TcpState::GivenUp, now);
         match self.attempts.poll(need, now_ns) {

@@ -5,7 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
 struct Threads {
-    /// Number of threads that still work before one hangs; `None` if none is to hang.
+    /// Number of threads that will still do their work before one hangs. `None` if no thread is to
+    /// hang.
     until_one_hangs: Option<usize>,
     hung: Vec<Work>,
     /// Number of threads that have hung so far.

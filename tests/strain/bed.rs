@@ -11,9 +11,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Two cables, four functions, without a limit on the rate.
+/// Profile of the fabric: two cables and four functions, with the rates of a Spark.
 const PROFILE: &str = "spark-2cable";
-/// Time limit until closed connections are gone: six times the wait for a peer's close.
+/// Time limit until closed connections are gone. A closed connection waits for its peer to close
+/// for at most a sixth of this time.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit for the answer after a long job of ten thousand connections.
 const CHURN_LIMIT: Duration = Duration::from_secs(7200);
@@ -138,7 +139,8 @@ impl Process {
             .env("SOFTVERBS_NODE", side.to_string())
             .env("NCCL_IBVERBS_LIB", fabric_library())
             .env("NCCL_SPARK_SYSFS", sysfs)
-            // A thread cache of glibc counts as in use, and would hide the real use.
+            // glibc counts the free blocks in its thread caches as in use, which would hide how
+            // much is really in use.
             .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -150,7 +152,8 @@ impl Process {
         (Self { child, orders, answers }, said)
     }
 
-    /// Forwards the process's lines for the other process, and keeps its answers.
+    /// Starts a thread that reads the process's output. The thread forwards lines for the other
+    /// process, and keeps all other lines as answers.
     fn listen(&mut self, said: ChildStdout, other: &Process) {
         let (keep, answers): (Sender<String>, _) = channel();
         let other = Arc::clone(&other.orders);

@@ -1,13 +1,14 @@
 //! One of the two processes of the bed. It takes orders from standard input, one on each line:
 //!
-//! - `open FIRST COUNT PLACES`: opens `COUNT` connections, numbered from `FIRST`, and streams on
-//!   them; the process's memory is divided into `PLACES` parts;
-//! - `stop`: ends the streams, and closes once everything has arrived;
-//! - `churn FIRST COUNT`: opens this many connections one after the other, each for one message;
+//! - `open FIRST COUNT PLACES`: opens `COUNT` connections, numbered from `FIRST`, and exchanges
+//!   messages on them without pause; the process's memory is divided into `PLACES` places for
+//!   connections;
+//! - `stop`: begins no more messages, and closes the connections once everything has arrived;
+//! - `churn FIRST COUNT`: opens `COUNT` connections one after the other, each for one message;
 //! - `gauge`: returns the allocator's free memory to the system, and prints the measurements.
 //!
-//! Connections with even numbers send from process 0 to process 1, the others back. The bed
-//! forwards lines `peer ...` to the other process.
+//! Connections with even numbers send from process 0 to process 1, and those with odd numbers from
+//! process 1 to process 0. The bed forwards lines `peer ...` to the other process.
 
 use super::heap;
 use crate::common::comms::{Receiving, Sending};
@@ -23,15 +24,16 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// Messages of a connection in flight together, each in its own place.
+/// Largest number of messages that a connection has in flight. Each is in memory of its own.
 const WINDOW: usize = 8;
-/// Bytes of the memory to send from, and of the memory to receive into.
+/// Size in bytes of the memory to send from. The memory to receive into has the same size.
 const MEMORY: usize = 16 << 20;
+/// Limit on the size of a message in bytes. Every message is smaller.
 const MOST: usize = 1 << 20;
-/// Size of the message of a connection that carries only one.
+/// Size in bytes of the message of a connection that carries only one.
 const SINGLE: usize = 5000;
 
-/// Number of parts of the memory for connections that follow one another.
+/// Number of places into which the memory is divided for connections that follow one another.
 const CHURN_PLACES: u64 = 64;
 
 pub struct Process {
@@ -69,7 +71,7 @@ impl Process {
         let host = bring_up(Config::from_variables(settings).unwrap()).unwrap().0;
         let (tell, lines) = channel();
         std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
-        // Written here, so that its pages count from the beginning.
+        // The memory is written here, so that all samples count its pages.
         let (from, to) = (vec![0x11; MEMORY], vec![0xee; MEMORY]);
         let (received, orders) = Default::default();
         Self { side, host, from, to, lines, received, orders, messages: 0, bytes: 0 }
@@ -184,7 +186,8 @@ impl Process {
         connections
     }
 
-    /// Ends the streams. Senders report their number of messages, and receivers confirm these.
+    /// Begins no more messages, and closes the connections once everything has arrived. Senders
+    /// report how many messages they have begun, and receivers confirm that all have arrived.
     fn finish(&mut self, mut connections: Vec<Connection>) {
         for each in &mut connections {
             if matches!(each.end, End::Sends(_)) {
@@ -240,7 +243,7 @@ impl Process {
     }
 
     fn print_gauge(&self) {
-        // SAFETY: the first touches only free memory, the second only reads the allocator's
+        // SAFETY: `malloc_trim` touches only free memory. `mallinfo` only reads the allocator's
         // statistics.
         let all = unsafe {
             libc::malloc_trim(0);
@@ -259,8 +262,8 @@ impl Connection {
         let room = MEMORY / places as usize;
         let begin = (number / 2 % places) as usize * room;
         let part = begin..begin + room;
-        // SAFETY: the process keeps it as long as it has connections, and reads the peer's bytes
-        // only after the receive is done.
+        // SAFETY: the process keeps the memory as long as it has connections, and reads the peer's
+        // bytes only after the receive is done.
         let memory = |all: &[u8]| unsafe { HostMemory::from_caller(all.as_ptr() as usize + begin, room) };
         let memory = match &end {
             End::Sends(send) => send.register(memory(&process.from)),

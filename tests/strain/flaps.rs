@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// The rails of the profile that the bed runs on.
 pub const RAILS: [&str; 4] = ["rocep1s0f0", "rocep1s0f1", "roceP2p1s0f0", "roceP2p1s0f1"];
-/// Interval between the starts of two flaps.
+/// Time in milliseconds from the start of a flap to the start of the next.
 const EVERY_MS: u64 = 1000;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -25,7 +25,7 @@ pub struct Flaps {
     thread: JoinHandle<Flapped>,
 }
 
-/// Switches of a fabric's rails, from outside.
+/// Takes rails of a fabric down and up, from outside the processes that use them.
 #[derive(Clone)]
 pub struct Switches {
     pub dir: PathBuf,
@@ -66,8 +66,9 @@ impl Flaps {
     }
 }
 
-/// One second of flapping: a rail or two go down for a while, by turns or at random, on one machine
-/// or both. Sometimes the NIC of a rail that is up refuses one or two requests as invalid.
+/// One second of flapping: one or two rails go down for a while, on one machine or on both. The
+/// first rail is the next one in turn, or a random one. Sometimes the NIC of a rail that is up
+/// refuses one or two requests as invalid.
 fn flap(switches: &Switches, dice: u64, flapped: &mut Flapped) {
     let one_in = |count: u64, part: u32| (dice >> part).is_multiple_of(count);
     let first = if one_in(2, 0) { flapped.flaps } else { dice >> 4 } as usize % RAILS.len();

@@ -4,14 +4,14 @@ use std::fs;
 
 /// The measured quantities, with their limits.
 ///
-/// - Counts must be the same after the load as before it. One or two more blocks are allowed,
-///   because a queue of this program keeps them.
+/// - Descriptors, threads and registrations must be the same after the load as before it. One or
+///   two more blocks are allowed, because a queue of this program keeps them.
 /// - glibc's bytes in use vary a little with its free lists. Resident pages vary with glibc's
 ///   arenas, although free memory is returned before a sample. Unlike a leak, these variations do
 ///   not depend on the length of the load.
 /// - During the load, more is allowed, because the samples include connections that are closing.
 /// - Shared pages have no limit. They are the fabric's file, which keeps its pages for later queue
-///   pairs. It has 377 KB times the largest number of queue pairs that existed at one time.
+///   pairs. Its size is 377 KB times the largest number of queue pairs that existed at one time.
 pub const QUANTITIES: [Quantity; 9] = [
     Quantity { name: "plugin blocks", may_grow: 2, may_rise_during_load: 64 },
     Quantity { name: "plugin bytes", may_grow: 8192, may_rise_during_load: 65_536 },
@@ -30,7 +30,7 @@ const ANY: u64 = u64::MAX;
 
 pub struct Quantity {
     pub name: &'static str,
-    /// Allowed rise from before the load to after it.
+    /// Allowed rise from before the load to after it. If it is 0, a fall is not allowed either.
     pub may_grow: u64,
     /// Allowed rise of the regression line during the load. Twice the samples' root-mean-square
     /// distance from the line is added to it.
@@ -44,6 +44,7 @@ pub struct SelfReported {
     pub heap_bytes: u64,
     /// Blocks that Rust's allocator has handed out to the plugin and to the program around it.
     pub blocks: u64,
+    /// Bytes of those blocks.
     pub bytes: u64,
     pub registrations: u64,
 }

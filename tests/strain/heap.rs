@@ -14,7 +14,7 @@ pub fn in_use() -> (u64, u64) {
     (BLOCKS.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed))
 }
 
-// SAFETY: every call is passed to the system's allocator unchanged; the counting only touches two
+// SAFETY: every call is passed unchanged to the system's allocator. The counting only accesses two
 // atomics.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

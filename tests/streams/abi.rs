@@ -194,7 +194,7 @@ impl Library {
 
     fn close(&self, comm: Raw, sends: bool) {
         let close = if sends { self.table.close_send } else { self.table.close_recv };
-        // SAFETY: as in `load`; it is not used again.
+        // SAFETY: as in `load`; the comm is not used again.
         assert_eq!(unsafe { close.unwrap()(comm) }, NcclResult::SUCCESS);
     }
 }

@@ -1,5 +1,6 @@
-//! Peers that have the token and violate the protocol. Each invalid frame ends the connection with
-//! an error that names the fault. Nothing outside the receive's buffer is written.
+//! Peers that have the right token, and then violate the protocol of TCP streams. Each invalid
+//! frame ends the connection with an error that names the fault. Nothing outside the receive's
+//! buffer is written.
 
 use crate::bed::{Buffer, FAR, NEAR, RING_TCP, host, irecv, receive_error, sizes};
 use crate::common::comms::{Receiving, Sending};

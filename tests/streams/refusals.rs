@@ -1,4 +1,5 @@
-//! Hosts that do not connect by TCP, and the messages that both sides log.
+//! Hosts that refuse to connect by TCP, with their errors, and hosts that connect by TCP over Wi-Fi
+//! or while other clients crowd the port.
 
 use crate::bed::{Ends, FAR, NEAR, RING_TCP, connect, host, is_by_tcp};
 use crate::common::captured_log::CapturedLog;
@@ -35,7 +36,7 @@ fn rails_in_common_are_used_and_rails_that_do_not_carry_fail() {
     let ends = connect(&a, &b).unwrap();
     assert!(!is_by_tcp(&ends));
     ends.check(1);
-    // The rails pair, but their path carries nothing.
+    // The rails pair, but their port is down, so they carry nothing.
     let (dir, fabric) = (std::env::var("SOFTVERBS_DIR").unwrap(), std::env::var("SOFTVERBS_FABRIC").unwrap());
     let set = |action| control(Path::new(&dir), &fabric, None, NEAR, action).unwrap();
     let quick = [RING_TCP, ("NCCL_SPARK_PROBE_TIMEOUT_MS", "200"), ("NCCL_SPARK_CONNECT_TIMEOUT_S", "2")];
@@ -82,7 +83,7 @@ fn streams_connect_under_load_and_only_for_their_peer() {
         let is_over = AtomicBool::new(false);
         let ends = std::thread::scope(|scope| {
             scope.spawn(|| {
-                // Silent clients push out other clients that have not been read yet.
+                // Silent clients crowd the port, and push out clients that have not been read yet.
                 let mut crowd = std::collections::VecDeque::new();
                 while !is_over.load(Ordering::Relaxed) {
                     crowd.extend(TcpStream::connect(address));

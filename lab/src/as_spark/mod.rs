@@ -58,7 +58,7 @@ impl Options {
         });
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).env("NCCL_TOPO_FILE", &graph);
-        // Without a setting the tuner acts on a GB10 only.
+        // By default the tuner acts only on a GB10, which this machine need not have.
         if lookup(TUNER).is_none() {
             command.env(TUNER, "on");
         }
@@ -181,8 +181,8 @@ mod tests {
     }
 
     /// Computed by hand: a 32 GT/s x4 link carries 112027 Mb/s of payload, a port 200000. A machine
-    /// of a triangle or a ring has four functions. Two of them lead to the next node, but NCCL
-    /// plans with all four.
+    /// of a triangle or a ring has four functions. Only two of them lead to any one neighbour, but
+    /// NCCL plans with all four.
     #[test]
     fn a_machine_announces_a_sparks_speed_at_any_scale() {
         let speeds = |name: &str, scale| {

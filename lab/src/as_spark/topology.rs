@@ -4,12 +4,14 @@
 //!
 //! The attributes of the CPU, the GPU and the link between them are those of a published dump of a
 //! DGX Spark. NCCL treats the rest as follows (read in 2.28.3 and 2.30.7):
-//! - A GPU without an `nvlink` gets those that NVML reports (graph/xml.cc,
+//! - A GPU without an `nvlink` gets the NVLinks that NVML reports (graph/xml.cc,
 //!   `ncclTopoGetXmlFromGpu`), and a GPU with NVLinks gets other channels than a GB10. An `nvlink`
-//!   to a GPU that the graph does not have makes no link (graph/topo.cc, `ncclTopoAddNvLinks`).
-//! - Attributes of a `net` are kept, and the network adds what is missing (graph/topo.cc,
-//!   `ncclTopoPopulateNics`). So NCCL plans by the speeds here, at any real speed of the fabric.
-//! - NCCL drops a `net` that the network of the run does not name (graph/xml.cc,
+//!   to a GPU that the graph does not have makes no link (graph/topo.cc, `ncclTopoAddNvLinks`). So
+//!   each GPU of the graph has such an `nvlink`.
+//! - NCCL keeps the attributes of a `net`, and adds missing ones from the network plugin
+//!   (graph/topo.cc, `ncclTopoPopulateNics`). So NCCL plans with the speeds in the graph, whatever
+//!   the fabric's real speed is.
+//! - NCCL drops a `net` whose name is not a device of the network in use (graph/xml.cc,
 //!   `ncclTopoTrimXml`), so one graph serves all networks.
 
 use anyhow::{Context, Result, ensure};
@@ -23,7 +25,7 @@ const MERGED_DEVICE: &str = "spark-rails";
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
     pub functions: Vec<Function>,
-    /// Speed that this plugin announces for all functions.
+    /// Speed that this plugin announces for the device that merges all functions.
     pub merged_mbps: u32,
 }
 
@@ -79,7 +81,7 @@ pub fn xml(gpus: &[String], machine: &Machine) -> String {
     for (slot, functions) in slots {
         let link = format!("link_speed=\"{:.1} GT/s PCIe\" link_width=\"{}\"", functions[0].gts, functions[0].width);
         let domain = slot.split(':').next().unwrap_or(slot);
-        // Each ConnectX-7 function of a Spark is behind the root port of its own domain.
+        // Each PCIe link of a Spark's ConnectX-7 has a domain and a root port of its own.
         let _ = writeln!(text, "  <pci busid=\"{domain}:00:00.0\" class=\"0x060400\" {link}>");
         for Function { device, number, speed_mbps, .. } in functions {
             let _ = writeln!(

@@ -1,7 +1,8 @@
 //! Metrics, and how the rounds of a measurement are summed up and compared.
 //!
-//! A figure is the median of its rounds, shown with their min..max. Two libraries differ where
-//! those ranges do not overlap. Otherwise the ratio of the medians is marked as no difference.
+//! A figure is the median of its rounds, shown with the rounds' range (min..max). Two libraries
+//! differ where their ranges do not overlap, if there are enough rounds ([`COMPARABLE_ROUNDS`]).
+//! Where the ranges overlap, the ratio of the medians is marked as no difference.
 
 use crate::pair::side::WrongBytes;
 use nccl_tests_harness::output::numbers::{median, spread};
@@ -34,15 +35,15 @@ pub enum Metric {
     ReceiverMemory,
 }
 
-/// With fewer rounds, ranges that do not overlap prove nothing: with three each it happens by
-/// chance once in ten times, with five once in 126.
+/// Number of rounds that each library needs for a proof that the two differ. Ranges that do not
+/// overlap also occur by chance: once in ten cases with three rounds each, once in 126 with five.
 const COMPARABLE_ROUNDS: usize = 5;
 
 /// One value per round.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Series {
     pub metric: Metric,
-    /// In the order of the rounds (1 or more).
+    /// The values, in the order of the rounds. There is at least one.
     pub rounds: Vec<f64>,
 }
 
@@ -51,7 +52,7 @@ pub struct Series {
 pub enum Place {
     SizeBytes(usize),
     Connections(usize),
-    /// A part of a run during which a rail is slowed.
+    /// The name of a part of a run of scenario slowdown.
     Phase(String),
 }
 
@@ -59,7 +60,7 @@ pub enum Place {
 pub struct Point {
     #[serde(flatten)]
     pub place: Place,
-    /// Limit of the links for the first metric, in its unit, if known.
+    /// The limit that the links set for the first metric, in the metric's unit, if known.
     pub limit: Option<f64>,
     /// Series of each library, ours first. All libraries have the same metrics.
     pub sides: Vec<Vec<Series>>,
@@ -77,7 +78,8 @@ pub struct Comparison {
 }
 
 impl Metric {
-    /// Returns name and unit, the two lines above a column. No name where the unit suffices.
+    /// Returns name and unit, the two lines above a column. The name is empty where the unit
+    /// suffices.
     pub fn head(self) -> [&'static str; 2] {
         match self {
             Self::Bandwidth => ["", "GB/s"],
@@ -91,7 +93,8 @@ impl Metric {
         }
     }
 
-    /// Returns true for a time, whose limit is the shortest possible.
+    /// Returns true if the metric is a time. The limit of such a metric is the shortest possible
+    /// time.
     pub fn is_time(self) -> bool {
         matches!(self, Self::P50 | Self::P99 | Self::Least | Self::Connect)
     }
@@ -153,7 +156,7 @@ mod tests {
         assert_eq!(differs(&[3.0, 4.0, 9.0], &[1.0, 3.5, 3.6]), Some(true));
         assert_eq!(differs(&[1.0, 2.0, 2.9, 2.9, 2.0], &[3.0, 4.0, 5.0, 4.0, 4.0]), Some(false));
         assert_eq!(differs(&[6.0, 7.0, 8.0, 7.0, 7.0], &[3.0, 4.0, 5.0, 4.0, 4.0]), Some(false));
-        // Four rounds that do not overlap are too often chance.
+        // With four rounds each, ranges that do not overlap are too often chance.
         assert_eq!(differs(&[1.0, 2.0, 2.9, 2.9], &[3.0, 4.0, 5.0, 4.0]), None);
         assert_eq!(compare(&[1.0, 1.0, 1.0], &[2.0, 2.0, 2.0]).unwrap().ratio, 0.5);
         assert_eq!(compare(&[1.0], &[]), None);

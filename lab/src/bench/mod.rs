@@ -42,7 +42,7 @@ struct Report<'a> {
     /// `soft` or `verbs`.
     fabric: &'static str,
     fabric_text: String,
-    /// Payload that the rails carry together in one direction; null if unknown.
+    /// Payload that all rails together can carry in one direction; null if unknown.
     limit_gb_s: Option<f64>,
     limit_text: String,
     sides: Vec<About>,
@@ -54,7 +54,7 @@ struct Measured {
     name: Scenario,
     /// One for each size, number of connections, or phase.
     points: Vec<Point>,
-    /// Streams window by window, if a rail was slowed.
+    /// In scenario slowdown, the bandwidth of each run, window by window.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     courses: Vec<Course>,
 }
@@ -104,14 +104,15 @@ fn lead(plan: &Plan, program: &Path, out: impl Write, report: &mut Report<'_>) -
     Ok(points.all(|point| point.wrong.iter().flatten().all(|wrong| wrong.bytes == 0)))
 }
 
-/// Returns the limits with all rails at full rate and with one slowed, and the first in words.
+/// Returns two limits, the first with all rails at full rate, the second with one rail slowed. Also
+/// returns the first limit in words.
 fn limits(plan: &Plan, fabric: &Fabric, sides: &[Side<'_>]) -> ([Limit; 2], String) {
     let slowed: Vec<(String, f64)> = fabric.rails().take(1).map(|rail| (rail.to_owned(), SLOWED)).collect();
     let whole = fabric.limit(&[]).map(|limit| (limit, "the profile's links and cables".to_owned()));
     let (whole, source) = whole.unwrap_or_else(|| limit_of_ports(sides));
     let wanted = plan.settings.limit_mbps;
     let given = |limit: Limit| Limit { payload_mbps: wanted.or(limit.payload_mbps), ..limit };
-    // The user's command slows the rail by a factor that is not known here.
+    // Unknown on verbs: there the user's command slows the rail by a factor that is not known here.
     let slow = fabric.limit(&slowed).map(given).unwrap_or_default();
     let source = if wanted.is_some() { "--limit-mbps".to_owned() } else { source };
     let text = match given(whole).gb_s() {
@@ -121,8 +122,9 @@ fn limits(plan: &Plan, fabric: &Fabric, sides: &[Side<'_>]) -> ([Limit; 2], Stri
     ([given(whole), slow], text)
 }
 
-/// Returns the payload limit of this machine's ports and PCIe links if the plugin reports their
-/// speed; otherwise the limit of the speed that the plugin reports.
+/// If the plugin reports the speed that a survey of this machine finds, returns the payload limit
+/// of the machine's ports and PCIe links. Otherwise returns the payload limit of a port with the
+/// speed that the plugin reports.
 fn limit_of_ports(sides: &[Side<'_>]) -> (Limit, String) {
     let network = sides.first().and_then(|side| side.about.networks.first());
     let Some(speed_mbps) = network.map(|network| network.speed_mbps).filter(|mbps| *mbps > 0) else {

@@ -16,7 +16,7 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Ranks of each library: rank 0 sends, rank 1 receives.
+/// Number of ranks of each library: rank 0 sends, rank 1 receives.
 pub const RANKS: usize = 2;
 pub const CONNECTION_BYTES: usize = 64 << 10;
 /// Largest number of connections of scenario connections, unless `--channels` is given.
@@ -122,7 +122,7 @@ pub struct Settings {
 
 #[derive(Debug)]
 pub struct Plan {
-    /// Empty: all possible ones.
+    /// The scenarios that the user names. If empty, all that the fabric allows are measured.
     pub scenarios: Vec<Scenario>,
     pub settings: Settings,
     /// Names and files: `ours`, then `theirs` if there is another library.
@@ -220,7 +220,8 @@ impl Scenario {
 }
 
 impl Plan {
-    /// Returns the scenarios to measure on a fabric of `kind`. Fails if one lacks its options.
+    /// Returns the scenarios to measure on a fabric of `kind`. Fails if a chosen scenario lacks the
+    /// options that it needs there.
     pub fn scenarios(&self, kind: Kind) -> Result<Vec<Scenario>, clap::Error> {
         let can_slow = kind == Kind::Soft || self.settings.fall.is_some();
         if self.scenarios.contains(&Scenario::Slowdown) && !can_slow {

@@ -3,9 +3,9 @@
 //!
 //! Every byte of some messages is checked first. Pilot runs, which also warm up, find the number of
 //! messages that fills the time of a run ([`calibrate`]). Pilot runs become longer until two in a
-//! row agree. A run is as long as the last pilot run, up to four times the time that the user asked
-//! for. Each round is one run in new processes ([`Side::renew`]). The median of the rounds counts,
-//! shown with their min..max.
+//! row agree. A run is as long as the last pilot run, but not shorter than the user asked for, and
+//! not longer than [`MAX_STRETCH`] and [`LONG_S`] allow. Each round is one run in new processes
+//! ([`Side::renew`]). The result is the median of the rounds, shown with their min..max.
 
 use super::figures::{Metric, Place, Point, Series};
 use super::options::{CONNECTION_BYTES, Plan, Scenario};
@@ -17,7 +17,7 @@ use nccl_tests_harness::fabric::limit::Limit;
 /// Memory of one rank for all messages, unless one message per connection needs more.
 const BUFFER_BYTES: usize = 128 << 20;
 const BUFFER_MIN_BYTES: usize = 64 << 10;
-/// Divisor of a run's messages: a run's new processes first send this part of them, to warm up.
+/// To warm up, a run's new processes first send the run's number of messages divided by this.
 const WARM_UP: u64 = 10;
 const MIN_MESSAGES: u64 = 3;
 /// Minimum length of a pilot run that counts, as a fraction of a run's time.
@@ -26,10 +26,10 @@ const MIN_PILOT_PART: f64 = 0.2;
 const STEADY: f64 = 0.05;
 /// Maximum length of a run if pilot runs do not agree, in multiples of the time asked for.
 const MAX_STRETCH: f64 = 4.0;
-/// No run is made longer than this in seconds, unless the user asked for it.
+/// Maximum length in seconds of a run if pilot runs do not agree, unless the user asked for more.
 const LONG_S: f64 = 2.0;
 
-/// Receives the points as they come.
+/// Is called with each [`Point`] as soon as its place is measured.
 pub type Tell<'a> = dyn FnMut(Point) -> Result<()> + 'a;
 
 /// Measures bandwidth, message rate or latency by size, over new connections.
@@ -117,8 +117,9 @@ pub fn connections(plan: &Plan, sides: &mut [Side<'_>], limit: Limit, tell: &mut
     Ok(())
 }
 
-/// Measures all rounds of one place. Returns a series for each metric, by library. `once` gets the
-/// library's ranks in new processes, the library's number, and the round.
+/// Measures all rounds. Returns a series for each metric, by library. `once` measures one round of
+/// one library, and returns a value for each metric. It gets the library's ranks in new processes,
+/// the library's number, and the round.
 pub fn rounds(
     plan: &Plan,
     sides: &mut [Side<'_>],
@@ -184,7 +185,7 @@ impl Pilot {
         let longest = (wanted * MAX_STRETCH).min(LONG_S).max(wanted);
         let is_steady = self.earlier_rate.is_some_and(|earlier| (rate / earlier - 1.0).abs() <= STEADY);
         if is_steady || seconds >= longest {
-            // The run gets the length at which the pilot runs agreed.
+            // The run is as long as this pilot run, within the bounds.
             return Some(((rate * seconds.clamp(wanted, longest)) as u64).max(MIN_MESSAGES));
         }
         // The second long enough pilot run is as long as the first. Each later one is twice as long
@@ -196,7 +197,8 @@ impl Pilot {
     }
 }
 
-/// Returns the memory for each connection: all messages in flight side by side, if there is room.
+/// Returns the size of each connection's memory. All messages in flight have room in it side by
+/// side if [`BUFFER_BYTES`] suffice for that, and one message has room in any case.
 fn buffer_bytes(sizes: &[usize], in_flight: usize, connections: usize) -> usize {
     let greatest = sizes.iter().copied().max().unwrap_or(1);
     let share = BUFFER_BYTES / connections.max(1);
@@ -213,8 +215,8 @@ mod tests {
         assert_eq!(order(1, 1), [0]);
     }
 
-    /// Runs pilots at these rates (messages a second); the last rate repeats. Returns the messages
-    /// of the pilots and of a run.
+    /// Plays pilot runs at these rates (messages a second); the last rate repeats. Returns the
+    /// number of messages of each pilot run, and of the run that follows.
     fn pilots(rates: &[f64], wanted: f64) -> (Vec<u64>, u64) {
         let (mut pilot, mut asked) = (Pilot { messages: 8, earlier_rate: None }, Vec::new());
         loop {
@@ -231,7 +233,8 @@ mod tests {
         assert_eq!(pilots(&[1000.0], 1.0), (vec![8, 300, 300], 1000));
         // 8 messages in 8 us: the next pilot run has at most 64 times as many.
         assert_eq!(pilots(&[1e6], 0.01).0, [8, 512, 3000, 3000]);
-        // Slow messages: at least the minimum, and a pilot run beyond the longest run is the last.
+        // Slow messages: a run has at least the minimum number of messages, and no pilot run
+        // follows one that took longer than the longest run.
         assert_eq!(pilots(&[0.1], 1.0), (vec![8], MIN_MESSAGES));
     }
 

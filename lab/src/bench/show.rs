@@ -122,8 +122,8 @@ fn width(metric: Metric) -> usize {
     metric.head().iter().map(|text| text.len()).fold(VALUE, usize::max)
 }
 
-/// Returns the limit, and our library's figure as a part of it: a rate in percent, a time as a
-/// multiple.
+/// Returns the limit, and our library's figure relative to the limit: a rate in percent, a time as
+/// a multiple.
 fn limit(point: &Point) -> [String; 2] {
     let first = point.sides.first().and_then(|ours| ours.first());
     let part = point.limit.zip(first).map(|(limit, series)| match series.metric.is_time() {

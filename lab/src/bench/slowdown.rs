@@ -13,26 +13,27 @@ use std::time::Duration;
 /// Length of each of a run's three parts, in multiples of `--seconds`: all rails at full rate, one
 /// rail slowed, all at full rate again.
 const PART: f64 = 3.0;
-/// Number of windows, for each of which bytes are counted, in the time of `--seconds`.
+/// Number of windows in the time of `--seconds`. The receiver counts the bytes of each window.
 const WINDOWS: f64 = 10.0;
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Course {
     /// `ours` or `theirs`.
     pub side: &'static str,
-    /// From 0.
+    /// Number of the round, from 0.
     pub round: u32,
     pub window_ms: u64,
-    /// At the receiver, in each window.
+    /// Bandwidth at the receiver, for each window.
     pub bandwidth_gb_s: Vec<f64>,
-    /// Seconds from the start until the rail was slowed.
+    /// Seconds from the start until the slowing of the rail began.
     pub fall_s: f64,
-    /// Seconds from the start until the rail was restored.
+    /// Seconds from the start until the restoring of the rail began.
     pub return_s: f64,
 }
 
-/// Runs the scenario with each library, round by round. `limits` are those with the rail at full
-/// rate and slowed; `slow` slows the rail, or restores it if its argument is false.
+/// Runs the scenario with each library, round by round. The first of `limits` is with the rail at
+/// full rate, the second with the rail slowed. `slow(true)` slows the rail, `slow(false)` restores
+/// it.
 pub fn run(
     plan: &Plan,
     sides: &mut [Side<'_>],
@@ -71,14 +72,16 @@ fn course(side: &'static str, round: u32, window_ms: u64, flowed: &Flowed) -> Co
     Course { side, round, window_ms, bandwidth_gb_s, fall_s: mark(0), return_s: mark(2) }
 }
 
-/// Names the phases of a run, in order. The first moment after a change is `moment_s` long.
+/// Names the phases of a run, in order. The second and the fourth phase, which begin when the rail
+/// has been slowed or restored, are `moment_s` long.
 fn phase_names(moment_s: f64) -> [String; 5] {
     let moment = if moment_s == 1.0 { "second".to_owned() } else { format!("{moment_s} s") };
     let [slow, back] = ["slow", "back"].map(|state| format!("first {moment} {state}"));
     ["before".to_owned(), slow, "slow".to_owned(), back, "back".to_owned()]
 }
 
-/// Returns the mean bandwidth of each phase in GB/s, without the start (half of `moment_s`).
+/// Returns the mean bandwidth of each phase in GB/s. The first phase does not include the start of
+/// the run (half of `moment_s`).
 fn phases(flowed: &Flowed, window_ms: u64, moment_s: f64) -> Result<[f64; 5]> {
     let [fall, fallen, back, returned] = flowed.marks_s[..] else {
         anyhow::bail!("{} marks instead of 4", flowed.marks_s.len());

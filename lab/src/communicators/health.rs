@@ -7,7 +7,7 @@ use std::fs;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
-    /// Anonymous and shared memory in use, without files.
+    /// Resident anonymous and shared memory. Mapped files do not count.
     pub memory_kib: u64,
     pub descriptors: u64,
     pub threads: u64,

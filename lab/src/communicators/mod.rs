@@ -2,9 +2,10 @@
 //! with NCCL itself on real GPUs: several together, split, created many times, aborted, with a rank
 //! that dies, and over two networks in one job.
 //!
-//! Every rank is a process that uses NCCL as any program does. Every value of every all-reduce is
-//! checked, NCCL's own log shows which network was used, and no scenario exceeds its time. Of the
-//! plugin, the command needs only the file.
+//! Every rank is a process that uses NCCL as any program does. The ranks check every value of their
+//! all-reduces, except of those that only keep the network busy or carry a signal. NCCL's own log
+//! shows which network was used, and a scenario fails if it exceeds its time limit. Of the plugin,
+//! the command needs only the library file.
 
 mod health;
 mod judge;
@@ -102,7 +103,7 @@ fn play(
         let reason = used.complaints().unwrap_or_else(|| "NCCL logged no reason".to_owned());
         bail!("the ranks did not end within {} s (--timeout): {reason}", plan.setting.timeout.as_secs());
     };
-    // The plugin's messages are in NCCL's log.
+    // A rank's own error message does not have the plugin's messages: they are in NCCL's log.
     let log = used.complaints().map(|text| format!(" (NCCL's log: {text})")).unwrap_or_default();
     let told = |complaint: Option<String>| complaint.map(|text| text + &log);
     let end = |(rank, (status, complaint))| {
@@ -113,7 +114,7 @@ fn play(
     if let Some(directed) = directed {
         words = format!("{words}; {}", directed.context("the ranks ended before the devices had returned")?);
     }
-    // This scenario uses two networks.
+    // Scenario mixed uses two networks, so its log is not judged by the chosen network.
     if scenario == Scenario::Mixed { Ok(words) } else { Ok(format!("{words}; {}", used.judge(plan.tests.network)?)) }
 }
 
@@ -159,8 +160,8 @@ impl RankLogs {
     }
 }
 
-/// Returns the variables of all ranks over `network`. When the last communicator is destroyed, NCCL
-/// 2.28.3 forgets the name in `NCCL_NET_PLUGIN` and then looks for libnccl-net.so
+/// Returns the environment variables of a rank that uses `network`. When the last communicator is
+/// destroyed, NCCL 2.28.3 forgets the name in `NCCL_NET_PLUGIN` and then looks for libnccl-net.so
 /// (github.com/NVIDIA/nccl issue 1978). So the plugin's file exists under that name too.
 fn environment(
     plan: &Plan,

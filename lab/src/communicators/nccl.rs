@@ -15,8 +15,9 @@ use std::rc::Rc;
 
 /// `NCCL_UNIQUE_ID_BYTES`.
 pub const ID_BYTES: usize = 128;
-/// `ncclFloat32` and `ncclSum` of nccl.h.
+/// `ncclFloat32` of nccl.h.
 const FLOAT32: c_int = 7;
+/// `ncclSum` of nccl.h.
 const SUM: c_int = 0;
 /// `ncclInProgress`: no error yet, from a non-blocking communicator.
 const IN_PROGRESS: c_int = 7;
@@ -48,7 +49,7 @@ pub struct Nccl {
 /// A communicator, aborted when dropped.
 pub struct Communicator {
     nccl: Rc<Nccl>,
-    /// A live communicator of NCCL's: `destroy` and `abort` consume this owner.
+    /// NCCL's communicator. It is alive as long as this owner, which `destroy` and `abort` consume.
     raw: NonNull<c_void>,
 }
 
@@ -96,7 +97,7 @@ impl Nccl {
     }
 
     /// Joins a new communicator of `ranks` ranks as rank number `rank`, on CUDA's current device.
-    /// Returns when all ranks have called it.
+    /// Returns only after all ranks have called `join`.
     pub fn join(self: &Rc<Self>, id: &Id, rank: usize, ranks: usize) -> Result<Communicator> {
         let mut raw = ptr::null_mut();
         let (rank, ranks) = (c_int::try_from(rank)?, c_int::try_from(ranks)?);
@@ -111,7 +112,7 @@ impl Nccl {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: returns a constant string for any number.
+        // SAFETY: `ncclGetErrorString` returns a constant string for any number.
         let what = text(unsafe { (self.error_string)(code) });
         // SAFETY: the communicator may be NULL: the string is the process's last error (nccl.h).
         let detail = text(unsafe { (self.last_error)(ptr::null_mut()) });
@@ -121,13 +122,13 @@ impl Nccl {
 
 impl Communicator {
     /// Makes a communicator of the ranks with the same `colour`, in order of their `key`. Returns
-    /// `None` without a colour. Returns when all ranks have called it.
+    /// `None` without a colour. Returns only after all ranks have called `split`.
     pub fn split(&self, colour: Option<u16>, key: usize) -> Result<Option<Self>> {
         // NCCL_SPLIT_NOCOLOR is -1.
         let (number, key) = (colour.map_or(-1, c_int::from), c_int::try_from(key)?);
         let mut raw = ptr::null_mut();
         // SAFETY: the communicator is alive; `raw` is valid for writes for the length of the call;
-        // no configuration: the parent's.
+        // a NULL configuration means the parent's.
         let code = unsafe { (self.nccl.split)(self.raw.as_ptr(), number, key, &mut raw, ptr::null_mut()) };
         self.nccl.check("ncclCommSplit", code)?;
         Ok(NonNull::new(raw).map(|raw| Self { nccl: Rc::clone(&self.nccl), raw }))
@@ -140,10 +141,11 @@ impl Communicator {
         ensure!(count == into.len(), "{count} elements into {}", into.len());
         let (from, _read) = from.device_ptr(stream);
         let (into, _written) = into.device_ptr_mut(stream);
-        // SAFETY: both are device memory of `count` floats. NCCL's kernel runs in the order of
-        // `stream`; the two guards, dropped after it was queued, record there that the buffers were
-        // in use, and cudarc frees or reuses neither before that. No group is open (this type has
-        // no way to open one), so the kernel is queued when the call returns.
+        // SAFETY: both buffers are device memory of `count` floats. NCCL's kernel runs in the order
+        // of `stream`. The two guards are dropped after the kernel was queued, and then record in
+        // `stream` that the buffers are in use up to that point. cudarc frees or reuses neither
+        // buffer before `stream` gets there. No group is open (this type has no way to open one),
+        // so the kernel is queued when the call returns.
         let code = unsafe {
             let stream = stream.cu_stream().cast();
             (self.nccl.all_reduce)(
@@ -180,7 +182,8 @@ impl Communicator {
         self.end("ncclCommAbort", |nccl, raw| unsafe { (nccl.abort)(raw) })
     }
 
-    /// Ends the communicator by `call` instead of by `drop`.
+    /// Ends the communicator by `work` instead of by `drop`. `call` is the name of NCCL's function
+    /// in an error.
     fn end(self, call: &str, work: impl FnOnce(&Nccl, Raw) -> Code) -> Result<()> {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is never dropped, so the field is taken once.
@@ -201,6 +204,7 @@ fn text(string: *const c_char) -> String {
     if string.is_null() {
         return String::new();
     }
-    // SAFETY: NCCL's strings end with NUL; both live at least until the next error of this thread.
+    // SAFETY: NCCL's strings end with NUL. The two strings that are passed here (an error's name
+    // and the last error) live at least until the next error of this thread.
     unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
 }

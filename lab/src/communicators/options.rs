@@ -69,8 +69,8 @@ pub struct Plan {
 }
 
 impl Options {
-    /// Checks the options, of which `program` is this program's file. Fails if options contradict
-    /// each other or the plugin is missing.
+    /// Checks the options. `program` is this program's file. Fails if options contradict each other
+    /// or the plugin is missing.
     pub fn plan(self, program: &Path) -> Result<Plan> {
         Ok(Plan { tests: self.tests, setting: self.scene.setting(program)? })
     }

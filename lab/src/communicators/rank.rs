@@ -15,14 +15,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Limit on waiting for rank 0's communicator id, and for the error that another rank has died.
+/// Longest wait for rank 0's communicator id, and for the error after another rank's death. Also
+/// the longest time that two all-reduces may take while devices leave and return.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Floats of an unsplit message, and of a message split over the rails.
+/// Number of floats of a message that is not split over the rails.
 const SMALL: usize = 2 << 10;
+/// Number of floats of a message that is split over the rails.
 const LARGE: usize = 1 << 20;
-/// Floats and number of the all-reduces that keep the network busy for seconds (256 MiB each).
+/// All-reduces that keep the network busy for seconds: the number of floats of each (256 MiB), and
+/// the number of all-reduces.
 const LONG_RUN: (usize, usize) = (64 << 20, 64);
-/// A moment long after the first all-reduce of [`LONG_RUN`] begins and long before its last ends.
+/// Time from the start of [`LONG_RUN`] to the first abort, or to a rank's death. By then the first
+/// all-reduce has long begun, and the last is far from its end.
 const ABORT_DELAY: Duration = Duration::from_millis(100);
 
 /// The arguments of the hidden command.
@@ -71,8 +75,8 @@ struct Rank {
     gpu: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     ids: u32,
-    /// Number of checks so far, which is the salt of the next one's values. Checks without this
-    /// rank count too, so that all ranks use the same salts.
+    /// Number of checks so far, which is the salt of the next check's values. Checks in which this
+    /// rank takes no part count too, so that all ranks use the same salts.
     steps: u32,
     checked: u64,
     wrong: u64,
@@ -83,7 +87,7 @@ impl Rank {
     fn new(task: Task) -> Result<Self> {
         let nccl = check_machine()?;
         let gpus = CudaContext::device_count().map_err(|error| anyhow!("count GPUs: {error}"))?;
-        // With fewer GPUs than ranks, ranks share.
+        // If there are fewer GPUs than ranks, several ranks share a GPU.
         let gpu = CudaContext::new(task.rank % gpus.max(1) as usize).map_err(|error| anyhow!("open a GPU: {error}"))?;
         let stream = gpu.new_stream()?;
         Ok(Self { task, nccl, gpu, stream, ids: 0, steps: 0, checked: 0, wrong: 0, held: None })
@@ -108,7 +112,8 @@ impl Rank {
         let streams = (0..COMMUNICATORS).map(|_| Ok(self.gpu.new_stream()?)).collect::<Result<Vec<_>>>()?;
         for round in 0..ROUNDS {
             let mut sums = Vec::new();
-            // All ranks start in the same order, as NCCL demands of communicators on one GPU.
+            // All ranks start the all-reduces in the same order, as NCCL demands of several
+            // communicators on one GPU.
             for (number, (communicator, stream)) in communicators.iter().zip(&streams).enumerate() {
                 let salt = round * 100 + number as u32;
                 sums.push((salt, self.start(communicator, self.task.rank, LARGE, salt, stream)?));
@@ -125,7 +130,7 @@ impl Rank {
         let Task { rank, ranks, .. } = self.task;
         let world = self.join()?;
         self.check(&world, rank, ranks, LARGE)?;
-        // Pairs, in reverse order; a last one without a partner is alone.
+        // Pairs of ranks, each in reverse order. If the number of ranks is odd, the last is alone.
         let (pair, first) = (rank / 2, rank / 2 * 2);
         let size = (ranks - first).min(2);
         let reversed = world.split(Some(pair as u16), ranks - rank)?.context("a colour gave no communicator")?;
@@ -231,7 +236,8 @@ impl Rank {
         let (rank, ranks, folder) = (*rank, *ranks, folder.clone());
         let first = self.join()?;
         let mut longest = Duration::ZERO;
-        // Only rank 0 looks for the mark, because all ranks have to stop after the same all-reduce.
+        // Only rank 0 looks for the mark `Returned`, and tells the others by an all-reduce, because
+        // all ranks have to stop after the same all-reduce.
         loop {
             let start = Instant::now();
             self.check(&first, rank, ranks, LARGE)?;
@@ -301,7 +307,7 @@ impl Rank {
         communicator.health()
     }
 
-    /// Returns true on all ranks if `is_so` on any of them, by an all-reduce.
+    /// Returns true on all ranks if `is_so` is true on any of them. Uses an all-reduce.
     fn any(&self, communicator: &Communicator, is_so: bool) -> Result<bool> {
         let own = self.stream.clone_htod(&[f32::from(u8::from(is_so))])?;
         let mut sum = self.stream.alloc_zeros::<f32>(1)?;
@@ -335,7 +341,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Starts more all-reduces than the network can carry while the scenario runs.
+    /// Starts more all-reduces than the network can complete before the scenario's fault.
     fn occupy(&self, communicator: &Communicator) -> Result<Arc<CudaStream>> {
         let (count, times) = LONG_RUN;
         let stream = self.gpu.new_stream()?;

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Limit on waiting for the other side, and for queue pairs.
+/// Longest wait for a mark of the other side, and for the queue pairs to return.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Interval between reads of a mark, or of the number of queue pairs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Time that devices are away, long enough for the plugin, which checks its devices twice a second.
+/// Time that devices are away. The plugin checks its devices twice a second, so it notices.
 const AWAY: Duration = Duration::from_secs(1);
 const NODE: usize = 0;
 
@@ -75,7 +75,8 @@ impl Director<'_> {
     /// or `None` if the ranks end first: their errors have the reason.
     ///
     /// # Errors
-    /// A rail does not return, or the next communicator does not use all rails. The ranks then end.
+    /// Fails if no queue pair is lost with a device, if a rail does not return, or if the next
+    /// communicator does not use all rails. The ranks are then told to end.
     pub fn direct(&self, ranks: usize) -> Result<Option<String>> {
         let directed = self.take_away_and_compare(ranks);
         if directed.is_err() {

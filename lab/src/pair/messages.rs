@@ -31,7 +31,8 @@ pub enum Order {
     Listen {
         connections: usize,
     },
-    /// Connects to the other rank's handles, accepts, then registers memory for each connection.
+    /// Connects to the handles of the other rank's listeners, and accepts connections at this
+    /// rank's listeners. Then registers memory for each connection.
     Connect {
         handles: Vec<Vec<u8>>,
         buffer_bytes: usize,
@@ -61,10 +62,11 @@ pub enum Order {
     },
     /// In a flow: notes the time.
     Mark,
-    /// In a flow: starts no more messages.
+    /// In a flow: lets no connection start more messages than the connection that is furthest ahead
+    /// has started.
     Stop,
-    /// In a flow: ends the flow after this many messages since its start. If more messages have
-    /// been started, ends the flow after those.
+    /// In a flow: ends the flow after this many messages on each connection since its start. If a
+    /// connection has started more, ends the flow after as many as that connection has started.
     Until {
         messages: u64,
     },
@@ -84,7 +86,8 @@ pub enum Answer {
     Ran(f64, Vec<f64>),
     /// The flow has begun, the time is noted, or all connections are closed.
     Done,
-    /// Number of messages started. No more are started unless a later order names a later end.
+    /// Number of messages after which each connection stops, unless a later order names a larger
+    /// number. No connection has started more.
     Stopped(u64),
     Flowed(Flowed),
 }
@@ -94,7 +97,7 @@ pub struct Opened {
     /// From the first call of `connect` or `accept` to the last connection.
     pub seconds: f64,
     pub rss_before_bytes: u64,
-    /// Without memory for messages.
+    /// Resident memory with the new connections, but before memory for their messages is allocated.
     pub rss_after_bytes: u64,
     pub lines: Vec<String>,
 }
@@ -102,6 +105,6 @@ pub struct Opened {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Flowed {
     pub windows_bytes: Vec<u64>,
-    /// Times of each [`Order::Mark`] since the start.
+    /// Seconds from the flow's start to each [`Order::Mark`].
     pub marks_s: Vec<f64>,
 }

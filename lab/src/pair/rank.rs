@@ -113,7 +113,8 @@ impl Rank {
         Ok(Opened { seconds, rss_before_bytes, rss_after_bytes, lines: log::take_rail_lines() })
     }
 
-    /// Checks every slot of every lane. Each slot has its own data.
+    /// Sends one message from every slot (a message's place in a lane's memory) of every sending
+    /// lane, and checks every byte of the receiving lanes' slots. Each slot has its own data.
     fn check(&mut self, layout: Layout, iteration: u64) -> Result<Answer> {
         activity::stage(format!("checking messages of {} bytes", layout.bytes));
         let Some(slots) = self.lanes.first().map(|lane| lane.slots(layout)) else { bail!("nothing is connected") };

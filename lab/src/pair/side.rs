@@ -22,8 +22,8 @@ pub struct About {
     /// `ours` or `theirs`.
     pub name: &'static str,
     pub library: PathBuf,
-    /// Version of the plugin interface: the requested version, and once the ranks run the version
-    /// in use.
+    /// Version of the plugin interface: first the requested version, and the version in use once
+    /// the ranks run.
     #[serde(rename = "plugin_interface")]
     pub abi: Option<u32>,
     /// Network of each rank, as NCCL would see it.

@@ -70,7 +70,8 @@ impl Lane {
         matches!(self.end, End::Send(_))
     }
 
-    /// Returns the number of message buffers that fit into the memory.
+    /// Returns the number of message buffers that fit into the memory, but not more than there may
+    /// be messages in flight.
     pub fn slots(&self, layout: Layout) -> u64 {
         Slots::of(layout, self.buffer.bytes()).count
     }
@@ -111,8 +112,8 @@ impl Lane {
         Ok(true)
     }
 
-    /// Posts and tests once, up to message `end`. Returns the number completed, and true if any was
-    /// posted.
+    /// Posts as many messages as possible, up to a total of `end`, then tests until the oldest is
+    /// not done. Returns the number of completed messages, and true if any message was posted.
     fn progress(&mut self, layout: Layout, end: u64) -> Result<(u64, bool)> {
         let mut begun = false;
         while self.requests.len() < layout.in_flight && self.posted < end && self.post(layout)? {
@@ -141,8 +142,8 @@ pub fn stream(lanes: &mut [Lane], layout: Layout, messages: u64) -> Result<Durat
     Ok(begin.elapsed())
 }
 
-/// Yields when nothing moved, as NCCL's proxy does: ranks that share cores would otherwise use up
-/// each other's time slices.
+/// Yields as NCCL's proxy does when nothing moved, or sleeps if the layout says so. Ranks that
+/// share cores would otherwise use up each other's time slices.
 fn rest(layout: Layout) {
     match layout.rest_us {
         0 => std::thread::yield_now(),
@@ -154,7 +155,8 @@ fn start(lanes: &mut [Lane]) {
     lanes.iter_mut().for_each(|lane| (lane.posted, lane.done) = (0, 0));
 }
 
-/// Posts and tests once on all lanes. Returns the number completed, and true if nothing moved.
+/// Calls [`Lane::progress`] once on each lane. Returns the number of completed messages, and true
+/// if no message was posted or completed.
 fn pass(lanes: &mut [Lane], layout: Layout, end: u64) -> Result<(u64, bool)> {
     let (mut completed, mut begun) = (0, false);
     for (number, lane) in lanes.iter_mut().enumerate().filter(|(_, lane)| lane.done < end) {
@@ -167,8 +169,9 @@ fn pass(lanes: &mut [Lane], layout: Layout, end: u64) -> Result<(u64, bool)> {
 }
 
 /// Runs a ping-pong of `messages` over one lane of each direction. Posts as many receives ahead as
-/// may be in flight, as NCCL does. `leads`: this rank sends first. Also returns half a round trip
-/// in microseconds: median, 99th percentile, shortest.
+/// may be in flight, as NCCL does. If `leads` is true, this rank sends first. Returns the time
+/// taken and, on the rank that leads, half a round trip in microseconds: median, 99th percentile,
+/// shortest.
 pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool) -> Result<(Duration, Vec<f64>)> {
     start(lanes);
     activity::start_messages(2 * usize::try_from(messages)?);
@@ -183,7 +186,8 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
         }
         while !recv.complete(layout).context("receive")? {
             // Receives that the plugin refused before are posted now, or the peer would wait
-            // forever. Some plugins move a message only while it is tested.
+            // forever. The send is tested too, because some plugins move a message only while it is
+            // tested.
             ahead(recv, layout, messages)?;
             send.complete(layout).context("send")?;
             rest(layout);
@@ -202,7 +206,7 @@ pub fn ping_pong(lanes: &mut [Lane], layout: Layout, messages: u64, leads: bool)
     }
     let seconds = begin.elapsed();
     half_us.sort_unstable_by(f64::total_cmp);
-    // Only the leading rank has times.
+    // Only the rank that leads has measured round trips. The other rank returns none.
     let place = |part: f64| ((half_us.len() as f64 * part).ceil() as usize).saturating_sub(1);
     let quantile = |part: f64| half_us.get(place(part)).copied();
     Ok((seconds, [0.50, 0.99, 0.0].into_iter().filter_map(quantile).collect()))
@@ -227,8 +231,9 @@ fn turn_to(send: &mut Lane, layout: Layout) -> Result<()> {
     Ok(())
 }
 
-/// Sends or receives on all lanes until ordered to stop. Times count from `begin`. `listen` returns
-/// the next order, if any; `answer` gets its answer. Unexpected orders are errors.
+/// Sends or receives on all lanes until the end that [`Order::Until`] names. All times are since
+/// `begin`. `listen` returns the next order, if any. `answer` is called with the answer to each
+/// order. Unexpected orders are errors.
 pub fn flow(
     begin: Instant,
     lanes: &mut [Lane],
@@ -256,7 +261,7 @@ pub fn flow(
                 Order::Until { messages } => (end, ends) = (messages.max(begun), true),
                 other => bail!("unexpected order {other:?} in a flow"),
             }
-            // Windows without messages count too.
+            // Windows in which no message completed are listed too, with 0 bytes.
             flowed.windows_bytes.resize(flowed.windows_bytes.len().max(window_at() + 1), 0);
             answer(if end == u64::MAX { Answer::Done } else { Answer::Stopped(end) })?;
         }

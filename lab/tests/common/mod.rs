@@ -1,5 +1,5 @@
-//! Helpers of the tests of `spark-lab`: those of the command line's tests, and the program under
-//! test.
+//! Helpers of the tests of `spark-lab`: the helpers that the tests of `nccl-spark` use too, and the
+//! program under test.
 #![allow(dead_code, unused_imports, reason = "each test uses a part")]
 
 #[path = "../../../nccl-tests-harness/tests/common/programs.rs"]

@@ -13,7 +13,8 @@ use anyhow::Result;
 use clap::CommandFactory;
 use std::path::Path;
 
-/// Exit status of the doctor if the plugin works here, but is slow or fragile.
+/// Exit status of the doctor if the plugin works here, but is slow or fragile. With `--hosts`, the
+/// exit status if no order of ranks has a cable between all neighbours.
 const IMPAIRED: u8 = 1;
 /// Exit status of the doctor if the plugin does not work here.
 const BROKEN: u8 = 3;

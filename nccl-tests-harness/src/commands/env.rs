@@ -31,7 +31,8 @@ pub enum Reader {
     Systemd,
 }
 
-/// The device of `NCCL_SPARK_CPU_LATENCY_US`. Docker refuses a device that the host does not have.
+/// The device that `NCCL_SPARK_CPU_LATENCY_US` needs. Docker gets it only if it exists, because
+/// docker refuses a device that the host does not have.
 const LATENCY_DEVICE: &str = "/dev/cpu_dma_latency";
 /// Name of the plugin's network. With it in `NCCL_NET`, NCCL fails if the plugin does not start.
 const NETWORK: &str = "Spark";
@@ -75,8 +76,8 @@ fn text(reader: Reader, plugin: &str, has_latency_device: bool) -> Result<String
     })
 }
 
-/// Returns a systemd unit that puts all rails on the first rail's lossless priority, or on the
-/// usual priority if the rail has none.
+/// Returns a systemd unit that puts RoCE of all rails on the lossless priority of the first rail,
+/// or on the usual priority if the first rail has no lossless priority.
 fn unit(rails: &[RailQos]) -> Result<String> {
     /// DSCP and priority of congestion notifications, by convention.
     const NOTIFICATIONS: &str = "48:6";

@@ -223,9 +223,9 @@ fn rate(mbps: f64) -> String {
     if mbps < 1_000.0 { format!("{mbps:.1} Mb/s") } else { format!("{:.2} Gb/s", mbps / 1_000.0) }
 }
 
-/// Returns the status as JSON. Rates are null if the rail has no rate limit. `sent_bytes` counts
-/// from the start of the fabric: payload, and control data that the ends of connections write to
-/// each other.
+/// Returns the status as JSON. Rates are null if the rail has no rate limit. `sent_bytes` is the
+/// number of bytes that the rail has sent since the fabric started: payload, and control data that
+/// the ends of connections write to each other.
 fn as_json(status: &Status) -> Value {
     let rail = |rail: &RailStatus| {
         json!({

@@ -3,8 +3,8 @@
 //! there (`places`).
 //!
 //! Promises:
-//! - The manifest is replaced first. Then all new files are written under temporary names, and only
-//!   after that the installed files are replaced.
+//! - `install` first replaces the manifest by one that lists the old and the new files. Then it
+//!   writes all new files under temporary names. Only after that does it replace installed files.
 //! - `install` replaces, and `uninstall` removes, only files that `install` wrote and that have not
 //!   changed since.
 //! - Each file appears under its name with its full content.
@@ -110,11 +110,11 @@ impl Install {
 }
 
 impl Uninstall {
-    /// Removes the files listed by [`Install::run`].
+    /// Removes the files that [`Install::run`] listed in the manifest.
     ///
     /// # Errors
-    /// Nothing is installed below the prefix, or a file cannot be removed. Without `--prefix`, also
-    /// if a package installed this program.
+    /// Nothing is installed below the prefix, or a file cannot be removed. Without `--prefix` it is
+    /// also an error if a package installed this program.
     pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
         if let (None, Some((package, removal))) = (&self.prefix, packaged::package_of(program)) {
             let cure = format!("remove it with `{removal}`; --prefix names a folder that `nccl-spark install` used");

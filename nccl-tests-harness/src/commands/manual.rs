@@ -81,7 +81,8 @@ fn completions(all: &Command, shell: Shell) -> Vec<u8> {
     text
 }
 
-/// Returns the completions for all shells and the manual pages, with paths below the prefix.
+/// Returns the completions for all shells and the manual pages: each file's path below the prefix,
+/// and its content.
 pub fn files(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
     let completions = SHELLS.map(|(shell, file)| (file.to_owned(), completions(all, shell)));
     let pages = pages(all)?.into_iter().map(|(name, text)| (format!("man/man1/{name}"), text));

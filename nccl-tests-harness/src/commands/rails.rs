@@ -32,7 +32,7 @@ pub struct Options {
 pub struct Found {
     /// Payload rate of all rails together. 0 without a rail.
     expected_mbps: u32,
-    /// `cables`, `pcie` or `nothing`.
+    /// What limits `expected_mbps`: `cables`, `pcie` or `nothing`.
     limited_by: &'static str,
     /// The speed that NCCL sees.
     announced_mbps: u32,
@@ -70,15 +70,16 @@ pub struct AddressJson {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LinkJson {
-    /// PCI address of the slot.
+    /// PCI address of the slot, without a function number.
     pub slot: Option<String>,
-    /// Generation and number of lanes.
+    /// Generation and number of PCIe lanes.
     pub rate: Option<String>,
     pub payload_mbps: Option<u32>,
     pub devices: Vec<String>,
 }
 
-/// Prints which RoCE ports are rails, and why others are not. Without a rail the exit status is 1.
+/// Prints which RoCE ports are rails, and why the other ports are not. Returns the exit status: 1
+/// if there is no rail, else 0.
 ///
 /// # Errors
 /// The machine cannot be examined, or the output cannot be written.

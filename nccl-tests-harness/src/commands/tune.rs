@@ -1,5 +1,8 @@
 //! `nccl-spark tune`: measures several settings, and writes the best into a settings file.
 //!
+//! A candidate is a pair of settings: the number of queue pairs per rail, and the smallest part of
+//! a message that gets its own rail. The defaults are measured beside the candidates.
+//!
 //! Each measurement is a run of its own (`crate::commands::collectives::lead`): the ranks start
 //! with the settings in their environment, connect, and time an all-gather of each size. Each round
 //! measures all settings once, so that a change of the machine's speed affects all of them.
@@ -25,10 +28,12 @@ use show::TuneReport;
 use std::io::Write;
 use std::path::Path;
 
-/// Tunes, or takes part as a rank that a launcher started.
+/// Tunes. If a launcher started this process as a rank above 0, follows the orders of rank 0
+/// instead. Returns true.
 ///
 /// # Errors
-/// The defaults cannot be measured, or the file cannot be written.
+/// The defaults cannot be measured, no candidate works, the proposed settings fail when they are
+/// measured again, or a file cannot be written.
 pub fn run(
     options: Options,
     program: &Path,
@@ -101,7 +106,8 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Measures the candidates (`None`: the defaults) in turn. Each round begins with another one.
+    /// Measures the candidates (`None`: the defaults) in turn. Each round begins with a different
+    /// candidate than the round before.
     fn measure(
         &mut self,
         candidates: impl Iterator<Item = Option<Candidate>>,
@@ -121,7 +127,8 @@ impl Bench<'_> {
         Ok(records)
     }
 
-    /// Makes one more run for a record that has not failed. A failure of the defaults is an error.
+    /// Makes one more run for a record that has not failed. If the run of a candidate fails, the
+    /// record keeps the reason. If the run of the defaults fails, returns an error.
     fn add(&mut self, record: &mut Record) -> Result<()> {
         if record.failed.is_some() {
             return Ok(());

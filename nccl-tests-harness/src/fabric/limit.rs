@@ -2,7 +2,7 @@
 //! and PCIe links allow.
 //!
 //! The rates in a software fabric's profile are payload rates. A port's speed includes headers, so
-//! its limit is the part of the speed that RoCE v2 leaves for payload.
+//! the port's limit is the fraction of its speed that RoCE v2 leaves for payload.
 
 use softverbs::profile::{Profile, RailSpec};
 
@@ -10,10 +10,11 @@ use softverbs::profile::{Profile, RailSpec};
 /// 8, base transport header 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture
 /// annex A17).
 const HEADER_BYTES: f64 = 82.0;
-/// Payload of a packet at the largest path MTU.
+/// Payload bytes of a packet at the largest path MTU.
 const PACKET_BYTES: f64 = 4096.0;
 
-/// Returns the payload rate of a port with RoCE v2 at the largest path MTU.
+/// Returns the payload rate in Mb/s of a port whose speed is `mbps`, with RoCE v2 at the largest
+/// path MTU.
 pub fn payload_of_port(mbps: f64) -> f64 {
     mbps * PACKET_BYTES / (PACKET_BYTES + HEADER_BYTES)
 }
@@ -46,12 +47,13 @@ impl Limit {
 }
 
 /// Returns the limit of several rails of a profile together. Each rail is given as its index and a
-/// factor: the part of its rate that it keeps (1: all of it). A rate of 0 in the profile means that
-/// there is no limit.
+/// factor: the fraction of its rate that the rail keeps (1: the whole rate). A rate of 0 in the
+/// profile means that there is no limit.
 pub fn of_rails(profile: &Profile, rails: &[(usize, f64)]) -> Limit {
     let Profile { links, cables, .. } = profile;
-    // The maximum flow from links over rails to cables is the minimum cut (theorem of Ford and
-    // Fulkerson). A machine has few links and cables, so all cuts are computed.
+    // The maximum flow from links over rails to cables equals the capacity of the minimum cut
+    // (theorem of Ford and Fulkerson). A machine has few links and cables, so all cuts are
+    // computed.
     let cuts = (0..1_u32 << (links.len() + cables.len())).map(|cut| cut_mbps(profile, rails, cut));
     let mbps = cuts.fold(f64::INFINITY, f64::min);
     let latency_us = rails.iter().map(|(at, _)| profile.rails[*at].latency_ns as f64 / 1e3).reduce(f64::min);
@@ -59,8 +61,8 @@ pub fn of_rails(profile: &Profile, rails: &[(usize, f64)]) -> Limit {
 }
 
 /// Returns the capacity of a cut in Mb/s. Each bit of `cut` is for a link or a cable, the links
-/// first. A set bit means that this link or cable is cut. A rail is cut if its link and its cable
-/// are not.
+/// first. A set bit means that this link or cable is cut. A rail is cut if neither its link nor its
+/// cable is cut.
 fn cut_mbps(profile: &Profile, rails: &[(usize, f64)], cut: u32) -> f64 {
     let Profile { links, cables, .. } = profile;
     let is_cut = |at: usize| cut >> at & 1 == 1;
@@ -71,8 +73,8 @@ fn cut_mbps(profile: &Profile, rails: &[(usize, f64)], cut: u32) -> f64 {
     shared + cut_rails.map(|(rail, factor)| rail_mbps(profile, rail, factor)).sum::<f64>()
 }
 
-/// Returns a rail's own limit. It is the line rate, except for a slowed rail (`factor` below 1). A
-/// slowed rail carries `factor` times the rate that it could reach if no other rail sent.
+/// Returns a rail's own limit in Mb/s: its line rate, except for a slowed rail (`factor` below 1).
+/// A slowed rail carries `factor` times the rate that it could reach if no other rail sent.
 fn rail_mbps(profile: &Profile, rail: &RailSpec, factor: f64) -> f64 {
     let limits_mbps = [rail.line_mbps, profile.links[rail.link].payload_mbps, profile.cables[rail.cable].payload_mbps];
     match factor < 1.0 {
@@ -113,7 +115,7 @@ mod tests {
         assert_eq!(payload(&one, &[(0, 1.0), (1, 1.0)]), Some(195.0));
         let all = |factor| [(0, factor), (1, 1.0), (2, 1.0), (3, 1.0)];
         assert_eq!(payload(&two, &all(1.0)), Some(224.0));
-        // The other rail on the same link carries the rest.
+        // The other rail on the same link carries what the slowed rail does not.
         assert_eq!(payload(&two, &all(0.25)), Some(224.0));
         assert_eq!(payload(&one, &[(0, 0.25), (1, 1.0)]), Some(28.0 + 112.0));
         assert_eq!(payload(&one, &[(0, 1.0)]), Some(112.0));

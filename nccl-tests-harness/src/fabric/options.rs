@@ -48,7 +48,8 @@ pub struct FabricOptions {
 }
 
 impl FabricOptions {
-    /// Returns the fabric that the options select. Any option of the software fabric selects it.
+    /// Returns the fabric that the options select. Any option for the software fabric also selects
+    /// the software fabric.
     ///
     /// # Errors
     /// Fails when options contradict each other.
@@ -91,13 +92,13 @@ fn parse_scale(text: &str) -> Result<f64, String> {
     scale.ok_or_else(|| format!("must be {} to {}", SCALES.start(), SCALES.end()))
 }
 
-/// Parses a part of a rail's rate. The error names the allowed values.
+/// Parses the fraction of its rate that a rail keeps. The error names the allowed values.
 pub(crate) fn parse_factor(text: &str) -> Result<f64, String> {
     let factor = text.parse::<f64>().ok().filter(|factor| *factor > 0.0 && *factor <= 1.0);
     factor.ok_or_else(|| "must be above 0, up to 1".to_owned())
 }
 
-/// Parses RAIL=VALUE. `form` is the error for any other text.
+/// Parses RAIL=VALUE. `form` is the error for a text without `=` or without a rail.
 fn of_rail<T>(text: &str, value: fn(&str) -> Result<T, String>, form: &str) -> Result<(String, T), String> {
     match text.split_once('=') {
         Some((rail, text)) if !rail.is_empty() => Ok((rail.to_owned(), value(text)?)),

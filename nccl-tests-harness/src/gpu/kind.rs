@@ -12,11 +12,12 @@ pub(crate) enum Kind {
     HostAlloc,
     /// Memory of the allocator that CUDA pins afterwards (`cudaHostRegister`).
     HostRegister,
-    /// Memory that CPU and GPU share; it moves to the one that uses it (`cudaMallocManaged`).
+    /// Memory that CPU and GPU share (`cudaMallocManaged`). Its pages move to the side that uses
+    /// them.
     Managed,
-    /// Memory of the GPU (`cudaMalloc`), registered as if it were the host's.
+    /// Memory of the GPU (`cudaMalloc`), registered with the plugin as if it were host memory.
     Device,
-    /// Memory of the GPU, registered as CUDA memory.
+    /// Memory of the GPU (`cudaMalloc`), registered with the plugin as CUDA memory.
     DeviceAsCuda,
 }
 
@@ -35,7 +36,8 @@ impl Kind {
         }
     }
 
-    /// Returns true for the kinds of NCCL's own buffers, without which NCCL cannot work.
+    /// Returns true for the kinds of memory that NCCL's own buffers have. NCCL cannot work with a
+    /// plugin that fails to register these kinds.
     pub fn must_register(self) -> bool {
         matches!(self, Self::Malloc | Self::HostAlloc | Self::HostRegister)
     }

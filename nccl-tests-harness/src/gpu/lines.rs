@@ -1,44 +1,51 @@
 //! LL128 lines: the words that the litmus test writes, and how the CPU reads them. `kernels.ptx`
 //! does the same on a GPU.
+//!
+//! NCCL's protocol LL128 sends lines of 128 bytes. A reader that sees a line's flag takes the whole
+//! line as arrived. The litmus test looks for torn lines: lines whose flag is visible while another
+//! word is still old.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Bytes of a line. They become visible together where LL128 is safe.
 pub const LINE_BYTES: usize = 128;
-/// 8-byte words of a line; the last one is its flag.
+/// Number of 8-byte words in a line.
 pub const WORDS: usize = LINE_BYTES / size_of::<u64>();
+/// Index of a line's flag, which is the line's last word.
 pub const FLAG: usize = WORDS - 1;
-/// Words that one thread of a warp stores and loads together: a piece of 16 bytes.
+/// Number of words in a piece. A piece is the 16 bytes of a line that one thread of a warp stores
+/// or loads with one instruction.
 pub const PIECE_WORDS: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Round {
-    /// First line, counted from the start of the buffer.
+    /// Index of the round's first line in the buffer.
     pub first: u32,
+    /// Number of lines.
     pub lines: u32,
     /// New value of the flags: not 0, and higher than in any earlier round.
     pub sequence: u32,
-    /// Sleep of a warp after four lines, in nanoseconds: at most 1,000,000.
+    /// Time that a warp sleeps after each four lines, in nanoseconds: at most 1,000,000.
     pub pause_ns: u32,
-    /// If not 0, the writer plants torn lines: it stores the flags, sleeps this long (in
-    /// nanoseconds, at most 1,000,000), and stores the rest.
+    /// If not 0, the writer plants torn lines: it stores the pieces with the flags, sleeps this
+    /// long (in nanoseconds, at most 1,000,000), and stores the other pieces.
     pub delay_ns: u32,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Lines whose flag arrived.
+    /// Number of lines whose flag arrived.
     pub lines: u64,
-    /// Lines with an old word when the flag was first seen.
+    /// Number of lines that had an old word when their flag was first seen.
     pub torn: u64,
-    /// Lines with an old word when they were loaded a second time.
+    /// Number of lines that had an old word when they were loaded a second time.
     pub torn_again: u64,
-    /// Lines whose flag did not arrive.
+    /// Number of lines whose flag did not arrive.
     pub missing: u64,
-    /// Bit i: piece i was old in some torn line.
+    /// Bit i is set if piece i had an old word in some line when its flag was first seen.
     pub pieces: u64,
-    /// Bit i: piece i was old in the second load of some line.
+    /// Bit i is set if piece i had an old word in the second load of some line.
     pub pieces_again: u64,
 }
 
@@ -52,7 +59,7 @@ impl Tally {
     }
 }
 
-/// Returns the value of a line's word. `line` counts from the start of the buffer.
+/// Returns the value of word `index` of a line. `line` is the line's index in the buffer.
 pub fn word(sequence: u32, line: u32, index: usize) -> u64 {
     match index {
         FLAG => u64::from(sequence),
@@ -60,8 +67,8 @@ pub fn word(sequence: u32, line: u32, index: usize) -> u64 {
     }
 }
 
-/// Reads a line as NCCL's proxy does. Returns `None` until its flag arrives, then a bit for each
-/// old piece.
+/// Reads a line as NCCL's proxy does. Returns `None` until the line's flag arrives, then the bits
+/// of [`old_pieces`]. `number` is the line's index in the buffer.
 ///
 /// The flag is loaded with acquire, so the data words are loaded after it, on Arm too (x86-64 never
 /// reorders loads). A word that is still old then was not yet visible when the flag was. The writer
@@ -71,7 +78,8 @@ pub fn read_line(line: &[AtomicU64; WORDS], sequence: u32, number: u32) -> Optio
     (line[FLAG].load(Acquire) == u64::from(sequence)).then(|| old_pieces(line, sequence, number))
 }
 
-/// Returns a bit for each piece of a line that has a word of another sequence or of another line.
+/// Returns a bit mask of a line's old pieces. Bit i is set if piece i has a word of another
+/// sequence or of another line.
 pub fn old_pieces(line: &[AtomicU64; WORDS], sequence: u32, number: u32) -> u8 {
     let is_old = |index: &usize| line[*index].load(Relaxed) != word(sequence, number, *index);
     (0..WORDS).filter(is_old).fold(0, |pieces, index| pieces | 1 << (index / PIECE_WORDS))

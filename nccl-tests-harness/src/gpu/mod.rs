@@ -1,9 +1,11 @@
 //! GPUs that write and check memory of every kind, through CUDA's driver without CUDA's toolkit.
 //!
-//! A missing libcuda or GPU is a result, not an error. Every error names the driver's call. Except
-//! in `lines`, the GPU's work is done when a call returns. Memory is freed before its context is
-//! released. This module does not use the plugin: its memory becomes a `net::Buffer`. Only one of
-//! GPU, CPU and network uses a buffer at a time, unless it is shared as `net::Words`.
+//! If the machine has no libcuda or no GPU, [`Driver::load`] returns the reason as text, for a
+//! command to report as its result. Errors of the driver name the driver's call. The GPU's work is
+//! done when a call returns, except for the kernels of `Lines`. Memory is freed before its context
+//! is released. This module does not use the plugin. Its memory becomes a `net::Buffer`, which
+//! callers register with the plugin. Only one of GPU, CPU and network uses a buffer at a time,
+//! unless the buffer is shared as `net::Words`.
 
 #[allow(unsafe_code)]
 mod cuda;
@@ -24,8 +26,8 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-/// Checks that this GPU writes the bytes that the CPU computes, and that it counts the bytes that
-/// the CPU changes. A check that never finds anything would pass with any network.
+/// Checks that this GPU writes the bytes that the CPU computes, and that the GPU counts the bytes
+/// that the CPU changes. A check that never finds anything would pass with any network.
 pub(crate) fn self_check(gpu: &Gpu) -> Result<()> {
     const BYTES: usize = 70_001;
     const MARGIN: usize = 64;
@@ -51,11 +53,12 @@ pub(crate) fn self_check(gpu: &Gpu) -> Result<()> {
 /// Checks the kernels of the litmus test: they store all words of a line and no others, and count a
 /// line with an old word and a line that does not arrive. Also makes the driver load both kernels
 /// one after the other. Otherwise the first launch of a kernel may load it, and wait for all
-/// running kernels. In the test one kernel runs until the other has stored its lines, so they would
-/// wait for each other.
+/// running kernels. In the test, the loading kernel runs until the storing kernel has stored its
+/// lines, so the two would wait for each other.
 pub(crate) fn self_check_lines(gpu: &Rc<Gpu>) -> Result<()> {
     const BYTES: usize = 200 * lines::LINE_BYTES;
-    // Starts inside the buffer, with a number of lines that is not a multiple of a warp's four.
+    // The round starts inside the buffer. Its number of lines is not a multiple of four, the number
+    // that a warp processes at a time.
     const ROUND: Round = Round { first: 5, lines: 133, sequence: 9, pause_ns: 1, delay_ns: 0 };
     const WAIT: Duration = Duration::from_millis(100);
     let name = gpu.name();
@@ -84,7 +87,8 @@ pub(crate) fn self_check_lines(gpu: &Rc<Gpu>) -> Result<()> {
     }
     let round = Round { sequence: 10, ..ROUND };
     let whole = Tally { lines: 133, ..Tally::default() };
-    // Each change also counts in the next load, and the tally adds up the loads.
+    // A word that was changed for one load is still changed in the next load, and the tally adds up
+    // all loads.
     let torn = Tally { lines: 266, torn: 1, torn_again: 1, missing: 0, pieces: 1 << 3, pieces_again: 1 << 3 };
     let missing = Tally { lines: 398, torn: 2, torn_again: 2, missing: 1, ..torn };
     let old = |line: u32, index: usize| {

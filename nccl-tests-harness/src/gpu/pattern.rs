@@ -3,7 +3,8 @@
 use anyhow::{Context as _, Result, ensure};
 use std::ops::Range;
 
-/// Bytes that depend on place and seed. Patterns that differ only in `flip` differ in every byte.
+/// A sequence of bytes, each of which depends on its place and on the seed. Patterns that differ
+/// only in `flip` differ in every byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern {
     pub seed: u32,
@@ -11,9 +12,11 @@ pub struct Pattern {
     pub flip: u8,
 }
 
+/// The bytes of a range that differ from the pattern.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wrong {
     pub count: u32,
+    /// Place of the first wrong byte in the pattern.
     pub first: Option<u32>,
 }
 
@@ -41,6 +44,7 @@ impl Pattern {
 }
 
 /// Returns a range as the kernels take it: its first place in the pattern, and its length in bytes.
+/// Fails if the range is outside a buffer of `bytes` bytes.
 pub fn span(range: &Range<usize>, bytes: usize) -> Result<(u32, u32)> {
     ensure!(range.start <= range.end && range.end <= bytes, "{range:?} is outside a buffer of {bytes} bytes");
     let count = u32::try_from(range.len()).context("more bytes than the kernels can count")?;

@@ -1,4 +1,6 @@
-//! Memory that the plugin uses. At any moment only the network or only this process accesses it.
+//! Memory that the plugin uses. While the network writes some bytes, this process does not access
+//! them, and while the network reads some bytes, this process does not write them. The exception is
+//! a buffer that is shared as [`Words`].
 
 use anyhow::{Context as _, Result, ensure};
 use std::alloc::{self, Layout};
@@ -28,6 +30,7 @@ pub unsafe trait Memory {
 /// Memory that the plugin may read and write while requests are in flight.
 pub struct Buffer {
     memory: Box<dyn Memory>,
+    /// The stretches of the requests in flight.
     active: RefCell<Vec<Stretch>>,
     /// True while [`Buffer::alone`] or [`Buffer::combine`] runs, and after [`Words::share`].
     borrowed: Cell<bool>,
@@ -39,11 +42,12 @@ pub struct Buffer {
 /// The CPU accesses it only by 8-byte atomics.
 pub(crate) struct Words(Rc<Buffer>);
 
-/// Part of a buffer that the network reads or writes.
+/// The bytes of a buffer that one request reads or writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stretch {
     pub(super) start: usize,
     pub(super) end: usize,
+    /// True if the network writes these bytes. False if it reads them.
     pub(super) written: bool,
 }
 
@@ -98,10 +102,11 @@ impl Buffer {
         }
     }
 
-    /// Lets `work` use the memory by its address. Nothing else uses it until `work` returns.
+    /// Lets `work` use the memory by its address. Nothing else uses the memory until `work`
+    /// returns.
     ///
     /// # Errors
-    /// Fails while requests use the memory, and when `work` fails.
+    /// Fails while requests use the memory, after [`Words::share`], and when `work` fails.
     pub fn alone<T>(&self, work: impl FnOnce(NonNull<c_void>) -> Result<T>) -> Result<T> {
         let users = self.active.borrow().len();
         ensure!(users == 0, "the buffer is in use by {users} requests");
@@ -114,7 +119,8 @@ impl Buffer {
     /// Lets the processor fill or read the memory.
     ///
     /// # Errors
-    /// Fails while requests use the memory, and if the processor cannot reach it.
+    /// Fails while requests use the memory, after [`Words::share`], and if the processor cannot
+    /// reach the memory.
     pub fn with_bytes<T>(&self, work: impl FnOnce(&mut [u8]) -> T) -> Result<T> {
         ensure!(self.memory.is_host(), "the processor cannot reach this memory");
         self.alone(|start| {
@@ -126,7 +132,9 @@ impl Buffer {
     }
 
     /// Lets `work` change a range of this buffer with the bytes of the same range of `other`. Fails
-    /// when the range lies outside of either buffer, or the network uses it.
+    /// when the range lies outside of either buffer, when a request uses the range of this buffer,
+    /// and when a request writes the range of `other`. Requests may still read the range of
+    /// `other`.
     pub(crate) fn combine(&self, other: &Self, range: Range<usize>, work: impl FnOnce(&mut [u8], &[u8])) -> Result<()> {
         ensure!(!ptr::eq(self, other), "a buffer cannot be combined with itself");
         ensure!(self.memory.is_host() && other.memory.is_host(), "the processor cannot reach this memory");
@@ -158,8 +166,8 @@ impl Buffer {
 }
 
 impl Words {
-    /// Shares a buffer. Fails while requests use it, and if it is not host memory or not made of
-    /// whole words.
+    /// Shares a buffer. Fails while requests use the buffer, if it is already shared, and if it is
+    /// not host memory or not made of whole words.
     pub fn share(buffer: &Rc<Buffer>) -> Result<Rc<Self>> {
         ensure!(buffer.memory.is_host(), "the processor cannot reach this memory");
         let whole = buffer.start().cast::<AtomicU64>().is_aligned() && buffer.bytes().is_multiple_of(size_of::<u64>());
@@ -193,8 +201,8 @@ impl Words {
     }
 }
 
-/// Zeroed memory of the allocator, as from `malloc`. Nothing else is on its pages, because CUDA
-/// pins whole pages and fails to pin a page twice.
+/// Zeroed memory of the allocator, as from `malloc`. The memory has its pages to itself, because
+/// CUDA pins whole pages and fails to pin a page twice.
 pub(crate) struct Heap {
     start: NonNull<c_void>,
     bytes: usize,

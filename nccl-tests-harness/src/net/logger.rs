@@ -31,7 +31,7 @@ extern "C" fn on_log(
     }
 }
 
-/// Copies a C string; empty for NULL.
+/// Copies a C string. Returns an empty string for NULL.
 pub(super) fn text(string: *const c_char) -> String {
     if string.is_null() {
         return String::new();

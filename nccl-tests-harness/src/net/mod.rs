@@ -1,9 +1,10 @@
-//! Safe owners of the loaded plugin's objects.
+//! Safe owners of the loaded plugin's objects. A comm is a listening port, or one direction of a
+//! connection.
 //!
-//! Everything lives on one thread (`Rc`), as a comm's data path does in NCCL. Each owner holds the
-//! object that it was made from: memory and comm outlive the registration, the context outlives the
-//! comm, and the library outlives the context. A failed call of the plugin is an error with the
-//! function's name, its result and the plugin's last warning.
+//! All owners live on one thread (`Rc`), as a comm's data path does in NCCL. Each owner holds the
+//! object that it was made from. So memory and comm outlive the registration, the context outlives
+//! the comm, and the library outlives the context. A failed call of the plugin becomes an error
+//! that has the function's name, its result and, if there is one, the plugin's last warning.
 
 mod buffer;
 mod logger;
@@ -27,7 +28,7 @@ use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
-/// NCCL's defaults.
+/// The communicator's configuration, with the values that NCCL passes by default.
 const CONFIG: CommConfig = CommConfig { traffic_class: UNDEFINED };
 
 /// The handle that `listen` fills and `connect` takes.
@@ -40,7 +41,7 @@ pub struct Plugin {
     _library: Library,
 }
 
-/// A plugin after `init`.
+/// A plugin that has been initialised ([`Plugin::init`]).
 pub struct Context {
     plugin: Rc<Plugin>,
     raw: *mut c_void,
@@ -91,13 +92,14 @@ pub struct Registration {
 
 /// A send or a receive in flight.
 pub struct Request {
-    /// `None` after the request is done, because NCCL never tests such a request again.
+    /// The plugin's request. `None` once the request is done: NCCL never passes a request that is
+    /// done to the plugin again, so this program must not either.
     raw: Option<NonNull<c_void>>,
     registration: Rc<Registration>,
     stretch: Stretch,
 }
 
-/// Returns the `versions` of the interface that `library` exports.
+/// Returns the elements of `versions` (versions of the network interface) that `library` exports.
 ///
 /// # Errors
 /// Fails when the library cannot be loaded.
@@ -151,8 +153,8 @@ impl Plugin {
         log::hold_warnings();
         let mut raw = ptr::null_mut();
         // SAFETY: `raw` is valid for writes and the configuration for reads during the call. The
-        // logger is a function of the program, which outlives the library. A profiler may be
-        // absent.
+        // logger is a function of the program, which outlives the library. The argument for a
+        // profiler may be NULL.
         let outcome = self.call("init", self.table.init, |init| unsafe {
             match init {
                 Init::V8(init) => init(Some(logger())),
@@ -165,7 +167,8 @@ impl Plugin {
         Ok(Rc::new(Context { plugin: Rc::clone(self), raw }))
     }
 
-    /// Returns a size as version 8 takes it, or 0 for later versions, which do not use this number.
+    /// Returns `bytes` as the 32-bit size that version 8 of the interface takes. For later versions
+    /// the result is 0, and no call uses it.
     fn short(&self, bytes: usize) -> Result<c_int> {
         match self.table.version {
             8 => c_int::try_from(bytes)
@@ -236,7 +239,8 @@ impl Context {
         // SAFETY: `raw` is valid for writes for the length of the call.
         self.plugin.call("getProperties", function, |function| unsafe { function(dev, raw.as_mut_ptr()) })?;
         let raw = raw.as_ptr();
-        // SAFETY: reads a pointer and two integers: zero where the plugin did not fill them in.
+        // SAFETY: reads a pointer and two integers. `raw` was zeroed, so they are initialised even
+        // if the plugin did not fill them in.
         let (name, speed_mbps, kinds) = unsafe { ((*raw).name, (*raw).speed, (*raw).ptr_support) };
         Ok(Properties { name: text(name), speed_mbps, host_memory: kinds & PTR_HOST != 0 })
     }
@@ -246,7 +250,7 @@ impl Context {
         let (mut handle, mut raw) = ([0; HANDLE_BYTES], ptr::null_mut());
         let place = handle.as_mut_ptr().cast();
         // SAFETY: the context is from `init`. `handle` has the length that the interface promises.
-        // Both results are valid for writes during the call.
+        // `handle` and `raw` are valid for writes during the call.
         self.plugin.call("listen", self.plugin.table.listen, |listen| unsafe {
             match listen {
                 Listen::V8(listen) => listen(dev, place, &mut raw),
@@ -257,8 +261,9 @@ impl Context {
         Ok((Listener { context: Rc::clone(self), raw }, handle))
     }
 
-    /// Starts or continues to connect to `handle`. A connection needs the same memory for `handle`
-    /// in each call. Returns `None` until connected.
+    /// Starts or continues to connect to `handle`. All calls for one connection must pass the same
+    /// memory, because the plugin may keep its state of the connection in `handle`. Returns `None`
+    /// until connected.
     pub fn connect(self: &Rc<Self>, dev: i32, handle: &mut Handle) -> Result<Option<SendComm>> {
         let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
         let handle = handle.as_mut_ptr().cast();
@@ -343,8 +348,8 @@ impl<const SENDS: bool> Direction<SENDS> {
 }
 
 impl SendComm {
-    /// Starts to send `bytes` from `offset` on. Returns `None` if the plugin cannot take the
-    /// message yet.
+    /// Starts to send the `bytes` bytes of `memory` that begin at `offset`. Returns `None` if the
+    /// plugin cannot take the message yet.
     ///
     /// # Errors
     /// Fails when the range lies outside of the memory.
@@ -352,9 +357,9 @@ impl SendComm {
         let address = memory.address(&self.0, offset, bytes)?;
         let plugin = &self.0.context.plugin;
         let (mut raw, short) = (ptr::null_mut(), plugin.short(bytes)?);
-        // SAFETY: the range lies in memory registered with this comm. It stays mapped and untouched
-        // by this program until the request is done (`Request::start`). A profiler's handle may be
-        // NULL.
+        // SAFETY: the range lies in memory registered with this comm. Until the request is done,
+        // the range stays mapped, and this program does not touch it (`Request::start`), except by
+        // atomics if the memory is shared (`Words`). A profiler's handle may be NULL.
         plugin.call("isend", plugin.table.isend, |isend| unsafe {
             let (comm, memory) = (self.0.raw.as_ptr(), memory.raw);
             match isend {
@@ -369,8 +374,8 @@ impl SendComm {
 }
 
 impl RecvComm {
-    /// Starts to receive up to `bytes` into the memory from `offset` on. Returns `None` if the
-    /// plugin cannot take the receive yet.
+    /// Starts to receive at most `bytes` bytes into `memory`, from `offset` on. Returns `None` if
+    /// the plugin cannot take the receive yet.
     ///
     /// # Errors
     /// Fails when the range lies outside of the memory.
@@ -379,8 +384,9 @@ impl RecvComm {
     }
 
     /// Starts a receive whose completion is not needed, as NCCL does for LL and LL128: the plugin
-    /// may report it done before the bytes arrive. Version 8 has no such receives. The memory must
-    /// be shared ([`Words`]), so that the processor accesses it only by atomics.
+    /// may report it done before the bytes arrive. Version 8 of the interface has no such receives,
+    /// so an ordinary one is started. The memory must be shared ([`Words`]), so that the processor
+    /// accesses it only by atomics while bytes arrive.
     ///
     /// # Errors
     /// As [`RecvComm::irecv`], and for memory that is not shared.
@@ -407,7 +413,8 @@ impl RecvComm {
         let plugin = &self.0.context.plugin;
         let (mut size, mut short, mut tag, mut handle) = (bytes, plugin.short(bytes)?, tag, memory.raw);
         let mut profiler = ptr::null_mut();
-        // SAFETY: arrays of one element each, valid during the call; the memory is as in `isend`.
+        // SAFETY: each pointer is to an array of one element that is valid during the call. The
+        // memory is as in `isend`.
         plugin.call("irecv", plugin.table.irecv, |irecv| unsafe {
             let comm = self.0.raw.as_ptr();
             match irecv {
@@ -473,7 +480,8 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // The network may still write into the memory, so the memory is never freed.
+        // The request is still in flight. The network may still write into the memory, so the
+        // memory is never freed.
         if self.raw.is_some() {
             std::mem::forget(Rc::clone(&self.registration));
         }

@@ -1,5 +1,6 @@
 //! Standard output and standard error. Either may be a pipe that is closed early (`nccl-spark ... |
-//! head`), and the command line sets the amount of output.
+//! head`). The command line sets the amount of output: --quiet leaves out remarks, which are lines
+//! that begin with `#`.
 
 pub mod numbers;
 pub(crate) mod plot;
@@ -53,7 +54,7 @@ pub(crate) fn nccl_debug() -> Option<&'static str> {
     }
 }
 
-/// Returns true if progress is shown: on a terminal, without --quiet.
+/// Returns true if progress is shown: if standard error is a terminal and --quiet is not given.
 pub(crate) fn shows_progress() -> bool {
     verbosity() != Verbosity::Quiet && io::stderr().is_terminal()
 }
@@ -74,18 +75,18 @@ pub fn columns() -> usize {
     COLUMNS.get().copied().or_else(terminal).unwrap_or(WITHOUT_TERMINAL)
 }
 
-/// Returns standard output.
+/// Returns a writer to standard output. With --quiet it leaves out remarks.
 pub fn standard() -> impl Write {
     Output::new(io::stdout(), STANDARD_OUTPUT, verbosity())
 }
 
-/// Returns standard error.
+/// Returns a writer to standard error. With --quiet it leaves out remarks.
 pub fn error() -> impl Write {
     Output::new(io::stderr(), "standard error", verbosity())
 }
 
-/// Returns true if the only cause of `error` is that the reader of this program's output closed it.
-/// Other broken pipes, such as a rank's control connection, are errors.
+/// Returns true if `error` was caused by a reader of this program's output that has closed its end.
+/// Returns false for other broken pipes, such as a rank's control connection.
 pub fn is_output_closed(error: &anyhow::Error) -> bool {
     let unread = |cause: &(dyn Error + 'static)| {
         let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
@@ -97,7 +98,8 @@ pub fn is_output_closed(error: &anyhow::Error) -> bool {
 struct Output<W: Write> {
     to: W,
     name: &'static str,
-    /// The unfinished line. `None` if remarks are shown.
+    /// The line that has no newline yet. It is kept until its end shows whether it is a remark.
+    /// `None` if remarks are shown, because then all output is written immediately.
     line: Option<Vec<u8>>,
 }
 

@@ -1,9 +1,10 @@
-//! Text of the numbers that all commands show, and statistics (median, least, greatest) of the
-//! values of several rounds.
+//! Formats the numbers that commands show. Computes the median, the least and the greatest of the
+//! values that several rounds gave.
 
 use serde_json::Value;
 
-/// Returns the middle value, or the mean of the two middle values; NaN of no values.
+/// Returns the middle value, or the mean of the two middle values. Returns NaN if there is no
+/// value.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -20,8 +21,9 @@ pub fn spread(values: &[f64]) -> (f64, f64) {
     values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| (least.min(*value), most.max(*value)))
 }
 
-/// Formats three significant digits, never an exponent. A value that rounds up to a power of ten,
-/// such as 9.999, may get four digits.
+/// Formats a value with three significant digits and never with an exponent. A value that rounds up
+/// to a power of ten, such as 9.999, may get four digits. A value below 1e-7 gets fewer, because no
+/// number has more than nine decimals. NaN and infinity are shown as `-`.
 pub fn significant(value: f64) -> String {
     if !value.is_finite() {
         return "-".to_owned();
@@ -37,7 +39,8 @@ pub fn significant(value: f64) -> String {
     format!("{rounded:.*}", (2 - digits).clamp(0, 9) as usize)
 }
 
-/// Formats a size as the command line takes it: with K, M or G if it is a whole number of them.
+/// Formats a size as the command line takes it, with the largest of the suffixes K, M and G (powers
+/// of 1024) that gives a whole number.
 pub fn size(bytes: usize) -> String {
     for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
         if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {

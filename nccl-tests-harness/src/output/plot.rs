@@ -1,8 +1,9 @@
-//! Charts of a quantity by message size as SVG, drawn by plotters.
+//! Charts that show a quantity for each message size, written as SVG. The crate plotters draws
+//! them.
 //!
 //! A chart names the measured fabric, the host, the date, and the meaning of its points and bars,
-//! because it may be shown without its page. Results of the software fabric are not those of a DGX
-//! Spark.
+//! because it may be shown without the page that explains it. Results of the software fabric are
+//! not those of a DGX Spark.
 
 use crate::date;
 use crate::output::numbers::size;
@@ -33,7 +34,7 @@ const MARGIN: i32 = 84;
 const LINE_HEIGHT: i32 = 20;
 /// Maximum number of characters in a line of a caption.
 const LINE_LETTERS: usize = 112;
-/// Radius of a point, and half the width of a bar.
+/// Radius of a point in pixels. It is also half the width of an error bar.
 const RADIUS: i32 = 4;
 
 /// A chart. The x axis is logarithmic, the y axis linear from 0.
@@ -57,7 +58,7 @@ pub(crate) struct Dot {
     /// Message size (1 or more).
     pub bytes: u64,
     pub y: f64,
-    /// Least and greatest y value.
+    /// Least and greatest y value, the ends of the error bar.
     pub spread: (f64, f64),
 }
 
@@ -141,7 +142,8 @@ impl Chart {
     }
 }
 
-/// Returns the range of powers of 2 around all sizes. The axis has its labels at powers.
+/// Returns the smallest range that has all sizes and goes from one power of 2 to a larger one. The
+/// axis has its labels at powers of 2.
 fn powers(sizes: impl Iterator<Item = u64>) -> Range<f64> {
     let (least, most) = sizes.fold((u64::MAX, 1), |(least, most), bytes| (least.min(bytes), most.max(bytes)));
     let (from, to) = (least.min(most).max(1).ilog2(), most.next_power_of_two().ilog2());

@@ -1,4 +1,5 @@
-//! Results as JSON, for programs: the option, the destination, and the last fields of every report.
+//! Reports: results of commands as JSON, for programs. This file has the option `--json`, the
+//! destination of a report, and the fields that end every report.
 
 use crate::output;
 use crate::usage::{self, wrong};
@@ -60,8 +61,8 @@ pub fn beside(json: Option<&Target>) -> Box<dyn Write> {
     }
 }
 
-/// Runs `lead`, which prints to the output that [`beside`] returns and fills in `report`. Then
-/// writes the report to `json`, with the outcome of the run.
+/// Runs `lead`, which fills in `report` and prints to the output that [`beside`] returns. Then
+/// writes the report to `json`, with the outcome of the run. Returns the result of `lead`.
 ///
 /// # Errors
 /// Fails when `lead` fails, or the report cannot be written.
@@ -81,8 +82,8 @@ pub fn of_run<R: Serialize>(
 }
 
 impl Sink {
-    /// Checks before the run that a report can be written. Leaves no new file, because a run may
-    /// end without a report. An unusable file is a mistake on the command line.
+    /// Checks before the run that a report can be written. The check leaves no new file behind,
+    /// because a run may end without a report. An unusable file is a mistake on the command line.
     pub fn open(target: &Target) -> Result<Self, clap::Error> {
         let Target::File(path) = target else { return Ok(Self::Output) };
         let file = match OpenOptions::new().write(true).open(path) {
@@ -111,7 +112,7 @@ impl Sink {
             Self::New(path) => {
                 let outcome = fs::write(&path, text);
                 if outcome.is_err() {
-                    // Only the first error matters.
+                    // Only the error of the write is reported.
                     let _ = fs::remove_file(&path);
                 }
                 (outcome, path)

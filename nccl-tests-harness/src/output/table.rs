@@ -3,7 +3,8 @@
 
 use std::io::{self, Write};
 
-/// A column of a table. A cell that is wider than the column moves the rest of its line.
+/// A column of a table. A cell that is wider than the column moves the rest of its line to the
+/// right.
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
     width: usize,
@@ -28,8 +29,8 @@ pub struct Table<W> {
 }
 
 impl<W: Write> Table<W> {
-    /// Makes a table with `gap` between columns. The first column needs room for the `#` before its
-    /// name.
+    /// Makes a table with `gap` between columns. [`Table::head`] replaces the first character of
+    /// its line by `#`, so the name of the first column must not begin there.
     pub fn new(out: W, gap: &'static str, columns: impl Into<Vec<Column>>) -> Self {
         Self { out, gap, columns: columns.into() }
     }

@@ -10,10 +10,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, LineWriter, Write};
 use std::time::Duration;
 
-/// Shorter work has no progress line.
+/// Work that takes less time than this has no progress line.
 const SHOW_AFTER: Duration = Duration::from_secs(2);
 
-/// The progress line; does nothing if standard error is not a terminal.
+/// The progress line. It is never shown with --quiet, or if standard error is not a terminal.
 #[derive(Clone)]
 pub struct Watch {
     bar: Option<ProgressBar>,
@@ -22,7 +22,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Starts a line that counts `steps`, as in "3/7 sizes". Calls `steps` only on a terminal.
+    /// Starts a line that counts steps, as in "3/7 sizes". `steps` returns their total number. It
+    /// is called only if progress is shown.
     pub fn start(unit: &str, steps: impl FnOnce() -> u64) -> Self {
         if !output::shows_progress() {
             return Self::none();
@@ -41,12 +42,14 @@ impl Watch {
         Self { bar: None, is_part: false }
     }
 
-    /// Returns the same line for a part of the work, which neither counts steps nor ends the line.
+    /// Returns the same line for a part of the work. On the returned line, [`Watch::step`] and
+    /// [`Watch::end`] do nothing.
     pub fn part(&self) -> Self {
         Self { is_part: true, ..self.clone() }
     }
 
-    /// Shows the current work. The first call after two seconds makes the line visible.
+    /// Shows `text` as the current work. The first call later than two seconds after the start
+    /// makes the line visible.
     pub fn doing(&self, text: &str) {
         let Some(bar) = &self.bar else { return };
         bar.set_message(text.to_owned());
@@ -91,7 +94,8 @@ impl<W: Write> Over<W> {
 
 impl<W: Write> Write for Over<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Without the flush, buffered bytes would be printed later, behind the line.
+        // Without the flush, buffered bytes would be printed later, when the progress line is on
+        // the screen again.
         self.without_line(|out| out.write_all(bytes).and_then(|()| out.flush()))?;
         Ok(bytes.len())
     }

@@ -1,11 +1,12 @@
-//! The activity of this rank, for its reports to the command. The reports distinguish a slow rank
-//! from a hung one, and name the plugin's function that does not return.
+//! The activity of this rank: what it does now, and a count of its completed work. The rank reports
+//! both to the command that leads the run. The reports distinguish a slow rank from a hung one, and
+//! name the plugin's function that does not return.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-/// Names of the plugin's functions, as in NCCL. Those of the data path come first, because
-/// [`enter`] searches in order.
+/// Names of the plugin's functions, as in NCCL. The functions of the data path come first: they are
+/// called most often, and [`enter`] searches from the front.
 const FUNCTIONS: [&str; 15] = [
     "test",
     "isend",
@@ -24,13 +25,14 @@ const FUNCTIONS: [&str; 15] = [
     "finalize",
 ];
 
+/// Count of completed work.
 static TICKS: AtomicU64 = AtomicU64::new(0);
-/// Number of the call, shifted left by 8 bits. The low 8 bits are 1 + the index of the function, or
-/// 0 between calls.
+/// The last call of the plugin. The upper 56 bits count the calls so far. The low 8 bits are 1 +
+/// the index of the called function in [`FUNCTIONS`], or 0 between calls.
 static CALL: AtomicU64 = AtomicU64::new(0);
-/// Number of messages of the current collective, or 0.
+/// Number of messages of the stage's last collective, or 0 if the stage has had none.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
-/// Ticks at the start of the current collective.
+/// Value of [`TICKS`] at the start of the stage's last collective.
 static TICKS_BEFORE: AtomicU64 = AtomicU64::new(0);
 static STAGE: Mutex<String> = Mutex::new(String::new());
 
@@ -46,19 +48,21 @@ pub fn stage(text: impl Into<String>) {
     tick();
 }
 
-/// Notes the start of a collective of `messages` messages. Each message ticks when it is done.
+/// Notes the start of a collective of `messages` messages. The caller must call [`tick`] once for
+/// each message that is done.
 pub fn start_messages(messages: usize) {
     TICKS_BEFORE.store(TICKS.load(Relaxed), Relaxed);
     MESSAGES.store(messages as u64, Relaxed);
 }
 
-/// Notes that the rank's only working thread calls a function of the plugin.
+/// Notes that the rank calls `function` of the plugin. Only the rank's one working thread may call
+/// this function, because the update is not atomic.
 pub(crate) fn enter(function: &'static str) {
     let index = FUNCTIONS.iter().position(|name| *name == function).map_or(0, |at| at as u64 + 1);
     CALL.store(((CALL.load(Relaxed) >> 8) + 1) << 8 | index, Relaxed);
 }
 
-/// Notes that the function has returned.
+/// Notes that the plugin's function has returned.
 pub fn leave() {
     CALL.store(CALL.load(Relaxed) & !0xff, Relaxed);
 }

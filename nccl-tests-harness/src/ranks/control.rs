@@ -44,7 +44,7 @@ pub(crate) enum FromRank<Answer> {
     Answer(Answer),
     /// Sent four times per second.
     Beat {
-        /// Counts completed work since the start.
+        /// Count of the work completed since the rank's start.
         ticks: u64,
         doing: String,
     },
@@ -53,8 +53,8 @@ pub(crate) enum FromRank<Answer> {
     },
 }
 
-/// Makes a function that accepts one kind of message as the answer to an order:
-/// `answer!(Answer::Connected { lines } => lines)`.
+/// Makes a function that accepts one kind of message as the answer to an order, and returns `None`
+/// for any other message. Example: `answer!(Answer::Connected { lines } => lines)`.
 #[macro_export]
 macro_rules! answer {
     ($pattern:pat => $value:expr) => {
@@ -66,7 +66,8 @@ macro_rules! answer {
 }
 pub use answer;
 
-/// Maximum length of a message, so that the other host cannot fill this host's memory.
+/// A message of this length or more is refused, so that the other host cannot fill this host's
+/// memory. The length includes the newline.
 const LINE_MAX_BYTES: u64 = 16 << 20;
 
 pub(crate) struct Sender(Mutex<File>);

@@ -22,7 +22,7 @@ pub struct Network {
     pub devices: i32,
     /// Speed of device 0 in Mb/s.
     pub speed_mbps: i32,
-    /// Log lines of the plugin about its merged rails, from its start.
+    /// The lines that the plugin has logged about its merged rails since its start.
     pub rails: Vec<String>,
 }
 
@@ -50,7 +50,7 @@ pub fn listen(context: &Rc<Context>, count: usize) -> Result<(Vec<Listener>, Vec
     Ok(made.into_iter().map(|(listener, handle)| (listener, handle.to_vec())).unzip())
 }
 
-/// Converts handles from the peers.
+/// Converts the bytes of handles that the peers sent.
 ///
 /// # Errors
 /// Fails when a handle has the wrong length.
@@ -59,11 +59,11 @@ pub fn handles(bytes: Vec<Vec<u8>>) -> Result<Vec<Handle>> {
     handles.map_err(|_| anyhow!("a handle does not have {HANDLE_BYTES} bytes"))
 }
 
-/// Connects to all `handles` and accepts from all `listeners` at the same time, as NCCL does:
-/// neither end may wait for the other.
+/// Connects to all `handles` and accepts from all `listeners` in turns, as NCCL does. If every rank
+/// completed its own connections before it accepted any, all ranks would wait for each other.
 ///
 /// # Errors
-/// The plugin's error, with the number of the failed connection.
+/// The plugin's error, with the index of the failed handle or listener.
 pub fn connect(
     context: &Rc<Context>,
     listeners: &[Listener],

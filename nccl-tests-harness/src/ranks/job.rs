@@ -16,7 +16,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// Time for more messages after the first failure, so that the cause is shown beside its effects.
+/// Time to wait for more messages after the first failure. The first failure may be only an effect,
+/// and the rank with the cause may report the cause a little later.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 /// Time for a rank to exit after it closed its control connection.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -34,7 +35,7 @@ pub struct Job<W: Work> {
     watch: Watch,
 }
 
-/// Rank number and message. `None` when the rank's connection has ended.
+/// Number of a rank, and its message. The message is `None` when the rank's connection has ended.
 type Event<Message> = (usize, Option<Message>);
 
 /// Place of a rank.
@@ -95,8 +96,9 @@ impl RankEnv {
 }
 
 impl<W: Work> Job<W> {
-    /// Starts the ranks that are child processes from the file `program`, and reads the messages of
-    /// all ranks. The run fails when no rank makes progress for `timeout`.
+    /// Starts a process of the file `program` for each rank that is to be a child process. Reads
+    /// the messages of all ranks, each on a thread. The run fails when no rank makes progress for
+    /// `timeout`.
     pub fn start(program: &Path, places: Vec<RankPlace>, timeout: Duration, watch: Watch) -> Result<Self> {
         let (events_in, events) = mpsc::channel();
         let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), end: None, watch };
@@ -143,10 +145,12 @@ impl<W: Work> Job<W> {
     }
 
     /// Sends an order to every rank, and waits for all answers. Returns them in rank order.
+    /// `answer` returns `None` for a message that is no answer to this order; such messages are
+    /// ignored.
     ///
     /// # Errors
-    /// Fails when a rank fails or exits, or the run hangs. The error has a line for each rank that
-    /// reports something.
+    /// Fails when a rank fails or exits, or the run hangs. If ranks failed, the error has a line
+    /// for each reason, with the ranks that have it.
     pub fn order_all<T>(
         &mut self,
         order: impl Fn(usize) -> W::Order,
@@ -156,7 +160,7 @@ impl<W: Work> Job<W> {
     }
 
     /// Works like [`Job::order_all`] for some ranks. A rank for which `order` returns `None` gets
-    /// no new order, and its answer to an earlier order counts.
+    /// no new order. Its next answer is then the answer to an earlier order.
     pub fn order_some<T>(
         &mut self,
         ranks: Range<usize>,
@@ -174,7 +178,7 @@ impl<W: Work> Job<W> {
         Ok(answers.into_values().collect())
     }
 
-    /// Waits until `end` while the ranks work.
+    /// Waits until `end` and ignores the ranks' answers. Fails when a rank fails or the run hangs.
     pub fn wait_until(&mut self, end: Instant) -> Result<()> {
         while let Some((number, told)) = self.next(Some(end))? {
             told.ok_or_else(|| self.failure(number, None))?;
@@ -182,7 +186,7 @@ impl<W: Work> Job<W> {
         Ok(())
     }
 
-    /// Makes all ranks close and exit.
+    /// Makes all ranks close and exit, and waits until they have. Fails when a rank fails.
     pub fn finish(mut self) -> Result<()> {
         self.tell(0..self.ranks.len(), |_| Some(ToRank::Finish));
         let mut left = self.ranks.len();
@@ -197,7 +201,8 @@ impl<W: Work> Job<W> {
         Ok(())
     }
 
-    /// Sends messages. Ignores a failure, because a rank that has exited also causes an event.
+    /// Sends messages. A failed write is ignored: it means that the rank has exited, and the end of
+    /// the rank's connection is an event of its own.
     fn tell(&mut self, ranks: Range<usize>, what: impl Fn(usize) -> Option<ToRank<W::Order>>) {
         for (number, message) in ranks.filter_map(|number| Some((number, what(number)?))) {
             let _ = self.ranks[number].sender.send(&message);
@@ -303,8 +308,8 @@ impl<W: Work> Drop for Job<W> {
 
 impl Rank {
     /// Returns the exit status of a process that closed its control connection. Kills the process
-    /// if it does not exit. Returns `None` for a launched process, because the launcher gets its
-    /// status.
+    /// if it does not exit within [`EXIT_TIMEOUT`]. Returns `None` for a process that a launcher
+    /// started, because only the launcher gets the exit status.
     fn exit_status(&mut self) -> Option<ExitStatus> {
         let Process::Ours(process) = &mut self.process else { return None };
         let deadline = Instant::now() + EXIT_TIMEOUT;
@@ -345,7 +350,8 @@ fn spawn(
     Ok((Process::Ours(process), OwnedFd::from(ours)))
 }
 
-/// Returns a line for each reason, in order of arrival, with the ranks that have it.
+/// Returns a line for each reason, with the ranks that have it. The lines are in the order in which
+/// `failures` first has the reasons.
 fn by_reason(failures: Vec<(usize, String)>) -> Vec<String> {
     let mut lines: Vec<(Vec<usize>, String)> = Vec::new();
     for (number, reason) in failures {

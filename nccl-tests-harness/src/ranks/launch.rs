@@ -15,7 +15,7 @@ pub struct World {
     /// Name of the job, the same for all of its ranks; unique as far as the launcher allows.
     pub job: String,
     /// Host and port where rank 0 listens, if the environment tells the host. Only torchrun passes
-    /// a port; for other launchers it is derived from `job`.
+    /// a port. For other launchers the port is derived from `job`.
     pub place: Option<(String, u16)>,
 }
 
@@ -34,14 +34,14 @@ pub enum Launcher {
     Pmix,
 }
 
-/// Ports that are derived from a job's name. They are below Linux's range of ports for outgoing
-/// connections, which begins at 32768.
+/// The range of the ports that are derived from jobs' names. The range lies below Linux's range of
+/// ports for outgoing connections, which begins at 32768.
 const DERIVED_PORTS: std::ops::Range<u16> = 20000..32000;
 
 /// Returns this process's place in a launcher's job, or `None` without a launcher or with one rank.
-/// `lookup` returns an environment variable. `parent` is the parent's PID. It distinguishes the
-/// jobs of one machine if the launcher has no name for them. Fails when variables contradict each
-/// other.
+/// `lookup` returns an environment variable. `parent` is the PID of this process's parent, which
+/// distinguishes the jobs of one machine if the launcher does not name jobs. Fails when variables
+/// are missing, are not numbers, or contradict each other.
 pub(crate) fn detect(lookup: impl Fn(&str) -> Option<String>, parent: u32) -> Result<Option<World>> {
     let lookup = |name: &str| lookup(name).filter(|value| !value.is_empty());
     // mpirun and torchrun may themselves run inside a Slurm job, so they come first.
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(world(&format!("{here} OMPI_COMM_WORLD_LOCAL_SIZE=1")).place, None);
         let other = world(&format!("{here}1 OMPI_COMM_WORLD_LOCAL_SIZE=2").replace("606994433", "606994434"));
         assert_ne!(other.place.unwrap().1, port);
-        // Inside a Slurm job, srun's numbers are those of mpirun's daemons.
+        // Inside a Slurm job, srun's variables count mpirun's daemons, not mpirun's ranks.
         assert_eq!(world(&format!("SLURM_PROCID=0 SLURM_NTASKS=9 {here}")).ranks, 2);
     }
 

@@ -1,8 +1,8 @@
 //! A connection on which two processes greet each other, one JSON object per line. Reads and writes
 //! have time limits, and a line has a size limit.
 //!
-//! Bytes after a message are not read, because the socket may become a control connection
-//! (`control`).
+//! Bytes after a message stay in the socket. The socket may become a control connection
+//! (`control`), whose reader needs these bytes.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::sys::socket::{setsockopt, sockopt};
@@ -23,12 +23,12 @@ pub struct GreetingStream {
     stream: TcpStream,
     /// Name of the other end, for errors.
     peer_name: String,
-    /// Time limit of all reads together.
+    /// The time from which on every read fails, whatever its own limit is.
     end: Instant,
 }
 
-/// Connects to the first of `addresses` that answers by `end`, and tries each for at least 20 ms.
-/// Fails with the error of the last address.
+/// Tries `addresses` in order, and returns the first connection that is made by `end`. Each address
+/// has at least 20 ms, even after `end`. Fails with the error of the last address.
 pub fn connect(addresses: &[SocketAddr], end: Instant) -> Result<TcpStream> {
     let mut last = anyhow!("no address");
     for address in addresses {
@@ -60,8 +60,8 @@ impl GreetingStream {
         self.stream.write_all(&text).with_context(|| format!("lost the connection to {}", self.peer_name))
     }
 
-    /// Returns the next message. Fails when no message comes within `limit`, or the message is too
-    /// long or malformed.
+    /// Returns the next message. Fails when no complete message comes within `limit` or by the
+    /// `end` that [`GreetingStream::new`] got, or the message is too long or malformed.
     pub fn receive<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T> {
         self.receive_next(limit)?.with_context(|| format!("{} closed the connection", self.peer_name))
     }
@@ -104,7 +104,8 @@ impl GreetingStream {
         Ok(self.stream)
     }
 
-    /// Peeks into the bytes that can be read now. Returns their number; 0 at the end of the stream.
+    /// Waits for bytes, and copies them to `window` without removing them from the socket. Returns
+    /// their number, or 0 at the end of the stream.
     fn peek(&self, window: &mut [u8], begin: Instant, until: Instant) -> Result<usize> {
         loop {
             let left = until.saturating_duration_since(Instant::now());

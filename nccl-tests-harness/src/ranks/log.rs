@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// NCCL's log levels (`ncclDebugLogLevel`), as far as they differ here.
+/// NCCL's log levels (`ncclDebugLogLevel`). Levels that have the same effect here are one variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     None,
@@ -25,15 +25,16 @@ struct Kept {
     held: Option<(String, Instant)>,
 }
 
-/// Maximum number of kept lines. The plugin logs few lines, but a faulty plugin must not fill the
-/// memory.
+/// Maximum number of kept lines of level Info. This plugin logs few lines, but a faulty plugin must
+/// not fill the memory.
 const KEPT_LINES: usize = 256;
 /// Time for which a warning is held back. If `init` has not returned by then, the warning is shown,
 /// because it says why `init` takes so long.
 const HOLD: Duration = Duration::from_secs(1);
 
 impl Level {
-    /// Returns the level for a value of `NCCL_DEBUG`; warnings by default.
+    /// Returns the level for a value of `NCCL_DEBUG`. Without a value, or with an unknown one, the
+    /// level is `Warn`.
     pub(crate) fn of_nccl_debug(value: Option<&str>) -> Self {
         match value.map(str::to_ascii_uppercase).as_deref() {
             Some("NONE" | "VERSION") => Self::None,
@@ -57,7 +58,8 @@ pub(crate) fn start(rank: usize, level: Level) {
     let _ = SHOWN.set((rank, level));
 }
 
-/// Records one line of the plugin. `code` is NCCL's code for its level.
+/// Records one line of the plugin, and shows the line if the level that [`start`] set includes it.
+/// `code` is NCCL's code for the line's level.
 pub(crate) fn record(code: i32, text: &str) {
     let level = Level::of_code(code);
     let mut kept = kept();
@@ -103,7 +105,8 @@ pub(crate) fn show_old_warning() {
     }
 }
 
-/// Takes the last warning, for an error's text. A held warning is then not shown.
+/// Takes the last warning, which becomes part of an error's text. A warning that is still held back
+/// is dropped, because the error shows it.
 pub(crate) fn take_last_warning() -> Option<String> {
     let mut kept = kept();
     kept.held = None;
@@ -128,9 +131,9 @@ fn show(line: &str) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Takes the lines that name the merged and the connected rails. Lines that differ only in
-/// "(send)" or "(receive)" are returned once, without that ending. Forgets all lines of the level
-/// Info.
+/// Returns the kept lines that name the merged and the connected rails, and forgets all kept lines
+/// of level Info. Lines that differ only in "(send)" or "(receive)" at their end are returned once,
+/// without that ending.
 pub fn take_rail_lines() -> Vec<String> {
     let lines = std::mem::take(&mut kept().information);
     let mut kept: Vec<String> = Vec::new();

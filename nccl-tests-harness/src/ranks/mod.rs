@@ -1,8 +1,8 @@
 //! The ranks of a run, each a process of its own. A command starts them (`job`, `placement`) and
-//! exchanges messages with them (`control`). Ranks on other hosts connect first, over a `line`: a
-//! launcher's ranks to rank 0 (`launch`, `rendezvous`), the rank of the doctor's partner through a
-//! `token_port`. The other modules are the rank's side: its process, data, activity, log, and use
-//! of the plugin's device.
+//! exchanges messages with them (`control`). Ranks that the command did not start are first greeted
+//! over a `line`: a launcher's ranks connect to rank 0 (`launch`, `rendezvous`), and the doctor
+//! connects to a `token_port` for the rank on its partner's host. The other modules are the rank's
+//! side: its process, data, activity, log, and use of the plugin's device.
 
 pub mod activity;
 pub mod control;

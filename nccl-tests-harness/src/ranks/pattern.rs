@@ -9,11 +9,12 @@ use std::ops::Range;
 #[derive(Debug, Clone, Copy)]
 pub struct Pattern {
     seed: u64,
-    /// Added to every byte of the data. For rank 0 and odd ranks, it is the iteration's low byte;
-    /// for other ranks, it is the negative of that byte. Two iterations that differ only in the low
-    /// byte thus differ in every byte of a rank's data. If they are also less than 128 apart, they
-    /// differ in every byte of the sum of the data of ranks 0 to n, for any n. So even a stale
-    /// slice of one byte is found.
+    /// Eight copies of the byte that is added to every byte of the data. For rank 0 and odd ranks,
+    /// this byte is the iteration's low byte; for other ranks, it is the negative of the low byte.
+    /// Two iterations that differ only in the low byte thus differ in every byte of a rank's data.
+    /// In the sum of the data of ranks 0 to n, for any n, the low byte is added once or twice in
+    /// total. So if the two iterations are also less than 128 apart, they differ in every byte of
+    /// the sum. Therefore even a stale slice of one byte is found.
     shift: u64,
 }
 
@@ -33,8 +34,8 @@ pub struct Mismatch {
 /// A wrong byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrongByte {
-    /// Offset in the sending rank's data, in bytes. In a sum, the offset in the data of each of its
-    /// ranks.
+    /// Offset in the sending rank's data, in bytes. In a sum, the offset in the data of each rank
+    /// that was added up.
     pub offset: usize,
     /// Received value.
     pub found: u8,
@@ -52,7 +53,7 @@ impl Pattern {
         Self { seed: mix((rank as u64) << 40 ^ (iteration >> 8)), shift: u64::from_ne_bytes([shift; WORD_BYTES]) }
     }
 
-    /// Writes the data that starts at `offset` into `bytes`.
+    /// Fills `bytes` with the data that starts at `offset`.
     pub fn fill(&self, offset: usize, bytes: &mut [u8]) {
         for (index, within, at) in words(offset, bytes.len()) {
             let word = self.word(index);
@@ -103,8 +104,9 @@ fn add_bytes(left: u64, right: u64) -> u64 {
     ((left & !TOP_BITS) + (right & !TOP_BITS)) ^ ((left ^ right) & TOP_BITS)
 }
 
-/// Returns the words that hold the `bytes` bytes from `offset` on: each word's index, the range of
-/// its bytes, and their distance from `offset`.
+/// Returns the 8-byte words that hold the `bytes` bytes from `offset` on. For each word: its index,
+/// the range within the word that belongs to these bytes, and the distance of that range from
+/// `offset`.
 fn words(offset: usize, bytes: usize) -> impl Iterator<Item = (usize, Range<usize>, usize)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -124,8 +126,8 @@ impl Mismatch {
     }
 }
 
-/// Returns the output with number `index`, from 1 on, of the splitmix64 generator that starts at 0
-/// (Steele, Lea and Flood 2014).
+/// Returns output number `index` (the first output is number 1) of the splitmix64 generator whose
+/// state starts at 0 (Steele, Lea and Flood 2014).
 fn mix(index: u64) -> u64 {
     let mut word = index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,5 @@
-//! Starts a run's ranks: all by this process, or each by a launcher.
+//! Decides where a run's ranks are. Either all are child processes of this process, or a launcher
+//! has started a process for each rank.
 
 use crate::fabric::{Fabric, Kind};
 use crate::output;
@@ -13,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Time that ranks wait for each other, unless a run's time limit is shorter.
+/// Time that ranks wait for each other to connect, unless a run's time limit is shorter.
 const MEETING: Duration = Duration::from_secs(60);
 
 /// Returns where and how a launcher's ranks meet. Rank 0 listens at `given` (host and port), else
@@ -58,7 +59,8 @@ pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> R
     Ok(places)
 }
 
-/// Connects to rank 0. Returns the command of the rank that the launcher started this process for.
+/// Connects to rank 0. Returns the command that runs this process's rank, with the connection as
+/// its standard input.
 ///
 /// # Errors
 /// Fails when rank 0 is not found, or refuses the rank.
@@ -91,7 +93,8 @@ pub(crate) fn hello(world: &World) -> Result<Hello> {
     })
 }
 
-/// Replaces this process by `command`, which ends when its control connection closes.
+/// Replaces this process by `command`, the command of a rank. The rank ends when its control
+/// connection closes.
 ///
 /// # Errors
 /// Always fails if it returns, because a process that was replaced does not return.

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 /// Interval of a rank's reports to the command.
 const BEAT: Duration = Duration::from_millis(250);
-/// Time for which a launcher's rank outlives the command. Launchers end a job when a rank dies, and
-/// the rank with the error should die first.
+/// Time for which a launcher's rank outlives the command. Launchers end a job when one of its
+/// processes dies. The command, which prints the error, should die first.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The arguments of a hidden command that starts a rank.
@@ -48,7 +48,7 @@ pub fn run<W: Work>(start: &Start, nccl_debug: Option<&str>) -> Result<()> {
     let (sender, mut receiver) = control::split(stream)?;
     let sender = Arc::new(sender);
     let (orders_in, orders) = mpsc::channel();
-    // Dropping the sender ends the orders.
+    // Dropping `orders_in` ends the orders.
     let mut orders_in = Some(orders_in);
     std::thread::spawn(move || {
         while let Ok(Some(message)) = receiver.receive::<ToRank<W::Order>>() {
@@ -86,8 +86,8 @@ fn beat(sender: &Sender, patience: Duration) {
     }
 }
 
-/// Kills this process. The command has ended, so nothing receives errors, and the working thread
-/// may be inside the plugin.
+/// Kills this process after `patience`. The command has ended, so nothing would receive an error.
+/// The working thread may be inside the plugin, so it cannot be asked to end.
 fn die(patience: Duration) {
     std::thread::sleep(patience);
     let _ = signal::raise(signal::Signal::SIGKILL);

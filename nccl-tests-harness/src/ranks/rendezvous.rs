@@ -25,7 +25,7 @@ pub struct Meeting {
     pub job: String,
     /// Number of ranks.
     pub ranks: usize,
-    /// Time limit for rank 0 to wait for the other ranks, and for them to wait for rank 0.
+    /// Time that rank 0 waits for the other ranks, and that each other rank waits for rank 0.
     pub timeout: Duration,
 }
 
@@ -64,7 +64,8 @@ pub struct Guest {
 
 /// Time for a connected client to send its first message.
 const HELLO: Duration = Duration::from_secs(5);
-/// Pause between two attempts to connect, and between two polls of rank 0.
+/// Pause between two attempts to connect. It is also rank 0's longest pause between two looks for
+/// connections.
 const RETRY: Duration = Duration::from_millis(20);
 /// Time after which a waiting rank prints a remark about its wait.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -102,7 +103,8 @@ impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
 
     /// Returns the next connection whose first message has arrived, if any. Waits at most 20 ms.
     pub(super) fn next(&self) -> Option<(T, GreetingStream, SocketAddr)> {
-        // An error concerns one connection or is temporary, and the caller has a time limit.
+        // An error of `accept` is not reported: no connection is waiting, or the error concerns one
+        // connection or is temporary. The caller has a time limit.
         let Ok((stream, address)) = self.listener.accept() else { return self.hello_receiver.recv_timeout(RETRY).ok() };
         if self.unauthenticated.fetch_add(1, Ordering::Relaxed) >= self.most {
             self.unauthenticated.fetch_sub(1, Ordering::Relaxed);
@@ -123,11 +125,12 @@ impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
 }
 
 impl Rendezvous {
-    /// Makes rank 0 listen. Fails when the host has no such name, or the port is taken.
+    /// Makes rank 0 listen. Fails when the host's name cannot be looked up, or the port is taken.
     pub fn open(meeting: Meeting) -> Result<Self> {
         let Meeting { host, port, .. } = &meeting;
         let loopback = addresses(host, *port)?.iter().all(|address| address.ip().is_loopback());
-        // The name may mean another address on other machines, so rank 0 listens on all addresses.
+        // The host's name may stand for another address on other machines. So rank 0 listens on all
+        // addresses, unless the host is given as a loopback address.
         let opened = match loopback && host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
             true => TcpListener::bind((host.as_str(), *port)),
             false => TcpListener::bind((Ipv6Addr::UNSPECIFIED, *port))
@@ -226,7 +229,7 @@ pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Vec<(String,
     let deadline = Instant::now() + meeting.timeout;
     let stream = dial(meeting, hello.rank, deadline)?;
     let rank_0 = format!("rank 0 at {}:{}", meeting.host, meeting.port);
-    // Rank 0 answers one rank after another.
+    // Rank 0 answers one rank after another, so its answer may take all the time that is left.
     let left = deadline.saturating_duration_since(Instant::now()).max(HELLO);
     greet(stream, &rank_0, hello, left, "rank")
 }
@@ -253,7 +256,7 @@ fn dial(meeting: &Meeting, rank: usize, deadline: Instant) -> Result<TcpStream> 
     let timeout_s = timeout.as_secs();
     let waiting = Waiting::start(format!("rank {rank} waits up to {timeout_s} s for rank 0 at {host}:{port}"));
     loop {
-        // A host's name may become known only after the ranks start.
+        // Each attempt looks up the host's name, which may become known only after the ranks start.
         match addresses(host, *port).and_then(|addresses| line::connect(&addresses, deadline)) {
             Ok(stream) => return Ok(stream),
             Err(error) if Instant::now() >= deadline => bail!(
@@ -267,7 +270,8 @@ fn dial(meeting: &Meeting, rank: usize, deadline: Instant) -> Result<TcpStream> 
 }
 
 /// Prints a remark about a rank's wait, unless this value is dropped within [`PATIENCE`]. A thread
-/// prints it, because the look-up of a name and the attempt to connect may each take longer.
+/// prints the remark, because the look-up of a name or an attempt to connect may alone take longer
+/// than that.
 struct Waiting {
     error: Arc<Mutex<String>>,
     /// Dropping this sender ends the thread.

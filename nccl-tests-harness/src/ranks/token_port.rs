@@ -1,5 +1,5 @@
-//! A port for one connection, on a network where other programs may find it. A token admits one
-//! connection, and then the port closes.
+//! A port for one connection, on a network where other programs may find the port. Only a client
+//! that sends the port's token, which is secret, is admitted. Then the port closes.
 
 use crate::ranks::line;
 use crate::ranks::rendezvous::{Answer, Arrivals, greet};
@@ -11,12 +11,13 @@ use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Version of the messages on a token port's connections, raised when they change. [`ClientHello`]
-/// and its answer never change, so that each side can report another version.
+/// Version of the messages on a token port's connections. It is raised when the messages change.
+/// [`ClientHello`] and its answer never change, so that each side can report that the other side
+/// has another version.
 pub const PROTOCOL: u32 = 2;
 /// Maximum number of connections that have not shown a token. Further connections are closed.
 const MAX_UNAUTHENTICATED: usize = 64;
-/// Time limit for a client to connect and to be admitted.
+/// Time limit for a client to connect. The port's answer to the token has the same limit again.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub struct TokenPort {
@@ -45,7 +46,8 @@ impl TokenPort {
         Ok(Self { address: arrivals.address()?, token: Token::new()?, arrivals })
     }
 
-    /// Waits for the connection with the token, and refuses others. Fails if none comes by `end`.
+    /// Waits for the connection that sends the token, and refuses others. Fails if no connection
+    /// with the token comes by `end`.
     pub fn accept_one(self, end: Instant) -> Result<TcpStream> {
         loop {
             ensure!(Instant::now() < end, "no doctor connected to {} in time", self.address);
@@ -75,7 +77,8 @@ impl TokenPort {
 }
 
 /// Connects to the first of a token port's addresses that answers. Errors name the port by `name`.
-/// Fails when no address answers by `end`, or the port refuses the token.
+/// Fails when no address answers by `end` or within [`CONNECT_TIMEOUT`], or the port refuses the
+/// token.
 pub fn connect(addresses: &[SocketAddr], name: &str, token: &Token, end: Instant) -> Result<TcpStream> {
     let stream = line::connect(addresses, end.min(Instant::now() + CONNECT_TIMEOUT))
         .with_context(|| format!("connect to {name}"))?;

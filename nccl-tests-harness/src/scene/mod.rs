@@ -1,8 +1,10 @@
 //! The environment in which real NCCL runs: the network (the plugin or one of NCCL's own), the
-//! fabric, the variables for network and fabric, and the file for the output.
+//! fabric (the devices that carry the messages), the variables for network and fabric, and the file
+//! for the output.
 //!
-//! Every variable that a run sets is in [`Scene::environment`], which is shown to the user. A run's
-//! files are removed with its scene.
+//! [`Scene::environment`] returns the variables that a scene sets for all ranks. The commands
+//! nccl-tests and communicators show them to the user. Commands may set more variables, such as
+//! each rank's `NCCL_HOSTID`. A run's files are removed with its scene.
 
 pub mod network;
 
@@ -87,8 +89,9 @@ impl Scene {
         self.folder.path()
     }
 
-    /// Writes "`who`: `line`" into the log file. `who` names the run or the rank that printed the
-    /// line. If the user wants to see NCCL's log, also writes NCCL's lines to standard error.
+    /// Writes "`who`: `line`" into the log file, if there is one. `who` names the run or the rank
+    /// that printed the line. If the user wants to see NCCL's log, also writes NCCL's lines to
+    /// standard error.
     pub fn log(&self, who: &str, line: &str) -> Result<()> {
         if output::nccl_debug().is_some() && line.contains(" NCCL ") {
             writeln!(output::error(), "{who}: {line}")?;
@@ -98,6 +101,7 @@ impl Scene {
     }
 
     /// Makes a folder in which the plugin has the name that NCCL loads by default, libnccl-net.so.
+    /// Returns the folder.
     pub fn plugin_by_its_usual_name(&self) -> Result<PathBuf> {
         let folder = self.folder.path().join("lib");
         let link = folder.join("libnccl-net.so");

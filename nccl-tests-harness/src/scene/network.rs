@@ -89,7 +89,7 @@ impl Channels {
 /// Facts from NCCL's log about the network that it used.
 #[derive(Debug, Default)]
 pub struct Used {
-    /// Number of channel ends, by network.
+    /// Number of channel ends that each network carries.
     ends: BTreeMap<String, usize>,
     /// The channels of the communicator with the fewest collective channels.
     channels: Option<Channels>,
@@ -97,7 +97,7 @@ pub struct Used {
     pub version: Option<String>,
     /// Version of the plugin's interface that NCCL loaded.
     abi: Option<u32>,
-    /// Lines with the reason of a failure: the first ones and the last one.
+    /// Lines with the reason of a failure: the first three lines and the last line.
     complaints: Vec<String>,
 }
 
@@ -129,7 +129,8 @@ impl Used {
         if let Some(at) = cause {
             let text = line[at..].trim().trim_start_matches("NCCL WARN ").to_owned();
             if !self.complaints.contains(&text) {
-                // The last line is usually the error that ended the run.
+                // If the list is full, this line replaces the last one: the last line of a log is
+                // usually the error that ended the run.
                 self.complaints.truncate(COMPLAINTS - 1);
                 self.complaints.push(text);
             }
@@ -147,10 +148,11 @@ impl Used {
         (!self.complaints.is_empty()).then(|| self.complaints.join("; "))
     }
 
-    /// Checks that all channels used `wanted`. Returns a description of the network.
+    /// Checks that all channels over a network used `wanted`. Returns a description of the network.
     ///
     /// # Errors
-    /// Fails when a channel used another network, with the reason in the log.
+    /// Fails when a channel used another network, or no channel used any. The error has the reason
+    /// that NCCL's log gives.
     pub fn judge(&self, wanted: Network) -> Result<String> {
         let reason = self.complaints().map(|text| format!(": NCCL says: {text}")).unwrap_or_default();
         let others = self.ends.keys().filter(|name| *name != wanted.nccl_name()).cloned().collect::<Vec<_>>();
@@ -215,7 +217,7 @@ mod tests {
         assert!(channels.text.starts_with("18 coll channels, 18 collnet") && channels.text.ends_with("per peer"));
         let counts = [("coll", 18), ("collnet", 18), ("nvls", 0), ("p2p", 32), ("p2p_per_peer", 2)];
         assert_eq!(channels.counts(), counts.map(|(name, count)| (name.to_owned(), count)).into());
-        // A line that another rank's line cuts, and the rest of a cut line.
+        // First a line that another rank's line cuts, then the rest of a cut line.
         let cut = format!("h:1:2 [0] NCCL INFO 1{}", line(18));
         assert_eq!(used(&[&cut]).channels().unwrap().collective, 18);
         assert_eq!(used(&["8 coll channels, 8 collnet channels"]).channels(), None);

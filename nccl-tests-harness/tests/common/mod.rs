@@ -18,7 +18,8 @@ use std::process::{Command, ExitStatus, Stdio};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_nccl-spark");
 
 impl Fakes {
-    /// Runs `nccl-spark memory` with `arguments` and `environment`, in the form "FAKE_GPUS=2".
+    /// Runs `nccl-spark memory` with `arguments` and with the variables of `environment`, which has
+    /// the form "FAKE_GPUS=2".
     pub fn run(&self, arguments: &str, environment: &str) -> ProgramOutput {
         let mut command = nccl_spark();
         command.args(["memory", "--fabric", "verbs", "--plugin"]).arg(self.plugin.library());
@@ -68,7 +69,7 @@ pub fn is_running(pid: impl Display) -> bool {
 pub fn run_on_terminal(mut command: Command, size: Option<&Winsize>) -> (ExitStatus, String) {
     let terminal = openpty(size, None).unwrap();
     let mut process = command.stdout(Stdio::from(terminal.slave)).spawn().unwrap();
-    // The command has the terminal open, too.
+    // `command` has the terminal open, too, and `read_terminal` waits until no process has.
     drop(command);
     let text = read_terminal(terminal.master);
     (process.wait().unwrap(), text)

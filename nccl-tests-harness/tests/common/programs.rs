@@ -1,4 +1,5 @@
-//! The fake plugin, the fake driver and program runs, which the laboratory's tests use too.
+//! The fake plugin, the fake CUDA driver, and runs of programs. The tests of the crate `lab` use
+//! them too.
 
 use super::skip;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ impl Fake {
     }
 }
 
-/// A fake plugin, and a fake driver beside it, which the loader finds before any other.
+/// A fake plugin, and a fake CUDA driver beside it. If `LD_LIBRARY_PATH` is their folder, the
+/// loader finds this driver before any other.
 pub struct Fakes {
     pub plugin: Fake,
 }
@@ -41,7 +43,8 @@ impl Fakes {
     }
 }
 
-/// Compiles a C file of the tests with `CC`, or `cc`, which any machine that links Rust has.
+/// Compiles a C file of the tests with the compiler that the variable `CC` names, else with `cc`.
+/// Any machine that links Rust programs has `cc`.
 pub fn shared_object(source: &str, library: &Path, defines: &[&str]) {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (source, include) = (package.join("../nccl-tests-harness/tests").join(source), package.join("../include"));

@@ -7,18 +7,21 @@ use std::ffi::{c_int, c_uint};
 use std::mem::{offset_of, size_of};
 use verbs_sys::*;
 
-/// Limits that only this interface has; the core has none.
+/// Maximum number of completions that a program may request room for in one queue. Only this
+/// interface has the limit; the core's queues have none.
 pub(super) const MAX_CQE: c_int = 1 << 22;
-/// Maximum number of reads under way on one queue pair, in each direction.
+/// Maximum number of RDMA reads under way on one queue pair, in each direction. Only this interface
+/// checks it.
 pub(super) const MAX_READS: u8 = 16;
+/// Maximum numbers of queues, regions and domains that a device reports. Nothing enforces them.
 const MANY: c_int = 1 << 16;
 
-/// The only partition key: the default one, of a full member.
+/// The only partition key of a port: the default key, with the bit for full membership.
 const DEFAULT_PKEY: u16 = 0xffff;
 /// Codes of a port's `phys_state` in the InfiniBand specification.
 const PHYS_LINK_UP: u8 = 5;
 const PHYS_DISABLED: u8 = 3;
-/// `enum ibv_gid_type_sysfs` of libibverbs' private header.
+/// Code of RoCE v2 in `enum ibv_gid_type_sysfs` of libibverbs' private header.
 const SYSFS_ROCE_V2: c_int = 1;
 
 /// # Safety
@@ -57,7 +60,8 @@ pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attributes:
     })
 }
 
-/// Fills the old struct, which ends where `port_cap_flags2` begins today.
+/// Fills the struct of an older `verbs.h`, which ends where `port_cap_flags2` begins in the present
+/// one.
 ///
 /// # Safety
 /// `context` must be open, and the struct must be valid for writes.
@@ -74,7 +78,7 @@ pub unsafe extern "C" fn ibv_query_port(
 /// The port query that `verbs.h` calls. `bytes` is the size of the struct in the caller's header.
 ///
 /// # Safety
-/// `context` must be open, and `bytes` of `attributes` must be valid for writes.
+/// `context` must be open, and `attributes` must be valid for writes of `bytes` bytes.
 pub(super) unsafe extern "C" fn query_port(
     context: *mut ibv_context,
     port: u8,
@@ -85,7 +89,7 @@ pub(super) unsafe extern "C" fn query_port(
         // SAFETY: the caller's promise.
         let found = port_attributes(unsafe { handles::context(context) }?.device, port)?;
         let known = bytes.min(size_of::<ibv_port_attr>());
-        // SAFETY: `bytes` of it are writable, by the caller's promise.
+        // SAFETY: `attributes` is valid for writes of `bytes` bytes, by the caller's promise.
         unsafe {
             attributes.cast::<u8>().write_bytes(0, bytes);
             attributes.cast::<u8>().copy_from_nonoverlapping((&raw const found).cast(), known);
@@ -94,7 +98,7 @@ pub(super) unsafe extern "C" fn query_port(
     })
 }
 
-/// Writes the rate in units of 100 Mb/s.
+/// Writes the port's rate to `speed`, in units of 100 Mb/s.
 ///
 /// # Safety
 /// `context` must be open, and `speed` must be valid for writes.
@@ -145,7 +149,7 @@ pub unsafe extern "C" fn ibv_query_gid_type(
 }
 
 /// # Safety
-/// `context` must be open, and `bytes` of `entry` must be valid for writes.
+/// `context` must be open, and `entry` must be valid for writes of `bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_gid_ex(
     context: *mut ibv_context,
@@ -171,7 +175,8 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
 /// `ibv_query_gid_table` of `verbs.h` calls this. Returns the number of entries, or `-errno`.
 ///
 /// # Safety
-/// `context` must be open, and `most` entries of `bytes` each must be valid for writes.
+/// `context` must be open, and `entries` must be valid for writes of `most` entries of `bytes`
+/// bytes each.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_gid_table(
     context: *mut ibv_context,
@@ -270,8 +275,9 @@ fn mtu(bytes: u32) -> ibv_mtu {
     }
 }
 
-/// Returns the codes (`IB_WIDTH_*`, `IB_SPEED_*` of the kernel's ib_verbs.h) of the highest rate up
-/// to `mbps`, or of the slowest rate if all are higher. An owner's Spark reports 200 Gb/s as two
+/// Returns the codes of a port's width and speed (`IB_WIDTH_*`, `IB_SPEED_*` of the kernel's
+/// ib_verbs.h): those of the highest rate up to `mbps`, or of the slowest rate if all are higher.
+/// 200 Gb/s has several pairs of codes. The result is the pair that an owner's Spark reports: two
 /// lanes of NDR.
 fn width_and_speed(mbps: u32) -> (u8, u8) {
     const SPARK_PORT: (u32, (u8, u8)) = (200_000, (16, 128));

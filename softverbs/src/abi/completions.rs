@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use verbs_sys::*;
 
-/// The channel's descriptor is an epoll of its queues' descriptors: readable while one has an
-/// event.
+/// Creates a channel. Its descriptor is an epoll of its queues' descriptors, so it is readable
+/// while any of its queues has an event.
 ///
 /// # Safety
 /// `context` must be open.
@@ -52,7 +52,8 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     })
 }
 
-/// Sets `cqe` to the number of completions that fit in the queue.
+/// Creates a queue. Its `cqe` is the number of completions that fit in it, which may be more than
+/// `entries`.
 ///
 /// # Safety
 /// `context` must be open, and `channel` null or alive.
@@ -125,7 +126,8 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     })
 }
 
-/// Waits for an event, unless the channel's descriptor is non-blocking.
+/// Takes an event of one of the channel's queues, and waits until there is one. If the channel's
+/// descriptor is non-blocking, does not wait, but fails with `EAGAIN`.
 ///
 /// # Safety
 /// `channel` must be alive, and both pointers must be valid for writes.
@@ -140,13 +142,15 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         let channel = unsafe { handles::channel(channel) }?;
         let found = loop {
             let number = wait_for_ready_queue(channel.c.fd)?;
-            // `ibv_destroy_cq` removes the queue from the table under this lock. It then waits
-            // until the events counted here are acknowledged.
+            // `ibv_destroy_cq` removes the queue from the table under this lock, and then waits
+            // until the events counted here are acknowledged. So the queue lives at least until
+            // then.
             let queues = lock(&channel.queues);
             let Some(events) = queues.get(&number) else { continue };
             let address = events.address.load(Ordering::Acquire);
             let found: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(address);
-            // SAFETY: null during the queue's creation, else alive as long as it is in the table.
+            // SAFETY: the pointer is null during the queue's creation. Later, the queue is alive as
+            // long as it is in the table, and the lock keeps it there.
             let Ok(handle) = (unsafe { handles::cq(found) }) else { continue };
             if handle.core.take_notification() {
                 events.count_event();
@@ -237,8 +241,9 @@ fn work_completion(completion: &Completion) -> ibv_wc {
     }
 }
 
-/// Adds the queue's descriptor to the channel's epoll. Makes the descriptor non-blocking, because
-/// two threads may wait for the channel.
+/// Adds the queue's descriptor to the channel's epoll. Makes the queue's descriptor non-blocking:
+/// two threads that wait for the channel may both find it readable, and the slower one must not
+/// block when it reads.
 fn watch(channel: &ChannelHandle, core: &CompletionQueue, number: u64) -> Result<(), i32> {
     let fd = core.notify_fd();
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };

@@ -10,7 +10,8 @@ use std::mem::{offset_of, size_of};
 use std::sync::{Arc, Mutex, OnceLock};
 use verbs_sys::*;
 
-/// Lists this machine's devices that are on the bus. The first call joins the fabric.
+/// Lists this machine's devices, except those whose removal has begun ([`Phase`]). The first call
+/// joins the fabric.
 ///
 /// # Safety
 /// `count` must be null or valid for writes.
@@ -19,7 +20,7 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
     guard::pointer(|| {
         let there = devices()?.iter().filter(|device| {
             let phase = device.node.presence(device.index).phase;
-            // A failed device is still registered, so it is listed.
+            // A device with failed firmware is still registered with the kernel, so it is listed.
             matches!(phase, Phase::Here | Phase::Failed)
         });
         let list: Box<[*mut ibv_device]> = there.map(handles::pointer).chain([std::ptr::null_mut()]).collect();
@@ -78,7 +79,8 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::device(device) }?;
-        // A container's device rules give the same error (`devcgroup_check_permission`).
+        // The kernel gives the same error for a device that a container's device rules leave out
+        // (`devcgroup_check_permission`).
         if handle.node.forbids(handle.index) {
             return Err(libc::EPERM);
         }

@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use verbs_sys::*;
 
-/// Waits for an event, unless the context's `async_fd` is non-blocking. If a device is open more
-/// than once, the first caller gets the event.
+/// Takes an event of the context's device, and waits until there is one, unless the context's
+/// `async_fd` is non-blocking. All contexts of a device share its events: each event goes to one
+/// caller only.
 ///
 /// # Safety
 /// `context` must be open, and `event` must be valid for writes.
@@ -52,7 +53,8 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     }
 }
 
-/// Converts an event; `None` if its queue pair or completion queue was destroyed.
+/// Converts an event to its form in `verbs.h`. Returns `None` if the event's queue pair or
+/// completion queue was destroyed.
 fn described(device: &DeviceHandle, event: Event) -> Option<ibv_async_event> {
     const PORT: c_int = 1;
     let element = match event.about {

@@ -1,4 +1,5 @@
-//! Wrappers for exported functions: no panic crosses into C, and errors have each function's form.
+//! Wrappers for exported functions: no panic crosses into C, and each function reports an error in
+//! its own form.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,7 +31,9 @@ pub(super) fn pointer<T>(body: impl FnOnce() -> Result<*mut T, i32>) -> *mut T {
     })
 }
 
-/// Turns a panic into `EIO`. No C object is left half-changed: the core's locks guard the state.
+/// Turns a panic into `EIO`. A panic leaves no struct of C half-written, because nothing can panic
+/// between the writes to one struct. The core's state is behind locks, which can still be taken
+/// after a panic (`fabric::lock`).
 pub(super) fn caught<T>(body: impl FnOnce() -> Result<T, i32>) -> Result<T, i32> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(libc::EIO))
 }

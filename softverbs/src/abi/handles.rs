@@ -23,8 +23,9 @@ pub(super) struct DeviceHandle {
     pub(super) provider: [usize; 16],
     pub(super) node: Arc<Node>,
     pub(super) index: usize,
-    /// Queue pairs and completion queues, by number, for events about them.
+    /// For each queue pair of this device, by its number: the events about it.
     pub(super) qps: Mutex<HashMap<u32, Arc<EventCounter>>>,
+    /// For each completion queue of this device, by its number: the events about it.
     pub(super) cqs: Mutex<HashMap<u32, Arc<EventCounter>>>,
 }
 
@@ -83,13 +84,14 @@ pub(super) struct QpHandle {
     pub(super) core: Arc<QueuePair>,
     pub(super) device: &'static DeviceHandle,
     pub(super) events: Arc<EventCounter>,
-    /// Set at creation and by `ibv_modify_qp`.
+    /// The attributes that creation and `ibv_modify_qp` have set.
     pub(super) attributes: Mutex<ibv_qp_attr>,
     pub(super) signal_all: bool,
     pub(super) holds: Vec<Hold>,
 }
 
-/// Number of objects that use an object. An object with users cannot be destroyed.
+/// Number of other objects that use this object; each of them has a [`Hold`]. An object with users
+/// cannot be destroyed.
 #[derive(Default)]
 pub(super) struct Users(Arc<AtomicUsize>);
 
@@ -112,10 +114,10 @@ impl Drop for Hold {
     }
 }
 
-/// Address of a C object that has events, and the number of events that the program got and has not
-/// acknowledged. Destroying the object waits until they are acknowledged.
+/// A C object that has events: its address, and the number of its events that the program has got
+/// and not yet acknowledged. Destroying the object waits until that number is 0.
 pub(super) struct EventCounter {
-    /// 0 until the object is at its final address.
+    /// Address of the C object; 0 until the object is at its final address.
     pub(super) address: AtomicUsize,
     unacknowledged: Mutex<u64>,
     acknowledged: Condvar,
@@ -176,8 +178,8 @@ pub(super) unsafe fn context<'a>(pointer: *mut ibv_context) -> Result<&'a Contex
     handle.device.node.presence(handle.device.index).check_generation(handle.generation).map(|()| handle)
 }
 
-/// Returns a kernel's result of destroying an object of a context: `EIO` if programs are cut off
-/// from the device.
+/// Returns what a kernel would report for destroying an object of a context: `EIO` if programs are
+/// cut off from the device, otherwise success.
 ///
 /// # Safety
 /// The same as for the functions above.
@@ -188,7 +190,7 @@ pub(super) unsafe fn destroyed(pointer: *mut ibv_context) -> Result<(), i32> {
     handle.device.node.presence(handle.device.index).end(handle.generation)
 }
 
-/// Returns the object behind a context, in any state of its function.
+/// Returns the object behind a context, even if the device has failed or was removed.
 ///
 /// # Safety
 /// The same as for the functions above.
@@ -204,8 +206,9 @@ pub(super) fn into_raw<Object, C>(object: Object) -> *mut C {
     Box::into_raw(Box::new(object)).cast()
 }
 
-/// Returns C's pointer to an object that C or this library owns. By Rust's rules, C could not use a
-/// pointer that is made from the first field to reach the whole object.
+/// Returns C's pointer to an object that C or this library owns. The pointer is made from the whole
+/// object, not from its first field: by Rust's rules, a pointer made from a field may be used for
+/// that field only.
 pub(super) fn pointer<Object, C>(object: &Object) -> *mut C {
     std::ptr::from_ref(object).cast_mut().cast()
 }

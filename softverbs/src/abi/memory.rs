@@ -6,8 +6,9 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use verbs_sys::*;
 
-/// Access flags that a registration may have. The core enforces the first three. The next two are
-/// for atomics and memory windows, which the core does not have.
+/// Access flags that a registration may have. The core enforces the first three. The next two allow
+/// atomics and memory windows, which the core does not have. The last one is about huge pages, and
+/// has no effect here.
 const GRANTABLE: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_READ
@@ -22,8 +23,8 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::context(context) }?;
-        // Counted from 1. Domain 0 is for programs that call the core directly, without this
-        // function.
+        // The numbers of domains count from 1. Number 0 is for programs that call the core
+        // directly, without this function.
         static DOMAINS: AtomicU32 = AtomicU32::new(1);
         let c = ibv_pd { context, handle: DOMAINS.fetch_add(1, Ordering::Relaxed) };
         let holds = vec![handle.users.hold()];
@@ -53,7 +54,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
 /// promise changes nothing here.
 ///
 /// # Safety
-/// `context` must be open, and `attributes` valid for reads.
+/// `context` must be open. `attributes` must be null or readable.
 pub(super) unsafe extern "C" fn alloc_td(context: *mut ibv_context, attributes: *mut ibv_td_init_attr) -> *mut ibv_td {
     guard::pointer(|| {
         // SAFETY: the caller's promise.
@@ -77,11 +78,12 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     })
 }
 
-/// Makes a protection domain on top of another one. Ignores the program's own allocator, because
-/// nothing here would use it.
+/// Makes a protection domain on top of another one. A program may pass an allocator of its own,
+/// which is ignored, because this library would not allocate anything with it.
 ///
 /// # Safety
-/// `context` must be open, and the domains in `attributes` alive.
+/// `context` must be open. `attributes` must be null or readable, and the domains in it must be
+/// alive.
 pub(super) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attributes: *mut ibv_parent_domain_init_attr,
@@ -97,15 +99,16 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
             // SAFETY: the caller's promise.
             holds.push(unsafe { handles::td(attributes.td) }?.users.hold());
         }
-        // Keys are checked against the parent domain.
+        // The new domain has the number of the domain below it. So its queue pairs may use the keys
+        // of that domain.
         let c = ibv_pd { context, handle: parent.c.handle };
         Ok(handles::into_raw(PdHandle { c, device: handle.device, users: Users::default(), holds }))
     })
 }
 
 /// # Safety
-/// `pd` must be alive. The memory must stay mapped until [`ibv_dereg_mr`], and the caller must
-/// accept that peers use it as `access` allows.
+/// `pd` must be alive. The memory must stay mapped until [`ibv_dereg_mr`]. Until then, the caller
+/// must expect that peers read and write the memory as `access` allows.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
@@ -126,7 +129,8 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     unsafe { ibv_reg_mr_iova2(pd, addr, length, iova, access as c_uint) }
 }
 
-/// Ignores the access flags of the optional range (relaxed ordering).
+/// Registers memory. Ignores the access flags that `verbs.h` calls optional, such as relaxed
+/// ordering.
 ///
 /// # Safety
 /// The same as for [`ibv_reg_mr`].
@@ -184,7 +188,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     guard::zero_or_minus_one(|| Err(libc::EOPNOTSUPP)).min(OLD_REGION_IS_VALID)
 }
 
-/// After this returns, no peer writes to the region.
+/// After this returns, no request of a peer reads or writes the region.
 ///
 /// # Safety
 /// `mr` must come from a registration, and must not be used again.

@@ -1,8 +1,9 @@
 //! The C surface: the functions of `libibverbs.so.1` over the core.
 //!
 //! `handles.rs` converts between C's pointers and the objects behind them, `guard.rs` keeps panics
-//! out of C. A context is a `verbs_context` with few extended functions; programs fall back where
-//! one is null. A function without a `# Safety` section accepts any arguments.
+//! out of C. A context is a `verbs_context` that has few of the extended functions. Where such a
+//! function is null, the code in `verbs.h` calls an older function instead, or fails. A function
+//! without a `# Safety` section accepts any arguments.
 #![allow(unsafe_code)]
 
 mod attributes;

@@ -9,12 +9,13 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use verbs_sys::*;
 
-/// Posts a chain of sends. If a send fails, returns its `errno` and points `bad` to it; the sends
-/// before that one stay posted.
+/// Posts a chain of sends. If a send cannot be posted, returns the `errno` and sets `bad` to that
+/// send. The sends before it stay posted.
 ///
 /// # Safety
-/// `qp` must be alive, the chain and its lists readable, and the memory that they name registered
-/// until completion (readable now for an inline request).
+/// `qp` must be alive, and the chain and its scatter/gather lists must be readable. The memory that
+/// the lists name must stay registered until the request completes; for an inline request, it must
+/// be readable during this call. `bad` must be null or valid for writes.
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     first: *mut ibv_send_wr,
@@ -36,7 +37,7 @@ pub(super) unsafe extern "C" fn post_send(
     unsafe { outcome(posted, at, bad) }
 }
 
-/// Posts a chain of receives; reports errors as [`post_send`].
+/// Posts a chain of receives, and reports errors in the same way as [`post_send`].
 ///
 /// # Safety
 /// The same as for [`post_send`].
@@ -99,10 +100,10 @@ unsafe fn post_one_send(core: &Arc<QueuePair>, request: &ibv_send_wr) -> Result<
     core.post_send(&request)
 }
 
-/// Copies the bytes of an inline request; `None` if they exceed [`INLINE_BYTES`].
+/// Copies the bytes of an inline request. Returns `None` if there are more than [`INLINE_BYTES`].
 ///
 /// # Safety
-/// The pieces must be readable.
+/// The memory that `sges` names must be readable.
 unsafe fn copy_inline<'a>(sges: &[Sge], into: &'a mut [u8; INLINE_BYTES]) -> Option<&'a [u8]> {
     let mut at = 0;
     for sge in sges {
@@ -114,10 +115,11 @@ unsafe fn copy_inline<'a>(sges: &[Sge], into: &'a mut [u8; INLINE_BYTES]) -> Opt
     Some(&into[..at])
 }
 
-/// Copies a scatter/gather list; `too_many` is the error for a list above [`MAX_SGES`].
+/// Copies a scatter/gather list, and returns the copy and its length. `too_many` is the `errno` for
+/// a list with more than [`MAX_SGES`] entries.
 ///
 /// # Safety
-/// `list` must have `count` readable entries.
+/// `list` must be null, or have `count` readable entries.
 unsafe fn copy_sges(list: *mut ibv_sge, count: c_int, too_many: i32) -> Result<([Sge; MAX_SGES], usize), i32> {
     let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
     if count > 0 && list.is_null() {
@@ -130,7 +132,8 @@ unsafe fn copy_sges(list: *mut ibv_sge, count: c_int, too_many: i32) -> Result<(
         if index >= count {
             return Sge { addr: 0, bytes: 0, lkey: 0 };
         }
-        // SAFETY: below `count`.
+        // SAFETY: `index` is below `count`, and `list` has so many entries, by the caller's
+        // promise.
         let sge = unsafe { &*list.add(index) };
         Sge { addr: sge.addr, bytes: sge.length, lkey: sge.lkey }
     });

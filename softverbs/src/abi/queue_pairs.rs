@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex};
 use verbs_sys::*;
 
 /// Makes a queue pair. Supports only reliable connections, without a shared receive queue. Writes
-/// the real sizes to `wanted`.
+/// the queues' real sizes to `wanted.cap`; they may be larger than the sizes that the program asked
+/// for.
 ///
 /// # Safety
 /// `pd` and the queues in `wanted` must be alive, and `wanted` readable and writable.
@@ -122,8 +123,8 @@ pub unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// Returns 0, which promises no order. The fabric still stores bytes in a NIC's order, for programs
-/// that rely on that order without a promise.
+/// Returns 0, which promises no order. The fabric nevertheless stores bytes in the order in which a
+/// NIC stores them, for programs that rely on that order without a promise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _operation: ibv_wr_opcode, _flags: u32) -> c_int {
     0
@@ -179,7 +180,7 @@ fn modified(handle: &QpHandle, before: &ibv_qp_attr, given: &ibv_qp_attr, mask: 
                 .priority
                 .store(u32::from_le_bytes([traffic_class, service_level, 0, 0]), Ordering::Relaxed);
         }
-        // The access flags and the RNR timer are fixed once the queue pair is ready to receive.
+        // From ready-to-receive on, this library cannot change the access flags or the RNR timer.
         _ if access_changes || after.min_rnr_timer != before.min_rnr_timer => return Err(libc::EOPNOTSUPP),
         (IBV_QPS_RTR, IBV_QPS_RTS) => handle.core.change(Change::ReadyToSend {
             timeout: after.timeout,

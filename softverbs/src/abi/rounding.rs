@@ -2,12 +2,12 @@
 //! confuses the two fails here, not only on real hardware.
 //!
 //! mlx5 fills whole blocks: `mlx5_calc_send_wqe`, `mlx5_calc_sq_size`, `mlx5_calc_rq_size` (for a
-//! reliable connection) and `create_cq` of rdma-core's providers/mlx5/verbs.c. Soft-RoCE rounds a
-//! queue up to a power of two less one. In its requests, scatter/gather entries and inline bytes
-//! share one room, which is as large as the larger of the two needs (`rxe_init_sq` and
-//! `rxe_init_rq` in drivers/infiniband/sw/rxe/rxe_qp.c, `rxe_queue_init` in rxe_queue.c). Older
-//! kernels have the same queues, but report the requested sizes. Both devices round completion
-//! queues alike.
+//! reliable connection) and `create_cq` of rdma-core's providers/mlx5/verbs.c. Soft-RoCE rounds the
+//! number of requests in a queue up to a power of two minus one. A request of its send queue has
+//! one area, which holds either scatter/gather entries or inline bytes. The area is as large as the
+//! larger of the two that the program asked for (`rxe_init_sq` and `rxe_init_rq` in
+//! drivers/infiniband/sw/rxe/rxe_qp.c, `rxe_queue_init` in rxe_queue.c). Older kernels have the
+//! same queues, but report the requested sizes. Both devices round completion queues alike.
 
 use crate::nic::Nic;
 use crate::os::shm::{INLINE_BYTES, MAX_SGES, SEND_SLOTS};
@@ -18,13 +18,16 @@ use verbs_sys::ibv_qp_cap;
 /// Size of a request without its data: a control segment, and room for the largest operation, the
 /// binding of a memory window (`sq_overhead`: 16 + 48 + 64 + 64).
 const OVERHEAD_BYTES: u32 = 192;
-/// Sizes of `struct mlx5_wqe_inl_data_seg`, and of `struct mlx5_wqe_data_seg` and `struct ib_sge`.
+/// Size of `struct mlx5_wqe_inl_data_seg`, which precedes the inline bytes in a request.
 const INLINE_HEAD_BYTES: u32 = 4;
+/// Size of `struct mlx5_wqe_data_seg`, and also of soft-RoCE's `struct ib_sge`: one scatter/gather
+/// entry in a request.
 const SEGMENT_BYTES: u32 = 16;
-/// `MLX5_SEND_WQE_BB`.
+/// Size of the blocks of which mlx5's send queues consist, `MLX5_SEND_WQE_BB`.
 const BLOCK_BYTES: u32 = 64;
 
-/// Returns a queue pair's real sizes. `asked` and the result are within this fabric's limits.
+/// Returns a queue pair's real sizes. `asked` must be within this fabric's limits, as
+/// `ibv_create_qp` checks. The result is within these limits too.
 pub fn rounded_up(nic: Nic, asked: ibv_qp_cap) -> ibv_qp_cap {
     match nic {
         Nic::Mlx5 => blocks_filled(asked),
@@ -67,7 +70,8 @@ fn powers_of_two_but_one(asked: ibv_qp_cap) -> ibv_qp_cap {
 /// Returns a completion queue's real size. mlx5 rounds `entries` plus one up to a power of two
 /// (`align_queue_size` in rdma-core's providers/mlx5/mlx5.h), and keeps one place empty.
 pub fn completions_for(entries: c_int) -> c_int {
-    // `create_cq` accepts up to 2^24 places; this fabric's limit is lower.
+    // mlx5's `create_cq` accepts up to 2^24 places. The result needs no such limit, because
+    // `ibv_create_cq` accepts fewer entries.
     (u32::try_from(entries).unwrap_or(0) + 1).next_power_of_two().cast_signed() - 1
 }
 

@@ -10,7 +10,7 @@ pub(super) struct Bounds {
     pub(super) mtu_bytes: u32,
 }
 
-/// Numbers of queue pairs and packets have 24 bits.
+/// Largest number of a queue pair or of a packet. Both numbers have 24 bits.
 const MAX_24_BITS: u32 = 0xff_ffff;
 
 struct Rule {
@@ -68,12 +68,12 @@ const RULES: [Rule; 7] = [
     Rule { from: IBV_QPS_ERR, to: IBV_QPS_ERR, required: 0, optional: 0 },
 ];
 
-/// Fails with `EINVAL` if that state change does not exist, or if an attribute is missing or not
-/// allowed.
+/// Fails with `EINVAL` if that state change does not exist, or if `mask` lacks a required attribute
+/// or has one that is not allowed.
 pub(super) fn permitted(from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> Result<(), i32> {
     let mask = mask & !IBV_QP_STATE;
-    // Every state can change to reset or error without attributes, except reset to error: in reset
-    // no request is outstanding.
+    // Every state can change to reset. Every state except reset can change to error; in reset no
+    // request is outstanding that could fail. Neither change takes attributes.
     if to == IBV_QPS_RESET || (to == IBV_QPS_ERR && from != IBV_QPS_RESET) {
         return if mask == 0 { Ok(()) } else { Err(libc::EINVAL) };
     }
@@ -83,7 +83,8 @@ pub(super) fn permitted(from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> Resu
     if complete && nothing_else { Ok(()) } else { Err(libc::EINVAL) }
 }
 
-/// Fails with `EINVAL` for a value out of range, with `EOPNOTSUPP` for a second path.
+/// Fails with `EINVAL` if an attribute in `mask` has a value out of range. Fails with `EOPNOTSUPP`
+/// if `mask` has an attribute of a second (alternate) path.
 pub(super) fn in_range(given: &ibv_qp_attr, mask: u32, bounds: Bounds) -> Result<(), i32> {
     if mask & (IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE) != 0 {
         return Err(libc::EOPNOTSUPP);

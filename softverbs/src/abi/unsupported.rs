@@ -1,6 +1,7 @@
 //! Functions that the device does not support: shared receive queues, address handles and multicast
 //! (there are no datagrams), import of other processes' objects, enhanced connection establishment.
-//! Each fails as the verbs specification requires.
+//! Each fails with `EOPNOTSUPP`, as the verbs specification requires. Only the `ibv_unimport_*`
+//! functions cannot report an error; they do nothing.
 
 use super::guard;
 use std::ffi::c_int;
@@ -26,7 +27,7 @@ macro_rules! no_effect {
     )*};
 }
 
-/// Functions that destroy objects which cannot exist.
+/// Functions that would release an imported object. No such object can exist.
 macro_rules! no_return {
     ($($name:ident($argument:ident: $type:ty);)*) => {$(
         #[doc = concat!("`", stringify!($name), "`: does nothing: no such object can exist.")]

@@ -1,10 +1,11 @@
-//! Copies bytes between another process's memory and this one's. Bytes are stored in this process
-//! in the order in which a NIC stores them, so a flag never becomes visible before its data.
+//! Copies bytes between another process's memory and this process's memory. [`place`] stores bytes
+//! in this process in the order in which a NIC stores them. So a flag that comes after its data
+//! never becomes visible before the data.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
-/// Maximum bytes moved together. So few bytes stay in the processor's cache between the copy into
-/// the [`Bounce`] and the copy out of it.
+/// Maximum number of bytes that are moved at once. So few bytes stay in the processor's cache
+/// between the copy into the [`Bounce`] and the copy out of it.
 pub const BOUNCE_BYTES: usize = 64 * 1024;
 
 /// Buffer between the read from one process and the store in the other.
@@ -27,16 +28,16 @@ pub enum Fault {
     Forbidden,
 }
 
-/// A piece of a process's memory: address and bytes.
+/// A piece of a process's memory: its address, and its length in bytes.
 pub type Piece = (u64, u64);
 
-/// Reads `bytes` (at most [`BOUNCE_BYTES`]) at `offset` of the pieces of process `pid`, and stores
-/// them at `to` in this process, in order and without tearing 8-byte words. After an error, some of
-/// the bytes may have been stored.
+/// Reads `bytes` bytes of process `pid`, from byte `offset` of its `pieces` on, and stores them at
+/// `to` in this process, as [`place`] does. More than [`BOUNCE_BYTES`] bytes are an error. After an
+/// error, some of the bytes may have been stored.
 ///
 /// # Safety
-/// `to` must be valid for writes of `bytes` bytes: in a region that is registered until this
-/// returns.
+/// `to` must be valid for writes of `bytes` bytes, in a region that stays registered until this
+/// function returns.
 pub unsafe fn pull(
     bounce: &mut Bounce,
     pid: u32,
@@ -55,8 +56,8 @@ pub unsafe fn pull(
     Ok(())
 }
 
-/// Answers an RDMA read: writes `bytes` at `from` in this process to `offset` of the pieces of
-/// process `pid`. After an error, some of the bytes may have been written.
+/// Answers an RDMA read: copies the `bytes` bytes at `from` in this process to process `pid`, from
+/// byte `offset` of its `pieces` on. After an error, some of the bytes may have been written.
 ///
 /// # Safety
 /// `from` must be valid for reads of `bytes` bytes.
@@ -69,6 +70,8 @@ pub unsafe fn push(pid: u32, from: u64, bytes: usize, pieces: &[Piece], offset: 
 }
 
 /// Stores `bytes` bytes of `words`, from byte `offset` on, at `to`. Stops at the end of `words`.
+/// Aligned 8-byte words of the target are stored whole, and the last word of each aligned 128 bytes
+/// becomes visible after the others.
 ///
 /// # Safety
 /// The same as for [`pull`].
@@ -77,12 +80,13 @@ pub unsafe fn place(words: &[u64], offset: usize, bytes: usize, to: u64) {
     let from = words.as_ptr().cast::<u8>().wrapping_add(offset);
     let head = (to.wrapping_neg() % 8).min(bytes as u64) as usize;
     let body = (bytes - head) / 8;
-    // Earlier stores, of this request or one before it, become visible before these: a flag must
-    // not overtake its data.
+    // Earlier stores, of this request or of a request before it, become visible before the stores
+    // below: a flag must not overtake its data.
     fence(Ordering::Release);
-    // SAFETY: all reads are within `words`, all stores within the caller's `bytes` at `to`. The
-    // stores are atomic because the process's threads, and a GPU, read this memory while it is
-    // written; the words are aligned after `head` bytes.
+    // SAFETY: all reads are within `words`, and all stores within the `bytes` bytes at `to`, which
+    // the caller promises to be valid. The stores are atomic because the process's threads, and a
+    // GPU, read this memory while it is written. After the first `head` bytes, the target is
+    // aligned to 8 bytes.
     unsafe {
         for at in 0..head {
             AtomicU8::from_ptr((to as *mut u8).add(at)).store(*from.add(at), Ordering::Relaxed);
@@ -91,8 +95,9 @@ pub unsafe fn place(words: &[u64], offset: usize, bytes: usize, to: u64) {
         for word in 0..body {
             let value = from.add(head + word * 8).cast::<u64>().read_unaligned();
             let cell = AtomicU64::from_ptr(target.add(word * 8).cast());
-            // The last word of each aligned 128 bytes comes after the others: release orders it
-            // after them. (x86-64 keeps all stores in order; there this only stops the compiler.)
+            // A release store becomes visible after all stores before it, here the other words of
+            // the aligned 128 bytes. (x86-64 keeps all stores in order, so there the ordering only
+            // restrains the compiler.)
             let last_of_line = (target as usize + word * 8) % 128 == 120;
             cell.store(value, if last_of_line { Ordering::Release } else { Ordering::Relaxed });
         }
@@ -102,8 +107,9 @@ pub unsafe fn place(words: &[u64], offset: usize, bytes: usize, to: u64) {
     }
 }
 
-/// [`pull`] into memory that was just found registered. The caller holds the engine's lock during
-/// the check and this call; deregistration takes it too.
+/// Calls [`pull`] for memory that the caller has just found to be registered. The caller holds the
+/// engine's lock from that check until this function returns. Deregistration takes the same lock,
+/// so the memory stays registered.
 pub(crate) fn store_from(
     bounce: &mut Bounce,
     pid: u32,
@@ -116,7 +122,7 @@ pub(crate) fn store_from(
     unsafe { pull(bounce, pid, pieces, offset, bytes, to) }
 }
 
-/// [`place`] under the conditions of [`store_from`].
+/// Calls [`place`] under the conditions of [`store_from`]. Fails if `words` has too few bytes.
 pub(crate) fn store_carried(words: &[u64], offset: usize, bytes: usize, to: u64) -> Result<(), Fault> {
     if offset + bytes > words.len() * 8 {
         return Err(Fault::Memory);
@@ -126,21 +132,23 @@ pub(crate) fn store_carried(words: &[u64], offset: usize, bytes: usize, to: u64)
     Ok(())
 }
 
-/// [`push`] under the conditions of [`store_from`].
+/// Calls [`push`] under the conditions of [`store_from`].
 pub(crate) fn answer_read(pid: u32, from: u64, bytes: usize, pieces: &[Piece], offset: u64) -> Result<(), Fault> {
     // SAFETY: registered for reading, as in `store_from`.
     unsafe { push(pid, from, bytes, pieces, offset) }
 }
 
-/// Copies registered memory into `into`, for a work request that carries the bytes itself. The key
-/// was just checked.
+/// Copies registered memory into `into`, for a work request that carries the bytes itself. The
+/// caller has just checked the memory's key.
 pub(crate) fn take_registered(from: u64, into: &mut [u8]) {
-    // SAFETY: registered, so mapped; a registration that ends meanwhile is its owner's error, as
-    // with a NIC. The two ranges do not overlap: `into` is on this library's stack.
+    // SAFETY: the memory is registered, so it is mapped. Ending the registration meanwhile is an
+    // error of the program, as with a NIC. The two ranges do not overlap: `into` is on this
+    // library's stack.
     unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr(), into.len()) };
 }
 
-/// Returns the parts of `pieces` that cover `bytes` bytes from `offset`.
+/// Returns the parts of `pieces` that hold the `bytes` bytes from byte `offset` on, and the number
+/// of these parts. The rest of the array is empty.
 fn window(pieces: &[Piece], mut offset: u64, bytes: usize) -> ([libc::iovec; super::shm::MAX_SGES], usize) {
     let mut all = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; super::shm::MAX_SGES];
     let (mut count, mut left) = (0, bytes as u64);

@@ -9,7 +9,8 @@ pub fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// A process's start time in the kernel's ticks, unique with its PID. `None` if it has ended.
+/// Start time of a process, in the kernel's clock ticks; `None` if the process has ended. A PID and
+/// a start time together identify one process, although the kernel reuses PIDs.
 pub fn started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The command in parentheses may have any characters, so fields are counted from its last
@@ -37,8 +38,8 @@ pub fn now_ns() -> u64 {
 /// Lets any process of this user read this process's memory, where Yama would allow only a parent.
 /// The processes that will join the fabric are not known, so a narrower permission is not possible.
 pub fn let_peers_read() {
-    // From linux/prctl.h, as is PR_SET_PTRACER_ANY (`c_ulong::MAX`). Without Yama the call fails,
-    // and is not needed.
+    // From linux/prctl.h. The value `c_ulong::MAX` below is PR_SET_PTRACER_ANY. Without Yama the
+    // call fails, but then it is not needed.
     const PR_SET_PTRACER: libc::c_int = 0x5961_6d61;
     // SAFETY: only changes who may trace this process.
     unsafe { libc::prctl(PR_SET_PTRACER, libc::c_ulong::MAX, 0, 0, 0) };
@@ -67,19 +68,19 @@ impl Bell {
         if fd < 0 { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE)) } else { Ok(Self(fd)) }
     }
 
-    /// The owner may make the descriptor non-blocking.
+    /// Returns the descriptor, which the program that uses it may make non-blocking.
     pub fn fd(&self) -> RawFd {
         self.0
     }
 
     pub fn ring(&self) {
         let one = 1u64;
-        // SAFETY: writes the eight bytes of `one`. It cannot block before 2^64 rings.
+        // SAFETY: writes the eight bytes of `one`. (The write cannot block before 2^64 rings.)
         unsafe { libc::write(self.0, (&raw const one).cast(), 8) };
     }
 
-    /// Resets the descriptor, once it is readable. Returns false if it is non-blocking and not
-    /// readable.
+    /// Waits until the descriptor is readable, and resets it. If the descriptor is non-blocking,
+    /// does not wait: returns false if it is not readable.
     pub fn take(&self) -> bool {
         let mut count = 0u64;
         // SAFETY: reads eight bytes into `count`.
@@ -112,9 +113,10 @@ pub fn block_signals() {
     }
 }
 
-/// True if the first and last byte of a range can be read. The real `ibv_reg_mr` checks this when
-/// it pins the pages. A mapped address is not enough: the processor cannot read all of a GPU's
-/// mapped memory.
+/// True unless the kernel reports `EFAULT` for the first or the last byte of a range. `len` must
+/// not be 0. The real `ibv_reg_mr` fails for unreadable memory, when it pins the pages. It is not
+/// enough that the addresses are mapped: a GPU's memory can be mapped where the processor cannot
+/// read it.
 pub fn readable(addr: usize, len: usize) -> bool {
     [addr, addr + len - 1].iter().all(|place| {
         let mut byte = 0u8;

@@ -10,12 +10,14 @@ impl Node {
     /// Registers memory in a protection domain of a device. Returns its key.
     ///
     /// # Safety
-    /// Until deregistration, the memory must stay mapped, and peers may read it and (with write
-    /// access) write it.
+    /// The memory must stay mapped until deregistration. Until then the program must expect that
+    /// peers read the memory and, if `access` allows it, write it.
     ///
     /// # Errors
-    /// `EINVAL` for an impossible range, `EFAULT` for memory that cannot be read, `ENOMEM` for too
-    /// many registrations.
+    /// `EINVAL` for a range that exceeds the address space, or for an unknown device. `EFAULT` for
+    /// memory that cannot be read, or for a registration without local write access while the
+    /// rail's `needs_local_write` is set. `ENOMEM` for too many registrations, or as an injected
+    /// fault.
     pub unsafe fn register(
         &self,
         (device, domain): (usize, u32),
@@ -42,7 +44,9 @@ impl Node {
         Ok(key)
     }
 
-    /// Ends a registration; after this, no peer accesses the memory. `EINVAL` for an unknown key.
+    /// Ends a registration. After this, no request of a peer reads or writes the memory. Sends,
+    /// writes and reads that this process has posted earlier still use it. Fails with `EINVAL` for
+    /// an unknown key.
     pub fn deregister(&self, device: usize, key: u32) -> Result<(), i32> {
         // The engine checks keys and moves bytes under this lock.
         let _fence = lock(self.engine(device));

@@ -24,9 +24,9 @@ pub const SEND_SLOTS: usize = 1024;
 pub const INLINE_BYTES: usize = 256;
 /// Maximum number of scatter/gather entries of one work request.
 pub const MAX_SGES: usize = 4;
-/// One bit for each queue pair.
+/// Number of 64-bit words with one bit for each queue pair.
 pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
-/// One bit for each rail of each machine.
+/// Number of 64-bit words with one bit for each rail of each machine.
 const NEIGHBOUR_WORDS: usize = (MAX_NODES * MAX_RAILS).div_ceil(64);
 
 /// Version of the layout below. Raise it when the layout changes.
@@ -37,67 +37,71 @@ pub(crate) const LAYOUT: u64 = 0x5356_000d;
 pub struct FabricMemory {
     /// [`LAYOUT`] once the file is set up.
     pub(crate) layout: AtomicU64,
-    /// 0: the fabric uses the machine's clock; else one more than the virtual time in nanoseconds.
+    /// 0: the fabric uses the machine's clock. Any other value is the virtual time in nanoseconds,
+    /// plus one.
     pub virtual_clock: AtomicU64,
-    /// Counter for the numbers of queue pairs.
+    /// Counter from which new queue pairs get their numbers.
     pub generations: AtomicU32,
     /// `os::process::pid_namespace` of the processes; 0: no process has joined yet.
     pub(crate) pid_namespace: AtomicU32,
-    /// Number of nodes that the fabric was made for; 0: unknown.
+    /// Number of nodes (machines) that the fabric was made for; 0: unknown.
     pub(crate) nodes: AtomicU32,
     _unused: AtomicU32,
     /// Each machine's rails.
     pub rails: [[RailMemory; MAX_RAILS]; MAX_NODES],
-    /// Each machine's links, then its cables.
+    /// For each machine: its PCIe links, followed by its cables.
     pub(crate) shared: [[TwoWay; MAX_SHARED]; MAX_NODES],
     pub(crate) processes: [ProcessMemory; MAX_PROCESSES],
     /// The queue pairs.
     pub qps: [QpMemory; MAX_QPS],
 }
 
+/// A PCIe link, a cable or a rail's port, with one resource for each direction.
 #[repr(C)]
 pub(crate) struct TwoWay {
-    /// Out of the machine.
+    /// The direction out of the machine.
     pub(crate) tx: Resource,
-    /// Into the machine.
+    /// The direction into the machine.
     pub(crate) rx: Resource,
 }
 
 /// State of a rail, with the faults that are injected into it.
 #[repr(C)]
 pub struct RailMemory {
-    /// 1: down. (Zeros must be a working rail.)
+    /// 1: the port is down. (0 means up, because a memory of zeros must be a working rail.)
     pub down: AtomicU32,
-    /// Number of next incoming requests to refuse as invalid.
+    /// Number of incoming requests that the rail will still refuse as invalid.
     pub refusals: AtomicU32,
-    /// Number of next posts that fail with `ENOMEM`, sends and receives alike.
+    /// Number of posts, of sends or of receives, that will still fail with `ENOMEM`.
     pub failing_posts: AtomicU32,
-    /// Number of next registrations that fail with `ENOMEM`.
+    /// Number of registrations that will still fail with `ENOMEM`.
     pub failing_registrations: AtomicU32,
     /// 1: registrations without local write access fail with `EFAULT`. Under Linux this depends on
     /// the driver of the memory, which may let its pages be pinned only for writing
     /// (`ib_umem_get`).
     pub needs_local_write: AtomicU32,
-    /// Number of next connecting queue pairs that fail with `ETIMEDOUT`, as if the peer's address
-    /// did not answer: after a second, as under Linux, or without delay in virtual time.
+    /// Number of queue pairs whose connecting will still fail with `ETIMEDOUT`, as if the peer's
+    /// address did not answer. It fails after a second, as under Linux. In virtual time it fails
+    /// without delay.
     pub unanswered: AtomicU32,
     /// A [`PathFaults`].
     path: AtomicU64,
-    /// Number of next completions for which their queue counts as full.
+    /// Number of completions for which the completion queue will still count as full.
     pub overruns: AtomicU32,
     /// 1: commands to the firmware do not return. Under Linux a command waits for the firmware, for
-    /// example while the kernel recovers from a PCIe error; posting and polling do not.
+    /// example while the kernel recovers from a PCIe error. Posting and polling do not wait for it.
     hung: AtomicU32,
     /// A `hotplug::Presence`.
     pub(crate) presence: AtomicU32,
     up_since_ns: AtomicU64,
-    /// Neighbour table: a bit for each address resolved since the link came up (link-local, IPv4).
+    /// Neighbour table: a bit for each address that was resolved since the link came up. The first
+    /// array is for link-local addresses, the second for IPv4 addresses.
     neighbours: [[AtomicU64; NEIGHBOUR_WORDS]; 2],
     pub(crate) line: TwoWay,
     pub(crate) sent_bytes: AtomicU64,
-    /// By [`Counter`].
+    /// Values of the port's counters, indexed by [`Counter`].
     pub(crate) counters: [AtomicU64; Counter::ALL.len()],
-    /// Packets at the last call of [`Self::has_new_packets`].
+    /// Number of packets sent and received until the last call of [`Self::has_new_packets`].
     shown_packets: AtomicU64,
 }
 
@@ -120,7 +124,7 @@ impl RailMemory {
         self.down.store(u32::from(!is_up), Ordering::Release);
     }
 
-    /// Blocks commands to its firmware, or lets them return.
+    /// Blocks commands to the rail's firmware (true), or lets them return (false).
     pub fn hang(&self, is_hung: bool) {
         self.hung.store(u32::from(is_hung), Ordering::Release);
         wake(&self.hung);
@@ -142,7 +146,7 @@ impl RailMemory {
 
     /// True while the switch port drops all frames because the link came up a moment ago.
     pub(crate) fn is_blocked(&self, now_ns: u64) -> bool {
-        // A link that came up in the future: a test has set the clock back.
+        // `None` if the link came up in the future, because a test has set the clock back.
         let up_ns = now_ns.checked_sub(self.up_since_ns.load(Ordering::Acquire));
         up_ns.is_some_and(|up_ns| up_ns < self.path().blocking_ns())
     }
@@ -173,8 +177,9 @@ impl RailMemory {
         self.counters[counter as usize].load(Ordering::Relaxed)
     }
 
-    /// Counts packets as sent, up to and including the first lost one: one packet in `loss` is lost
-    /// (0: none). Returns the number of packets sent, and true if the last one is lost.
+    /// Sends up to `packets` packets: counts them, and stops after the first one that is lost. One
+    /// packet in `loss` is lost; if `loss` is 0, none is. Returns the number of packets sent, and
+    /// true if the last one of them is lost.
     pub(crate) fn send(&self, packets: u64, loss: u64) -> (u64, bool) {
         let until_lost = |sent: u64| sent.checked_rem(loss).map_or(u64::MAX, |since| loss - since);
         let sent = &self.counters[Counter::Sent as usize];
@@ -190,7 +195,8 @@ impl RailMemory {
         self.shown_packets.swap(packets, Ordering::Relaxed) != packets
     }
 
-    /// Decrements a count of injected faults. Returns false if the count was zero.
+    /// Takes one from a number of faults that are still to be injected. Returns true if a fault is
+    /// due, and false if the number was zero.
     pub(crate) fn is_due(faults: &AtomicU32) -> bool {
         faults.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
@@ -204,13 +210,15 @@ pub struct ProcessMemory {
     pub(crate) node: AtomicU32,
     /// `os::process::started` of the process.
     pub(crate) started: AtomicU64,
-    /// State of its engines (`engine::AWAKE`, `NAPPING`, `ASLEEP`): a futex.
+    /// State of its engines: `engine::AWAKE`, `NAPPING` or `ASLEEP`. The engines' threads sleep on
+    /// this word as a futex.
     pub sleeping: AtomicU32,
     pub(crate) registrations: AtomicU32,
     pub(crate) polled_ns: AtomicU64,
-    /// By rail: a bit for each non-zero word of `doorbells`.
+    /// For each rail: a bit for each non-zero word of `doorbells`.
     pub(crate) rung: [AtomicU64; MAX_RAILS],
-    /// By rail: a bit for each of its queue pairs that has new requests.
+    /// For each rail: a bit for each of the process's queue pairs that its engine must serve,
+    /// because the peer has posted requests.
     pub(crate) doorbells: [[AtomicU64; DOORBELL_WORDS]; MAX_RAILS],
 }
 
@@ -219,7 +227,7 @@ pub struct ProcessMemory {
 pub struct QpMemory {
     /// Queue pair number; 0: this entry is free.
     pub number: AtomicU32,
-    /// Index of its process's entry.
+    /// Index of its process in [`FabricMemory::processes`].
     pub(crate) process: AtomicU32,
     pub(crate) node: AtomicU32,
     pub(crate) device: AtomicU32,
@@ -227,17 +235,20 @@ pub struct QpMemory {
     pub(crate) state: AtomicU32,
     pub(crate) remote: AtomicU32,
     pub(crate) send_psn: AtomicU32,
-    /// Index plus one of the process that takes requests out of the send queue, or flushes it.
+    /// Index, plus one, of the process that holds the send queue: that takes requests out of it,
+    /// flushes it or resets it. 0: none.
     pub(crate) holder: AtomicU32,
-    /// Tries while the receiver is not ready; 7: no limit.
+    /// Maximum number of retries while the receiver is not ready; 7: no maximum.
     pub(crate) rnr_retry: AtomicU32,
     pub(crate) generation: AtomicU32,
     pub(crate) mtu_bytes: AtomicU32,
-    /// Traffic class, and above it the service level. They have no effect here.
+    /// Traffic class in the low bits, and the service level above it. They have no effect here.
     pub(crate) priority: AtomicU32,
     /// 1: its packets go to another function than its peer's ([`PathFault::CrossedArp`]).
     pub(crate) misrouted: AtomicU32,
-    /// Time after which it sends an unacknowledged packet again; 0: never.
+    /// Time after which it sends an unacknowledged packet again; 0: the program set no time-out.
+    /// The simulation sends a lost packet again in any case, after `LATER_NS` of `serve.rs` at
+    /// least.
     pub(crate) ack_timeout_ns: AtomicU64,
     /// Number of work requests posted since creation or the last reset.
     pub(crate) posted: AtomicU64,
@@ -245,20 +256,22 @@ pub struct QpMemory {
     pub(crate) done: AtomicU64,
     pub(crate) served_ns: AtomicU64,
     pub(crate) pace: Resource,
-    /// By number modulo [`SEND_SLOTS`].
+    /// The send queue. Its index is the number of a work request modulo [`SEND_SLOTS`].
     pub(crate) slots: [Slot; SEND_SLOTS],
 }
 
+/// A work request in a send queue.
 #[repr(C)]
 pub(crate) struct Slot {
     /// A packed `work_request::Head`.
     pub(crate) head: AtomicU64,
-    /// Immediate data, then the remote key.
+    /// Immediate data in the lower 32 bits, and the remote key in the upper 32 bits.
     pub(crate) imm_rkey: AtomicU64,
     pub(crate) remote_addr: AtomicU64,
     pub(crate) bytes: AtomicU64,
     pub(crate) posted_ns: AtomicU64,
-    /// An `ibv_wc_status`, once the request is done; before that, the error it was posted with.
+    /// An `ibv_wc_status`. Before the request is done, this is the error that posting found (0:
+    /// none). After that, this is the status of the request's completion.
     pub(crate) status: AtomicU64,
     pub(crate) sges: [[AtomicU64; 2]; MAX_SGES],
     pub(crate) inline: [AtomicU64; INLINE_BYTES / 8],
@@ -275,13 +288,14 @@ pub fn map(file: &File) -> Result<&'static FabricMemory, String> {
         return Err(format!("mapping the fabric's file: {}", std::io::Error::last_os_error()));
     }
     // SAFETY: the mapping is page-aligned, as large as the type, and lasts as long as the process.
-    // The type is all atomics: every content is valid, and every concurrent change allowed. The
-    // file is never truncated (it only ever gets this one length).
+    // The type consists of atomics only: so every content is valid, and every concurrent change is
+    // allowed. The file is never truncated, because it only ever gets this one length.
     Ok(unsafe { &*place.cast::<FabricMemory>() })
 }
 
 impl QpMemory {
-    /// Claims this queue's requests for the process with this index. Replaces a dead holder.
+    /// Makes the process with this index the holder of the send queue. Replaces a holder that is
+    /// dead. Returns false if there is another holder, also if that is the same process.
     pub(crate) fn hold(&self, memory: &FabricMemory, process_index: usize) -> bool {
         let mine = process_index as u32 + 1;
         match self.holder.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed) {
@@ -298,8 +312,8 @@ impl QpMemory {
         let _ = self.holder.compare_exchange(process_index as u32 + 1, 0, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Returns the bytes of unfinished requests to these addresses of the peer. Exact only while no
-    /// process posts or serves.
+    /// Returns the number of bytes in unfinished requests whose remote address is in the range
+    /// `to`. The number is exact only while no process posts or serves.
     pub fn waiting_bytes(&self, to: &Range<u64>) -> u64 {
         let (posted, done) = (self.posted.load(Ordering::Acquire), self.done.load(Ordering::Acquire));
         let waiting = (done..posted).take(SEND_SLOTS).map(|number| self.slot(number));

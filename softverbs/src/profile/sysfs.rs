@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 impl Profile {
-    /// Writes the files that programs read in `/sys`: interfaces with ports, devices with PCIe
-    /// links.
+    /// Writes the files that programs read in `/sys`: the network interfaces with their ports, and
+    /// the RDMA devices with their PCIe links.
     pub fn write_sysfs(&self, root: &Path) -> Result<(), String> {
         for (index, rail) in self.rails.iter().enumerate() {
             let link = &self.links[rail.link];
@@ -52,7 +52,8 @@ impl Profile {
             _ if !class.exists() => Ok(()),
             true if entry.symlink_metadata().is_err() => link_to(&entry, &function.join("infiniband").join(&rail.name)),
             false => match entry.symlink_metadata() {
-                // Kept: a file system may give a deleted file's inode to the next file.
+                // The entry is moved, not deleted: a file system may give a deleted file's inode to
+                // the next file.
                 Ok(found) => {
                     let removed = root.join("removed");
                     let kept = removed.join(format!("{}-{}", rail.name, found.ino()));

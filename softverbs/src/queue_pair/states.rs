@@ -23,16 +23,16 @@ pub enum Change {
     Reset,
     /// To init, from reset or init.
     Init {
-        /// `ibv_access_flags` that the peer may use.
+        /// `ibv_access_flags`: the kinds of access that the peer may use.
         access: u32,
-        /// The port: 1.
+        /// The port's number, which must be 1.
         port: u8,
     },
     /// To ready-to-receive, from init.
     ReadyToReceive {
         /// Path MTU.
         mtu_bytes: u32,
-        /// The peer's queue pair.
+        /// Number of the peer's queue pair.
         remote_qp: u32,
         /// The peer's first packet sequence number.
         receive_psn: u32,
@@ -43,13 +43,13 @@ pub enum Change {
         /// Code of the time for which the peer waits if there is no receive.
         min_rnr_timer: u8,
     },
-    /// To ready-to-send, from ready-to-receive.
+    /// To ready-to-send, from ready-to-receive. In ready-to-send, it succeeds without effect.
     ReadyToSend {
         /// Code of the time between two tries: 4.096 us x 2^timeout; 0: no limit.
         timeout: u8,
-        /// Tries after the first.
+        /// Number of tries after the first one.
         retry_count: u8,
-        /// Tries when the peer has no receive; 7: no limit.
+        /// Number of tries after the first one while the peer has no receive; 7: no limit.
         rnr_retry: u8,
         /// This side's first packet sequence number.
         send_psn: u32,

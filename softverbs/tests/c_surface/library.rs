@@ -15,7 +15,7 @@ pub fn dir() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(fabric())
 }
 
-/// Loads a library and keeps its symbols local. Returns null if the file does not exist.
+/// Loads a library and keeps its symbols local. Returns null if the library cannot be loaded.
 pub fn open(path: &str) -> *mut c_void {
     let path = CString::new(path).unwrap();
     // SAFETY: a C string. The library's initialisers have no conditions for callers.
@@ -41,7 +41,8 @@ pub fn handle() -> *mut c_void {
     static HANDLE: OnceLock<usize> = OnceLock::new();
     let handle = HANDLE.get_or_init(|| {
         std::fs::create_dir_all(dir()).unwrap();
-        // SAFETY: once, before the library is loaded; no other code reads the environment then.
+        // SAFETY: this runs once, before the library is loaded, and no other code reads the
+        // environment at that time.
         unsafe {
             std::env::set_var("SOFTVERBS_DIR", dir());
             std::env::set_var("SOFTVERBS_FABRIC", fabric());
@@ -61,7 +62,8 @@ macro_rules! call {
     ($name:ident($($argument:expr),*)) => { call!("IBVERBS_1.1", $name($($argument),*)) };
     ($version:literal, $name:ident($($argument:expr),*)) => {{
         let symbol = $crate::library::look_up($crate::library::handle(), stringify!($name), $version);
-        // SAFETY: the type is made from the function's declaration in the header; null is `None`.
+        // SAFETY: the type is made from the function's declaration in the header. A null pointer
+        // becomes `None`.
         let function = unsafe {
             std::mem::transmute::<*mut std::ffi::c_void, type_of!($name)>(symbol)
         };

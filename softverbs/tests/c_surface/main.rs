@@ -30,8 +30,8 @@ fn each_function_has_the_version_that_rdma_core_gives_it() {
             version = begun;
         } else if let Some(name) = line.trim().strip_suffix(';').filter(|name| name.contains("ibv_")) {
             assert!(!look_up(handle(), name, version).is_null(), "{name} in {version}");
-            // Private symbols' versions change with each release; an old rdma-core lacks some
-            // functions.
+            // Not compared: private symbols, whose versions change with each release, and functions
+            // that an old rdma-core lacks.
             if let Some(real) = real.filter(|real| !version.contains("PRIVATE") && has(*real, name)) {
                 assert!(
                     !look_up(real, name, version).is_null(),
@@ -150,7 +150,7 @@ fn bytes_go_both_ways_by_each_operation() {
     assert_eq!((read.wr_id, read.status, read.opcode), (3, 0, IBV_WC_RDMA_READ));
     assert_eq!(&a.memory[300..316], b"sixteen letters.");
 
-    // An unsignaled write makes no completion: the next completion is that of the write after it.
+    // An unsignaled write makes no completion: the next completion belongs to the write after it.
     assert_eq!(a.post(IBV_WR_RDMA_WRITE, 0, a.piece(0, 8), &b, 500, 4), 0);
     assert_eq!(a.post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, a.piece(0, 8), &b, 508, 5), 0);
     assert_eq!(a.completion().wr_id, 5);
@@ -214,7 +214,7 @@ fn impossible_values_are_refused_and_objects_in_use_remain() {
     assert_eq!(a.post(IBV_WR_RDMA_WRITE, IBV_SEND_INLINE, a.piece(0, 300), &b, 0, 1), libc::ENOMEM);
 
     // If a request of a chain is invalid, the requests before it are posted, and `bad` points to
-    // it.
+    // the invalid request.
     let mut piece = a.piece(0, 8);
     let (mut good, mut atomic): (ibv_send_wr, ibv_send_wr) = (zeroed(), zeroed());
     (good.wr_id, good.opcode, good.send_flags) = (1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
@@ -290,7 +290,7 @@ fn events_name_the_queue_pair_and_the_port() {
         assert_eq!(call!(ibv_get_async_event(context, &raw mut event)), 0);
         event
     };
-    // Beyond the region: the peer refuses, and both sides get an error.
+    // A write beyond the region's end: the peer refuses it, and both sides get an error.
     assert_eq!(a.post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, a.piece(0, 8), &b, 4092, 1), 0);
     assert_eq!(a.completion().status, IBV_WC_REM_ACCESS_ERR);
     let mut event = next();

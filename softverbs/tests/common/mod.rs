@@ -27,7 +27,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// Rails of 8000 Mb/s: a byte takes a nanosecond.
+    /// Two machines with the rails of [`PROFILE`], which have 8000 Mb/s: a byte takes a nanosecond.
     pub fn new() -> Self {
         Self::of(Nic::default())
     }
@@ -76,8 +76,8 @@ impl Bed {
         self.connect_with(pair, peers, device, (1, rnr_retry))
     }
 
-    /// Connects with `tries` tries after the first, and `rnr_retry` tries while the peer has no
-    /// receive.
+    /// Connects both ends with `retry_count` tries after the first one, and `rnr_retry` tries while
+    /// the peer has no receive. `peers` has the machine of each end's peer.
     pub fn connect_with(
         &self,
         pair: Pair,
@@ -204,7 +204,8 @@ impl Drop for End {
 }
 
 impl Pair {
-    /// Lets the receiver's engine work, then polls both ends.
+    /// Polls `b` and then `a`. Polling `b`, the receiver, runs its engine, so that `a` can get the
+    /// completions of its sends.
     pub fn poll(&self) -> (Vec<Completion>, Vec<Completion>) {
         let b = self.b.poll();
         let a = self.a.poll();

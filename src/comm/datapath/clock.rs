@@ -1,4 +1,4 @@
-//! Clock for measuring the pace of rails.
+//! Clock for measuring the speed of rails ([`crate::flow::pace`]).
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! Input of a data path besides its queue pairs, and its only access to the rest of the process.
+//! Input of a data path's calls besides the data path itself: the peer, and what the data path
+//! needs from this process when a rail is lost or a request waits.
 
 use super::peer::Peer;
 use super::waker::Waker;
@@ -10,9 +11,10 @@ use std::time::Duration;
 pub struct PathContext {
     /// Process at the other end.
     pub peer: Arc<Peer>,
-    /// Registered memory, to find a request's keys again after a rail was lost or has returned.
+    /// Registered memory. A data path looks up the keys of running requests here again after a rail
+    /// was lost or has returned.
     pub registrations: Arc<Registrations>,
-    /// Time without progress after which a request is logged.
+    /// Time without progress after which a log line names the waiting request.
     pub stall_warn: Duration,
     /// Wakes the service thread when a rail is lost.
     pub waker: Arc<dyn Waker>,

@@ -8,24 +8,26 @@ use crate::flow::NotInFlight;
 use crate::verbs::{Blame, Completion};
 use std::ops::Range;
 
-/// Reason for the loss of a rail whose completion queue is in error. A lane's completion queue has
-/// room for a full flush, so it should never overrun.
+/// Text of the fault of a lane whose completion queue is in error. A sender then loses the rail. A
+/// receiver's connection fails. A lane's completion queue has room for a full flush, so it should
+/// never overrun.
 pub const OVERRUN: &str = "completion queue error (IBV_EVENT_CQ_ERR): completions were lost";
 
-/// Meaning and consequence of a failed work request.
+/// Meaning and consequence of a failure on a lane. The text describes the failure.
 #[derive(Debug)]
 pub enum Fault {
     /// The rail is lost.
     Rail(String),
     /// The rail is lost because its device no longer answers. No more completions can be polled.
     Device(String),
-    /// The rail is lost, and the request may be the cause. [`super::status::Strikes`] counts such
-    /// losses.
+    /// The rail is lost, and the work request may be the cause. [`super::status::Strikes`] counts
+    /// such losses.
     SuspectRequest(String),
-    /// The rail is lost, and the request's key may be the cause. A valid request can fail this way
-    /// too: once on each rail whose device is being removed.
+    /// The rail is lost, and the work request's key may be the cause. A valid request can fail this
+    /// way too: once on each rail whose device is being removed.
     KeyRefused(String),
-    /// The request itself is wrong and would fail on every rail. The connection has failed.
+    /// The connection has failed. Either the work request itself is wrong and would fail on every
+    /// rail, or completions of a receiver were lost ([`OVERRUN`]).
     Fatal(String),
     /// The peer violated the protocol. The connection has failed.
     Violation(Violation),
@@ -60,8 +62,9 @@ impl Fault {
     }
 }
 
-/// Returns the result of a call that could not enter its data path. Either the service thread uses
-/// the data path at this moment (`Ok`), or a panic has ended all use of the data path.
+/// Returns the result of a call that could not enter its data path. `Ok` means that the service
+/// thread uses the data path at this moment. The error means that a panic has ended all use of the
+/// data path.
 ///
 /// # Errors
 /// [`Error::Internal`] after a panic, which was logged when it happened.
@@ -95,7 +98,7 @@ pub fn outside_registration(call: &'static str, addr: u64, bytes: usize, memory:
 }
 
 /// Returns the error for a send that is larger than its receive buffer (`room` bytes), or larger
-/// than the limit (`most` bytes).
+/// than any send may be (`most` bytes).
 #[cold]
 pub fn too_large(peer: &str, bytes: u64, tag: i32, room: u64, most: u64) -> Box<Error> {
     if bytes > room {
@@ -104,7 +107,7 @@ pub fn too_large(peer: &str, bytes: u64, tag: i32, room: u64, most: u64) -> Box<
     Box::new(Argument::TooLarge { bytes, most }.into())
 }
 
-/// Returns the error of a peer that violated the protocol.
+/// Returns the error for a peer that violated the protocol. `how` describes the violation.
 #[cold]
 pub fn broken_protocol(peer: &str, how: &dyn std::fmt::Display) -> Violation {
     Violation::Breach { peer: peer.to_owned(), how: how.to_string() }

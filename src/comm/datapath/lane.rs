@@ -1,5 +1,5 @@
-//! A lane: one rail within one connection, with its queue pairs, its completion queue, and the
-//! number of free work requests.
+//! A lane: one rail within one connection, with its queue pairs and its completion queue. A lane
+//! also counts the work requests for which its queue pairs have room.
 
 use super::wr_id::{Work, WrId};
 use crate::comm::rail::device::DevicePresence;
@@ -21,19 +21,21 @@ use std::sync::Arc;
 
 pub use crate::flow::recovery::Role;
 
-/// Limit of writes in flight on a sender's queue pair. NCCL may start more (for 32 receives, each a
-/// group of eight). Further writes wait until earlier ones complete.
+/// Largest number of writes in flight on a sender's queue pair. NCCL may start more sends: up to
+/// 256, for 32 receives that are groups of eight. Further writes wait until earlier writes
+/// complete.
 const SENDER_DEPTH: u32 = 128;
 /// Largest write whose bytes travel inside the work request, which saves the NIC a PCIe round trip.
 /// With this size, a work request on mlx5 takes 192 bytes of the queue.
 const SENDER_INLINE_BYTES: u32 = 128;
-/// Limit of writes in flight on a receiver's queue pair: one CTS write for each slot, and room for
-/// unsignaled writes until a later completion retires them.
+/// Largest number of writes in flight on a receiver's queue pair: one CTS write for each slot, and
+/// the unsignaled writes whose room no later completion has freed yet.
 const RECEIVER_DEPTH: u32 = 4 * SLOTS as u32;
 /// Of this many consecutive writes on a queue pair, at least one is signaled. Its completion frees
 /// the room of the unsignaled writes before it.
 const SIGNAL_EVERY: u16 = 16;
-/// Batch size for posting new receives in place of those that immediates have used up.
+/// Number of receives in a batch. Once immediates have used up this number of receives, a new batch
+/// is posted.
 const REFILL: u32 = 64;
 /// Receives kept on a receiver's queue pair: enough for an immediate for every part of every slot,
 /// even just before the next batch is posted.
@@ -55,14 +57,14 @@ pub struct Lane {
     queues: Vec<LaneQueue>,
     inline_bytes: u32,
     cq: Option<Cq>,
-    /// Queue pairs of a device that does not answer or was cut off from programs
-    /// ([`DevicePresence::CutOff`]). The device may still read and write memory.
+    /// Queue pairs and completion queue, while the device does not answer or was cut off from
+    /// programs ([`DevicePresence::CutOff`]). The device may still read and write memory.
     set_aside_queues: Option<(Vec<LaneQueue>, Cq)>,
     /// Registration of this end's mailbox on this device, kept as long as the queue pairs.
     mailbox_key: Option<Mr>,
     turn: usize,
     pending: u32,
-    /// Bytes of large writes in flight on this lane. The rail's own count includes them.
+    /// Bytes of large writes in flight on this lane. [`Rail::backlog_bytes`] includes these bytes.
     backlog_bytes: u64,
     /// Traffic counters of this lane.
     pub record: Record,
@@ -74,8 +76,8 @@ struct LaneQueue {
     room: u32,
     unsignaled: u16,
     used_receives: u32,
-    /// True once a receive completed as flushed: the queue pair has stopped, and everything that it
-    /// received was polled.
+    /// True once a receive completed as flushed: the queue pair has stopped, and the completions of
+    /// everything that it received were polled.
     is_flushed: bool,
 }
 
@@ -84,9 +86,11 @@ struct LaneQueue {
 pub enum Stopped {
     /// The queue pairs are in the error state. Posted work requests complete as flushed.
     Flushing,
-    /// Not stopped: the device has failed or was cut off, and may still read and write memory.
+    /// Not stopped: the device does not answer, has failed or was cut off. It may still read and
+    /// write memory.
     Not,
-    /// The device was removed. Its earlier completions can be polled, and no more will arrive.
+    /// The device was removed. Its earlier completions can still be polled, and no more will
+    /// arrive.
     Gone,
 }
 
@@ -125,7 +129,8 @@ pub struct LaneWrite {
     pub signaled: bool,
 }
 
-/// Addresses and queue pairs of both ends of a lane.
+/// What this end needs to connect the queue pairs of a lane: the addresses of both ends, the peer's
+/// queue pairs, and properties of the packets.
 pub struct Route<'a> {
     /// Current state of this end's rail, just queried.
     pub snapshot: &'a RailSnapshot,
@@ -145,7 +150,8 @@ impl Lane {
     /// Creates the queue pairs of a lane, without connecting them.
     ///
     /// # Errors
-    /// [`Error::Os`] if the device refuses, [`Error::Missing`] if its limits are too low.
+    /// [`Error::Os`] if the device refuses. [`Error::Missing`] if the device is not in use or its
+    /// limits are too low.
     pub fn open(rail: &Arc<Rail>, role: Role, queue_count: usize) -> Result<Lane> {
         let (pd, generation) = rail.device.opened()?;
         let context = pd.context();
@@ -235,7 +241,7 @@ impl Lane {
     /// Registers this connection's mailbox, the memory that the peer writes, on the rail's device.
     ///
     /// # Errors
-    /// [`Error::Os`] if the device refuses, [`Error::Missing`] if it was removed.
+    /// [`Error::Os`] if the device refuses. [`Error::Missing`] if the device is not in use.
     pub fn register_mailbox(&mut self, region: &Arc<Region>) -> Result<()> {
         // Without relaxed ordering: the mailbox is read while its bytes arrive.
         self.mailbox_key = Some(region.register(&self.rail.device.pd()?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?);
@@ -298,7 +304,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Returns the queue pair for the next message, in turn.
+    /// Returns the index of the queue pair for the next message. The queue pairs take turns.
     #[inline(always)]
     pub fn next_queue(&mut self) -> u8 {
         let queue = self.turn;
@@ -329,14 +335,15 @@ impl Lane {
         self.queues.get(usize::from(queue)).is_some_and(|queue| queue.room > 0)
     }
 
-    /// Returns room for one write on a queue pair, if it has any.
+    /// Returns room for one write on a queue pair, or `None` if the queue pair is full.
     #[inline(always)]
     pub fn slot(&mut self, index: u8) -> Option<LaneSlot<'_>> {
         let queue = self.queues.get_mut(usize::from(index)).filter(|queue| queue.room > 0)?;
         Some(LaneSlot { queue, index, pending: &mut self.pending })
     }
 
-    /// Returns room for one write on the next queue pair in turn, if it has any.
+    /// Returns room for one write on the queue pair whose turn it is, or `None` if that queue pair
+    /// is full.
     #[inline(always)]
     pub fn next_slot(&mut self) -> Option<LaneSlot<'_>> {
         let queue = self.next_queue();
@@ -359,9 +366,9 @@ impl Lane {
     }
 
     /// Stops the queue pairs: no bytes arrive or leave afterwards, and earlier completions can
-    /// still be polled. If the device has failed or was cut off, sets the queue pairs aside and
-    /// returns [`Stopped::Not`]: the device may still access memory. The caller then repeats the
-    /// call until it gets another result.
+    /// still be polled. If the device does not answer, has failed or was cut off, sets the queue
+    /// pairs aside and returns [`Stopped::Not`]: the device may still access memory. A fence then
+    /// repeats the call until it gets another result.
     #[cold]
     pub fn stop(&mut self) -> Stopped {
         // A device that does not answer gets no command: the command might not return.
@@ -381,8 +388,10 @@ impl Lane {
         self.set_aside()
     }
 
-    /// Sets the queue pairs aside if their device has failed or was cut off: they are then neither
-    /// used nor polled. Takes them back once the device answers or was removed.
+    /// Sets the queue pairs aside if their device does not answer, has failed or was cut off. Queue
+    /// pairs that were set aside are neither used nor polled. Takes them back once the device
+    /// answers or was removed. Stops nothing: [`Stopped::Flushing`] only means that the device is
+    /// present.
     #[cold]
     pub fn set_aside(&mut self) -> Stopped {
         self.rail.device.query_presence(self.rail.info.port);
@@ -424,7 +433,8 @@ impl Lane {
     }
 
     /// Records that a receive completed as flushed. A receiver's queue pair always has posted
-    /// receives, and they complete in order. So everything received before the flush was polled.
+    /// receives, and receives complete in order. So everything received before the flush was
+    /// polled.
     #[cold]
     pub fn flushed(&mut self, index: u8) {
         if let Some(queue) = self.queues.get_mut(usize::from(index)) {
@@ -439,8 +449,8 @@ impl Lane {
     }
 
     /// Destroys the queue pairs, and discards unpolled completions. If the device does not answer,
-    /// a new thread destroys the queue pairs, because these calls may not return before the device
-    /// answers.
+    /// a new thread destroys the queue pairs and the mailbox's registration: the calls that do this
+    /// may not return before the device answers.
     #[cold]
     pub fn close(&mut self) {
         let ended = (std::mem::take(&mut self.queues), self.cq.take(), self.set_aside_queues.take());
@@ -452,7 +462,8 @@ impl Lane {
         self.rail.settled(std::mem::take(&mut self.backlog_bytes));
     }
 
-    /// Records the completion of a signaled write, and frees its room.
+    /// Records the completion of a signaled write. Frees the room of this write and of the
+    /// unsignaled writes before it.
     #[inline(always)]
     pub fn retire(&mut self, id: WrId) {
         if let Some(queue) = self.queues.get_mut(usize::from(id.queue())) {
@@ -473,14 +484,15 @@ impl Lane {
         queue.qp.post_receives(REFILL, receive_id(index))
     }
 
-    /// Records a large share given to this lane, as load that other connections can see.
+    /// Records that a large share was given to this lane. Other connections see its bytes as load
+    /// on the rail.
     #[inline(always)]
     pub fn add_backlog(&mut self, bytes: u64) {
         self.backlog_bytes += bytes;
         self.rail.posted(bytes);
     }
 
-    /// Records that a share counted by [`Lane::add_backlog`] was confirmed.
+    /// Records the confirmation of a share that [`Lane::add_backlog`] has recorded.
     #[inline(always)]
     pub fn remove_backlog(&mut self, bytes: u64) {
         self.backlog_bytes = self.backlog_bytes.saturating_sub(bytes);
@@ -488,26 +500,30 @@ impl Lane {
         self.path_quality.add_carried_bytes(bytes);
     }
 
-    /// Returns the time and the bytes carried so far, to measure the pace of the rail.
+    /// Returns `now_ns` and the bytes of all connections that the path has carried so far, to
+    /// measure the speed of the rail.
     #[inline(always)]
     pub fn moment(&self, now_ns: u64) -> Moment {
         Moment { now_ns, carried_bytes: self.path_quality.carried_bytes() }
     }
 
-    /// Replaces lost queue pairs with new ones. The traffic counters continue.
+    /// Replaces this lane, whose queue pairs are lost, with a new one. The traffic counters
+    /// continue.
     #[cold]
     pub fn take_over(&mut self, mut new: Lane) {
         std::mem::swap(&mut self.record, &mut new.record);
         *self = new;
     }
 
-    /// Counts a share of any size that was confirmed, or that arrived.
+    /// Counts a share of any size. A sender calls this when the share is confirmed. A receiver
+    /// calls it when the share has arrived, with the bytes of the share's last write.
     #[inline(always)]
     pub fn count(&mut self, bytes: u64) {
         self.record.add_write(bytes);
     }
 
-    /// Counts `full_chunks` writes of `bytes` each, which precede the last write of a share.
+    /// Adds the bytes of the `full_chunks` writes (of `bytes` each) that preceded the last write of
+    /// a share. [`Lane::count`] counts the share itself.
     #[inline(never)]
     pub fn count_full_chunks(&mut self, full_chunks: u16, bytes: u64) {
         self.record.add(Word::Bytes, u64::from(full_chunks).wrapping_mul(bytes));
@@ -523,9 +539,9 @@ impl Lane {
 }
 
 impl LaneSlot<'_> {
-    /// Posts the write. Copies the bytes of `inline`, at most [`Lane::inline_bytes`], before it
-    /// returns. Without `inline`, the device reads the bytes at the local address at any time until
-    /// the completion.
+    /// Posts the write. Copies the bytes of `inline` before it returns. `inline` must not be longer
+    /// than [`Lane::inline_bytes`]; the queue pair refuses a longer one. Without `inline`, the
+    /// device may read the bytes at the local address at any time until the completion.
     #[inline(always)]
     pub fn write(self, write: &LaneWrite, inline: Option<Readable<'_>>) -> Quick<()> {
         let Self { queue, index, pending } = self;
@@ -558,7 +574,7 @@ fn random_psn() -> Result<u32> {
     Ok(getrandom::u32()? & 0xff_ffff)
 }
 
-/// Describes a connection's lanes and the bytes that they carried, for messages.
+/// Describes a connection's lanes and the bytes that each lane has carried, for messages.
 #[cold]
 pub fn lanes_text(lanes: &[Lane]) -> String {
     let one = |lane: &Lane| {

@@ -1,4 +1,5 @@
-//! Load of all connections of this process on a connection's rails, for the choice of a rail.
+//! Load of all connections of this process on the rails of one connection, for the choice of a
+//! rail.
 
 use super::lane::Lane;
 use crate::flow::striping::OtherConnections;
@@ -23,9 +24,10 @@ impl OtherConnections for Sending<'_> {
     }
 }
 
-/// Lanes of a receiving connection. It writes only CTS entries, which are too small to measure a
-/// rail's rate. A CTS write that waits behind a slow rail's backlog delays the peer's send. So a
-/// backlog counts by the time that it takes, not by its bytes.
+/// Lanes of a receiving connection, with the load of all connections on their rails. A receiver
+/// writes only CTS entries, which are too small to measure a rail's rate. A CTS write that waits
+/// behind a slow rail's backlog delays the peer's send. So a backlog counts by the time that it
+/// takes, not by its bytes.
 pub struct Granting<'a>(pub &'a [Lane]);
 
 impl OtherConnections for Granting<'_> {

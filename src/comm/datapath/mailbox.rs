@@ -1,6 +1,6 @@
-//! Both mailboxes of a connection. A mailbox is the memory of one end that the other end writes
-//! ([`crate::wire::mailbox`]). Control frames are read from this end's mailbox and written into the
-//! peer's.
+//! Both mailboxes of a connection. A mailbox is the memory of one end into which the other end
+//! writes ([`crate::wire::mailbox`]). The peer's control frames arrive in this end's mailbox. This
+//! end's control frames are written into the peer's mailbox.
 
 use super::lane::{LaneWrite, MailboxKeys};
 use super::wr_id::Work;
@@ -32,15 +32,17 @@ impl Mailboxes {
         }
         let words = std::array::from_fn(|at| inbox[at].load(Ordering::Relaxed));
         let frame = ControlFrame::from_words(&words)?;
-        // Clear the first words, so that the same frame is seen as new if it arrives again. This
-        // can tear an arriving frame. The sender repeats a frame until it is acknowledged.
+        // Clear the first words, so that the same frame is seen as new if it arrives again. The
+        // stores can tear a frame that arrives now. That does no harm, because the sender repeats a
+        // frame until the frame is acknowledged.
         inbox[0].store(0, Ordering::Relaxed);
         inbox[1].store(0, Ordering::Relaxed);
         Some(frame)
     }
 
     /// Stores a control frame where the NICs read it, and returns its size in bytes. A NIC that
-    /// still reads the previous frame sends a torn one. The receiver detects it by the digest.
+    /// still reads the previous frame may send a torn frame. The peer detects a torn frame by the
+    /// digest.
     pub fn put_frame(&self, frame: &ControlFrame) -> u32 {
         let words = frame.to_words();
         for (cell, word) in self.region.words().iter().skip(OUTBOX_AT / 8).zip(&words) {
@@ -55,7 +57,8 @@ impl Mailboxes {
         LaneWrite { bytes, work: Work::Control, ..self.write(keys, OUTBOX_AT, INBOX_AT) }
     }
 
-    /// Returns the write that tests a lane with one packet of `bytes`.
+    /// Returns the write that tests a lane with one packet of `bytes`, or of [`PROBE_BYTES`] if
+    /// that is less.
     pub fn probe_write(&self, keys: MailboxKeys, bytes: u32) -> LaneWrite {
         LaneWrite { bytes: bytes.min(PROBE_BYTES as u32), ..self.write(keys, PROBE_AT, PROBE_AT) }
     }

@@ -1,5 +1,9 @@
 //! The data path of a connection: `isend`, `irecv` and `test`.
 //!
+//! A lane is a rail within one connection. A message is cut into shares, one for each lane that
+//! carries some of its bytes. A receiver grants a receive: it writes CTS (clear-to-send) entries,
+//! which name the receive's buffers, into the sender's ring.
+//!
 //! While messages succeed, the modules `send` and `recv` do not allocate, lock, format or make
 //! system calls (`tests/quiet_data_path.rs`). Their submodules `failover` handle lost rails.
 //!
@@ -13,10 +17,10 @@
 //!
 //! # Visibility of bytes
 //!
-//! A NIC writes CTS (clear-to-send) entries into the sender's ring while the sender reads the ring.
-//! The sender loads the first word of an entry with acquire, and then checks the entry's digest
+//! A NIC writes CTS entries into the sender's ring while the sender reads the ring. The sender
+//! loads the first word of an entry with acquire, and then checks the entry's digest
 //! ([`crate::wire::cts`]). Received bytes are visible once their completion was polled: the NIC
-//! writes a completion after its data, and the provider orders its read of the completion before
+//! writes the data before the completion, and the provider orders its read of the completion before
 //! later loads (`dmb oshld` on Arm).
 
 #![deny(clippy::disallowed_types)]

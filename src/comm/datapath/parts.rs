@@ -1,4 +1,4 @@
-//! Input from connection set-up to a data path.
+//! The values from which connection set-up creates a data path.
 
 use super::lane::Lane;
 use crate::flow::in_flight::Bound;
@@ -6,18 +6,19 @@ use crate::flow::striping::Striping;
 use crate::verbs::Region;
 use std::sync::Arc;
 
-/// Components of a new data path.
+/// The values from which a data path is created.
 pub struct PathParts {
-    /// 1 to [`MAX_RAILS`](crate::wire::MAX_RAILS) connected lanes, with the keys of both mailboxes.
+    /// 1 to [`MAX_RAILS`](crate::wire::MAX_RAILS) lanes. A lane is connected and has the keys of
+    /// both mailboxes, or it has no queue pairs because its rail does not work yet.
     pub lanes: Vec<Lane>,
     /// This end's mailbox, which the peer writes into.
     pub region: Arc<Region>,
     /// Address of the peer's mailbox.
     pub peer_addr: u64,
-    /// Size of the largest single write.
+    /// Largest number of bytes in one write.
     pub chunk_bytes: u32,
     /// Division of messages over the lanes.
     pub striping: Striping,
-    /// Process-wide limit on the bytes that all sends have in flight together, if one is set.
+    /// Limit on the bytes that all sends of this process have in flight together, if one is set.
     pub bound: Option<Arc<Bound>>,
 }

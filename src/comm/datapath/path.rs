@@ -1,4 +1,8 @@
-//! Calls of recovery on a data path when rails are lost or return, and reactions to faults.
+//! The calls that recovery makes on a data path when rails are lost or return, and the data path's
+//! reactions to faults.
+//!
+//! A share is the part of a message that one lane carries. A grant is the set of CTS
+//! (clear-to-send) entries of one receive, which the receiver writes into the sender's memory.
 
 use super::context::PathContext;
 use super::fault::{Fault, OVERRUN};
@@ -16,59 +20,70 @@ pub trait DataPath: Send {
     /// Returns the lanes, striping and status.
     fn rails(&mut self) -> &mut Rails;
 
-    /// Returns the numbers of the oldest running message and of the next one to begin.
+    /// Returns the number of the oldest running message, and the number of the next message to
+    /// begin.
     fn message_range(&self) -> (u64, u64);
 
     /// Stops the queue pairs of a lost rail, processes their completions, and closes the lane. If
-    /// the device cannot be stopped yet, only ends the use of the lane.
+    /// the device cannot be stopped yet, only ends the use of the lane, and returns
+    /// [`Fenced::NotYet`].
     fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced;
 
     /// Returns the progress of all requests, for the detection of stalls.
     fn progress(&self) -> Progress;
 
-    /// Returns the receives that have arrived; empty for a sender.
+    /// Returns the receives that still wait for data, with their shares that have arrived. The
+    /// list of a sender is empty.
     fn received(&self) -> Received;
 
-    /// Resends a lost lane's missing shares, or repeats its grants, over other lanes. Called after
-    /// both ends have stopped the lane. `received` lists the shares that have arrived at the peer.
+    /// Over other lanes, a sender resends a lost lane's missing shares, and a receiver repeats the
+    /// lane's grants. Called after both ends have stopped the lane. `received` lists the shares
+    /// that have arrived at the peer; a receiver ignores the list.
     ///
     /// # Errors
-    /// [`Error::Usage`] if memory that is still needed was deregistered.
+    /// [`Error::Usage`] if memory that a share must be resent from was deregistered.
     fn recover(&mut self, context: &PathContext, lane: LaneId, received: &Received) -> Result<()>;
 
-    /// Uses a closed lane again, with new queue pairs. If the connection has failed, destroys them
-    /// and returns false.
+    /// Uses a closed lane again, with the queue pairs of `new`. If the connection has failed,
+    /// destroys these queue pairs and returns false.
     fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool>;
 
     /// Returns the first epoch (generation of a receiver's keys) whose CTS entries have valid keys
-    /// for a lane. With `has_new_keys` (the lane's device has returned), a receiver begins a new
-    /// epoch and repeats all grants.
+    /// for a lane. `has_new_keys` means that the lane's device has returned with new keys. A
+    /// receiver then first begins a new epoch, and repeats the grants of all receives that wait for
+    /// data.
     fn epoch_of(&mut self, context: &PathContext, lane: LaneId, has_new_keys: bool) -> Result<Epoch>;
 
-    /// Stores a lane's first epoch with valid keys, from the receiver's answer. A receiver ignores
-    /// it.
+    /// Stores a lane's first epoch with valid keys, as the peer's answer names it. Only a sender
+    /// needs the epoch; a receiver does nothing.
     fn learn_epoch(&mut self, lane: LaneId, epoch: Epoch);
 
-    /// Processes completions while NCCL's thread may be asleep. Returns true if there were any.
+    /// Processes completions while NCCL's thread may be asleep, and sends what
+    /// [`DataPath::has_repeats`] reports. Returns true if there were completions. Does nothing if
+    /// the connection has already failed.
     ///
     /// # Errors
-    /// The reason why the connection has failed.
+    /// The reason why the connection fails in this call.
     fn poll(&mut self, context: &PathContext) -> Result<bool>;
 
-    /// Returns true if [`DataPath::poll`] has shares or grants to send again on an open lane.
+    /// Returns true if shares or grants must be sent again and at least one lane is open, so that
+    /// [`DataPath::poll`] can try to send them.
     fn has_repeats(&mut self) -> bool;
 
     /// Returns the number of complete receives before the first incomplete one; 0 for a sender.
     fn delivered(&self) -> u64;
 
-    /// Forgets all requests, after the connection has failed and its queue pairs are destroyed.
+    /// Called after the connection has failed and its queue pairs are destroyed. A sender releases
+    /// its reserved bytes of the process-wide limit on bytes in flight. A receiver does nothing.
     fn ended(&mut self) {}
 
-    /// Returns true while requests run, whose buffers a NIC may read or write.
+    /// Returns true while a NIC may read or write the buffer of a running send, or of a receive
+    /// that waits for data. Optional receives do not count.
     fn holds_buffers(&self) -> bool;
 }
 
-/// Reactions of a data path to faults. A fault costs a rail or the connection.
+/// Reactions of a data path to faults. A fault loses a rail or fails the connection, unless the
+/// peer has closed the connection.
 pub trait Faults {
     /// Reacts to a fault on a lane.
     ///
@@ -76,8 +91,8 @@ pub trait Faults {
     /// The reason why the connection has failed.
     fn fault(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> Quick<()>;
 
-    /// Reacts to an error of completion queue `cq`, whose completions are lost. Does nothing if no
-    /// lane uses the queue.
+    /// Reacts to an error of the completion queue with number `cq`, whose completions are lost.
+    /// Does nothing if no lane uses the queue.
     fn lose_completions(&mut self, context: &PathContext, cq: usize) -> Quick<()>;
 
     /// Stops the use of a rail, records the loss, and wakes the service thread.
@@ -95,7 +110,8 @@ impl<P: DataPath + ?Sized> Faults for P {
     fn fault(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> Quick<()> {
         if let PeerState::Closed { .. } = context.peer.presence() {
             // A closed peer destroys its queue pairs, so writes to it fail. Its BYE confirms the
-            // receives that have arrived. The peer does not need the others.
+            // receives that have all their bytes. The peer does not need the other messages, so the
+            // failed writes are no fault.
             if let Fault::Device(_) = fault {
                 self.rails().close_lane(lane);
             }
@@ -124,10 +140,11 @@ impl<P: DataPath + ?Sized> Faults for P {
             return Ok(());
         };
         let fault = match role {
-            // The receiver reports which shares have arrived.
+            // The lost completions are confirmations. The receiver's report of the shares that have
+            // arrived replaces them.
             Role::Sender => Fault::Rail(OVERRUN.to_owned()),
-            // The sender has the acknowledgement of bytes whose completions are lost here, so it
-            // does not resend them.
+            // The lost completions were the only sign here that bytes have arrived. The sender has
+            // seen these bytes acknowledged, so it does not resend them.
             Role::Receiver => Fault::Fatal(OVERRUN.to_owned()),
         };
         self.fault(context, lane, fault)
@@ -158,8 +175,8 @@ impl<P: DataPath + ?Sized> Faults for P {
     }
 }
 
-/// Reacts to a lost rail if the request may be the cause. Too many such losses while one message
-/// runs end the connection.
+/// Reacts to a failed request that may itself be the cause of its failure: loses the rail. After
+/// too many such losses while one message runs, ends the connection.
 #[cold]
 fn lose_suspect<P: DataPath + ?Sized>(
     path: &mut P,
@@ -172,7 +189,7 @@ fn lose_suspect<P: DataPath + ?Sized>(
     let Rails { role, lanes, status, .. } = path.rails();
     let most = match (doubt, role) {
         // The key may be wrong: the peer's application may have deregistered the buffer. A valid
-        // key is refused at most once on each lane, while its device is being removed.
+        // key is refused at most once on each lane, while the lane's device is being removed.
         (Doubt::Key, Role::Sender) => lanes.len() as u8,
         // A receiver uses only the key of the peer's ring, which does not depend on an application.
         // The peer's device may be removed and return many times while one message waits.

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Peer {
     /// Host, process and address of the peer, for messages.
     pub name: String,
-    /// 0 while the peer is connected, [`GONE`] after it vanished. After an orderly close, the
-    /// number of receives that the peer has completed, plus one.
+    /// 0 while the peer is connected, [`GONE`] after the peer has vanished. After an orderly close,
+    /// one more than [`PeerState::Closed::delivered`].
     state: AtomicU64,
 }
 
@@ -22,7 +22,8 @@ pub enum PeerState {
     Here,
     /// The peer closed the connection in good order.
     Closed {
-        /// Number of receives, counted from the first, that have all their bytes, as its BYE says.
+        /// The peer's BYE says that this number of receives, counted from the first receive of the
+        /// connection, have all their bytes.
         delivered: u64,
     },
     /// The bootstrap connection broke without a BYE, and the peer did not answer over the rails.
@@ -38,8 +39,8 @@ impl Peer {
     /// Returns the peer's connection state.
     #[inline(always)]
     pub fn presence(&self) -> PeerState {
-        // Acquire pairs with the release stores below: earlier writes by the storing thread are
-        // visible.
+        // Acquire pairs with the release stores below: what the storing thread wrote before its
+        // store is visible.
         match self.state.load(Ordering::Acquire) {
             0 => PeerState::Here,
             GONE => PeerState::Gone,
@@ -54,7 +55,7 @@ impl Peer {
         self.state.load(Ordering::Acquire) == 0
     }
 
-    /// Records the peer's BYE. The first BYE is kept.
+    /// Records the peer's BYE, also for a peer that counted as vanished. Ignores a second BYE.
     pub fn said_bye(&self, delivered: u64) {
         if let PeerState::Closed { .. } = self.presence() {
             tracing::debug!("{} sent BYE again", self.name);
@@ -63,7 +64,7 @@ impl Peer {
         self.state.store(delivered.saturating_add(1).min(GONE - 1), Ordering::Release);
     }
 
-    /// Records that the peer vanished. An earlier BYE is kept.
+    /// Records that the peer has vanished, unless it has sent BYE.
     pub fn vanished(&self) {
         let was_here = self.state.compare_exchange(0, GONE, Ordering::Release, Ordering::Relaxed);
         if was_here.is_ok() {

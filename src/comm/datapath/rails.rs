@@ -8,13 +8,14 @@ use crate::wire::ids::LaneId;
 
 /// The lanes of one connection, with their striping and status.
 pub struct Rails {
-    /// Side of the connection.
+    /// Role of this side: sender or receiver.
     pub role: Role,
     /// Lanes, by [`LaneId`].
     pub lanes: Vec<Lane>,
     /// Division of messages over the lanes.
     pub striping: Striping,
-    /// Losses for recovery, queue pairs under test, and the error that ended the connection.
+    /// Losses that recovery must handle, queue pairs under test, and the error that ended the
+    /// connection.
     pub status: Status,
 }
 
@@ -24,21 +25,22 @@ impl Rails {
         Self { role, lanes, striping, status: Status::default() }
     }
 
-    /// Returns the set of open lanes, with a bit for each.
+    /// Returns the bit set of the open lanes ([`LaneId::bit`]).
     pub fn open_lanes(&self) -> u8 {
         let is_open = |lane: &LaneId| self.lanes[lane.index()].is_open();
         LaneId::all(self.lanes.len()).filter(is_open).fold(0, |set, lane| set | lane.bit())
     }
 
-    /// Closes a lane, and forgets the measured pace of its rail. The caller processes the lane's
-    /// completions first, because they update the pace.
+    /// Closes a lane, and forgets the lane's measured pace. The caller must already have processed
+    /// the lane's completions, because they update the pace.
     #[cold]
     pub fn close_lane(&mut self, lane: LaneId) {
         self.lanes[lane.index()].close();
         self.striping.lose(lane);
     }
 
-    /// Uses a closed lane again, with new queue pairs. Returns false if the connection has failed.
+    /// Uses a closed lane again, with the queue pairs of `new`. If the connection has failed,
+    /// destroys these queue pairs and returns false.
     #[cold]
     pub fn regain(&mut self, lane: LaneId, new: Lane) -> bool {
         if self.status.has_failed() {

@@ -1,4 +1,8 @@
 //! `irecv`, and `test` on receives. `recv/failover.rs` reacts to lost and returning rails.
+//!
+//! `irecv` grants a receive: it writes one CTS (clear-to-send) entry for each buffer into the
+//! sender's ring. The bytes for a buffer then arrive in shares, one on each lane that the sender
+//! uses, and each share ends with an immediate.
 
 mod failover;
 
@@ -26,7 +30,7 @@ use crate::wire::{PARTS, SLOTS};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One buffer of a grouped receive.
+/// One buffer of a receive. A grouped receive has several buffers, other receives have one.
 #[derive(Clone, Copy)]
 pub struct RecvPart<'a> {
     /// Address that the bytes are written to.
@@ -43,17 +47,19 @@ pub struct RecvPart<'a> {
 pub struct RecvPath {
     receives: Receives,
     rails: Rails,
-    /// Copy of the peer's CTS ring. The NIC reads from it the entries that are not written inline.
+    /// Copy of the CTS ring in the peer's memory. An entry is stored here before it is written to
+    /// the peer. If the write is not inline, the NIC reads the entry here.
     shadow: Arc<Region>,
     /// Address of the CTS ring in the peer's mailbox.
     ring_addr: u64,
-    /// Origin of the keys in each entry of `shadow`.
+    /// For each entry of `shadow`: the registration that its keys belong to.
     key_sources: Box<[Source; SLOTS * PARTS]>,
-    /// Lane of the last completions. It is polled first.
+    /// Lane on which completions were last found. This lane is polled first.
     hot: LaneId,
-    /// Lane that was polled when `hot` last had no completions.
+    /// Lane whose turn it was when `hot` last had no completions. The lanes take turns.
     cold: LaneId,
-    /// True if each lane has the number of its rail. False, for example, if a rail was left out.
+    /// True if each lane has the same number as its rail on this host. False, for example, if a
+    /// rail was left out of the connection.
     lanes_are_rails: bool,
     buffer: CompletionBuffer,
     stall: StallTimer,
@@ -61,9 +67,10 @@ pub struct RecvPath {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Source {
-    /// Number of the registration.
+    /// Number of the registration ([`Registration::id`]).
     memory: u32,
-    /// True for the keys without relaxed ordering, which keep the order of writes.
+    /// True for the registration's keys without relaxed ordering, with which the order of writes is
+    /// kept.
     strict: bool,
 }
 
@@ -93,11 +100,11 @@ impl RecvPath {
 
     /// Grants a receive of 1 to [`PARTS`] buffers, and returns its request number. Returns `None`
     /// if there is no room yet; the caller tries again. An `optional` receive is reported done
-    /// immediately, and its caller checks the received bytes itself.
+    /// by its first test, and NCCL checks the received bytes itself.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the memory is not registered or the group is too large; otherwise the
-    /// reason why the connection has failed.
+    /// [`Error::Argument`] as for [`check_parts`]; otherwise the reason why the connection has
+    /// failed.
     #[inline(always)]
     pub fn irecv(&mut self, context: &PathContext, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
         self.rails.status.check()?;
@@ -133,13 +140,14 @@ impl RecvPath {
         self.stalled(context, "a receive without a free slot").map(|()| false)
     }
 
-    /// Returns the lane for a CTS write: the one used last, unless it is busy.
+    /// Returns the lane for a CTS write: the lane of the last CTS write, unless that lane is busy.
     #[inline(always)]
     fn cts_lane(&mut self) -> LaneId {
         self.rails.striping.lane_for(ENTRY_BYTES as u64, &Granting(&self.rails.lanes))
     }
 
-    /// Tells the sender where to write its bytes: writes a CTS entry into the sender's ring.
+    /// Writes the CTS entries of a receive, which tell the sender where to write its bytes, into
+    /// the sender's ring.
     #[inline(always)]
     fn clear_to_send(&mut self, lane: LaneId, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         let [part] = parts else { return self.write_group(lane, grant, parts, strict) };
@@ -157,8 +165,9 @@ impl RecvPath {
         slot.write(&write, Some(place.into()))
     }
 
-    /// Slower version of [`RecvPath::clear_to_send`]: for groups, for devices whose work requests
-    /// have no room for an entry, and for keys that must be put in the order of the lanes.
+    /// Slower version of [`RecvPath::clear_to_send`]. It is for groups, for devices whose work
+    /// requests have no room for an entry, and for connections whose lanes are not in the order of
+    /// the rails, so that the keys must be put in the order of the lanes.
     #[inline(never)]
     fn write_group(&mut self, lane: LaneId, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
         for (index, part) in parts.iter().enumerate() {
@@ -173,8 +182,8 @@ impl RecvPath {
         self.write_from_shadow(lane, grant, parts.len(), Work::Cts)
     }
 
-    /// Writes a receive's entries from the shadow into the peer's ring. A single entry is written
-    /// inline if it fits.
+    /// Writes a receive's entries from the shadow into the sender's ring. A single entry is written
+    /// inline if a work request has room for it.
     fn write_from_shadow(&mut self, lane: LaneId, grant: Grant, parts: usize, work: Work) -> Quick<()> {
         let write = LaneWrite {
             work,
@@ -196,8 +205,9 @@ impl RecvPath {
         Remote { addr, rkey: self.rails.lanes[lane.index()].peer_mailbox_rkey }
     }
 
-    /// If a receive is finished, calls `report` with each buffer's index and size, and returns
-    /// true.
+    /// If a receive is finished, calls `report` for each of its buffers, and returns true. The
+    /// arguments of `report` are the buffer's index and the number of bytes received. For an
+    /// optional receive whose bytes have not all arrived, the second argument is the buffer's size.
     ///
     /// # Errors
     /// [`Error::Argument`] if there is no such request; otherwise the failure of the connection.
@@ -223,9 +233,10 @@ impl RecvPath {
         Ok(moved)
     }
 
-    /// Processes completions, and returns true if there were any. Polls the lane `hot` first. If it
-    /// has no completions, polls one other lane, in turn. So idle rails cost nothing while another
-    /// rail is busy. If part of a message arrived, polls the remaining lanes for the rest.
+    /// Processes completions, and returns true if there were any. Polls the lane `hot` first. If
+    /// `hot` has no completions, polls one other lane; the other lanes take turns. So idle rails
+    /// cost nothing while another rail is busy. If an incomplete message is found, polls all other
+    /// lanes for its other shares.
     #[inline(always)]
     fn progress(&mut self, context: &PathContext) -> Quick<bool> {
         let mut found = self.take_in(context, self.hot)?;
@@ -328,7 +339,8 @@ impl RecvPath {
 /// Checks the buffers of a receive.
 ///
 /// # Errors
-/// [`Error::Argument`] if the memory is not registered or the group is too large.
+/// [`Error::Argument`] if a buffer is not within its registration or is too large, if its memory is
+/// registered only for sends, or if the number of buffers is not 1 to [`PARTS`].
 #[inline(always)]
 pub fn check_parts(parts: &[RecvPart<'_>]) -> Quick<()> {
     if parts.is_empty() || parts.len() > PARTS {
@@ -342,12 +354,14 @@ pub fn check_parts(parts: &[RecvPart<'_>]) -> Quick<()> {
     Ok(())
 }
 
-/// Result of polling a lane, determined by the last completion.
+/// Result of polling a lane. If there were several completions, the result is that of the last
+/// successful one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     Nothing,
     Something,
-    /// Part of a message. The rest may arrive on other lanes.
+    /// A share of a message that is not complete. The message's other shares may arrive on other
+    /// lanes, so these are polled. Also the result after a fault that has not ended the connection.
     PartOfMessage,
 }
 
@@ -384,7 +398,7 @@ fn arrive(
     Ok(found)
 }
 
-/// Returns the buffer's keys in the order of the connection's lanes.
+/// Returns the keys of a registration in the order of the connection's lanes.
 fn keys(lanes: &[Lane], lanes_are_rails: bool, memory: &Registration, strict: bool) -> PackedKeys {
     if lanes_are_rails {
         return memory.packed_keys(strict);
@@ -400,8 +414,8 @@ fn terms(part: &RecvPart<'_>, index: usize, count: usize, epoch: Epoch) -> Terms
     Terms { addr: part.addr, bytes: part.bytes as u64, tag: part.tag, parts: count as u8, part: index as u8, epoch }
 }
 
-/// Ignores an immediate that belongs to an earlier use of its slot. Counts the posted receive that
-/// the immediate has used up.
+/// Ignores an immediate that belongs to an earlier use of its slot or is a repetition
+/// ([`Arrival::Stale`]). Counts the posted receive that the immediate has used up.
 #[cold]
 #[inline(never)]
 fn stale(context: &PathContext, lane: &mut Lane, completion: &Completion) -> std::result::Result<Found, Box<Fault>> {

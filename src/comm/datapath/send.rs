@@ -1,4 +1,9 @@
 //! `isend`, and `test` on sends. `send/failover.rs` reacts to lost and returning rails.
+//!
+//! The receiver grants a receive: it writes CTS (clear-to-send) entries into the ring, which is
+//! memory of the sender. `isend` needs a granted receive with its tag. It sends the bytes in
+//! shares, one on each lane that it uses. A share is one write, or several writes (chunks) if it is
+//! large.
 
 mod failover;
 
@@ -40,21 +45,22 @@ pub struct SendPath {
     now_ns: u64,
     chunk_bytes: u64,
     sizes: Sizes,
-    /// Limits of sends that start without a reservation of in-flight bytes. If the process limits
-    /// the bytes in flight, both limits are 0, and only an empty send starts this way.
+    /// Size limits of the sends that start without a reservation of in-flight bytes. If the process
+    /// limits the bytes in flight, both sizes are 0, and only an empty send starts this way.
     unreserved_limits: Sizes,
     buffer: CompletionBuffer,
     stall: StallTimer,
-    /// Time when a send with timed writes was given to its lanes, by request number.
+    /// For each request number: the time when the send was given to its lanes. Valid only if writes
+    /// of the send are timed.
     given_ns: Box<[u64; REQUESTS]>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Sizes {
-    /// Largest send that is a single write on one lane.
+    /// Size of the largest send that always is a single write on one lane.
     max_unsplit_bytes: u64,
-    /// Largest send: [`MAX_FULL_CHUNKS`] chunks, the most that an immediate can count, and a last
-    /// one.
+    /// Size of the largest send. All its bytes must fit into one share: [`MAX_FULL_CHUNKS`] full
+    /// chunks, which is the largest number that an immediate can hold, and one last chunk.
     most_bytes: u64,
 }
 
@@ -80,7 +86,8 @@ impl Send<'_> {
 }
 
 impl SendPath {
-    /// Creates a data path over connected lanes. The peer writes its CTS entries into the region.
+    /// Creates a data path. The region of `parts` has the ring, into which the peer writes its CTS
+    /// entries.
     pub fn new(parts: PathParts) -> Self {
         let PathParts { lanes, region: ring, chunk_bytes, striping, bound, .. } = parts;
         let chunk_bytes = u64::from(chunk_bytes);
@@ -102,12 +109,14 @@ impl SendPath {
         }
     }
 
-    /// Starts to send `bytes` at `addr`, and returns the request number. Returns `None` if no
-    /// receive is granted for `tag` yet or there is no room; the caller tries again.
+    /// Starts to send the `bytes` bytes at `addr`, and returns the request number. Returns `None`
+    /// if the send cannot start yet, for example because no receive is granted for `tag` or there
+    /// is no room; the caller tries again.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the memory is not registered. [`Error::Usage`] if the receive is
-    /// smaller than the send. Otherwise the reason why the connection has failed.
+    /// [`Error::Argument`] if the bytes are outside the registration, or too many for one send.
+    /// [`Error::Usage`] if the receive is smaller than the send. Otherwise the reason why the
+    /// connection has failed.
     #[inline(always)]
     pub fn isend(
         &mut self,
@@ -119,8 +128,8 @@ impl SendPath {
     ) -> Quick<Option<u16>> {
         self.rails.status.check()?;
         // A closed peer sends no more CTS entries. Also, its BYE may have completed an earlier
-        // send, whose late completion could be mistaken for one of a new send with the same request
-        // number.
+        // send. The late completion of that send could be mistaken for a completion of a new send
+        // with the same request number.
         if !context.peer.is_here() {
             return self.not_now(context, bytes);
         }
@@ -150,8 +159,9 @@ impl SendPath {
         self.stalled(context, "a send", bytes).map(|()| None)
     }
 
-    /// Starts a send that `isend` does not start itself: to a grouped receive, with old keys, or
-    /// with a reservation of in-flight bytes. Checks the size.
+    /// Starts a send that `isend` does not start itself: a send to a grouped receive, a send whose
+    /// grant has old keys, or a send that must reserve in-flight bytes. Refuses a send that is too
+    /// large.
     #[inline(never)]
     fn send_slow(&mut self, context: &PathContext, send: Send<'_>) -> Quick<Option<u16>> {
         let head = match self.sends.search(self.ring.words(), send.tag) {
@@ -191,8 +201,8 @@ impl SendPath {
         }
     }
 
-    /// Starts a send whose receive was granted before one of the receiver's devices returned. The
-    /// keys of the grant are valid only on the lanes of the set `usable`.
+    /// Starts a send whose receive was granted before a removed device of the receiver returned.
+    /// The keys of the grant are valid only on the lanes of the bit set `usable`.
     #[cold]
     fn send_with_old_keys(
         &mut self,
@@ -219,8 +229,9 @@ impl SendPath {
         if counted {
             by = self.rails.striping.lane_or_trial(by, size, self.now_ns, &Sending(&self.rails.lanes));
             if self.rails.striping.is_to_time(size) {
-                // The service time of a write behind another one counts from the confirmation of
-                // that one. So only a write on an idle lane needs a new reading of the clock.
+                // The service of a write that waits behind another write begins when the other
+                // write is confirmed. So only a write on an idle lane needs a new reading of the
+                // clock.
                 if self.rails.striping.is_idle(by) {
                     self.now_ns = self.clock.now_ns();
                 }
@@ -260,7 +271,8 @@ impl SendPath {
         Ok(Some(request))
     }
 
-    /// Starts a send as one share on the given lane, which may have no room.
+    /// Starts a send as one share on the given lane. If the lane's queue pair has no room, the
+    /// share is posted later.
     #[inline(never)]
     fn send_queued(
         &mut self,
@@ -298,8 +310,9 @@ impl SendPath {
         self.start_shares(context, head, send, &shares, Some(now_ns))
     }
 
-    /// Starts the shares of a send. The caller has counted the large shares as load. With `now_ns`,
-    /// the large shares are timed from that time on.
+    /// Starts the shares of a send. The caller must already have added each large share
+    /// ([`is_counted`](crate::flow::striping::Striping::is_counted)) to the backlog of its lane.
+    /// With `now_ns`, the large shares are timed from that time on.
     #[inline(never)]
     fn start_shares(
         &mut self,
@@ -389,7 +402,8 @@ impl SendPath {
             self.stalled(context, "a posted send", 0)?;
         }
         let known = self.sends.test(request).map_err(not_in_flight)?;
-        // Post the writes that had no room. The test of another request may have freed room.
+        // Post the writes for which the queue pairs had no room. The test of any request may have
+        // freed room.
         if known.is_none() && self.sends.shares_to_post(request) > 0 {
             self.post(context, request);
         }
@@ -416,7 +430,8 @@ impl SendPath {
         Ok(moved)
     }
 
-    /// Processes a lane's completions, also those after a failed one. Returns true if it had any.
+    /// Processes a lane's completions, including those after a failed one. Returns true if there
+    /// were completions.
     #[inline(always)]
     fn take_in(&mut self, by: LaneId, is_read: &mut bool) -> std::result::Result<bool, Box<Fault>> {
         let mut fault = None;
@@ -452,8 +467,9 @@ impl SendPath {
         }
     }
 
-    /// Records that no send can progress now. Checks that the peer is connected, and occasionally
+    /// Records a call of NCCL that made no progress. Now and then reads the clock, and counts and
     /// logs a long wait. If the peer has closed, completes the running sends that its BYE confirms.
+    /// If the peer has left and sends still wait a little later, ends the connection.
     #[inline(always)]
     fn stalled(&mut self, context: &PathContext, what: &'static str, bytes: usize) -> Quick<()> {
         match (self.stall.idle(), context.peer.presence()) {

@@ -11,11 +11,12 @@ use std::ops::{Deref, DerefMut};
 /// A data path that the service thread can borrow from NCCL's thread.
 pub trait SharedPath: Send + Sync {
     /// Borrows the data path as soon as no other thread uses it. The wait is short: a call of the
-    /// data path takes microseconds and does not block. [`Self::is_unused`] does not count a borrow
-    /// as a use. Returns `None` after a panic in the data path.
+    /// data path takes microseconds and does not block. Returns `None` after a panic in the data
+    /// path. For [`Self::is_unused`], a borrow is no use of the data path, and a borrow hides the
+    /// uses before it.
     fn borrow(&self) -> Option<PathGuard<'_>>;
 
-    /// Returns true if the data path was not used since the last call.
+    /// Returns true if NCCL has not used the data path since the last call of this method.
     fn is_unused(&self) -> bool;
 }
 
@@ -83,9 +84,9 @@ impl<P: Shareable> SharedPath for TryCell<P> {
     }
 }
 
-/// Closes NCCL's side of a connection. Cancels running requests, so that no NIC accesses NCCL's
-/// buffers afterwards. If no request runs, the queue pairs stay open for writes that the peer still
-/// has to confirm.
+/// Closes NCCL's side of a connection. If requests are running, cancels them by ending the
+/// connection, so that no NIC accesses NCCL's buffers afterwards. If no request runs, the queue
+/// pairs stay open for writes that the peer still has to confirm.
 pub fn leave(path: &dyn SharedPath, peer: &Peer) {
     let Some(mut path) = path.borrow() else { return };
     if path.holds_buffers() {

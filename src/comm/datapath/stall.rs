@@ -1,6 +1,8 @@
-//! Detection of requests without progress: counts them, and fails them if the peer has left. Reads
-//! no clock while requests make progress. The service thread finds the cause of a stall
-//! (`comm::recovery::driver`).
+//! Detection of stalls, that is, of requests that make no progress. Counts the stalls, and fails
+//! the requests if the peer has left. Reads no clock while requests make progress. The service
+//! thread finds the cause of a stall (`comm::recovery::driver`).
+//!
+//! An idle poll is a call of NCCL that finds no progress.
 
 use super::context::PathContext;
 use super::lane::{Lane, lanes_text};
@@ -13,8 +15,8 @@ use crate::error::Error;
 use crate::error::{PeerGone, Quick, Waited};
 use std::time::{Duration, Instant};
 
-/// Number of idle polls between two readings of the clock. They take some milliseconds, so the
-/// readings cost next to nothing.
+/// Number of idle polls between two readings of the clock. This number of polls takes some
+/// milliseconds, so the readings cost next to nothing.
 const POLLS_PER_READING: u64 = 1 << 14;
 
 /// Time without progress after which a request is counted as stalled.
@@ -40,7 +42,7 @@ struct Times {
     since: Option<Instant>,
     warned: bool,
     peer_left_at: Option<Instant>,
-    /// Part of the period that the traffic counters already include.
+    /// How much of the period's length the traffic counters already include.
     counted: Duration,
 }
 
@@ -58,13 +60,15 @@ impl StallTimer {
         if self.idle_polls.is_multiple_of(POLLS_PER_READING) { Some(self.elapsed()) } else { None }
     }
 
-    /// Returns the time since the first call in the present period without progress.
+    /// Returns the time without progress, measured from the first call of this method in the
+    /// present period.
     #[cold]
     pub fn elapsed(&mut self) -> Duration {
         self.times().since.get_or_insert_with(Instant::now).elapsed()
     }
 
-    /// Returns the time since the first call in the present period, for a peer that has left.
+    /// Returns the time for which the peer has been known to have left: the time since the first
+    /// call of this method in the present period without progress.
     #[cold]
     pub fn away(&mut self) -> Duration {
         self.times().peer_left_at.get_or_insert_with(Instant::now).elapsed()
@@ -78,8 +82,9 @@ impl StallTimer {
         now
     }
 
-    /// Adds a stall to the counters after one second, and its length as it grows. The time between
-    /// the last reading of the clock and the end of the stall is not counted.
+    /// Counts a stall once it has lasted for one second, and adds its length to the counters as it
+    /// grows. The time between the last reading of the clock and the end of the stall is not
+    /// counted.
     fn count(&mut self, waited: Duration, record: &Record) {
         if waited < STALL {
             return;
@@ -105,12 +110,14 @@ pub struct Stalled {
     pub direction: Direction,
     /// Name of the request with an article, such as "a posted send".
     pub what: &'static str,
-    /// Bytes of a send, or number of pending receives.
+    /// Size in bytes of a send that has not started, 0 for sends that are posted; or the number of
+    /// pending receives.
     pub count: usize,
 }
 
 impl Stalled {
-    /// Logs a stalled request under `NCCL_DEBUG=TRACE`. Fails it if the peer closed or vanished.
+    /// Counts a stalled request, and logs it under `NCCL_DEBUG=TRACE`. Fails the request if the
+    /// peer closed or vanished at least `GONE_GRACE` ago.
     ///
     /// # Errors
     /// [`Error::PeerGone`], with which the caller ends the connection.

@@ -4,9 +4,9 @@ use super::lane::Lane;
 use crate::error::{Error, Quick};
 use crate::wire::ids::LaneId;
 
-/// Number of losses that are blamed on the rails, although a request may have caused them. The next
-/// loss is blamed on the request. Twice the number of a Spark's rails (four), because all rails may
-/// fail together.
+/// Number of losses that are blamed on the rails, although a request may have caused the losses.
+/// The next loss is blamed on the request. The number is twice the number of a Spark's rails
+/// (four), because all rails may fail together.
 pub const STRIKES: u8 = 8;
 
 /// State of a lost lane's NIC after a fence.
@@ -19,10 +19,11 @@ pub enum Fenced {
     NotYet,
 }
 
-/// Part of a request that may have caused the loss of a rail. Each kind is counted separately.
+/// What may have caused the loss of a rail, other than the rail. The losses of each kind are
+/// counted separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doubt {
-    /// The request itself.
+    /// The work request as a whole.
     Request,
     /// The key of the peer's memory (rkey) that the request uses.
     Key,
@@ -51,8 +52,9 @@ pub struct Status {
     failed: Option<Box<Error>>,
 }
 
-/// Count of losses that a wrong request or key may have caused: [`crate::verbs::Blame::Either`] and
-/// [`crate::verbs::Blame::Key`].
+/// Count of the losses of one kind of [`Doubt`]: losses that a wrong request may have caused
+/// ([`crate::verbs::Blame::Either`]), or losses that a wrong key may have caused
+/// ([`crate::verbs::Blame::Key`]).
 ///
 /// A request that no rail can carry takes down each rail that it is posted on. Rails recover, so
 /// the request would be retried forever without this count. The count starts again once all
@@ -66,7 +68,7 @@ pub struct Strikes {
 
 impl Strikes {
     /// Counts a loss, and returns true if the count is above `most`. `oldest` is the number of the
-    /// oldest running message, `next` that of the next message to begin.
+    /// oldest running message, and `next` is the number of the next message to begin.
     #[cold]
     pub fn count_loss(&mut self, oldest: u64, next: u64, most: u8) -> bool {
         if self.count == 0 || oldest >= self.since {
@@ -87,8 +89,8 @@ impl Status {
         }
     }
 
-    /// Returns true if the connection has failed. The caller gets the error now or in a later call,
-    /// and may then reuse its buffers.
+    /// Returns true if the connection has failed. NCCL gets the error from the present call or a
+    /// later one, and may then reuse its buffers.
     #[inline(always)]
     pub fn has_failed(&self) -> bool {
         self.failed.is_some()
@@ -102,7 +104,8 @@ impl Status {
         self.failed.get_or_insert_with(|| error.into()).clone()
     }
 
-    /// Stores queue pairs that the peer will test. Returns false if the connection has failed.
+    /// Stores queue pairs that the peer will test. If the connection has failed, destroys the queue
+    /// pairs and returns false.
     #[cold]
     pub fn keep(&mut self, lane: LaneId, new: Lane) -> bool {
         if !self.has_failed() {
@@ -139,8 +142,8 @@ impl Status {
 
     /// Drops a lane's stored losses before the lane carries data again. They concern the lane's old
     /// queue pairs, which were already fenced because the peer reported the loss first. Recovery
-    /// would mistake a stored loss for a loss of the new queue pairs, and would consider these
-    /// stopped.
+    /// would mistake a stored loss for a loss of the new queue pairs, and would take the new queue
+    /// pairs for stopped ones.
     #[cold]
     pub fn drop_stale_losses(&mut self, lane: LaneId) {
         self.losses.retain(|loss| loss.lane != lane);

@@ -1,8 +1,8 @@
 //! Test of new queue pairs before their lane is used.
 //!
-//! Each queue pair writes two packets into the peer's mailbox. The first has [`SMALL_BYTES`], which
-//! every RoCE path carries. The second is as large as the path MTU. If the path MTU is not above
-//! [`SMALL_BYTES`], only the second is written.
+//! Each queue pair writes two packets into the peer's mailbox. The first packet has [`SMALL_BYTES`]
+//! bytes, which every RoCE path carries. The second packet is as large as the path MTU. If the path
+//! MTU is not above [`SMALL_BYTES`], only the second packet is written.
 //!
 //! - If all writes are acknowledged, the path carries data.
 //! - A switch or port with a smaller MTU passes the first packet and drops the second on every
@@ -36,17 +36,18 @@ pub struct LaneTest {
     mtu_bytes: u32,
     /// Number of acknowledged writes of each queue pair.
     acknowledged: Vec<u32>,
-    /// Time to write the packets again; `None` once they were. A packet that arrives after a lost
-    /// one makes the NIC resend the lost one immediately. Without such a packet, the NIC waits for
-    /// the queue pair's timeout (4 s and more at NCCL's default), which may exceed the test.
+    /// Time to write the packets again; `None` once they were written again. A packet that arrives
+    /// after a lost packet makes the NIC resend the lost packet immediately. Without such a packet,
+    /// the NIC waits for the queue pair's timeout (4 s and more at NCCL's default), and the test
+    /// may end before that.
     rewrite_at: Option<Instant>,
     /// Time after which writes without acknowledgement count as lost.
     deadline: Instant,
     /// True if only small packets were acknowledged when the packets were written again. If false,
     /// the result at the time limit is [`TestResult::Silent`], never [`TestResult::SmallMtu`].
     was_small_only: bool,
-    /// Right to test the path on behalf of all connections. Held during the test if the path was
-    /// dead or untested before.
+    /// Right to test the path on behalf of all connections. If the path was dead or untested
+    /// before, the test keeps this right until the test ends.
     _trial: Option<Trial>,
 }
 
@@ -85,7 +86,8 @@ impl LaneTest {
         Ok(test)
     }
 
-    /// Processes acknowledgements, and records a result with `backoff`.
+    /// Processes acknowledgements. If the test now has a result about the path, records the result
+    /// in `backoff`.
     pub fn step(
         &mut self,
         mailboxes: &Mailboxes,
@@ -142,12 +144,14 @@ impl LaneTest {
     }
 
     /// Returns true if at least one queue pair has one acknowledgement, and no queue pair has more.
-    /// The first acknowledgement is for the small packet: acknowledgements come in order.
+    /// The first acknowledgement of a queue pair is for its small packet, because acknowledgements
+    /// come in order. Always false if no small packet is written.
     fn has_only_small_acknowledged(&self) -> bool {
         self.mtu_bytes > SMALL_BYTES && self.acknowledged.iter().copied().max() == Some(1)
     }
 
-    /// Returns the result once the NIC has used up its retries or the time limit has passed.
+    /// Returns the result of a test with unacknowledged writes, once the NIC has used up its
+    /// retries or the time limit has passed.
     fn unacknowledged(&self, why: String) -> TestResult {
         if self.has_only_small_acknowledged() {
             TestResult::SmallMtu(format!(

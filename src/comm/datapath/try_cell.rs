@@ -25,7 +25,8 @@ pub struct TryCell<T> {
 pub const UNUSED: u8 = 0;
 /// Free, and used since the last [`TryCell::is_unused`] call.
 pub const USED: u8 = 1;
-/// Held by a thread. Entry fails at this value and at higher ones, so one comparison is enough.
+/// Held by a thread. A thread can enter only if the word is below this value: one comparison also
+/// excludes [`BROKEN`].
 const TAKEN: u8 = 2;
 /// A holder panicked. The value may be half-changed, and is never used again.
 const BROKEN: u8 = 3;
@@ -56,8 +57,8 @@ impl<T> TryCell<T> {
         self.take()
     }
 
-    /// Takes the value as [`TryCell::enter`] does. [`TryCell::is_unused`] ignores this use, and
-    /// also any earlier use since its last call.
+    /// Takes the value as [`TryCell::enter`] does. The next [`TryCell::is_unused`] call ignores
+    /// this use, and also every earlier use.
     pub fn visit(&self) -> Option<TryCellGuard<'_, T, UNUSED>> {
         self.take()
     }
@@ -83,7 +84,8 @@ impl<T> TryCell<T> {
         }
     }
 
-    /// Returns true if the value was not used since the last call, or if a holder panicked.
+    /// Returns true if the value was not used since the last call of this method, or if a holder
+    /// panicked. Returns false while a thread holds the value.
     pub fn is_unused(&self) -> bool {
         // Relaxed: the result is only a hint; a caller that acts on it enters the cell.
         let found = self.word.compare_exchange(USED, UNUSED, Ordering::Relaxed, Ordering::Relaxed);
@@ -93,7 +95,7 @@ impl<T> TryCell<T> {
     /// Returns true if a holder panicked; briefly false while another thread tries to enter.
     #[cold]
     pub fn is_broken(&self) -> bool {
-        // Relaxed: the state is final, and no other read depends on it.
+        // Relaxed: a broken cell stays broken, and no other read depends on this one.
         self.word.load(Ordering::Relaxed) == BROKEN
     }
 }

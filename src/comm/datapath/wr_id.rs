@@ -5,41 +5,44 @@ use crate::wire::ids::Slot;
 /// Purpose of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Work {
-    /// Last write of a share of a send.
+    /// Last write of a share. A share is the part of a send's bytes that one lane carries.
     Share {
         /// Request number of the send.
         request: u16,
         /// Number of the share within the send.
         share: u8,
-        /// True if the time until its completion is used to measure the rail's rate.
+        /// True if the time until the write's completion is used to measure the rail's rate.
         timed: bool,
     },
     /// A write of a share before its last write. Its completion only frees room on the queue pair.
     #[default]
     Lead,
-    /// CTS entries of a receive.
+    /// A write of the CTS (clear-to-send) entries of a receive.
     Cts,
-    /// CTS entries written again, because their rail was lost or their keys are no longer valid.
+    /// A repeated write of CTS entries, because their rail was lost or their keys are no longer
+    /// valid.
     Repeat {
         /// Slot of the receive.
         slot: Slot,
     },
     /// A control frame, written into the peer's mailbox.
     Control,
-    /// A posted receive, used up by an immediate or flushed.
+    /// A posted receive. It completes when an immediate uses it up, or when the queue pair is
+    /// flushed.
     Receive,
     /// A write that tests a rail during the handshake and when the rail returns.
     Probe,
 }
 
-/// Work request number: purpose, queue pair within the lane, and number of requests retired. The
-/// fields stay packed, because a completion handler usually needs [`WrId::share`] alone.
+/// Number of a work request. Its fields are the purpose ([`Work`]), the queue pair within the lane,
+/// and the number of work requests that the completion retires, which frees their room in the
+/// queue. The fields stay packed, because a completion handler usually needs [`WrId::share`] alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrId(u64);
 
 impl WrId {
-    /// Packs the number of a request on queue pair `queue`. `retires` counts the requests that its
-    /// completion retires: itself and the unsignaled requests before it.
+    /// Packs the number of a request on queue pair `queue`. `retires` counts the requests that the
+    /// completion retires: this request and the unsignaled requests before it.
     #[inline(always)]
     pub fn new(work: Work, queue: u8, retires: u16) -> Self {
         let (kind, share, request) = match work {
@@ -55,7 +58,8 @@ impl WrId {
         Self(kind | route | u64::from(share) << 32 | u64::from(request) << 40)
     }
 
-    /// Wraps a completion's number. It is valid, because only results of [`WrId::new`] are posted.
+    /// Wraps the number in a completion. Every such number is valid, because only results of
+    /// [`WrId::new`] are posted.
     #[inline(always)]
     pub fn of(bits: u64) -> Self {
         Self(bits)
@@ -73,13 +77,13 @@ impl WrId {
         (self.0 >> 8) as u8
     }
 
-    /// Returns the number of work requests that this one's completion retires.
+    /// Returns the number of work requests that the completion retires.
     #[inline(always)]
     pub fn retires(self) -> u16 {
         (self.0 >> 16) as u16
     }
 
-    /// Returns the send, the share, and true if the share is timed, for a [`Work::Share`].
+    /// For a [`Work::Share`], returns the fields `request`, `share` and `timed`, in this order.
     #[inline(always)]
     pub fn share(self) -> Option<(u16, u8, bool)> {
         (self.kind() < 2).then(|| ((self.0 >> 40) as u16, (self.0 >> 32) as u8, self.kind() == 1))

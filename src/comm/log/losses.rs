@@ -1,10 +1,10 @@
 //! Packet losses of this host's rails, read from the counters of their ports.
 //!
 //! A short-lived thread reads the counters when the first connection starts, then every second
-//! while there are connections, and when a communicator ends. If the losses exceed the tolerated
-//! rate ([`nic::TOLERATED_LOSS_ONE_IN`]), the thread writes a WARN, once for a process. Messages
-//! about stalls and lost rails show the newest values, which are about a second old. A port's
-//! counters include the packets of other jobs.
+//! while there are connections, and when the last connection or a communicator ends. If the losses
+//! exceed the tolerated rate ([`nic::TOLERATED_LOSS_ONE_IN`]), the thread writes a WARN, once in
+//! the life of a process. Messages about stalls and lost rails show the newest values, which are
+//! about a second old. A port's counters include the packets of other jobs.
 
 use crate::comm::threads::{self, lock};
 use crate::counters::nic::{self, PortCounters};
@@ -42,17 +42,18 @@ struct State {
     due: Option<Instant>,
     is_reading: bool,
     has_warned: bool,
-    /// Channels that wake calls of [`Losses::end`], each after a reading that began after the call.
+    /// One channel for each running call of [`Losses::end`]. The channel wakes the call after a
+    /// reading that began after the call.
     waiting: Vec<SyncSender<()>>,
 }
 
 impl Losses {
-    /// Creates the record of these ports. `sysfs` is the mount point of sysfs.
+    /// Creates the state for `ports`. Reads no counter yet. `sysfs` is the mount point of sysfs.
     pub fn new(sysfs: impl Into<PathBuf>, ports: Vec<Port>) -> Arc<Self> {
         Arc::new(Self { sysfs: sysfs.into(), ports, state: Mutex::default() })
     }
 
-    /// Makes the next reading the base of all growth. Called when a connection opens and no
+    /// Starts a reading, from which all growth is counted. Called when a connection opens and no
     /// other is open.
     pub fn start(self: &Arc<Self>) {
         lock(&self.state).values.clear();
@@ -129,7 +130,7 @@ impl Losses {
     fn take(&self, state: &mut State, now: Vec<PortCounters>) {
         let next = Instant::now() + EVERY;
         if state.values.is_empty() {
-            // If no port has counters, there is no further reading every second.
+            // If no port has counters, the readings every second do not begin.
             state.due = now.iter().any(|port| !port.is_empty()).then_some(next);
             state.values = now.into_iter().map(|port| (port.clone(), port)).collect();
             return;

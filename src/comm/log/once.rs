@@ -1,8 +1,8 @@
 //! Log lines that are written once for all connections with a peer.
 //!
-//! Each call takes a lock. The callers are connection set-up, the service thread, and sends and
-//! receives over TCP streams that make no progress for `NCCL_SPARK_STALL_WARN_S`. Messages that
-//! make progress cause no call.
+//! Each call takes a lock. The callers are the set-up and the closing of connections, the service
+//! thread, and sends and receives over TCP streams that make no progress for
+//! `NCCL_SPARK_STALL_WARN_S`. Messages that make progress cause no call.
 
 use crate::comm::threads::lock;
 pub use crate::counters::layout::Direction;
@@ -68,7 +68,8 @@ impl LogOnce {
         }
     }
 
-    /// Returns true if no stall in this direction was logged within `window`.
+    /// Returns true if no stall in this direction was logged within the last `window`. The caller
+    /// must then log the stall, because this call records it as logged.
     pub fn is_first_stall(&self, peer: &str, direction: Direction, window: Duration, now: Instant) -> bool {
         self.about(peer, |about| {
             about.stalls.retain(|(_, logged)| now.saturating_duration_since(*logged) < window);

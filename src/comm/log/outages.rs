@@ -5,14 +5,14 @@
 //!
 //! [`RailOutages`] guarantees for each pair of a rail of this host and a rail of a peer's host:
 //! - The first connection that loses the rail writes a WARN. The others write DEBUG lines.
-//! - The last connection that recovers the rail writes the WARN that ends the outage. If the first
-//!   one wrote it, the WARN would be untrue for the others, and would hide a connection that never
-//!   recovers.
+//! - The last connection that recovers the rail writes the WARN that ends the outage. A WARN of the
+//!   first connection that recovers would be untrue for the others, and would hide a connection
+//!   that never recovers.
 //! - If only some connections recover the rail, a WARN says how many, once the time [`SETTLED`] has
 //!   passed since the last recovery. A later loss is a new outage, with a WARN of its own.
 //! - Connections that have failed, were closed, or whose peer has ended do not delay these lines.
 //!
-//! Takes a lock. Called by set-up and by the service thread, never by the data path.
+//! Each call takes a lock. The callers are set-up and the service thread, never the data path.
 
 use crate::comm::threads::lock;
 use crate::wire::ids::LaneId;
@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Time after the last recovery until a line reports the connections that still lack the rail.
-/// Longer than an attempt to reconnect whose peer does not answer.
+/// Time after the last recovery until a line reports the connections that still lack the rail. This
+/// time is longer than an attempt to reconnect takes if the peer does not answer.
 pub const SETTLED: Duration = Duration::from_secs(15);
 
 /// The present rail outages of this process's connections.
@@ -31,8 +31,8 @@ pub struct RailOutages {
     members: AtomicU64,
 }
 
-/// A rail of this host and the rail of the peer's host paired with it. The processes of that host
-/// share the pair.
+/// A rail of this host, and the rail of the peer's host that it is paired with. Connections to
+/// different processes of the peer's host have the same pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct RailPair {
     rail: String,
@@ -54,14 +54,14 @@ struct Outage {
 /// The last WARN about an outage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Logged {
-    /// None: connections began without the rail.
+    /// There was no WARN: a connection began without the rail, and none has lost it since.
     Nothing,
     Loss,
     /// Only some connections have recovered the rail.
     PartialRecovery,
 }
 
-/// One connection's part in the outages of its rails.
+/// One connection's entries in the outages of its rails.
 #[derive(Debug)]
 pub struct ConnectionOutages {
     outages: Arc<RailOutages>,

@@ -1,13 +1,14 @@
 //! One log line for a stall, regardless of the number of connections with the peer that stall.
 //!
 //! [`Stalls`] guarantees for each peer:
-//! - One WARN names the greatest [`Cause`] of all connections, once the time [`SETTLED`] has passed
-//!   since the first report of a stall. NCCL opens many connections to a peer, and they stall
-//!   together.
+//! - One WARN names the greatest [`Cause`] of all connections, which is the cause that tells most.
+//!   This WARN is written once the time [`SETTLED`] has passed since the first report of a stall.
+//!   NCCL opens many connections to a peer, and they stall together.
 //! - A further WARN follows if the greatest cause changes, and for each new stall. At least
 //!   `NCCL_SPARK_STALL_WARN_S` passes between two WARNs.
 //!
-//! Called only by the service thread. Takes a lock.
+//! Set-up creates a [`ConnectionStall`] for each connection. All other calls come from the service
+//! thread, and each takes a lock.
 
 use crate::comm::threads::lock;
 use crate::error::StallCause;
@@ -16,7 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Time for other connections to report their causes: two intervals between samples of a data path.
+/// Time for other connections to report their causes. The service thread samples each data path
+/// twice in this time.
 pub const SETTLED: Duration = Duration::from_secs(1);
 
 /// The present stalls of this process's connections.
@@ -31,7 +33,7 @@ struct PeerStalls {
     peer: String,
     stalled: Vec<Stalled>,
     due: Instant,
-    /// Cause in the last line about the present stall.
+    /// Cause that the last line about the present stall has named; `None` before the first line.
     logged: Option<Cause>,
 }
 
@@ -43,7 +45,7 @@ struct Stalled {
     since: Instant,
 }
 
-/// One connection's part in the stalls of its peer.
+/// One connection's entry in the stalls of its peer.
 #[derive(Debug)]
 pub struct ConnectionStall {
     stalls: Arc<Stalls>,
@@ -54,7 +56,7 @@ pub struct ConnectionStall {
 
 impl Stalls {
     /// Writes the lines that are due. `window` is the shortest time between two lines about a peer.
-    /// `losses` returns a text about lost packets, which ends a line.
+    /// `losses` returns a text about lost packets, with which each line ends.
     pub fn tick(&self, window: Duration, now: Instant, losses: impl Fn() -> String) {
         let mut peers = lock(&self.peers);
         // A peer without a stall is kept while its last line is recent.

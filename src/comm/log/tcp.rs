@@ -3,24 +3,28 @@
 //!
 //! [`TcpOutages`] guarantees for each peer:
 //! - Each loss writes a DEBUG line. The first connection that is without TCP for [`LASTING`] also
-//!   writes an INFO line, for all of them. If TCP is redialled sooner, there are only DEBUG lines.
-//! - A logged outage ends with a line, once all connections have had TCP for [`SETTLED`]. A loss
-//!   within that time belongs to the same outage: connections may break in turn.
+//!   writes an INFO line, on behalf of all connections. If TCP is redialled sooner, there are only
+//!   DEBUG lines.
+//! - After an INFO line about the loss, another INFO line reports the end of the outage, once all
+//!   connections have had TCP for [`SETTLED`]. A loss within that time belongs to the same outage:
+//!   connections may break in turn. If every connection ends without TCP, no line reports the end.
 //! - Connections that have failed, were closed, or whose peer has ended do not delay these lines.
 //!
-//! Called only by the service thread. Takes a lock.
+//! Set-up creates a [`ConnectionTcpOutages`] for each connection. All other calls come from the
+//! service thread, and each takes a lock.
 
 use crate::comm::threads::lock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Time without TCP until an INFO line is written. If the peer closes TCP, it has two seconds to
-/// show over a rail or a new TCP connection that it is alive; otherwise the connection fails.
-/// `LASTING` is longer, so a connection that fails because its peer has ended writes no such line.
+/// Time without TCP until an INFO line is written. If the peer closes TCP, the peer has two seconds
+/// to show over a rail or a new TCP connection that it is alive; otherwise the connection fails.
+/// `LASTING` is longer than these two seconds, so that a connection that fails because its peer has
+/// ended writes no INFO line.
 pub const LASTING: Duration = Duration::from_secs(3);
-/// A line reports the end of an outage when all connections have had TCP again for this time.
-/// Longer than each of the first five pauses between attempts to dial.
+/// A line reports the end of an outage when all connections have had TCP again for this time. It is
+/// longer than each of the first five pauses between attempts to dial.
 pub const SETTLED: Duration = Duration::from_secs(5);
 
 /// The present TCP outages of this process's connections, one for each peer.
@@ -46,7 +50,7 @@ struct Without {
     why: String,
 }
 
-/// One connection's part in the outages.
+/// One connection's entry in the TCP outage of its peer.
 #[derive(Debug)]
 pub struct ConnectionTcpOutages {
     outages: Arc<TcpOutages>,
@@ -55,7 +59,7 @@ pub struct ConnectionTcpOutages {
 }
 
 impl TcpOutages {
-    /// Logs outages that have lasted or ended.
+    /// Logs the outages that have lasted for [`LASTING`], and the outages that have ended.
     pub fn tick(&self, now: Instant) {
         let mut open = lock(&self.open);
         open.iter_mut().for_each(|outage| outage.tick(now));
@@ -79,7 +83,8 @@ impl TcpOutage {
         }
     }
 
-    /// Returns true if the outage has ended. Logs the end if a connection has had TCP again.
+    /// Returns true if the outage has ended. Logs the end, unless every connection has ended
+    /// without TCP.
     fn is_over(&self, now: Instant) -> bool {
         let Some(last) = self.last_return else { return self.without.is_empty() };
         if !self.without.is_empty() || now.saturating_duration_since(last) < SETTLED {
@@ -165,7 +170,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Returns the number of connections without TCP in a peer's outage, and true if it was logged.
+    /// Returns the number of connections without TCP in a peer's outage, and true if the outage was
+    /// logged.
     fn open(outages: &TcpOutages, peer: &str) -> Option<(usize, bool)> {
         let open = lock(&outages.open);
         open.iter().find(|outage| outage.peer == peer).map(|outage| (outage.without.len(), outage.was_logged))

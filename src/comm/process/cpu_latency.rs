@@ -17,17 +17,17 @@ const DEVICE: &str = "/dev/cpu_dma_latency";
 /// State of the process's request.
 #[derive(Debug)]
 pub enum CpuLatency {
-    /// The setting is not set.
+    /// The setting has no value.
     NotWanted,
-    /// Wanted, but there is no connection.
+    /// The request is wanted, but there is no connection.
     Wanted(Wish),
-    /// In effect until the descriptor is closed.
+    /// The request is in effect until the descriptor is closed.
     Held { wish: Wish, _descriptor: File },
-    /// Refused by the kernel, which was logged.
+    /// The kernel has refused the request, and the refusal was logged.
     Refused,
 }
 
-/// A request and the device to write it to.
+/// The value of a request, and the device to write the value to.
 #[derive(Debug, Clone)]
 pub struct Wish {
     device: PathBuf,

@@ -7,13 +7,15 @@
 //!
 //! - A dead path is not used during a pause. Each failed attempt doubles the pause. Messages give
 //!   the reason why the attempt failed.
-//! - After the pause, one connection has the [`Trial`]: it tries the path on behalf of all. The
+//! - After the pause, one connection gets a [`Trial`]: it tries the path on behalf of all. The
 //!   others ask again later ([`Advice::Wait`]), so that no call blocks. If nothing is known about a
-//!   path, one of its new connections has the trial, too, and the others wait. A trial ends when it
+//!   path, one of its new connections also gets a trial, and the others wait. A trial ends when it
 //!   is dropped or at its time limit, so an abandoned connection delays no other.
-//! - The back-off ends when the path carries data or the port comes up ([`Backoff::forget`]).
+//! - The back-off ends when an attempt succeeds, or when the port comes up or its device returns
+//!   ([`Backoff::forget`]).
 //!
-//! A path that carries only small packets has a largest path MTU until the port comes up again.
+//! If a path carries only small packets, a largest path MTU is kept for the path until the
+//! port comes up or its device returns.
 //!
 //! This module only records reports. It touches no queue pair, starts no thread, reads no clock.
 
@@ -33,11 +35,12 @@ const FIRST: Duration = Duration::from_secs(2);
 /// Longest pause for a dead path, and so the time to detect that it works again. An attempt costs a
 /// second of a thread, or some packets.
 const LONGEST: Duration = Duration::from_secs(15);
-/// Time after a successful attempt during which another one will not block. The kernel keeps a
-/// neighbour that answered for at least 15 s (half of `base_reachable_time`, 30 s:
-/// net/core/neighbour.c, `neigh_rand_reach_time`), and uses it for longer.
+/// Time after a successful attempt during which another attempt will not block. A neighbour that
+/// has answered counts as reachable in the kernel for at least 15 s (half of `base_reachable_time`,
+/// 30 s: `neigh_rand_reach_time` in net/core/neighbour.c). The kernel uses its address for longer.
 const FRESH: Duration = Duration::from_secs(10);
-/// Largest number of paths kept. A host has fewer paths, but a faulty peer may send any addresses.
+/// Largest number of paths that are kept. A host has fewer paths, but a faulty peer may send any
+/// number of addresses.
 const MOST_PATHS: usize = 256;
 
 /// A path from one rail of this host to an address of a peer.
@@ -49,7 +52,7 @@ pub struct PathId {
     pub peer_gid: [u8; 16],
 }
 
-/// Finding that a new connection needs about a path.
+/// What a new connection must know about a path before it uses the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requirement {
     /// The peer's address resolves. The connecting side needs only this.
@@ -67,7 +70,7 @@ pub enum Advice {
     Try(Trial),
     /// Ask again later, because another connection tries the path.
     Wait,
-    /// Leave the path out for now, for this reason. Recovery brings it back.
+    /// Leave the path out for now, for this reason. Recovery tries the path later.
     LeaveOut(String),
 }
 
@@ -144,7 +147,8 @@ impl Backoff {
         Advice::Try(self.begin(&mut known, id, limit, now))
     }
 
-    /// Returns the reason to leave a path out of a new connection, if there is one.
+    /// Returns the reason why a path is dead, during the pause in which it is not used. Returns
+    /// `None` at other times.
     pub fn dead(&self, id: PathId, now: Instant) -> Option<String> {
         lock(&self.0).dead(id).filter(|dead| now < dead.until).map(|dead| dead.text(now))
     }
@@ -168,8 +172,8 @@ impl Backoff {
         Ok(is_suspect.then(|| self.begin(&mut known, id, limit, now)))
     }
 
-    /// Records that queue pairs were connected, or the error. Only an error that shows an
-    /// unresolved address counts against the path.
+    /// Records that queue pairs were connected over a path, or failed to connect with `error`. Only
+    /// an error that shows an unresolved address counts against the path.
     pub fn connected(&self, id: PathId, error: Option<&Error>, now: Instant) {
         lock(&self.0).connected(id, error, now);
     }
@@ -192,12 +196,13 @@ impl Backoff {
         (path.largest_mtu, path.finding) = (Some(bytes), Finding::Resolved(now));
     }
 
-    /// Returns the largest path MTU in bytes, if larger packets were lost.
+    /// Returns a path's largest path MTU in bytes; `None` if larger packets were not lost.
     pub fn largest_mtu(&self, id: PathId) -> Option<u32> {
         lock(&self.0).paths.iter().find(|path| path.id == id)?.largest_mtu
     }
 
-    /// Forgets the findings about a rail's paths, because its port has come up.
+    /// Forgets the findings about a rail's paths, because the rail's port has come up or its device
+    /// has returned.
     pub fn forget(&self, rail: &Rail) {
         lock(&self.0).paths.retain(|path| path.id.rail != rail.id);
     }
@@ -230,7 +235,7 @@ impl Drop for Trial {
 }
 
 impl KnownPaths {
-    /// Returns a path's entry, which may be new.
+    /// Returns a path's entry, which may be new. Also drops the other entries that are out of date.
     fn path(&mut self, id: PathId, now: Instant) -> &mut KnownPath {
         self.paths.retain(|path| path.id == id || path.is_worth_keeping(now));
         let at = self.paths.iter().position(|path| path.id == id).unwrap_or_else(|| {
@@ -262,13 +267,14 @@ impl KnownPaths {
             None => {
                 let path = self.path(id, now);
                 match &path.finding {
-                    // The address of a silent path resolves too, so this proves nothing.
+                    // The address of a silent path resolves too, so this success proves nothing.
                     Finding::Dead(Dead { how: Death::Silent, .. }) => {}
                     Finding::Carried(at) if now < *at + FRESH => {}
                     _ => path.finding = Finding::Resolved(now),
                 }
             }
-            // `EHOSTUNREACH` is the neighbour table's error for the same failure.
+            // `ETIMEDOUT` is the kernel's error after its search for the address. `EHOSTUNREACH` is
+            // the neighbour table's error for the same failure.
             Some(error @ Error::Os { errno: libc::ETIMEDOUT | libc::EHOSTUNREACH, .. }) => {
                 self.died(id, Death::Unresolved, error.to_string(), now);
             }
@@ -280,7 +286,7 @@ impl KnownPaths {
     fn died(&mut self, id: PathId, how: Death, why: String, now: Instant) {
         let path = self.path(id, now);
         let failed = match &path.finding {
-            // A simultaneous attempt of another connection has found the same.
+            // An attempt of another connection at the same time has already reported the dead path.
             Finding::Dead(dead) if now < dead.until => return,
             Finding::Dead(dead) => dead.failed + 1,
             _ => 0,

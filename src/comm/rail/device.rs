@@ -1,49 +1,54 @@
-//! The device of a rail, and its states: present, stuck, failed, cut off, gone.
+//! The device of a rail, and its states: present, stuck, failed, cut off, gone, or on its way back
+//! into use.
 //!
 //! # Removal
 //!
 //! Linux removes a device in two steps. First it cuts programs off: verbs return `EIO`, while the
 //! NIC may still access memory. Then it destroys the programs' objects, which ends the access. The
 //! second step ends when the device's entry leaves `/sys/class/infiniband`
-//! (`__ib_unregister_device` in Linux's drivers/infiniband/core/device.c). So only a missing or new
-//! entry proves that buffers are safe.
+//! (`__ib_unregister_device` in Linux's drivers/infiniband/core/device.c). So only an entry that is
+//! missing, or that belongs to a new device, proves that the old device no longer accesses memory.
 //!
 //! Linux raises `IBV_EVENT_DEVICE_FATAL` shortly before the entry leaves
 //! (`uverbs_async_event_destroy_uobj` in uverbs_std_types_async_fd.c). mlx5 raises the same event
-//! also when its firmware fails (`MLX5_DEV_EVENT_SYS_ERROR`), and a program may read an event late.
-//! So the plugin accepts the event as proof of the removal only for a device that never had an
-//! entry, because nothing else shows its removal.
+//! also when its firmware fails (`MLX5_DEV_EVENT_SYS_ERROR`). A program may read that event only
+//! later, when the device has been cut off but not yet removed. So the plugin accepts the event as
+//! proof of the removal only for a device that was cut off and had no entry when it was opened,
+//! because nothing else shows the removal of such a device.
 //!
 //! A device whose firmware has failed keeps its entry. For such a device, the kernel returns
-//! `ENOLINK`, or reports that it has stopped and destroyed queue pairs without asking the firmware.
-//! Neither proves that the NIC has stopped. The kernel removes the device next, so the plugin waits
-//! for the removal.
+//! `ENOLINK`, or reports success for calls that stop or destroy queue pairs, without asking the
+//! firmware. Neither proves that the NIC has stopped. The kernel then removes the device, so the
+//! plugin waits for the removal.
 //!
 //! # Questions
 //!
 //! A question is a port query or a read of the GID table. It is a command to the firmware, and may
 //! take minutes, for example while the kernel recovers from a PCIe error. So each question runs on
 //! its own thread, `spark-device`, and a device gets one question at a time. After 3 s without an
-//! answer, the device is stuck, and a WARN names it. Until it answers, it gets no further command,
-//! its rails count as lost, and its queue pairs are set aside as if it was cut off.
+//! answer, the device is stuck, and a WARN names it. Until the device answers, it gets no further
+//! question, no new queue pair and no new registration. Its rails count as lost, and its queue
+//! pairs are set aside, as for a device that was cut off.
 //!
 //! [`RailDevice::ask`] does not wait: the service thread reads the answer in a later round.
-//! [`RailDevice::query`] waits up to 3 s for the answer, and not at all for a stuck device.
+//! [`RailDevice::query`] waits up to 3 s for the answer, and before that for the answer to an
+//! earlier question, until 3 s after that question was asked. It does not wait for a stuck device.
 //!
 //! # Calls of attempts
 //!
 //! An attempt to reconnect a rail creates and connects queue pairs on its own thread. These calls
-//! may hang too, even while the device answers questions. The attempt is then given up. Until its
-//! call returns, [`RailDevice::begin_call`] refuses new calls on this device to the attempts of all
-//! connections.
+//! may hang too, even while the device answers questions. The attempt is then given up. Until the
+//! hanging call returns, [`RailDevice::begin_call`] refuses all further calls on this device, from
+//! the attempts of every connection.
 //!
 //! # Return
 //!
 //! A device that returns is a new device with the same name and other keys.
 //! [`RailDevice::look_for_return`] opens it and registers all memory in use with it
 //! ([`Registrations::renew`](super::registration::Registrations::renew)). Only then does
-//! [`RailDevice::opened`] return it, so that lanes can be created on it. A registration that runs
-//! at the same time checks for returned devices again at its end.
+//! [`RailDevice::opened`] return it, so that lanes can be created on it. This may miss memory that
+//! another thread is registering at the same time. So a registration checks for returned devices
+//! again at its end.
 //!
 //! Each opening of the device has a number, the device generation. A queue pair or key of an
 //! earlier opening belongs to a removed device, even if the new device is present.
@@ -71,7 +76,8 @@ pub struct RailDevice {
     given_up: Mutex<GivenUpCalls>,
     /// Time of the service thread's last question.
     asked: Mutex<Option<Instant>>,
-    /// Time of the last search for a returned device, and number of failures in a row to use one.
+    /// Time of the last search for a returned device, and number of consecutive failures to bring
+    /// a device back into use.
     looked_for: Mutex<(Option<Instant>, u32)>,
 }
 
@@ -83,9 +89,9 @@ enum DeviceState {
     Resuming(Opening),
     /// The firmware has failed, and the kernel answers in its place.
     Failed(Opening),
-    /// Cut off from programs, but kept open for its last event.
+    /// The kernel has cut programs off. The device stays open, so that its last event can be read.
     CutOff(Opening),
-    /// Removed. Holds the last generation.
+    /// Removed. Holds the generation of the removed device.
     Gone(u32),
     /// Opened again. Memory is being registered with it.
     Returning(Opening),
@@ -124,11 +130,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Largest number of doublings of [`LOOK_EVERY`] (to 32 s). Each failure to use a returned device
 /// doubles the interval, because an attempt registers all memory.
 const DOUBLED_AT_MOST: u32 = 6;
-/// Interval between questions to a present device: each is a command to its firmware.
+/// Interval between questions to a present device. Not shorter, because each question is a command
+/// to the device's firmware.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 impl RailDevice {
-    /// Wraps an opened device. `entry` is its path in sysfs, which may be missing.
+    /// Wraps an opened device. `entry` is the path of its entry in sysfs, which need not exist.
     pub fn new(pd: Arc<Pd>, entry: PathBuf) -> Self {
         let name = pd.context().name().to_owned();
         let library = pd.context().library();
@@ -170,13 +177,14 @@ impl RailDevice {
         missing(self.name.clone()).into()
     }
 
-    /// Returns true while a command to the device may never return.
+    /// Returns true if a further command to the device may never return: the device is stuck, or a
+    /// call of a given-up attempt hangs in it.
     pub fn is_stuck(&self) -> bool {
         matches!(&*self.lock(), DeviceState::Stuck(_)) || !self.given_up().calls.is_empty()
     }
 
-    /// Returns the same as [`RailDevice::opened`], also for a device that returns or answers again
-    /// but is not in use yet: memory is registered with it first.
+    /// Returns the same as [`RailDevice::opened`], but also for a device that has returned or
+    /// answers again and is not in use yet. Memory is registered with such a device before its use.
     pub fn for_memory(&self) -> Option<(Arc<Pd>, u32)> {
         match &*self.lock() {
             DeviceState::Here(it) | DeviceState::Resuming(it) | DeviceState::Returning(it) => {
@@ -203,14 +211,15 @@ impl RailDevice {
         self.lock().presence()
     }
 
-    /// Returns the presence of one device generation. It is gone if there is a later generation.
+    /// Returns the presence of one device generation. A generation is gone if there is a later one.
     pub fn presence_of(&self, generation: u32) -> DevicePresence {
         let state = self.lock();
         if state.generation() == generation { state.presence() } else { DevicePresence::Gone }
     }
 
-    /// Records an error of a call on an object of one generation. Returns true if the error means
-    /// that the device has failed, was cut off or is removed.
+    /// Records the error of a call on a queue pair or other object that belongs to the device
+    /// generation `generation`. Returns true if the error means that the device has failed, was cut
+    /// off or is removed.
     pub fn record_error(&self, error: &Error, generation: u32) -> bool {
         if !error.is_removal() && !error.is_failed_device() {
             return false;
@@ -265,7 +274,8 @@ impl RailDevice {
         self.presence()
     }
 
-    /// Returns the protection domain for a question and the present state; `None` if removed.
+    /// Returns the protection domain to use for a question, and a note of the device's present
+    /// state. `None` for a removed device.
     fn to_be_asked(&self) -> Option<(Arc<Pd>, DeviceQuery)> {
         match &*self.lock() {
             DeviceState::Here(it)
@@ -273,7 +283,7 @@ impl RailDevice {
             | DeviceState::Resuming(it)
             | DeviceState::Failed(it)
             | DeviceState::CutOff(it) => {
-                // Relaxed: counted and read under the lock.
+                // Relaxed: the counter is changed and read only under the lock of the state.
                 let removal_errors = self.removal_errors.load(Ordering::Relaxed);
                 Some((Arc::clone(&it.pd), DeviceQuery { generation: it.generation, removal_errors }))
             }
@@ -288,14 +298,15 @@ impl RailDevice {
         }
         let mut state = self.lock();
         match &*state {
-            // A new device of the same name has another entry.
+            // The entry is missing, or belongs to a new device of the same name.
             DeviceState::CutOff(Opening { generation, entry: Some(entry), .. })
                 if inode(&self.entry) != Some(*entry) =>
             {
                 *state = DeviceState::Gone(*generation);
             }
             // A device that has really failed or was cut off never answers. So an answer shows that
-            // only one command was refused, unless another such error followed the question.
+            // the error before the question concerned only one command. An error after the question
+            // was asked may have come after the answer, so then the answer shows nothing.
             DeviceState::Stuck(it) | DeviceState::Failed(it) | DeviceState::CutOff(it)
                 if error.is_none()
                     && it.generation == asked.generation
@@ -366,7 +377,7 @@ impl RailDevice {
         Ok(true)
     }
 
-    /// Opens the device that has the name now, if there is one.
+    /// Opens the device that now has the removed device's name, if there is one.
     fn reopen(&self, last: u32) -> Result<Option<Opening>> {
         let devices = self.library.devices()?;
         let Some(device) = devices.iter().find(|device| device.name() == self.name) else { return Ok(None) };
@@ -451,7 +462,7 @@ impl RailDevice {
         );
     }
 
-    /// Asks a question on a new thread. `None` for a removed device.
+    /// Asks a question on a new thread. Returns `None` for a removed device.
     fn ask_on_thread<T: Send + 'static>(
         self: &Arc<Self>,
         mut since: MutexGuard<'_, Option<Instant>>,
@@ -553,7 +564,8 @@ impl DeviceState {
     }
 }
 
-/// Returns true if the next search is due.
+/// Returns true if the next attempt is due: to find a removed device (`is_gone`), or to resume a
+/// device that answers again. `last` and `failures` are the elements of `looked_for`.
 fn is_time((last, failures): (Option<Instant>, u32), is_gone: bool, now: Instant) -> bool {
     let pause = LOOK_EVERY * (1 << failures.min(DOUBLED_AT_MOST));
     // A device that answers again is used without a pause, unless the last attempt failed.

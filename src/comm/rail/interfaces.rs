@@ -1,4 +1,5 @@
-//! Choice of the network interface on which the bootstrap listens.
+//! Choice of the network interface on which the bootstrap listens. The bootstrap is the TCP
+//! connection over which two ends set up a connection.
 
 use crate::config::{SetupConfig, SocketFamily};
 #[cfg(doc)]
@@ -35,11 +36,12 @@ pub fn addresses() -> Result<Vec<BootstrapCandidate>> {
 }
 
 /// Chooses the bootstrap's listening address among those that the settings admit, on interfaces
-/// with a carrier. IPv4 precedes IPv6, and link-local addresses come last in each family. As in
-/// NCCL, Docker's bridges and the loopback come last, unless the settings name interfaces.
+/// with a carrier. IPv4 precedes IPv6, and link-local addresses come last in each family. If the
+/// settings name no interfaces, all addresses of Docker's bridges come after all other addresses,
+/// and those of the loopback come last, as in NCCL.
 ///
 /// # Errors
-/// [`Error::Missing`] with a list of the interfaces.
+/// [`Error::Missing`] if no address qualifies. The error lists all addresses.
 pub fn bootstrap_address(addresses: &[BootstrapCandidate], config: &SetupConfig) -> Result<SocketAddr> {
     let rank = |each: &&BootstrapCandidate| {
         let awkward = match each.address.ip() {
@@ -72,7 +74,8 @@ pub fn bootstrap_address(addresses: &[BootstrapCandidate], config: &SetupConfig)
 }
 
 /// Converts a peer's address to the form that this host must dial. A link-local address gets the
-/// scope of this host's own interface, because the peer's scope number means nothing here.
+/// scope of the interface on which this host's own bootstrap listens, because the peer's scope
+/// number means nothing here.
 pub fn in_own_scope(address: SocketAddr, config: &SetupConfig) -> Result<SocketAddr> {
     match address {
         SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {

@@ -2,9 +2,10 @@
 //! set-up, for the message about a path that does not carry data.
 //!
 //! The kernel looks up the hardware address of a peer's IP address when a queue pair is connected,
-//! and the NIC keeps it. If two functions of the peer answer ARP for each other, the address may
-//! belong to the wrong function. This module reads the address from the kernel's present ARP table
-//! (`/proc/net/arp`, `proc(5)`), which any user may read and which contains only IPv4. A rail's own
+//! and the NIC keeps that hardware address. If two functions of the peer answer ARP for each other,
+//! the kernel may get the hardware address of the wrong one. This module reads the address from the
+//! kernel's present ARP table (`/proc/net/arp`, `proc(5)`), which any user may read and which
+//! contains only IPv4. A rail's own
 //! hardware address is part of its link-local GID in EUI-64 form (RFC 4291 appendix A). Link-local
 //! GIDs of other forms do not contain it.
 
@@ -18,8 +19,9 @@ use std::path::Path;
 struct HardwareAddress([u8; 6]);
 
 /// Returns text about the hardware address used for `peer_gid`, to append to the reason why the
-/// path does not carry data. Empty if the address is unknown. `netdev` is this host's interface,
-/// `theirs` are the peer's rails, and `rail` is the index of the intended rail.
+/// path does not carry data. Empty if that hardware address is unknown. `netdev` is this host's
+/// interface. `theirs` are the rails of the peer, `rail` is the index of the rail that this host
+/// means to reach, and `peer` is the peer's name.
 pub fn sent_to(netdev: Option<&str>, peer_gid: [u8; 16], theirs: &[RailAdvert], rail: usize, peer: &str) -> String {
     let Some(ip) = Ipv6Addr::from(peer_gid).to_ipv4_mapped() else { return String::new() };
     let table = Path::new("/proc/net/arp");
@@ -72,7 +74,7 @@ fn compared(found: HardwareAddress, ip: Ipv4Addr, theirs: &[RailAdvert], rail: u
 }
 
 impl HardwareAddress {
-    /// Derives a rail's hardware address from a link-local GID that was made from it.
+    /// Derives a rail's hardware address from its link-local GID, if that GID contains it.
     fn of(advert: &RailAdvert) -> Option<Self> {
         advert.addresses.iter().find_map(|address| match address.gid {
             [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a, b, c, 0xff, 0xfe, d, e, f] => Some(Self([a ^ 2, b, c, d, e, f])),

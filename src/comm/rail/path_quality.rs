@@ -1,4 +1,4 @@
-//! Measurements of a path from one rail of this host to one port of a peer, shared by all
+//! Measurements of a path from one rail of this host to one address of a peer, shared by all
 //! connections of this process.
 //!
 //! A single connection sees only the bandwidth that the other connections leave. If each connection
@@ -16,24 +16,29 @@ use std::sync::{Arc, Mutex, Weak};
 
 /// Approximate number of samples in the moving average.
 const AVERAGED_SAMPLES: f64 = 8.0;
-/// Stored values are in millionths.
+/// A quality of 1 in the unit of the stored value, which is a millionth.
 const ONE: f64 = 1e6;
-/// Lowest quality. It limits `bytes_at_expected_rate` to 1,000 times its argument, so that
-/// the wait for a stalled path is bounded.
+/// Lowest quality. It limits the result of `bytes_at_expected_rate` to 1,000 times the argument, so
+/// that a stalled path's backlog has a bounded weight in the choice of a rail.
 const MIN_QUALITY: f64 = 1e-3;
 
-/// Rate of a path divided by its expected rate, relative to the best path of the same connection.
-/// Any thread may read and write it. All orderings are relaxed, and a race may lose a sample. This
-/// is safe: the value is only a hint for the choice of a rail, and no other memory depends on it.
+/// Quality of a path, above 0 and at most 1. Each connection measures the rates of its paths, and
+/// divides each by the path's expected rate. A sample is this quotient, divided by the largest
+/// quotient of the same connection. The quality is the moving average of all connections' samples.
+///
+/// Any thread may read and write the quality. All orderings are relaxed, and a race may lose a
+/// sample. This is safe: the quality is only a hint for the choice of a rail, and no other memory
+/// depends on it.
 #[derive(Debug, Default)]
 pub struct PathQuality {
-    /// The fraction in millionths; 0 without a sample.
+    /// The quality in millionths; 0 before the first sample.
     quality_millionths: AtomicU32,
     carried_bytes: AtomicU64,
 }
 
 impl PathQuality {
-    /// Adds a sample of one connection, `kept` (above 0, up to 1). Returns the average.
+    /// Adds one connection's sample `kept`, after limiting it to the range from `MIN_QUALITY` to 1.
+    /// Returns the new average.
     #[inline]
     pub fn add(&self, kept: f64) -> f64 {
         let kept = kept.clamp(MIN_QUALITY, 1.0) * ONE;

@@ -2,13 +2,15 @@
 //!
 //! NCCL registers the same buffers once for each connection. Registering is slow and pins memory,
 //! so the plugin registers each buffer once and counts its users. Memory for sends has one
-//! registration on each rail, which no peer may write to. Memory for receives has a second
-//! registration on each rail that uses relaxed PCIe ordering.
+//! registration on each rail, which gives peers no access. Memory for receives has one registration
+//! with strict PCIe ordering on each rail. On the rails that may use relaxed PCIe ordering, this
+//! memory has a second registration with that ordering.
 //!
 //! A request reads its keys from its registration without a lock. The lock of [`Registrations`] is
 //! for registering, and for recovery after the loss or return of a rail, which looks up a
-//! registration by its number. Recovery blocks the data path while it waits for the lock.
-//! Registering gigabytes takes seconds, so no thread registers or deregisters under the lock.
+//! registration by its number. While recovery waits for the lock, NCCL's thread cannot use the data
+//! path. Registering gigabytes takes seconds, so no thread registers or deregisters memory under
+//! the lock.
 //!
 //! Memory is registered with NCCL's byte bounds, which the NIC enforces. Bounds rounded to pages
 //! would let a peer access neighbouring memory on the heap.
@@ -34,21 +36,23 @@ pub struct Registration {
     /// Number of bytes that peers may write to: all or none.
     writable_bytes: usize,
     keys: Vec<RailKeys>,
-    /// Remote keys of the first rails, in the form of a CTS entry.
+    /// The `strict_rkey` of each of the first [`MAX_RAILS`] rails, packed as in a CTS entry.
     strict_rkeys: [AtomicU64; PACKED],
+    /// The `relaxed_rkey` of each of the same rails, packed in the same way.
     relaxed_rkeys: [AtomicU64; PACKED],
     /// Memory regions of the keys, by rail. Locked while memory is registered with devices.
     regions: Mutex<Vec<Option<Regions>>>,
-    /// Locked while this memory is registered with returned devices. Deregistering waits for it.
+    /// Locked while this memory is registered with returned devices. Deregistering waits for this
+    /// lock.
     renewal: Arc<Mutex<()>>,
 }
 
 /// Number of words in [`PackedKeys`].
 const PACKED: usize = MAX_RAILS / 2;
 
-/// Keys on one rail. They change when a device returns, and are stored before its rail is used
-/// again. The ownership word of a data path (`TryCell`) makes the change visible to other threads,
-/// so all accesses are relaxed.
+/// Keys on one rail. They change when the rail's device returns. The new keys are stored before the
+/// rail is used again. The ownership word of a data path (`TryCell`) makes the change visible to
+/// the threads that use the data path, so all accesses are relaxed.
 #[derive(Default)]
 struct RailKeys {
     lkey: AtomicU32,
@@ -72,7 +76,8 @@ pub enum Purpose {
     Receive,
 }
 
-/// Keys of a registration on one rail. The remote keys are 0 if the registration is only for sends.
+/// Keys of a registration on one rail. Both remote keys are 0 if the registration is only for
+/// sends. Without relaxed ordering on the rail, both are the same key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Keys {
     /// Key for reads by this host's NIC.
@@ -92,7 +97,7 @@ impl Registration {
         Self { id, memory, purpose, writable_bytes, keys, strict_rkeys, relaxed_rkeys, regions, renewal }
     }
 
-    /// Returns true if `bytes` at `addr` lie within the registration, or if `bytes` is 0.
+    /// Returns true if the `bytes` bytes at `addr` lie within the registration, or if `bytes` is 0.
     #[inline(always)]
     pub fn covers(&self, addr: u64, bytes: usize) -> bool {
         // An address below the start wraps around to an offset above every length.
@@ -100,7 +105,7 @@ impl Registration {
         offset <= room && bytes <= room - offset || bytes == 0
     }
 
-    /// Returns true if a peer may write to `bytes` at `addr`, or if `bytes` is 0.
+    /// Returns true if a peer may write to the `bytes` bytes at `addr`, or if `bytes` is 0.
     #[inline(always)]
     pub fn allows_write(&self, addr: u64, bytes: usize) -> bool {
         let (offset, room) = ((addr as usize).wrapping_sub(self.memory.addr()), self.writable_bytes);
@@ -119,18 +124,20 @@ impl Registration {
         self.memory.readable(addr, bytes)
     }
 
-    /// Returns a range that may be read until deregistration; `None` if it is not inside.
+    /// Returns a range that may be read until deregistration. `None` if it is not inside the
+    /// registration.
     pub fn source(&self, addr: u64, bytes: usize) -> Option<HostMemory> {
         self.memory.part(addr, bytes)
     }
 
-    /// Returns a range that may be written until deregistration, if [`Self::allows_write`] allows
-    /// it.
+    /// Returns a range that may be written until deregistration. `None` if
+    /// [`Self::allows_write`] is false for the range.
     pub fn target(&self, addr: u64, bytes: usize) -> Option<HostMemory> {
         self.memory.part(addr, bytes).filter(|_| self.allows_write(addr, bytes))
     }
 
-    /// Returns the remote keys of this host's first [`MAX_RAILS`] rails, in order.
+    /// Returns the remote keys of this host's first [`MAX_RAILS`] rails, in order: each rail's
+    /// `strict_rkey` if `strict` is true, otherwise its `relaxed_rkey`.
     #[inline(always)]
     pub fn packed_keys(&self, strict: bool) -> PackedKeys {
         let words = if strict { &self.strict_rkeys } else { &self.relaxed_rkeys };
@@ -153,8 +160,8 @@ impl Registration {
         self.memory.addr()..self.memory.addr() + self.memory.len()
     }
 
-    /// Drops one reference. Then waits for a running renewal, which has a temporary reference, so
-    /// that afterwards only users have references.
+    /// Drops this reference. Then waits for a running [`Registrations::renew`], which holds a
+    /// temporary reference, so that afterwards only users hold references.
     pub fn release(self: Arc<Self>) {
         let renewal = Arc::clone(&self.renewal);
         drop(self);
@@ -235,8 +242,9 @@ pub struct Registrations {
     made: AtomicU32,
 }
 
-/// A registration with its search keys. A search takes no reference to registrations that do not
-/// match: dropping the last reference would deregister under the lock.
+/// A registration, with copies of the fields that a search compares. So a search takes no reference
+/// to registrations that do not match. If it did and then dropped the last reference, it would
+/// deregister under the lock.
 struct CacheEntry {
     id: u32,
     range: Range<usize>,
@@ -247,9 +255,9 @@ struct CacheEntry {
 
 impl Registrations {
     /// Registers memory on all `rails`, or returns an existing registration of exactly the same
-    /// bytes. Memory for sends may share a registration for receives. A larger registration is not
-    /// shared: it would outlive its owner's deregistration, and keep old pages if the range is
-    /// mapped again.
+    /// bytes. Memory for sends may share a registration for receives. The registration of a larger
+    /// range is not shared. If it were, it would outlive its owner's deregistration, and would keep
+    /// old pages if the range is mapped again.
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty or impossible range; [`Error::Os`] if a device refuses.
@@ -354,7 +362,8 @@ fn register_to_receive(rail: &Rail, pd: &Arc<Pd>, memory: HostMemory) -> Result<
     Ok((strict, Some(relaxed)))
 }
 
-/// Packs one key for each rail in the form of a CTS entry.
+/// Packs the keys, one for each rail, in the form of a CTS entry. Only the first [`MAX_RAILS`] keys
+/// are packed.
 #[inline]
 pub fn pack(keys: impl Iterator<Item = u32>) -> PackedKeys {
     let mut packed = PackedKeys::default();

@@ -21,23 +21,25 @@ pub struct ManagedRail {
     pub rail: Arc<Rail>,
     /// Name of the peer's rail, for messages.
     pub peer_rail: String,
-    /// Counter of the rail's losses.
+    /// Counters of the rail's losses and recoveries.
     pub outages: Outages,
     /// Number of the connection's queue pairs on the rail.
     pub queue_count: usize,
-    /// Device generation (count of the device's openings) of the queue pairs in use. `None` until
-    /// the rail is used.
+    /// Device generation (count of the device's openings) of the queue pairs that are in use, or
+    /// were last in use. `None` until the rail is first used.
     pub generation: Option<u32>,
     /// On a receiver: device generation whose memory keys our CTS entries carry. `None` if the
-    /// device was away when the connection came up.
+    /// device was away when the connection came up, and the rail has had no new queue pairs since.
     pub cts_generation: Option<u32>,
-    /// Accepting side: the peer's attempts to reconnect the rail since it last worked.
+    /// Accepting side: number of the peer's attempts to reconnect the rail since the rail last
+    /// worked.
     pub answers: u32,
     /// Paths of the last two attempts, the newest first. Attempts may alternate between two paths.
     pub last_paths: [Option<PathChoice>; 2],
     /// Progress of the newest attempt, for messages.
     pub stage: Stage,
-    /// Failed attempts of a rail that this connection has never used.
+    /// Failed attempts on this rail: a failed handshake, and later attempts until the connection
+    /// has its first rail. Cleared when this rail comes into use.
     pub failed_attempts: Vec<FailedAttempts>,
     /// State of the current attempt. On the accepting side, the data path takes the new queue pairs
     /// once they are connected ([`crate::comm::datapath::status::Status::keep`]).
@@ -48,14 +50,15 @@ pub struct ManagedRail {
 pub enum Attempt {
     /// A thread creates or connects the queue pairs.
     Working(Worker),
-    /// The peer has this side's queue pairs. This side waits for those of the peer.
+    /// Connecting side: JOIN describes the queue pairs to the peer. The peer's answer, which
+    /// describes the peer's queue pairs, is awaited.
     Requested(Box<NewQueuePairs>),
     /// The queue pairs are connected and under test.
     Testing(Box<LaneTest>),
 }
 
-/// Thread that works for an attempt, until its result is taken. Dropping this value gives up the
-/// attempt: the device then counts the thread's call as one that may hang.
+/// Thread that works for an attempt, until its result is taken. Dropping this value before then
+/// gives up the attempt: the device counts the thread's call as one that may hang.
 pub struct Worker {
     result: Receiver<Done>,
     device: Arc<RailDevice>,
@@ -88,7 +91,7 @@ impl Drop for Worker {
 
 /// Result of a thread's work on new queue pairs.
 pub enum Done {
-    /// Connecting side: the queue pairs were created.
+    /// Connecting side: the thread has tried to create the queue pairs.
     Opened(Result<Box<NewQueuePairs>>),
     /// Accepting side: no queue pairs, because back-off does not allow an attempt on the path now.
     Deferred {
@@ -97,16 +100,18 @@ pub enum Done {
         /// The reason, for a message.
         why: String,
     },
-    /// Accepting side: the queue pairs are connected to those of the peer.
+    /// Accepting side: the thread has tried to create queue pairs and to connect them to the peer's
+    /// queue pairs.
     Answered {
-        /// Path of the attempt; `None` if the two ends share no subnet.
+        /// Path of the attempt. `None` if no path could be chosen, for example because the two ends
+        /// share no subnet.
         choice: Option<PathChoice>,
         /// Right to test the path on behalf of all connections, if the path was dead before.
         trial: Option<Trial>,
-        /// The queue pairs, and the answer for the peer.
+        /// The connected queue pairs, and the answer for the peer.
         outcome: Result<Box<(Lane, JoinAnswer)>>,
     },
-    /// Connecting side: the thread has tried to connect the queue pairs to those of the peer.
+    /// Connecting side: the thread has tried to connect the queue pairs to the peer's queue pairs.
     Connected {
         /// The queue pairs.
         lane: Box<Lane>,
@@ -146,11 +151,12 @@ pub struct FailedAttempts {
     /// `None` if the attempts ended before the path was chosen.
     choice: Option<PathChoice>,
     count: u32,
-    /// Reason for the first failure.
+    /// Reason for the first of these failures.
     why: String,
 }
 
-/// Largest number of paths in a message. Rails rarely have more pairs of address and path MTU.
+/// Largest number of paths in a message. Few rails have more combinations of peer address and path
+/// MTU.
 const MAX_FAILED_PATHS: usize = 6;
 
 /// New queue pairs, with the data to connect them.
@@ -194,7 +200,8 @@ impl ManagedRail {
         PathId { rail: self.rail.id, peer_gid: choice.peer_gid }
     }
 
-    /// Returns true if the device is away, or was away since the rail's queue pairs were created.
+    /// Returns true if the device is away, or was removed at some time since the rail's queue pairs
+    /// were created.
     pub fn is_away(&self) -> bool {
         self.generation.is_some_and(|generation| self.rail.device.presence_of(generation) != DevicePresence::Here)
     }

@@ -3,7 +3,7 @@
 //! A round of the service thread never waits for a device: it processes the answers that have
 //! arrived. [`crate::comm::rail::device`] handles a device that never answers. An event does not
 //! show the port's current state, so a query sent after the event decides. A short-lived thread
-//! opens a returning device and registers the memory there.
+//! opens a returning device and registers all memory in use with it.
 
 use super::driver::PortChange;
 use crate::comm::process::Process;
@@ -59,7 +59,7 @@ impl Devices {
         changes
     }
 
-    /// Returns true while a present device has not answered a query. Its answer should arrive soon.
+    /// Returns true while a query to a present device is unanswered: the answer should arrive soon.
     pub fn is_busy(&self) -> bool {
         self.0.iter().any(|watch| watch.pending_query.is_some() && watch.was_there)
     }
@@ -150,7 +150,8 @@ impl Watch {
         settled.flatten()
     }
 
-    /// Starts to open a device that has returned, and returns the result of the last attempt.
+    /// Starts a thread that brings a removed or silent device back into use, if that is due.
+    /// Returns [`PortChange::Up`] once such a thread has succeeded.
     fn poll_reopen(&mut self, process: &Arc<Process>, now: Instant) -> Option<PortChange> {
         if let Some(returning) = &self.returning {
             let is_back = match returning.try_recv() {

@@ -1,12 +1,14 @@
 //! Listener of this process where peers dial again after they have given up their TCP connection.
 //!
-//! The listener serves all accepted connections, at the address where their peers reached this
-//! host. It opens with the first accepted connection and closes with the last.
+//! The listener opens with the first accepted connection, at the address where the peer reached
+//! this host, and closes with the last. It serves all connections that were accepted at the same
+//! address. The others never get another TCP connection.
 //!
 //! A peer that dials must send the token from its connection's GO message, the last one of the
 //! handshake. Its connection must also expect the attempt. Other callers are treated as in the
 //! handshake ([`crate::comm::unauthenticated`]). The service thread polls the listener in its
-//! rounds and is not woken by it, so repeated dialling adds neither load nor log lines.
+//! rounds and is not woken by it, so repeated dialling adds no load. [`Unauthenticated::lasting`]
+//! limits the log lines about rejected callers.
 
 use super::tcp::Redialling;
 use crate::comm::channel::{Channel, Received};
@@ -23,7 +25,7 @@ use std::time::{Duration, Instant};
 /// Shortest interval between polls of the listener. The service thread's rounds can be shorter.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Part of the listener that connection set-up uses.
+/// Connection set-up's access to the listener: opens it, and knows its address.
 #[derive(Default)]
 pub struct RedialHandle {
     at: Option<SocketAddr>,
@@ -33,7 +35,7 @@ pub struct RedialHandle {
     was_reported: bool,
 }
 
-/// Part of the listener that the service thread uses.
+/// The listener itself, owned by the service thread.
 pub struct RedialListener {
     unauthenticated: Unauthenticated,
     descriptors: Arc<DescriptorWarning>,
@@ -95,7 +97,7 @@ impl RedialHandle {
         self.opened.take()
     }
 
-    /// Forgets the listener. The service thread closes its own part.
+    /// Forgets the listener. The service thread closes it by dropping the [`RedialListener`].
     pub fn close(&mut self) {
         (self.at, self.opened) = (None, None);
     }
@@ -122,8 +124,8 @@ impl RedialListener {
         let redialled = |Admitted { mut channel, message }| match (message, channel.receive()) {
             // The peer sends nothing more before it gets an answer.
             (Message::Redial(redial), Ok(Received::Nothing)) => Some((channel, redial)),
-            // The peer waited too long for the service thread and gave up this attempt. The present
-            // TCP connection may work, so it is kept.
+            // The peer waited too long for the service thread and gave up this attempt. The
+            // connection's present TCP connection may work, so it is kept.
             _ => {
                 tracing::debug!("{} redialled, then gave up the attempt", channel.peer());
                 None

@@ -3,9 +3,9 @@
 //! it handles only the close.
 //!
 //! The thread runs while there is something to watch, and borrows a data path for short times only
-//! ([`crate::comm::datapath::path`]). It keeps the queue pairs of a closed connection for a while.
-//! The peer may still wait for the acknowledgement of its last write, or write a CTS entry that
-//! this end no longer uses.
+//! ([`crate::comm::datapath::path`]). It keeps the queue pairs of a closed connection for a while,
+//! because the peer may still wait for the acknowledgement of its last write, or write a CTS entry
+//! that this end no longer uses.
 
 use super::devices::{DeviceChange, Devices};
 use super::driver::Driver;
@@ -27,7 +27,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time that a closed connection waits for its peer to close: longer than a few retransmissions.
+/// Longest time that a closed connection waits for its peer to close. A few retransmissions take
+/// less time.
 const LINGER: Duration = Duration::from_secs(10);
 /// Longest interval between rounds while no work is in progress. Limits the delay until a silent
 /// loss is noticed, and until a control frame from a rail is read.
@@ -101,7 +102,8 @@ impl Service {
         Ok(id)
     }
 
-    /// Sends BYE, and keeps the connection's queue pairs until the peer has closed too.
+    /// Sends BYE, and keeps the connection's queue pairs until the peer has closed too, but at most
+    /// for ten seconds.
     pub fn close(&self, id: WatchId) {
         let mut shared = lock(&self.shared);
         shared.commands.push(Command::Close(id));
@@ -112,8 +114,8 @@ impl Service {
 
     /// Keeps the streams of a closed connection until the peer has closed them too.
     pub fn close_streams(&self, mut farewell: StreamClose) {
-        // Most closes finish in this first call. It reads the unread bytes even if this process
-        // ends before the thread runs.
+        // Most closes finish in this first call. Because it is made here, the unread bytes are read
+        // even if this process ends before the service thread runs.
         if farewell.poll(Instant::now()) {
             return;
         }
@@ -212,7 +214,8 @@ fn do_round(
     devices: &mut Devices,
 ) {
     let (mut closed, mut is_woken) = (Vec::new(), false);
-    // Adds new connections first: if the rest panics, `abandon` fails all connections in `watched`.
+    // Adds new connections to `watched` before all other work. If that work panics, `abandon` fails
+    // the connections in `watched`, and so the new ones too.
     for command in commands {
         match command {
             Command::Watch(new) => watched.push(*new),
@@ -250,7 +253,8 @@ fn take_redialled(listener: &mut RedialListener, watched: &mut [Watched]) {
     }
 }
 
-/// Handles a panic of the service thread: fails all connections, which a lost rail would make hang.
+/// Handles a panic of the service thread: fails all connections. Otherwise a connection would hang
+/// after the loss of a rail, because nothing would recover the rail.
 #[cold]
 fn abandon(watched: &mut Vec<Watched>, fault: &str) {
     tracing::warn!("internal error in the service thread, all connections fail; please report it: {fault}");

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub struct Stall {
     /// State machine that makes the decisions.
     pub watch: StallWatch,
-    /// This connection's part in the log lines about stalls.
+    /// Contributes this connection to the process's log lines about stalls.
     pub log: ConnectionStall,
     /// Time of the next sample, on recovery's clock.
     pub next_sample: u64,

@@ -65,11 +65,12 @@ pub enum Redialling {
 
 /// Attempts of the connecting side.
 pub struct Dialler {
-    /// Address at which the peer was reached during set-up.
+    /// Address of the peer's listener for redials: the IP address at which the peer was reached
+    /// during set-up, with the port from the peer's GO.
     address: SocketAddr,
     token: [u8; TOKEN_BYTES],
     attempts: Attempts,
-    /// The time when the connection came up, origin of the times in `attempts`.
+    /// The time when the connection came up. The times in `attempts` are counted from it.
     origin: Instant,
     descriptors: Arc<DescriptorWarning>,
     /// New TCP connection that waits for the peer's answer.
@@ -112,7 +113,7 @@ impl Tcp {
         !matches!(self.state, TcpState::GivenUp)
     }
 
-    /// Returns true if the peer may dial.
+    /// Returns true if the peer, not this end, dials again when TCP is lost.
     pub fn is_awaited(&self) -> bool {
         matches!(self.redialling, Redialling::Awaits { .. })
     }
@@ -186,7 +187,7 @@ impl Tcp {
             *attempt = redial.attempt;
         }
         if let Err(error) = channel.send(&Message::Resumed) {
-            // Keep the new connection: the peer has given up any other.
+            // Keep the new TCP connection: the peer has given up every earlier one.
             tracing::debug!("{error}");
         }
         self.state = TcpState::New(channel);
@@ -210,8 +211,9 @@ impl Tcp {
                     tracing::warn!("{name} sent an unexpected {kind} message: ignored");
                 }
                 Ok(Received::Nothing) => return,
-                // Without a rail, only another attempt could get an answer from the peer, and it
-                // may take long. Until then the time limit of a connection without a rail applies.
+                // Without a rail, only another attempt to dial could get an answer from the peer,
+                // and that attempt may take long. Until then only the time limit of a connection
+                // without a rail applies.
                 Ok(Received::Closed) if is_new && !driver.has_rail() => {
                     driver.tcp_failed("a redialled TCP connection closed immediately", now);
                     self.state = TcpState::GivenUp;

@@ -33,8 +33,8 @@ impl Admission {
         self.unauthenticated.clear();
     }
 
-    /// Accepts connections and reads their first messages. Returns the first HELLO with the token,
-    /// and refuses later ones.
+    /// Accepts connections and reads their first messages. Returns the first HELLO that has the
+    /// token. Refuses every later HELLO that has the token.
     pub fn poll(&mut self, descriptors: &DescriptorWarning) -> Option<(Channel, Hello)> {
         let admitted = self.look_for(descriptors, None);
         admitted.into_iter().find_map(|admitted| match admitted.message {
@@ -43,7 +43,8 @@ impl Admission {
         })
     }
 
-    /// Like [`poll`](Self::poll), for further streams of the admitted peer, which send `token`.
+    /// Accepts connections and reads their first messages, as [`poll`](Self::poll) does. Returns
+    /// further TCP streams of the admitted peer, which send `token`.
     pub fn look_for_streams(
         &mut self,
         descriptors: &DescriptorWarning,

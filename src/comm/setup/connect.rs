@@ -32,9 +32,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Pause before redialling a peer that closed the connection before it answered. A listener with
-/// too many unauthenticated connections drops the oldest one. (If the peer's process has ended, the
-/// next connection is refused.)
+/// Pause before redialling a peer that closed the TCP connection before it answered. The peer may
+/// be alive: a listener with too many unauthenticated connections drops an old one. If the peer's
+/// process has ended, its host refuses the next dial.
 const REDIAL: Duration = Duration::from_millis(10);
 
 struct Connecting {
@@ -84,7 +84,7 @@ struct OfferedPair {
     made: LaneProgress,
 }
 
-/// State of a pair's lane on this side. An open lane has registered this side's mailbox.
+/// State of a pair's lane on this side. A lane with queue pairs has registered this side's mailbox.
 enum LaneProgress {
     Joining(Joining),
     Lane(Lane),
@@ -288,7 +288,7 @@ fn redial(address: SocketAddr) -> ConnectStage {
     ConnectStage::Redialling(Instant::now() + REDIAL)
 }
 
-/// Returns true if the peer accepted the connection and then dropped it, so it is alive.
+/// Returns true if the peer accepted the connection and then dropped it, so the peer is alive.
 fn is_dropped(error: &std::io::Error) -> bool {
     use std::io::ErrorKind;
     matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)

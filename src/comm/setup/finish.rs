@@ -54,7 +54,7 @@ pub struct Agreed {
     /// The pairs of rails, in the same order on both sides, including pairs that do not work yet.
     /// At most [`MAX_RAILS`](crate::wire::MAX_RAILS).
     pub pairs: Vec<AgreedPair>,
-    /// This host's rails that are not used, each with the reason.
+    /// This host's rails that are in no pair, each with the reason.
     pub left_out: Vec<(RailId, String)>,
 }
 
@@ -123,9 +123,10 @@ impl<P: Shareable> Drop for AwaitingRail<P> {
     }
 }
 
-/// Builds the data path of a connection and hands it to the service thread. `send_last_message` is
-/// called before the thread gets the connection. On the receiving side it sends GO, the last
-/// message of the handshake. It returns the means to get another TCP connection.
+/// Builds the data path of a connection and hands the connection to the service thread.
+/// `send_last_message` is called before the thread gets the connection. On the receiving side,
+/// `send_last_message` sends GO, the last message of the handshake. On both sides, it returns the
+/// means to get another TCP connection.
 ///
 /// # Errors
 /// [`Error::Os`] if the service thread cannot be started; the error of `send_last_message`.

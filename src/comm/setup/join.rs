@@ -7,9 +7,9 @@
 //!   its queue pairs, because the kernel may search for the peer's address for a second. The other
 //!   connections wait for the result.
 //!
-//! Each wait has a limit, and dropping a connection releases its trial. The thread ends with the
-//! kernel's answer, even if its connection no longer waits. Recovery later tries every path that is
-//! left out ([`crate::flow::recovery`]).
+//! Each wait has a limit, and dropping a connection releases its trial. The thread ends when the
+//! kernel answers, even if the thread's connection no longer waits. Recovery later tries every path
+//! that is left out ([`crate::flow::recovery`]).
 
 use super::negotiate;
 use crate::comm::datapath::lane::{Lane, Role, Route};
@@ -68,8 +68,8 @@ struct ConnectResult {
 pub enum JoinStep {
     /// The lane needs another call.
     Waiting(Joining),
-    /// The queue pairs are connected. On the accepting side, the trial of the path, if any, lasts
-    /// until the test writes are finished.
+    /// The queue pairs are connected. On the accepting side, the caller keeps the trial of the
+    /// path, if there is one, until the test writes are finished.
     Joined(Lane, Option<Trial>),
     /// The rail is left out for now. Contains the reason.
     LeftOut(NotYet),
@@ -109,7 +109,8 @@ impl Joining {
         match process.backoff.ask(self.path, need, self.mtu_bytes, limit(process), now) {
             Advice::Use => new.connect(process, self.role, self.path, None).step(),
             Advice::Try(trial) => {
-                // The limit begins again: the connection may have waited for another trial before.
+                // The time limit begins again, because this connection may have used it up waiting
+                // for the trial of another connection.
                 self.until = now + limit(process);
                 self.stage = JoinStage::Connecting(new.start(process, self.role, self.path, trial));
                 JoinStep::Waiting(self)

@@ -33,8 +33,8 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Text added to the reason why a routed path does not work. A NIC consumes RoCE packets itself, so
-/// the kernel never gets them to forward.
+/// Text added to the reason why a routed path does not work. On a Spark between the two ends, the
+/// NIC consumes RoCE packets itself, so the kernel never gets the packets and cannot forward them.
 const ROUTED: &str =
     "; this path is routed: each host on it must forward RoCE (UDP port 4791) both ways, a Spark in its NIC";
 
@@ -155,7 +155,7 @@ impl ListenComm {
             AcceptProgress::Idle | AcceptProgress::AwaitingRail(_) => None,
         };
         match stage {
-            // The handshake lacks file descriptors: unauthenticated connections must not keep any.
+            // The handshake lacks file descriptors, so unauthenticated connections are dropped.
             Some(AcceptStage::AwaitingOffer(_)) => admission.clear(),
             Some(AcceptStage::Gathering(gathering)) => gathering.poll(admission, &self.setup.descriptors),
             _ => {
@@ -245,7 +245,8 @@ impl Accepting {
         let AcceptStage::Probing(mut probing) = self.stage else {
             return Err(Internal::NoStage.into());
         };
-        // Checked before the tests: they fail if the peer has left, but the paths are not at fault.
+        // Checked before the tests are polled: if the peer has left, the tests fail, although the
+        // paths are not at fault.
         if let Some(other) = receive(&mut self.channel)? {
             return Err(out_of_turn(&self.channel, &other));
         }
@@ -277,7 +278,7 @@ fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) 
             Err(late) => error = late,
         }
     }
-    // The peer logs the reason. If it cannot be sent, this side still reports its error.
+    // The peer logs the reason. If the reason cannot be sent, this side still returns the error.
     if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
         tracing::debug!("could not send the refusal to {peer}: {unsent}");
     }
@@ -350,7 +351,7 @@ impl OfferMade {
         Ok((Self { rails, theirs, chunk_bytes, priority: hello.priority, pairs: all, left_out }, offer))
     }
 
-    /// Starts to connect this side's queue pairs, which are tested afterwards.
+    /// Starts to connect this side's queue pairs. [`Probing`] tests them afterwards.
     fn connect(self, process: &Process, peer: &str, ready: Ready) -> Result<Probing> {
         if ready.pairs.len() != self.pairs.len() {
             let (theirs, ours) = (ready.pairs.len(), self.pairs.len());
@@ -448,8 +449,8 @@ impl ProbedPair {
         match test.step(mailboxes, &process.backoff, buffer, Instant::now()) {
             TestResult::UnderWay => Probed::Testing(test),
             TestResult::Passed => Probed::Carries(test.lane),
-            // Writes also fail if the device is removed during the test. It may return, so that
-            // failure is temporary.
+            // Writes also fail if the device is removed during the test. The device may return, so
+            // the failure is then temporary.
             TestResult::Failed(why) => {
                 not_yet(why, self.rail.device.query_presence(self.rail.info.port) != DevicePresence::Here)
             }
@@ -468,7 +469,7 @@ impl ProbedPair {
 }
 
 impl Probing {
-    /// Continues connecting and testing. Returns true when every pair has its result.
+    /// Continues to connect and test the pairs. Returns true when every pair has its result.
     fn poll(&mut self, process: &Arc<Process>, peer: &str) -> bool {
         let mut buffer = CompletionBuffer::new();
         for pair in &mut self.pairs {

@@ -15,22 +15,23 @@
 //! 2. OFFER, from the accepting side: the pairs of rails ([`crate::flow::pairing`]), with its new
 //!    queue pairs.
 //! 3. READY: the connecting side's own queue pairs, already connected, and the keys of its mailbox.
-//! 4. GO: the pairs that carry, the keys of the accepting side's mailbox, and the port and token
-//!    for a later REDIAL.
+//! 4. GO: the pairs that carry data, the keys of the accepting side's mailbox, and the port and
+//!    token for a later REDIAL.
 //!
 //! Before GO the accepting side connects its queue pairs and tests each one
-//! ([`test_write`](crate::comm::datapath::test_write)). A pair carries when its test packets are
-//! acknowledged within `NCCL_SPARK_PROBE_TIMEOUT_MS`. From GO on both sides exchange control
+//! ([`test_write`](crate::comm::datapath::test_write)). A pair carries data if its test packets are
+//! acknowledged within `NCCL_SPARK_PROBE_TIMEOUT_MS`. After GO, both sides exchange control
 //! frames. A side that refuses the connection sends the reason as text. If no pair can be formed,
 //! the accepting side may answer HELLO with STREAMS ([`crate::comm::streams`]).
 //!
 //! Every pair of the OFFER is a lane of the connection. The handshake is the first attempt to bring
-//! up each pair, and recovery makes all later ones. A pair that does not carry yet begins as a lost
-//! rail (`Recovery::mark_missing_at_start`, `Lane::without_queues`), with a log line that gives the
-//! reason. So HELLO and OFFER also name rails that cannot be used now, by the addresses that they
-//! had before (`Rail::last_snapshot`). Such rails are paired after the usable ones.
+//! up each pair, and recovery makes all later attempts. A pair that does not carry data yet begins
+//! as a lost rail (`Recovery::mark_missing_at_start`, `Lane::without_queues`), with a log line that
+//! gives the reason. So that such pairs can be formed, HELLO and OFFER also name rails that cannot
+//! be used now, with the addresses that these rails had before (`Rail::last_snapshot`). Such rails
+//! are paired after the usable ones.
 //!
-//! If no pair carries at GO, `finish` keeps the connection until its first rail carries or
+//! If no pair carries data at GO, `finish` keeps the connection until a pair carries data or
 //! `NCCL_SPARK_CONNECT_TIMEOUT_S` has passed. The accepting side refuses the connection only if
 //! every pair failed for a permanent reason (`NotYet::is_temporary`, `Error::is_temporary`).
 //!

@@ -22,12 +22,15 @@ use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Minimum rate of one queue pair, in Mb/s. Published rates of a Spark's function are 92 to 102
-/// Gb/s with one queue pair, and 111.7 with four. A faster rail gets more queue pairs.
+/// Rate that one queue pair reaches at least, in Mb/s. Published rates of a Spark's function are 92
+/// to 102 Gb/s with one queue pair, and 111.7 Gb/s with four. A path with a higher rate than this
+/// gets more than one queue pair.
 const QP_MBPS: f64 = 92_000.0;
-/// Default limit of a connection's queue pairs on one rail. NCCL's channels add parallelism too.
+/// Largest number of a connection's queue pairs on one rail, unless the settings state a number.
+/// More are not needed, because NCCL's channels add parallelism too.
 const MOST_QPS: u8 = 4;
-/// Largest chunk (bytes of one write): a completion reports its size in 32 bits.
+/// Largest chunk (the size of one write in bytes). It must fit into 32 bits, because a completion
+/// reports the size in a field of 32 bits.
 const MOST_CHUNK_BYTES: u32 = 1 << 30;
 
 /// Refuses a peer whose tuner has another policy: different choices would make collectives hang.
@@ -52,7 +55,8 @@ pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
     .into())
 }
 
-/// Refuses a peer with another value of `NCCL_SPARK_RING_TCP`, on which the tuners depend.
+/// Refuses a peer with another value of `NCCL_SPARK_RING_TCP`, because the tuner's choices depend
+/// on the value.
 ///
 /// # Errors
 /// [`Error::Usage`] if the values differ.
@@ -66,7 +70,8 @@ pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
 }
 
 /// Warns of a peer whose data has another priority than this host's data. Does not compare traffic
-/// classes if this host's settings have none: the peer's may come from its communicator.
+/// classes if this host's settings have none: NCCL may have set the peer's class for the
+/// communicator.
 pub fn warn_of_priority(process: &Process, hello: &Hello) {
     let (ours, theirs, peer) = (process.priority(None), hello.priority, &hello.name);
     let differs = process.config.setup.traffic_class.is_some_and(|class| class != theirs.traffic_class)
@@ -135,14 +140,16 @@ impl LocalRails {
         process.routes(theirs, &self.adverts, |acceptor| &self.known[acceptor].snapshot)
     }
 
-    /// Returns the largest chunk that every rail can send as one write, in bytes.
+    /// Returns the largest chunk, in bytes, that every known rail can send as one write. Rounded
+    /// down to a multiple of 128, and at least 4096.
     pub fn chunk_bytes(&self) -> u32 {
         let most = self.known.iter().map(|known| known.snapshot.port.max_message_bytes).min();
         let chunk = most.unwrap_or(MOST_CHUNK_BYTES).min(MOST_CHUNK_BYTES);
         (chunk - chunk % 128).max(4096)
     }
 
-    /// Returns both ends of a pair, by the indices of this side's and the peer's rail.
+    /// Returns both ends of a pair, this side's first. `place` is the index of this side's rail,
+    /// `their_place` is the index of the peer's rail.
     pub fn ends(&self, place: usize, theirs: &[RailAdvert], their_place: usize) -> [End; 2] {
         let rail = &self.known[place].rail;
         let their_ends: Vec<End> = (RailId::all(theirs.len()).zip(theirs))
@@ -187,8 +194,8 @@ pub fn qps_wanted(config: &SetupConfig) -> u8 {
     config.qps_per_rail.unwrap_or(0)
 }
 
-/// Returns the number of queue pairs for each path: `wanted`, or if 0, as many as its traffic
-/// needs.
+/// Returns the number of queue pairs for each path: `wanted`, or if that is 0, as many as the path
+/// needs for its rate while all paths are busy.
 pub fn queue_pairs(wanted: u8, paths: &Paths) -> [u8; MAX_RAILS] {
     if wanted > 0 {
         return [wanted; MAX_RAILS];
@@ -231,10 +238,10 @@ pub fn report_connected(process: &Process, peer: &str, role: Role, lanes: &[Lane
 }
 
 /// Logs each rail that a connection leaves out or that does not work yet, once for all connections
-/// with the peer. The line is a warning if the rail's twin works and both rails together would
-/// carry more. It is no warning if the twin reaches the peer by a route: the owner of hosts in a
-/// ring may have set routes for some rails only. `ends` and `routed` have an element for each lane.
-/// In `ends`, this side's end comes first.
+/// with the peer. The line is a warning if the rail's twin, the other function of the same port,
+/// works and both rails together would carry more. A twin that reaches the peer by a route causes
+/// no warning: the owner of hosts in a ring may have set routes for some rails only. `ends` and
+/// `routed` have an element for each lane. In `ends`, this side's end comes first.
 pub fn report_left_out(
     process: &Process,
     peer: &str,
@@ -278,8 +285,9 @@ pub fn dead_path_reason(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> O
     process.backoff.dead(PathId { rail: rail.id, peer_gid }, Instant::now())
 }
 
-/// Returns the reason for the connecting side to refuse a pair: the kernel has no route back to the
-/// peer. `None` if there is a route, or if this is not known.
+/// Returns the reason for the connecting side to refuse a pair: the pair needs a route, and this
+/// host's kernel has none back to the peer. `None` if the pair needs no route, if there is a route,
+/// or if either is not known.
 pub fn no_route(
     snapshot: &RailSnapshot,
     (own_gid, peer_gid): ([u8; 16], [u8; 16]),
@@ -323,7 +331,8 @@ pub fn unpaired(rails: &LocalRails, paired: &[usize], role: Role) -> Vec<(RailId
     all
 }
 
-/// Returns the reason why a rail has no pair. Only the accepting side, which forms pairs, knows it.
+/// Returns the reason why a rail has no pair. Only the accepting side, which forms the pairs, knows
+/// the reason.
 fn unpaired_reason(advert: &RailAdvert, role: Role) -> String {
     let rail = pairing::describe(std::slice::from_ref(advert));
     match role {
@@ -341,7 +350,7 @@ pub fn left_out_text(process: &Process, left_out: &[(RailId, String)]) -> String
     left_out.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-/// Returns the error for a connection without a rail.
+/// Returns the error for a connection on which no rail can be used.
 pub fn no_usable_rail(process: &Process, peer: &str, left_out: &[(RailId, String)]) -> Error {
     Network::NoRail { peer: peer.to_owned(), rails: left_out_text(process, left_out) }.into()
 }
@@ -367,7 +376,7 @@ pub fn receive(channel: &mut Channel) -> Result<Option<Message>> {
     understood(channel, received)
 }
 
-/// Converts the channel's result to a message, `None` if there is none.
+/// Converts the channel's result to a message. Returns `None` if no message has arrived.
 ///
 /// # Errors
 /// The errors of [`receive`].

@@ -1,5 +1,7 @@
-//! Set-up of a connection over TCP streams, on both sides. It starts when the accepting side
-//! answers HELLO with STREAMS because no rail reaches the peer.
+//! Set-up of a connection over TCP streams, on both sides. The set-up starts when the accepting
+//! side answers HELLO with STREAMS because no rail reaches the peer. The connecting side then opens
+//! the other streams: the first stream is the connection that carried HELLO. When all streams are
+//! open, the accepting side sends CARRIES.
 
 use super::Setup;
 use super::admission::Admission;
@@ -26,7 +28,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Number of TCP streams of a connection. One stream fills a 10 Gb/s network unless packets are
-/// lost. Several streams recover their losses separately, and a host receives on several cores.
+/// lost. Of several streams, a loss slows down only one. The host can also receive several streams
+/// on several cores.
 const STREAMS: usize = 4;
 
 const _: () = assert!(STREAMS <= MAX_STREAMS);
@@ -38,7 +41,7 @@ const REDIAL: Duration = Duration::from_millis(10);
 /// Checks that both sides allow TCP. Called if no rail of one side pairs with a rail of the other.
 ///
 /// # Errors
-/// [`Error::Usage`] if one side does not, with the remedy.
+/// [`Error::Usage`] if one side does not allow TCP. The text has the remedy, or the reason.
 pub fn allow(process: &Process, rails: &LocalRails, hello: &Hello) -> Result<()> {
     let by_tcp = rails.by_tcp(&process.config.setup);
     let rails = rails.nothing_in_common(&process.name, &hello.rails, &hello.name);
@@ -122,11 +125,13 @@ enum OpeningStream {
     /// To be dialled at this time.
     Waiting(Instant),
     Dialling(Channel),
+    /// Connected. The message STREAM was sent, or is queued.
     Sent(Channel),
 }
 
 impl OpeningStreams {
-    /// Prepares the streams that the accepting side asks for. They are dialled at `address`.
+    /// Prepares the streams that the accepting side asks for. [`OpeningStreams::step`] dials them
+    /// at `address`.
     ///
     /// # Errors
     /// The errors of [`in_own_scope`].
@@ -137,11 +142,13 @@ impl OpeningStreams {
         Ok(Self { peer, token, address: in_own_scope(address, &process.config.setup)?, opening })
     }
 
-    /// Continues with all streams. Returns true once the peer has confirmed them.
+    /// Continues to open all streams. `first` is the first stream. Returns true once the peer has
+    /// confirmed all streams with CARRIES.
     ///
     /// # Errors
-    /// [`Error::Network`] if the peer cannot be reached, [`Error::Protocol`] if it sends another
-    /// message; [`Error::Os`].
+    /// [`Error::Network`] if the peer cannot be reached, [`Error::PeerGone`] if it closes the first
+    /// stream, [`Error::Usage`] if it refuses the connection, [`Error::Protocol`] if it sends
+    /// another message, [`Error::Os`] if no socket can be created.
     pub fn step(&mut self, first: &mut Channel) -> Result<bool> {
         let Self { token, address, opening, .. } = self;
         for (number, stream) in (1..).zip(opening) {
@@ -192,8 +199,8 @@ impl OpeningStream {
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => again(),
                 Err(error) => Err(cannot(error)),
             },
-            // `Channel::receive` first sends what is still queued of the message STREAM.
-            // `Closed`: the peer may have dropped the stream without reading it.
+            // `Channel::receive` first sends what is still queued of the message STREAM. After
+            // `Closed`, dial again: the peer may have dropped the stream before it read STREAM.
             Self::Sent(mut channel) => match channel.receive()? {
                 Received::Nothing => Ok(Self::Sent(channel)),
                 Received::Closed => again(),
@@ -204,7 +211,8 @@ impl OpeningStream {
     }
 }
 
-/// Creates a connection over streams. `path` receives the bytes that have already arrived on each.
+/// Creates a connection over streams. `path` makes the data path. Its argument is the bytes that
+/// have already arrived on each stream.
 fn finish<P>(
     setup: &Setup,
     channels: Vec<Channel>,
@@ -227,7 +235,7 @@ fn finish<P>(
     Ok(StreamEndpoint { context, process, service: Arc::clone(&setup.service), path })
 }
 
-/// Returns the name of the interface with this address, or the address.
+/// Returns the name of the interface with this address, or the address as text if there is none.
 fn interface_with(ip: IpAddr) -> String {
     let all = interfaces::all().unwrap_or_else(|error| {
         tracing::debug!("{error}");
@@ -237,7 +245,8 @@ fn interface_with(ip: IpAddr) -> String {
     all.iter().find(has).map_or_else(|| ip.to_string(), |interface| interface.name.clone())
 }
 
-/// Logs the new connection: at INFO the first time for this peer, later at DEBUG.
+/// Logs the new connection: at INFO the first time for this peer, later at DEBUG. Warns once for
+/// each peer if the interface is Wi-Fi.
 fn report(process: &Process, sockets: &Sockets) {
     let TcpPath { peer, interface } = &sockets.tcp;
     let line = format!(

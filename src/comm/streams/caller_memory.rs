@@ -1,4 +1,5 @@
-//! Access to the caller's memory: socket calls, and stores in the order that LL and LL128 need.
+//! Access to the buffers of the caller, NCCL: socket calls, and stores in the order that NCCL's
+//! protocols LL and LL128 need.
 #![allow(unsafe_code)]
 
 use crate::verbs::{HostMemory, order_loads, order_stores};
@@ -9,7 +10,8 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Sends `head`, then `body`, as far as a socket accepts without blocking. Returns the byte count.
+/// Sends `head`, then `body`, as far as a socket accepts without blocking. Returns how many bytes
+/// of both together the socket has accepted.
 ///
 /// # Errors
 /// The errors of `sendmsg(2)`; `WouldBlock` if the socket accepts nothing now.
@@ -29,7 +31,8 @@ pub fn send(socket: &TcpStream, head: &[u8], body: HostMemory) -> Result<usize> 
     usize::try_from(count).map_err(|_| Error::last_os_error())
 }
 
-/// Receives available bytes into `body`, then `tail`. Returns their number; 0 at the end of stream.
+/// Receives available bytes, first into `body`, then into `tail`. Returns the number of bytes
+/// received; 0 at the end of the stream.
 ///
 /// # Errors
 /// The errors of `recvmsg(2)`; `WouldBlock` if nothing is available.
@@ -54,8 +57,8 @@ fn message(parts: &mut [libc::iovec; 2]) -> libc::msghdr {
     message
 }
 
-/// Stores as many bytes as `to` has room for, in any order. Nothing may read this memory before
-/// `test` reports the receive as done.
+/// Stores as many bytes as `to` has room for, in any order. Only for memory that nothing reads
+/// before `test` reports the receive as done.
 pub fn store(to: HostMemory, bytes: &[u8]) {
     let count = to.len().min(bytes.len());
     // SAFETY: the memory is mapped, and no code in this process relies on its content
@@ -70,7 +73,7 @@ pub fn store(to: HostMemory, bytes: &[u8]) {
 pub fn store_in_lines(to: HostMemory, bytes: &[u8]) {
     let bytes = &bytes[..to.len().min(bytes.len())];
     let start = to.addr();
-    // Unaligned memory has no ordering requirements.
+    // LL and LL128 read only aligned words, so bytes in unaligned memory need no order.
     let whole = if start.is_multiple_of(8) { bytes.len() / 8 } else { 0 };
     let (words, _) = bytes.as_chunks::<8>();
     for (at, word) in words.iter().take(whole).enumerate() {
@@ -90,8 +93,8 @@ pub fn store_in_lines(to: HostMemory, bytes: &[u8]) {
     }
 }
 
-/// Returns the time since the peer's last acknowledgement. `None` if no bytes are outstanding, or
-/// if the system does not report the time.
+/// Returns the time since the peer's last acknowledgement. `None` if the peer has acknowledged all
+/// bytes and answered all of the kernel's probes, or if the system does not report the time.
 pub fn unacknowledged(socket: &TcpStream) -> Option<Duration> {
     // SAFETY: a `tcp_info` contains only numbers; all zero is a valid value.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };

@@ -17,9 +17,9 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(60);
 pub struct StreamContext {
     /// The connection's streams.
     pub sockets: Arc<Sockets>,
-    /// Time without progress until a request is logged.
+    /// Time without progress after which a request is logged.
     pub stall_warn: Duration,
-    /// Record of the log lines about the peer that are written only once.
+    /// Record of the log lines that are written only once for each peer.
     pub log: Arc<LogOnce>,
     /// Totals of data that this process has sent over streams.
     pub totals: Arc<Totals>,
@@ -33,14 +33,14 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Counts a message.
+    /// Counts one message of `bytes` bytes.
     pub fn count(&self, bytes: u64) {
         // Relaxed: sums for the log.
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.messages.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns bytes and messages since the last call.
+    /// Returns the number of bytes and the number of messages since the last call.
     pub fn take(&self) -> (u64, u64) {
         (self.bytes.swap(0, Ordering::Relaxed), self.messages.swap(0, Ordering::Relaxed))
     }
@@ -62,7 +62,8 @@ impl Failure {
         }
     }
 
-    /// Ends the connection and its streams. Returns the first error, as all later calls do.
+    /// Ends the connection because of `error`, and cuts its streams. Returns the error that ended
+    /// the connection first. All later calls return the same error.
     #[cold]
     pub fn record(&mut self, context: &StreamContext, error: Error) -> Box<Error> {
         if self.0.is_none() {
@@ -71,7 +72,8 @@ impl Failure {
         self.0.get_or_insert_with(|| Box::new(error)).clone()
     }
 
-    /// Makes later calls fail. Returns true if the connection had failed before.
+    /// Closes the connection, so that later calls fail. Returns true if the connection had ended
+    /// with an error before.
     pub fn close(&mut self) -> bool {
         let has_failed = self.0.is_some();
         self.0.get_or_insert_with(|| Box::new(Usage::Closed.into()));
@@ -85,7 +87,7 @@ pub struct Waiting {
     pub direction: Direction,
     /// Description of the request, with an article.
     pub what: &'static str,
-    /// Bytes of a send, or the number of pending receives.
+    /// For a send, its size in bytes. For a receive, the number of pending receives.
     pub count: usize,
 }
 

@@ -1,8 +1,9 @@
 //! Closing of a connection's streams.
 //!
-//! Closing a socket with unread bytes resets it, and the peer loses sent bytes that it has not
-//! read. So a closed connection sends its last bytes and shuts down its sending side. It then drops
-//! incoming bytes until the peer ends the stream or `LINGER` has passed.
+//! If a socket is closed while received bytes are unread, the kernel resets its TCP connection. The
+//! peer then loses the bytes that it has not read yet. So a closed connection sends its last bytes
+//! and shuts down its sending side. It then reads and drops incoming bytes until the peer ends the
+//! stream or `LINGER` has passed.
 
 use super::sockets::Sockets;
 use crate::comm::channel::write_queued;
@@ -11,15 +12,16 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time for the peer to close, the same as over rails.
+/// Time for the peer to close its side, the same as over rails.
 const LINGER: Duration = Duration::from_secs(10);
+/// Largest number of reads of one stream in one poll.
 const READS: usize = 64;
 
 /// A data path with last bytes to send.
 pub trait FinalBytes {
-    /// Ends the data path, which no longer accesses its caller's buffers. Returns each stream's
-    /// last bytes, or `None` if sends were in progress or this side has failed: the peer then fails
-    /// too.
+    /// Ends the data path. Afterwards it accesses none of NCCL's buffers. Returns the last bytes to
+    /// send on each stream. Returns `None` if sends were running or this side has failed: then the
+    /// caller must cut the streams, so that the peer fails too.
     fn final_bytes(&mut self) -> Option<Vec<Vec<u8>>>;
 }
 
@@ -42,7 +44,8 @@ impl StreamClose {
         Self { sockets, stages: final_bytes.into_iter().map(CloseStage::Sending).collect(), until: now + LINGER }
     }
 
-    /// Continues to close, without blocking. Returns true when all streams are closed.
+    /// Continues to close, without blocking. Returns true when the peer has ended all streams, or
+    /// `LINGER` has passed.
     pub fn poll(&mut self, now: Instant) -> bool {
         for (number, stage) in self.stages.iter_mut().enumerate() {
             if let Err(error) = stage.poll(&self.sockets, number) {
@@ -65,8 +68,8 @@ impl CloseStage {
                 *self = Self::Draining;
             }
         }
-        // Read also while bytes are left to send: a peer that closes at the same time may wait for
-        // buffer space.
+        // Read also while bytes are left to send. If both sides close at the same time, each may
+        // have to wait until the other reads, which frees buffer space.
         let mut dropped = [0; 16 << 10];
         for _ in 0..READS {
             match stream.read(&mut dropped) {

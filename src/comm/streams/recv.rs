@@ -1,4 +1,8 @@
 //! The receiving half of a connection over streams: `irecv`, and `test` of receives.
+//!
+//! Each stream carries frames. A data frame announces a chunk of a message, whose bytes follow the
+//! frame. Frames are read into the stream's inbox. Most bytes of a large chunk are read directly
+//! into NCCL's buffer, unless NCCL polls the buffer while the bytes arrive.
 
 use super::caller_memory;
 use super::context::{Failure, StreamContext, Waiting};
@@ -20,10 +24,11 @@ use std::net::TcpStream;
 
 /// Size of a stream's inbox: a frame, and small messages after it.
 const INBOX_BYTES: usize = 16 << 10;
-/// Part of the inbox that is used between chunks. The next frame may announce a large chunk, whose
-/// bytes are better read directly into their destination.
+/// Number of bytes of the inbox that are used while no chunk is announced. The next frame may
+/// announce a large chunk, whose bytes are better read directly into their destination.
 const PEEK_BYTES: usize = FRAME_BYTES + (4 << 10);
-/// Limit of reads of one stream per call: NCCL's thread serves other connections too.
+/// Largest number of reads of one stream in one call, because NCCL's thread also serves other
+/// connections.
 const READS: usize = 32;
 
 /// The receive data path.
@@ -31,11 +36,13 @@ pub struct StreamRecvPath {
     inbound: Inbound,
     buffers: Box<[Buffers; SLOTS]>,
     streams: Vec<Incoming>,
-    /// Grant frames that the first stream has not accepted yet. At most those of all slots, because
-    /// a slot is granted again only after its bytes have arrived.
+    /// Grant frames that the first stream has not accepted yet. Each slot has at most one set of
+    /// grants here, because a slot is granted again only after the bytes for its last grants have
+    /// arrived.
     outbox: Vec<u8>,
-    /// The stream of the last bytes, polled first.
+    /// Number of the stream on which bytes arrived last. It is polled first.
     hot: usize,
+    /// Number of the other stream that was polled last.
     cold: usize,
     stall: StallTimer,
     failure: Failure,
@@ -50,7 +57,9 @@ struct Buffers {
 
 struct Incoming {
     inbox: Box<[u8]>,
+    /// Range of the inbox with bytes that were received and not used yet.
     unused: std::ops::Range<usize>,
+    /// The announced chunk, until all its bytes have arrived.
     chunk: Option<Arriving>,
     end: StreamEnd,
 }
@@ -58,6 +67,7 @@ struct Incoming {
 struct Arriving {
     slot: Slot,
     part: u8,
+    /// Destination of the bytes that have not arrived yet.
     to: HostMemory,
     is_watched: bool,
 }
@@ -72,7 +82,7 @@ enum StreamEnd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Polled {
     Nothing,
-    /// Part of a message. The rest may arrive on other streams.
+    /// Bytes that do not complete their message. The rest may arrive on other streams.
     InPart,
     Whole,
 }
@@ -93,11 +103,11 @@ impl StreamRecvPath {
         }
     }
 
-    /// Grants a receive of 1 to [`PARTS`] buffers. Returns its request number, or `None` if there
-    /// is no room yet. If `is_watched` is true, the caller polls the bytes while they arrive (LL
-    /// and LL128), so they are stored in order. The receive is still reported done only when all
-    /// bytes have arrived: NCCL's proxy tests the receive until then, and these tests read the
-    /// sockets.
+    /// Grants a receive of 1 to [`PARTS`] buffers. Returns its request number, or `None` while no
+    /// slot is free. If `is_watched` is true, the caller polls the bytes while they arrive (LL and
+    /// LL128), so they are stored in the order that these protocols need. The receive is still
+    /// reported done only when all bytes have arrived: NCCL's proxy tests the receive until then,
+    /// and only these tests read the sockets.
     ///
     /// # Errors
     /// [`Error::Argument`] if the memory is not registered or the group is too large; otherwise the
@@ -155,7 +165,8 @@ impl StreamRecvPath {
         Waiting { direction: Direction::Receive, what, count: self.inbound.open() }
     }
 
-    /// Receives the remaining bytes of all streams, and then handles the end of a stream.
+    /// Called after some stream has ended. Receives the bytes that remain on all streams. If there
+    /// are none, handles the end.
     #[cold]
     fn ended(&mut self, context: &StreamContext, what: &'static str) -> Quick<()> {
         for stream in 0..self.streams.len() {
@@ -200,9 +211,9 @@ impl StreamRecvPath {
         }
     }
 
-    /// Receives available bytes, and returns true if there were any. Polls the stream of the last
-    /// bytes first. If it has none, polls one other stream, in turn. If part of a message arrived,
-    /// polls all other streams.
+    /// Receives available bytes, and returns true if there were any. First polls the stream on
+    /// which bytes arrived last. If nothing has arrived there, polls one of the other streams, in
+    /// turn. If the bytes found last do not complete their message, polls all other streams.
     fn progress(&mut self, context: &StreamContext) -> Quick<bool> {
         let mut found = self.take_in(context, self.hot)?;
         if found == Polled::Nothing && self.streams.len() > 1 {
@@ -284,7 +295,8 @@ impl Incoming {
                     let Landing { slot, part, offset, bytes } =
                         inbound.announced(&data).map_err(|violation| violation.to_string())?;
                     let Buffers { parts, is_watched } = buffers[slot.index()];
-                    // The chunk fits, because the grant had the size of this buffer.
+                    // The chunk fits into this buffer: the grant had the buffer's size, and
+                    // `announced` has compared the chunk with the grant.
                     let to = parts[usize::from(part) % PARTS].without_first(offset as usize).first(bytes as usize);
                     self.chunk = Some(Arriving { slot, part, to, is_watched });
                 }
@@ -304,8 +316,8 @@ impl Incoming {
     }
 
     /// Reads available bytes of the socket. Bytes of the current chunk go directly into their
-    /// destination, unless the caller polls them. Other bytes go into the inbox. Returns true if
-    /// there may be more.
+    /// destination, unless the caller polls the destination. Other bytes go into the inbox. Returns
+    /// true if more bytes may be available.
     fn read(&mut self, socket: &TcpStream, inbound: &mut Inbound, found: &mut Polled) -> std::io::Result<bool> {
         self.inbox.copy_within(self.unused.clone(), 0);
         self.unused = 0..self.unused.len();
@@ -336,7 +348,8 @@ impl Incoming {
 }
 
 impl Arriving {
-    /// Stores the bytes of the chunk that can be stored now. Returns their number.
+    /// Stores as many of `bytes` in the destination as can be stored now. Returns the number of
+    /// bytes stored.
     fn store(&mut self, bytes: &[u8]) -> usize {
         let mut count = bytes.len().min(self.to.len());
         if self.is_watched && count < self.to.len() {

@@ -17,21 +17,27 @@ use crate::wire::stream::{FRAME_BYTES, StreamFrame};
 use std::fmt::Display;
 use std::io::ErrorKind;
 
-/// Limit of chunks that one call starts: NCCL's thread serves other connections too.
+/// Largest number of chunks that one call starts, because NCCL's thread also serves other
+/// connections.
 const CHUNKS: usize = 16;
-/// Size of the buffer for grants: a full window of 32 receives with 8 parts each.
+/// Size of the buffer for grants: those of 32 receives in flight, with 8 parts each.
 const GRANT_BYTES: usize = 256 * FRAME_BYTES;
 
 /// The send data path.
 pub struct StreamSendPath {
     outbound: Outbound,
-    /// The bytes of each running send, by its request number.
+    /// The memory of each running send, by its request number.
     sources: Box<[HostMemory; REQUESTS]>,
+    /// The chunk that each stream is sending, by the stream's number. `None` if the stream is free.
     begun: Vec<Option<Begun>>,
-    /// The stream for the next chunk, if it is free.
+    /// Number of the stream for the next chunk, modulo the number of streams. If that stream is not
+    /// free, the next free one takes the chunk.
     turn: usize,
+    /// Buffer for received grant frames.
     grants: Box<[u8]>,
+    /// Number of bytes in `grants` that were received and not used yet.
     granted_bytes: usize,
+    /// True after BYE on the first stream.
     peer_has_closed: bool,
     stall: StallTimer,
     failure: Failure,
@@ -41,7 +47,7 @@ pub struct StreamSendPath {
 struct Begun {
     chunk: Chunk,
     frame: [u8; FRAME_BYTES],
-    /// Bytes of frame and chunk together that the kernel has accepted.
+    /// Number of bytes that the kernel has accepted, of frame and chunk together.
     sent: usize,
 }
 
@@ -67,8 +73,8 @@ impl StreamSendPath {
         }
     }
 
-    /// Starts to send `bytes` at `addr`. Returns the request number, or `None` if the receiver has
-    /// not granted a receive for `tag` yet or there is no room.
+    /// Starts to send the `bytes` bytes at `addr`. Returns the request number. Returns `None` if
+    /// the receiver has not granted a receive for `tag` yet, or if all requests are in use.
     ///
     /// # Errors
     /// [`Error::Argument`] if the memory is not registered; [`Error::Usage`] if the receive is
@@ -132,8 +138,8 @@ impl StreamSendPath {
         }
     }
 
-    /// Sends what the streams accept, and receives grants. If neither was possible, checks if the
-    /// connection can still progress.
+    /// Sends what the streams accept. If they accept nothing, receives grants. If none has arrived
+    /// either, checks if the connection can still progress.
     fn progress_or_wait(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
         if self.push(context)? || self.take_grants(context)? {
             self.stall.moved();
@@ -211,7 +217,7 @@ impl StreamSendPath {
         }
     }
 
-    /// Receives grants. Returns true if there were any.
+    /// Receives grants, and the peer's BYE. Returns true if there were any.
     fn take_grants(&mut self, context: &StreamContext) -> Quick<bool> {
         if self.granted_bytes < FRAME_BYTES && !self.peer_has_closed {
             let rest = &mut self.grants[self.granted_bytes..];

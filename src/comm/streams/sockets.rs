@@ -20,7 +20,8 @@ pub struct Sockets {
 pub type Opened = (Sockets, Vec<Vec<u8>>);
 
 impl Sockets {
-    /// Takes over the channels of the handshake. The first channel has carried HELLO.
+    /// Takes over the channels of the handshake. The first channel must be the one that has carried
+    /// HELLO.
     pub fn new(channels: Vec<Channel>, tcp: TcpPath) -> Result<Opened> {
         let (mut streams, mut read) = (Vec::with_capacity(channels.len()), Vec::with_capacity(channels.len()));
         for channel in channels {

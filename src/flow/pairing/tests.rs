@@ -178,8 +178,8 @@ fn a_fast_port_serves_no_second_rail_of_one_pcie_link() {
     assert_eq!((indices(&other, &fast), indices(&fast, &other)), (vec![(0, 0), (1, 0)], vec![(0, 0), (0, 1)]));
 }
 
-/// Returns the routes that exist. `has` gets the name of the accepting side's rail and the
-/// connecting side's address.
+/// Returns the routes that exist. `has` tells whether a route exists. Its arguments are the name of
+/// the accepting side's rail and the connecting side's address.
 fn asked(connector: &[RailAdvert], acceptor: &[RailAdvert], has: impl Fn(&str, &str) -> bool) -> Vec<Route> {
     existing_routes(connector, acceptor, |route| {
         let to = Ipv6Addr::from(route.connector_gid).to_canonical().to_string();
@@ -199,7 +199,8 @@ fn far() -> Vec<RailAdvert> {
 #[test]
 fn routes_pair_what_shares_no_subnet() {
     assert_eq!(indices(&spark(1), &far()), []);
-    // All pairs have routes, so the ports' names and the links decide.
+    // All pairs have routes and all rails have the same link number, so the ports' names and the
+    // order of the rails decide.
     let pairs = pair(&spark(1), &far(), &asked(&spark(1), &far(), |_, _| true));
     let found: Vec<_> = pairs.iter().map(|p| (p.connector, p.acceptor, p.is_routed)).collect();
     assert_eq!(found, [0, 1, 2, 3].map(|at| (at, at, true)));

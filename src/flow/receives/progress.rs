@@ -4,7 +4,7 @@ use super::{Completion, Granted, Receives, SlotState};
 use crate::wire::control::Progress;
 
 impl<const N: usize> Receives<N> {
-    /// Returns true if the caller waits for the bytes of a receive that is not optional.
+    /// Returns true if a receive that is not optional waits for bytes.
     pub fn is_awaited(&self) -> bool {
         self.granted().any(|(granted, _)| granted.unfinished > 0 && granted.completion == Completion::Pending)
     }

@@ -11,13 +11,14 @@ pub enum Action {
     /// Stop the rail's queue pairs, process their completions and destroy them. Then call
     /// [`fenced`](super::Recovery::fenced).
     Fence(LaneId),
-    /// Both sides have stopped the rail. The list has the shares that arrived at the peer. A sender
-    /// sends the other shares over other rails. A receiver repeats its grants.
+    /// Both sides have stopped the rail. The list has the shares that arrived at the peer; for a
+    /// receiver, it is empty. A sender sends its missing shares over other rails. A receiver
+    /// repeats the rail's grants.
     Resend(LaneId, Received),
     /// Create new queue pairs. Then call [`opened`](super::Recovery::opened).
     OpenQps(LaneId),
-    /// Create queue pairs connected to the peer's. Then call
-    /// [`answered`](super::Recovery::answered).
+    /// Create queue pairs, and connect them to the peer's queue pairs. The action has the peer's
+    /// rail and its end of the lane. Then call [`answered`](super::Recovery::answered).
     AnswerQps(LaneId, Box<RailAdvert>, LaneEnd),
     /// Connect the new queue pairs and post test writes on each. Then call
     /// [`connected`](super::Recovery::connected), and after the test
@@ -27,15 +28,17 @@ pub enum Action {
     Activate(LaneId),
     /// Destroy the new queue pairs.
     DropQps(LaneId),
-    /// The peer has closed the connection. This number of its receives have all their bytes.
+    /// The peer has closed the connection. The number counts the peer's receives before the first
+    /// one that waits for bytes; it is 0 if the peer is the sender.
     PeerClosed(u64),
     /// The peer's process has ended, or TCP delivered invalid bytes.
     PeerGone,
     /// The connection has failed.
     Fail(Failure),
-    /// Answer the peer with [`reply_to_stall`](super::Recovery::reply_to_stall).
+    /// The peer has sent the question with this number. Answer it with
+    /// [`reply_to_stall`](super::Recovery::reply_to_stall).
     StallQuery(u32),
-    /// The peer's answer to question `number`: its progress, which has not changed for `idle_ms`.
+    /// The peer has answered question `number`. Its progress has not changed for `idle_ms`.
     #[allow(missing_docs)]
     StallReply { number: u32, idle_ms: u64, progress: Progress },
     /// Count and log the change of a rail's state.

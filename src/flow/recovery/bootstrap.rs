@@ -1,4 +1,6 @@
-//! The bootstrap's TCP connection: a peer that closes it, and the need for another one.
+//! The bootstrap's TCP connection, which set up the RDMA connection and then carries control
+//! messages. This file decides what follows when the peer closes it, and when another TCP
+//! connection is needed.
 
 use super::{LogEntry, Peer, Recovery, SECOND, STEP};
 use crate::flow::redial::Need;
@@ -7,9 +9,9 @@ use crate::wire::control::ControlMessage;
 /// Time limit for a sign of life from a peer whose TCP was closed: a confirmation over a rail or
 /// over a new TCP connection.
 pub(super) const SIGN_OF_LIFE: u64 = 2 * SECOND;
-/// While no rail is up: time without an acknowledgement of a frame until another TCP connection is
-/// dialled. A TCP connection that lost packets during an outage retries at growing intervals (RFC
-/// 6298, 5.5). One that the peer has given up stays silent.
+/// While no rail is up, another TCP connection is dialled if a frame is unacknowledged for longer
+/// than this. A TCP connection that lost packets during an outage retries at growing intervals (RFC
+/// 6298, 5.5). A TCP connection that the peer has given up stays silent.
 const UNCONFIRMED_LIMIT: u64 = 2 * SECOND;
 
 /// Interval between two ARE YOU THERE while there is no TCP. Similar to the keepalive interval of
@@ -26,8 +28,8 @@ impl Recovery {
         }
     }
 
-    /// Reports a new TCP connection. Sends the current frame again, which the old one may have
-    /// lost.
+    /// Reports a new TCP connection. Sends the current frame again, because the old TCP connection
+    /// may have lost it.
     pub fn bootstrap_opened(&mut self) {
         (self.unconfirmed, self.asked_at) = (None, None);
         self.link.send_again();
@@ -38,8 +40,9 @@ impl Recovery {
     /// THERE over the rails: immediately, at intervals, and after a failed attempt to dial
     /// (`is_unreachable`).
     ///
-    /// A missing answer proves nothing, because the peer may be busy for long. But unacknowledged
-    /// writes fail and the rails are lost. Without rails, the connection's time limit runs.
+    /// A missing answer proves nothing, because the peer may be busy for long. But if the peer's
+    /// NIC does not acknowledge the writes, they fail and the rails are lost. Without rails, the
+    /// connection's time limit runs.
     pub fn bootstrap_away(&mut self, is_unreachable: bool, now: u64) {
         let is_due = is_unreachable || self.asked_at.is_none_or(|asked| now.saturating_sub(asked) >= ASK_INTERVAL);
         if is_due && self.recovers() && !self.link.is_waiting() && self.rails_up().next().is_some() {
@@ -48,12 +51,13 @@ impl Recovery {
         }
     }
 
-    /// Returns the need for a new TCP connection. `is_open` is false if the old one was given up.
+    /// Returns the need for a new TCP connection. `is_open` is false if there is no TCP connection.
     pub fn bootstrap_need(&self, is_open: bool, now: u64) -> Need {
         let has_no_rail = self.rails_up().next().is_none();
         // Urgent even with rails up: they may already be lost, or too slow for `SIGN_OF_LIFE`.
         let is_suspected = matches!(self.peer, Peer::Suspected(_));
-        // Before the first rail, the peer's kernel needs a second for each unresolved address.
+        // Before the first rail, the peer may answer late: its kernel needs a second for each
+        // address that it cannot resolve.
         let unconfirmed_limit = if self.was_up() { UNCONFIRMED_LIMIT } else { STEP };
         let is_unconfirmed = self.unconfirmed.is_some_and(|(_, since)| now.saturating_sub(since) > unconfirmed_limit);
         match is_open {

@@ -1,4 +1,4 @@
-//! Tests of one end alone: the actions that it requests, and their times.
+//! Tests of one end alone: which actions it requests, and when.
 
 mod search;
 mod world;
@@ -180,7 +180,8 @@ fn a_peer_that_does_not_answer_is_logged_once_and_its_late_answer_changes_nothin
     assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
     end.receive(&joined(0, 1), now);
     assert_eq!(end.actions(), []);
-    // The late JOINED confirms the JOIN, so NOT NOW follows: the peer drops its queue pairs.
+    // The late JOINED confirms the JOIN. So the next message can be sent: NOT NOW, after which the
+    // peer drops its queue pairs.
     assert!(matches!(end.next_message(now), Some(ControlMessage::NotNow { lane: at, .. }) if at == lane(0)));
     end.receive(&ControlMessage::AreYouThere, now);
     assert_eq!(end.next_message(now), None, "sent only once");
@@ -401,7 +402,7 @@ fn silent_tcp_is_redialled_where_it_alone_carries_frames() {
     end.recovery.lost(lane(1), "loss", Received::default(), now);
     assert_eq!(end.recovery.bootstrap_need(true, now + 2 * SECOND), Need::No);
     assert_eq!(end.recovery.bootstrap_need(true, now + 2 * SECOND + 1), Need::Urgent);
-    // The time starts again with a new TCP connection.
+    // With a new TCP connection, the time without an acknowledgement starts again.
     end.recovery.bootstrap_opened();
     assert!(end.recovery.poll_frame(now + 3 * SECOND).is_some());
     assert_eq!(end.recovery.bootstrap_need(true, now + 5 * SECOND), Need::No);

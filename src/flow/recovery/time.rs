@@ -1,4 +1,5 @@
-//! Time in recovery: starts of attempts, repetition of frames, and limits.
+//! The part of recovery that depends on the time: when attempts start, when frames are repeated,
+//! and what happens when a limit passes.
 
 use super::bootstrap::SIGN_OF_LIFE;
 use super::{
@@ -71,7 +72,8 @@ impl Recovery {
         }
     }
 
-    /// Fails the connection if it has no rail for too long, or if a fence takes too long.
+    /// Fails the connection if it has no rail for too long, or if a fence of either side takes too
+    /// long.
     fn enforce_limits(&mut self, now: u64) {
         if self.rails_up().next().is_some() {
             self.no_rail_since = None;
@@ -111,7 +113,7 @@ impl Recovery {
 }
 
 impl Rail {
-    /// Returns the time at which the rail's current wait ends. Only for the connecting side.
+    /// Returns the time at which the rail's current wait ends. Only the connecting side acts on it.
     pub(super) fn timeout(&self) -> Option<u64> {
         match self.state {
             State::Down { retry_at: at }

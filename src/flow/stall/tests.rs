@@ -13,7 +13,8 @@ fn receives(granted: u64, delivered: u64, untested: u16) -> Progress {
 #[test]
 fn each_cause_follows_from_both_sides() {
     for (own, peer, expected) in [
-        // This side is the sender. It has posted data, or waits for the grant of receive 4.
+        // In rows that begin with `sends`, this side is the sender. It has begun receives 0 to 3,
+        // so its next send is for receive 4. In the other rows this side is the receiver.
         (sends(4, false, 1, 0), receives(4, 4, 0), Some((Cause::NotAcknowledged, 0b101))),
         (sends(4, true, 0, 0), receives(5, 4, 0), Some((Cause::HeldBack, 0))),
         (sends(4, false, 0, 0), receives(5, 4, 0), Some((Cause::NotGranted, 0))),
@@ -41,8 +42,9 @@ fn causes_have_their_numbers() {
     assert_eq!((Cause::of_number(0), Cause::of_number(8), Cause::of_number(u64::MAX)), (None, None, None));
 }
 
-/// Samples each half second, between two times in seconds. Returns the numbers of the questions,
-/// and their times in seconds.
+/// Takes a sample each half second, from second `from` until second `to`. With `calls`, the caller
+/// uses the data path before each sample. Returns the number of each question, with its time in
+/// seconds.
 fn run(watch: &mut StallWatch, progress: Progress, calls: bool, from: u64, to: u64) -> Vec<(u32, u64)> {
     let mut questions = Vec::new();
     for now in (2 * from..2 * to).map(|half| half * SECOND / 2) {
@@ -123,8 +125,8 @@ fn a_stall_ends_the_connection_if_two_verdicts_agree() {
     assert_eq!(run(&mut watch, own, false, 95, 101), [(3, 100)]);
     watch.answered(3, 0, &sends(4, true, 0, 1), 101 * SECOND);
     assert!(watch.must_abort(101 * SECOND) && !watch.must_abort(89 * SECOND));
-    // Without `abort`, a stall never ends the connection. An `abort` shorter than `warn` also
-    // limits the time until the question.
+    // Without `abort`, a stall never ends the connection. If `abort` is shorter than `warn`, the
+    // question already follows after `abort`.
     watch.limits.abort = None;
     assert!(!watch.must_abort(u64::MAX));
     let mut watch = StallWatch::new(StallLimits { warn: 60 * SECOND, abort: Some(10 * SECOND) });

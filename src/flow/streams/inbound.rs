@@ -8,9 +8,9 @@ use crate::wire::immediate::Immediate;
 use crate::wire::stream::{Data, StreamGrant};
 use crate::wire::{PARTS, SLOTS};
 
-/// Chunk size that [`Receives`] counts in: the largest that rails use. (The chunks of streams are
-/// smaller.) A complete message is passed to [`Receives`] as a number of full chunks of this size,
-/// and a rest.
+/// Unit in which messages are reported to [`Receives`], which was made for the chunks of rails: the
+/// largest chunk size of a rail. A complete message is reported as a number of full units, and a
+/// rest. (The chunks of streams are smaller than the unit.)
 const UNIT_BYTES: u64 = 1 << 30;
 
 /// All receives of one connection.
@@ -20,7 +20,7 @@ pub struct Inbound {
     slots: Box<[Receive; SLOTS]>,
 }
 
-/// Last receive in a slot.
+/// The receive that took a slot last. It may be finished.
 #[derive(Debug, Clone, Copy, Default)]
 struct Receive {
     sequence: u64,
@@ -35,7 +35,8 @@ enum InboundPart {
     Granted {
         buffer_bytes: u64,
     },
-    /// Some bytes were announced; `landed` of them have been received.
+    /// The header of at least one chunk has arrived. `total` is the message's size. The headers so
+    /// far announce `announced` bytes, and `landed` of these bytes are in the buffer.
     Arriving {
         total: u64,
         announced: u64,
@@ -62,12 +63,12 @@ impl Inbound {
         self.receives.open()
     }
 
-    /// Takes the next slot for a receive with the given tags and sizes (1 to [`PARTS`] of them).
-    /// Calls `tell` with the grant of each part, in order; the caller sends them to the peer.
-    /// Returns `None` while the slot is in use.
+    /// Takes the next slot for a receive. `parts` has the tag and the buffer size of each part, for
+    /// 1 to [`PARTS`] parts. Calls `tell` with the grant of each part, in order; the caller sends
+    /// these grants to the peer. Returns `None` while the next slot is in use.
     ///
-    /// Unlike on rails, a receive is never reported done before its bytes have arrived: TCP is read
-    /// only while the caller polls, and the caller stops polling when a receive is done.
+    /// Unlike on rails, a receive is never reported done before its bytes have arrived. The sockets
+    /// are read only while the caller polls, and the caller stops polling when a receive is done.
     pub fn grant(
         &mut self,
         parts: impl ExactSizeIterator<Item = (i32, u64)> + Clone,
@@ -121,8 +122,8 @@ impl Inbound {
         Ok(Landing { slot, part, offset, bytes })
     }
 
-    /// Records that an announced chunk's bytes are in the buffer. Returns true if they complete the
-    /// message. Must also be called for an empty chunk.
+    /// Records that an announced chunk's bytes are in the buffer. Returns true if the message is
+    /// now complete. Must also be called for an empty chunk.
     pub fn landed(&mut self, slot: Slot, part: u8, bytes: u32) -> bool {
         let receive = &mut self.slots[slot.index()];
         let place = &mut receive.parts[usize::from(part) % PARTS];
@@ -139,8 +140,8 @@ impl Inbound {
         matches!(self.receives.arrived(&whole, rest), Ok(Arrival::Complete | Arrival::Part))
     }
 
-    /// Returns true if a receive is finished. Then also calls `tell` with the index and size of
-    /// each part, and frees the slot.
+    /// Returns true if the receive in `slot` is finished. If so, calls `tell` for each part, with
+    /// the part's index and the size of its message, and frees the slot.
     pub fn test(&mut self, slot: Slot, tell: impl FnMut(usize, u64)) -> Result<bool, NotInFlight> {
         self.receives.test(slot, tell)
     }

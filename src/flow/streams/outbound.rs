@@ -17,11 +17,13 @@ pub struct Outbound {
     sends: Sends,
     /// The receiver's grants, in the layout of the ring of CTS entries.
     ring: Box<[AtomicU64]>,
-    /// Receive and part of the next grant.
+    /// The grant that must come next: the receive's number, and the part.
     next_grant: (u64, u8),
+    /// The message of each send, by request number.
     messages: Box<[OutboundMessage; REQUESTS]>,
-    /// Requests whose messages have bytes that no stream has taken, in order. Each is in the queue
-    /// at most once, so the queue never grows beyond its first capacity.
+    /// Numbers of the requests whose messages have a chunk that no stream has taken, in the order
+    /// of their start. A request is in the queue at most once. So the queue never needs more than
+    /// its first capacity, [`REQUESTS`].
     queue: VecDeque<u16>,
 }
 
@@ -61,7 +63,7 @@ impl Outbound {
         if sequence >= next + SLOTS as u64 {
             return Err(StreamViolation::GrantAhead(sequence));
         }
-        // TCP needs no address and keys of the receiver's memory.
+        // Over TCP, the sender needs neither an address in the receiver's memory nor keys for it.
         let terms = Terms { addr: 0, bytes: buffer_bytes, tag, parts, part, epoch: Epoch::default() };
         let entry = Entry::new(&terms, &Default::default(), sequence);
         entry.check(part)?;
@@ -91,7 +93,9 @@ impl Outbound {
         self.sends.has_room()
     }
 
-    /// Starts a send of `bytes`, at most the receive part's size. `None` while there is no room.
+    /// Starts a send of `bytes` to the receive part `head`. The caller has checked that `bytes`
+    /// does not exceed [`Head::buffer_bytes`]. Returns the request number, or `None` while there is
+    /// no room ([`Outbound::has_room`]).
     pub fn start(&mut self, head: Head, bytes: u64) -> Option<u16> {
         let (sequence, part) = (head.sequence, head.part);
         let (request, _) = self.sends.start_single_write(head, (0, 0), bytes, LaneId::default())?;
@@ -101,7 +105,8 @@ impl Outbound {
         Some(request)
     }
 
-    /// Returns the next chunk for a stream to send.
+    /// Takes the next chunk, which the caller then sends on any stream. Returns `None` if streams
+    /// have taken all chunks.
     pub fn next_chunk(&mut self) -> Option<Chunk> {
         let request = *self.queue.front()?;
         let message = &mut self.messages[usize::from(request) % REQUESTS];
@@ -126,7 +131,7 @@ impl Outbound {
         self.sends.confirmed(chunk.request, 0).ok()
     }
 
-    /// Returns true if some message has bytes that no stream has taken.
+    /// Returns true if some message has a chunk that no stream has taken.
     pub fn has_chunks(&self) -> bool {
         !self.queue.is_empty()
     }

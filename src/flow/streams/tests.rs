@@ -177,9 +177,9 @@ fn a_lying_receiver_is_caught() {
 }
 
 proptest! {
-    /// Posts groups of receives with any tags and sizes. Mixes receives, sends, and chunks on four
-    /// streams in any order. Every receive reports the sizes that were sent, as many bytes land as
-    /// were sent, and no request remains.
+    /// Posts groups of receives with any tags and sizes. Receives, sends, and the chunks of four
+    /// streams are mixed in any order. In the end, every receive has reported the sizes that were
+    /// sent, as many bytes have landed as were sent, and no request remains.
     #[test]
     fn everything_arrives_once_in_any_order(
         groups in prop::collection::vec(
@@ -202,8 +202,8 @@ proptest! {
                     waiting.push((slot, sizes));
                 },
                 1 => if let Some(group) = to_send.front_mut() {
-                    // Sends with equal tags are in the order of the parts; others may be in any
-                    // order.
+                    // Sends with equal tags must be in the order of the parts. Sends with different
+                    // tags may be in any order.
                     let at = group.iter().position(|(tag, _)| *tag as usize == stream % 3).unwrap_or(0);
                     let (tag, bytes) = group[at];
                     if let Some(request) = pair.isend(tag, bytes) {

@@ -9,8 +9,9 @@ pub(super) const P2F0: &str = "roceP2p1s0f0";
 pub(super) const F1: &str = "rocep1s0f1";
 pub(super) const P2F1: &str = "roceP2p1s0f1";
 
-/// The functions of the Spark with number `host`. Only the ports in `cables` have a cable, and only
-/// `addresses` are set.
+/// The functions of the Spark with number `host`. Only the ports in `cables` have a cable. Each of
+/// `addresses` is a device and its address with prefix length. The functions have no other
+/// addresses, except for link-local ones.
 pub(super) fn spark_with(host: u8, cables: &[u8], addresses: &[(&str, &str)]) -> Vec<Function> {
     let mut functions = spark(cables);
     for function in &mut functions {
@@ -44,7 +45,7 @@ pub(super) fn with_arp(functions: &[Function], arp_ignore: u32, rp_filter: u32) 
     host
 }
 
-/// A ConnectX-5 with one 100 Gb/s port.
+/// A port of a workstation's ConnectX-5, with 100 Gb/s. `function` is its PCI function, 0 or 1.
 pub(super) fn workstation(function: u8) -> Function {
     Function {
         device: "mlx5_0",
@@ -62,9 +63,9 @@ pub(super) fn workstation(function: u8) -> Function {
     }
 }
 
-/// A virtual function of port p0 of Spark `n`, as a pod sees it: under another name, and without a
-/// port name. Tests of pods leave out all functions whose devices the pod's cgroup forbids, because
-/// a pod cannot open them.
+/// A virtual function of port p0 of Spark `n`, in PCIe domain `domain` (0 or 2). A pod sees the
+/// function under another name, and without a port name. Tests of pods leave out all functions
+/// whose devices the pod's cgroup forbids, because a pod cannot open them.
 pub(super) fn pod_function(n: u8, domain: u8) -> Function {
     let (device, netdev, pci, physical) = match domain {
         0 => ("mlx5_4", "net1", "0000:01:00.2", "0000:01:00.0"),

@@ -13,7 +13,8 @@ struct Routed {
     routes: Vec<(&'static str, String)>,
 }
 
-/// p0 of each host is cabled to p1 of the next host, with a subnet for each twin.
+/// Returns the address of a device of host `n`. p0 of each host is cabled to p1 of the next host.
+/// Each cable has two subnets, one for each twin.
 fn address(n: u8, device: &str) -> String {
     let (cable, end) = if device.ends_with("f0") { (n, 1) } else { ((n + 3) % 4, 2) };
     let twin = u8::from(device.starts_with("roceP2"));
@@ -35,7 +36,7 @@ fn ring_host(n: u8, prefix: u8) -> Routed {
     Routed { adverts: adverts(&host(&spark_with(n, &[0, 1], &addresses)).survey("")), routes }
 }
 
-/// Pairs rails for a connection from `one` to `other`, as `RAIL - RAIL`.
+/// Pairs rails for a connection from `one` to `other`. Returns each pair as text, `RAIL - RAIL`.
 fn connect(one: &Routed, other: &Routed) -> Vec<String> {
     let routes = pairing::existing_routes(&one.adverts, &other.adverts, |route| {
         let (rail, to) = (&other.adverts[route.acceptor].name, Ipv6Addr::from(route.connector_gid).to_canonical());
@@ -43,7 +44,7 @@ fn connect(one: &Routed, other: &Routed) -> Vec<String> {
     });
     let name = |rail: &RailAdvert| rail.name.trim_end_matches(":1").to_owned();
     let text = |pair: &Pair| {
-        // The connector has a route back, so it does not refuse the pair.
+        // The connector must have a route back for a routed pair: without one it refuses the pair.
         let (here, to) = (&one.adverts[pair.connector], Ipv6Addr::from(pair.acceptor_gid).to_canonical().to_string());
         let own = here.addresses.iter().find(|address| address.gid == pair.connector_gid).unwrap();
         let has = one.routes.iter().any(|(device, peer)| *device == name(here) && *peer == to);

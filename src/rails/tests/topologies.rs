@@ -1,5 +1,6 @@
-//! Hosts as owners cable and address Sparks: their rails, pairs, addresses, rates and warnings.
-//! Each host is a sysfs tree, and its adverts pass through a HELLO.
+//! Sparks with the cables and addresses that owners give them. The tests check rails, pairs,
+//! addresses, rates and warnings. Each host is a sysfs tree. Its [`RailAdvert`]s describe the rails
+//! to a peer; they are encoded into a HELLO of the handshake and decoded again.
 
 use super::machines::{F0, F1, P2F0, P2F1, host, pod_function, spark_from_netplan, spark_with, with_arp, workstation};
 use crate::flow::pairing::{self, Pair};
@@ -31,13 +32,13 @@ pub(super) fn adverts(survey: &Survey) -> Vec<RailAdvert> {
 }
 
 struct Meeting {
-    /// `RAIL ADDRESS - RAIL ADDRESS`, in the first host's order.
+    /// Each pair as `RAIL ADDRESS - RAIL ADDRESS`, in the order of the first host's rails.
     rails: Vec<String>,
     mbps: u64,
     mtu_bytes: Vec<u32>,
 }
 
-/// Pairs the rails of two hosts. The pairs must not depend on the connecting host.
+/// Pairs the rails of two hosts. Panics if the pairs depend on which host connects.
 #[track_caller]
 fn pair_hosts(one: &TestHost, other: &TestHost) -> Meeting {
     let (ours, theirs) = (adverts(&one.survey("")), adverts(&other.survey("")));
@@ -76,7 +77,8 @@ fn ends(ours: &[RailAdvert], theirs: &[RailAdvert], pairs: &[Pair]) -> Vec<[End;
     pairs.iter().map(|pair| [end(ours, pair.connector), end(theirs, pair.acceptor)]).collect()
 }
 
-/// Checks that no warning claims a halved rate if the rails fill the cable or the peer's ports.
+/// Checks that no rail without a pair causes a warning (`comm/setup/negotiate.rs`). It would if
+/// another rail of its cable has a pair, unless the pairs fill this cable or the peer's cables.
 #[track_caller]
 fn warns_of_no_lone_twin(rails: &[RailAdvert], ends: &[[End; 2]]) {
     for (at, rail) in rails.iter().enumerate().filter(|(at, _)| !ends.iter().any(|[here, _]| here.rail.index() == *at))
@@ -216,8 +218,9 @@ fn both_twins_in_one_subnet() {
         };
         assert_pairs(&one, &two, &[rail(F0, 0), rail(P2F0, 1)], ONE_CABLE_MBPS);
 
-        // With Ubuntu's settings the twins answer ARP for each other, so there are two warnings.
-        // With a strict rp_filter, requests for one twin's address get no answer.
+        // With arp_ignore 0 (Ubuntu's setting, with rp_filter 2) the twins answer ARP for each
+        // other. With a strict rp_filter (1), requests for one twin's address get no answer. In
+        // both cases there are two warnings: of the subnet and of ARP.
         for (arp_ignore, rp_filter) in [(0, 2), (0, 0), (1, 1)] {
             let said = with_arp(&functions(1, ours), arp_ignore, rp_filter).survey("").warnings;
             assert_eq!(said.len(), 2, "{said:#?}");
@@ -243,7 +246,7 @@ fn one_twin_without_an_address() {
     let first = pair("rocep1s0f0 192.168.100.1", "rocep1s0f0 192.168.100.2");
     let twins = pair("roceP2p1s0f0 link-local", "roceP2p1s0f0 link-local");
     assert_pairs(&one, &two, &[first, twins], ONE_CABLE_MBPS);
-    // The address is on the first twin here, on the second there.
+    // `one` has its address on the first twin, `other` on the second twin.
     let other = host(&spark_with(3, &[0], &[(P2F0, "192.168.100.3/24")]));
     let rails = [
         pair("rocep1s0f0 192.168.100.1", "roceP2p1s0f0 192.168.100.3"),
@@ -315,7 +318,8 @@ fn sparse_gid_tables() {
         [pair("rocep1s0f0 10.0.0.1", "rocep1s0f0 10.0.0.2"), pair("roceP2p1s0f0 10.0.1.1", "roceP2p1s0f0 10.0.1.2")];
     assert_pairs(&one, &two, &rails, ONE_CABLE_MBPS);
 
-    // The port has more addresses than fit into a HELLO. HELLO still has the last, useful one.
+    // Each port of `one` has more addresses than fit into a HELLO. The HELLO still has the last
+    // address of the table, which is the one that pairs.
     for port in &mut one.ports {
         let last = port.gids.last().copied().unwrap();
         for n in 0..40_u16 {
@@ -326,7 +330,7 @@ fn sparse_gid_tables() {
     assert_pairs(&one, &two, &rails, ONE_CABLE_MBPS);
 }
 
-/// Three Sparks, p0 of each cabled to p1 of the next.
+/// Three Sparks with a cable in each port. Only `addresses` show which ports a cable joins.
 fn triangle(addresses: [&[(&str, &str)]; 3]) -> [TestHost; 3] {
     let mut n = 0;
     addresses.map(|addresses| {
@@ -335,6 +339,7 @@ fn triangle(addresses: [&[(&str, &str)]; 3]) -> [TestHost; 3] {
     })
 }
 
+/// p0 of each Spark is cabled to p1 of the next.
 #[test]
 fn a_triangle_with_six_subnets() {
     let hosts = triangle([
@@ -352,7 +357,8 @@ fn a_triangle_with_six_subnets() {
     }
 }
 
-/// NVIDIA's connect-three-sparks: three /24s, both twins of a cable in each.
+/// NVIDIA's connect-three-sparks: p0 of each Spark is cabled to p1 of the next. Each cable has one
+/// /24, which contains both twins at both ends.
 #[test]
 fn a_triangle_as_nvidia_has_it() {
     let hosts = triangle([
@@ -369,7 +375,8 @@ fn a_triangle_as_nvidia_has_it() {
     }
 }
 
-/// p0 to p0, p1 to p0 and p1 to p1: the twins without an address pair along their cables.
+/// The three cables join p0 to p0, p1 to p0, and p1 to p1. Twins without an address pair along
+/// their cables.
 #[test]
 fn a_triangle_where_one_twin_of_each_cable_has_an_address() {
     let hosts = triangle([
@@ -447,7 +454,8 @@ fn a_switch_with_everything_in_one_subnet() {
         let both = (2 * u64::from(speed_mbps)).min(TWO_CABLES_MBPS);
         assert_pairs(&one, &two, &same(&[F0, P2F0, F1, P2F1]), both);
 
-        // p0's second twin is down here, and the peer has one cable: both PCIe links stay in use.
+        // The second twin of p0 is down on host `one`, and its peer has only one cable. The pairs
+        // still use both PCIe links of `one`.
         let mut functions = on_switch(1, &[0, 1]);
         let down = functions.iter_mut().find(|f| f.device == P2F0).unwrap();
         *down = down.clone().down();
@@ -460,7 +468,7 @@ fn a_switch_with_everything_in_one_subnet() {
     }
 }
 
-/// Paired in the order of the rails, both pairs would share one PCIe link (112 Gb/s).
+/// If the rails were paired in their order, both pairs would share one PCIe link (112 Gb/s).
 #[test]
 fn ports_of_other_machines_do_not_crowd_one_pcie_link() {
     let mut functions = spark_with(1, &[0, 1], &[(F0, "10.0.0.1/24"), (P2F0, "10.0.0.2/24"), (F1, "10.0.0.3/24")]);
@@ -495,7 +503,7 @@ fn a_spark_with_a_workstation() {
         assert_pairs(&spark, &other, &[pair("rocep1s0f0 192.168.100.1", "mlx5_0 192.168.100.9")], 100_000);
         assert_eq!(pair_hosts(&spark, &other).mtu_bytes, [1024]);
     }
-    // The twins of both cables in the workstation's subnet: one rail from each PCIe link.
+    // The twins of both cables are in the workstation's subnet. One rail of each PCIe link pairs.
     let all =
         [(F0, "192.168.100.1/24"), (P2F0, "192.168.100.2/24"), (F1, "192.168.100.3/24"), (P2F1, "192.168.100.4/24")];
     let found = pair_hosts(&host(&spark_with(1, &[0, 1], &all)), &host(&[workstation(0)]));

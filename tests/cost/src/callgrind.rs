@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 
 pub const DRIVE: &str = "drive";
 
-/// The rails of the fabric's machine, `spark-2cable`, in the order of `--rails`.
+/// The rails of the fabric's machine, `spark-2cable`. With `--rails N` a connection uses the first
+/// N.
 const RAILS: [&str; 4] = ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"];
 const PROFILE: &str = "spark-2cable";
 
@@ -62,8 +63,8 @@ impl Run<'_> {
             .env("LD_BIND_NOW", "1")
             .env("NCCL_IBVERBS_LIB", self.softverbs)
             .env("NCCL_IB_HCA", format!("={}", RAILS[..self.rails].join(",")))
-            // Index of each RoCE v2 GID, for plugins that would look in /sys, where the fabric has
-            // none.
+            // The index of the RoCE v2 GID on each rail. Other plugins would look for it in /sys,
+            // where the fabric has no GIDs.
             .env("NCCL_IB_GID_INDEX", "1")
             .env("NCCL_SOCKET_IFNAME", "lo")
             .env("NCCL_SPARK_SYSFS", fabric.join("cost/sys"))

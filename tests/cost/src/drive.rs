@@ -29,7 +29,8 @@ pub struct Phase {
     /// Number of messages, or of calls if the phase repeats one call.
     pub messages: usize,
     pub tests: usize,
-    /// `isend` calls that came too early on a busy machine. Their cost is subtracted.
+    /// Number of `isend` calls that were refused because the grant had not arrived yet, on a busy
+    /// machine. The report subtracts their cost.
     pub early: usize,
 }
 
@@ -42,7 +43,7 @@ pub struct Plan {
 
 /// Time in which the fabric carries and confirms all posted requests, so no counted call waits.
 const SETTLED: Duration = Duration::from_millis(2);
-/// Maximum number of waits for one transfer, [`SETTLED`] each.
+/// Maximum number of waits for one transfer. Each wait takes [`SETTLED`].
 const PATIENCE: usize = 5000;
 
 /// Runs the plan. Fails if the plugin fails or bytes are missing.
@@ -67,8 +68,8 @@ pub fn run(library: &Path, plan: &Plan) -> Result<(), String> {
     pair.close()
 }
 
-/// Sends messages in batches of the phase's window, like NCCL's proxy: all receives, all sends,
-/// then tests of each side's oldest.
+/// Sends messages in batches of the phase's window, like NCCL's proxy. A batch posts all receives,
+/// then all sends, then tests the oldest request of each side until all are done.
 fn messages(pair: &mut Pair, mut phase: Phase, counting: bool) -> Result<Phase, String> {
     let counts = |what| counting && (phase.counted == Counted::All || phase.counted == what);
     let (bytes, window) = (phase.bytes, phase.window);
@@ -110,7 +111,7 @@ fn settle(pair: &Pair, bytes: usize, mark: u8) -> Result<(), String> {
     for _ in 0..PATIENCE {
         sleep(SETTLED);
         if pair.has_arrived(0..bytes, mark) {
-            // The last bytes come before their completion.
+            // The last bytes come before their completion, so wait for that too.
             sleep(SETTLED);
             return Ok(());
         }

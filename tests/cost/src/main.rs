@@ -1,7 +1,8 @@
 //! Counts the instructions that a plugin's own code spends on a message, and compares two plugins.
 //!
 //! ```sh
-//! cargo build --release && cd tests/cost && cargo run --release -- --plugin ../../target/release/libnccl_net_spark.so
+//! cargo build --release && cd tests/cost
+//! cargo run --release -- --plugin ../../target/release/libnccl_net_spark.so
 //! ```
 //!
 //! The program loads a plugin's library as NCCL does, connects it with itself in one thread over
@@ -10,7 +11,7 @@
 //! has carried everything, so two runs give the same numbers. Polls that find nothing are counted
 //! separately. Instructions are summed by library file: *plugin* is the plugin's own code, *verbs*
 //! is the verbs library (here the software fabric, so it says nothing about hardware), *libc* is
-//! all others.
+//! the plugin's calls into all other libraries.
 //!
 //! gungraun, a benchmark harness for callgrind, is not used. It counts a function together with
 //! everything that it calls, which here is mostly the software fabric. It also links the measured

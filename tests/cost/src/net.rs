@@ -1,4 +1,5 @@
-//! A plugin library with one connection from this process to itself. The crate's only `unsafe`.
+//! A plugin library with one connection from this process to itself. This module has the crate's
+//! only `unsafe` code.
 
 use crate::types::functions::Close;
 use crate::types::{CommConfig, DebugLogger, HANDLE_BYTES, NcclResult, NetV11, PTR_HOST, UNDEFINED};
@@ -42,7 +43,8 @@ fn cost_counted(call: &mut dyn FnMut()) {
     black_box(());
 }
 
-/// Ends a phase: at entry, valgrind writes and resets its counts (`--dump-before`).
+/// Ends a phase: when this function is entered, valgrind writes its counts to a file and resets
+/// them (`--dump-before`).
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub fn cost_phase_ends() {

@@ -25,9 +25,9 @@ pub struct Options {
     pub plugin: PathBuf,
     pub softverbs: PathBuf,
     pub against: Option<PathBuf>,
-    /// Greatest allowed ratio.
+    /// Greatest allowed ratio of this plugin's instructions to those of the plugin `against`.
     pub at_most: Option<f64>,
-    /// Greatest allowed number of instructions.
+    /// Greatest allowed number of instructions for one message.
     pub limit: Option<f64>,
     pub rails: Vec<usize>,
     pub plan: Plan,
@@ -71,7 +71,7 @@ impl Options {
     }
 }
 
-/// Returns the full path of a file, because callgrind names files so.
+/// Returns the full path of a file, because callgrind names files by their full paths.
 fn file(path: &Path) -> Result<PathBuf, String> {
     path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))
 }

@@ -1,13 +1,14 @@
 //! Reader of callgrind's dumps (format version 1, "Callgrind Format Specification" in valgrind's
-//! manual), without name and position compression, which the command line turns off.
+//! manual). It reads no compressed names and positions: `callgrind.rs` turns their compression off.
 
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Dump {
-    /// Instructions of own code, without those of calls.
+    /// Instructions of each place's own code, without those of the functions that it calls.
     pub own: BTreeMap<Place, u64>,
-    /// Calls from one library file into another: caller's file, callee's file, callee.
+    /// Calls, also within one library file. The key is the caller's library file, the called
+    /// function's library file, and the called function.
     pub calls: BTreeMap<(String, String, String), Calls>,
 }
 
@@ -22,7 +23,7 @@ pub struct Place {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Calls {
     pub count: u64,
-    /// Instructions including those of nested calls.
+    /// Instructions of the called function and of everything that it calls.
     pub instructions: u64,
 }
 
@@ -67,12 +68,12 @@ impl Dump {
         Ok(dump)
     }
 
-    /// Instructions of a library's own code.
+    /// Returns the instructions of a library's own code.
     pub fn of(&self, object: &str) -> u64 {
         self.own.iter().filter(|(place, _)| place.object == object).map(|(_, cost)| cost).sum()
     }
 
-    /// Calls from `object` into other libraries, except the libraries in `but`.
+    /// Returns the calls from `object` into other libraries, except the libraries in `but`.
     pub fn leaving<'a>(&'a self, object: &'a str, but: &'a [&str]) -> impl Iterator<Item = (&'a str, Calls)> {
         self.calls.iter().filter_map(move |((caller, callee, function), calls)| {
             let leaves = caller == object && callee != object && !but.contains(&callee.as_str());

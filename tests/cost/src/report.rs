@@ -12,8 +12,9 @@ pub struct Costs {
     phases: Vec<(Phase, Dump)>,
 }
 
-/// Largest relative difference between the sum of the separately counted calls and their common
-/// count. A line with a larger difference is marked as noise.
+/// Receives, sends and tests are counted separately in phases of their own, and together in another
+/// phase. This is the largest relative difference between the sum of the separate counts and the
+/// common count. A line with a larger difference is marked as noise.
 const NOISE: f64 = 0.01;
 
 impl Costs {
@@ -71,7 +72,8 @@ pub fn heading(rails: usize, plugin: &Path, against: Option<&Path>) -> String {
     )
 }
 
-/// Prints a line per size and window. Returns false if the allowed ratio or number was exceeded.
+/// Prints a line for each size and window. Returns false if the allowed ratio or the allowed number
+/// of instructions was exceeded.
 pub fn table(ours: &Costs, theirs: Option<&Costs>, options: &Options) -> bool {
     let mut kept = true;
     println!(
@@ -125,8 +127,9 @@ fn noise(costs: &Costs, phase: &Phase, who: &str) -> String {
     if (sum - all).abs() > NOISE * all { format!(" [{who}: noise, one by one {sum:.1}]") } else { String::new() }
 }
 
-/// Prints the `most` most expensive functions for each size and window, the source files of their
-/// code (much is inlined), and the plugin's calls into libraries other than verbs.
+/// Prints, for each size and window, the `most` functions and the `most` source files that cost
+/// most (much code is inlined, so a function's cost comes from several files), and the plugin's
+/// calls into libraries other than verbs.
 pub fn functions(costs: &Costs, most: usize) {
     if most == 0 {
         return;

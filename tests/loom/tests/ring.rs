@@ -1,5 +1,6 @@
-//! The ring of clear-to-sends (`flow/next.rs`, `wire/cts.rs`) under a NIC's writes. A thread stores
-//! an entry's words in any order, relaxed, so the reader may see any mix of old and new. The digest
+//! The ring of clear-to-sends (`flow/next.rs`, `wire/cts.rs`) under a NIC's writes. A thread takes
+//! the NIC's place. It stores the words of an entry with relaxed ordering, so the reader may see
+//! any mix of old and new words. The tests try several orders of the stores. The entry's digest
 //! tells complete entries from torn ones.
 
 use loom::model::Builder;
@@ -16,7 +17,7 @@ type Ring = Arc<Vec<AtomicU64>>;
 
 const TAG: i32 = 5;
 const KEYS: PackedKeys = [0x11, 0x22, 0x33, 0x44];
-/// Sequence of the entry in the first slot before the first receive.
+/// Sequence number of the entry that the first slot has before the first receive is granted.
 const LAP_BEFORE: u64 = 0u64.wrapping_sub(SLOTS as u64);
 
 fn words(terms: &Terms, keys: &PackedKeys, sequence: u64) -> [u64; ENTRY_WORDS] {
@@ -35,7 +36,7 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
     builder.check(run);
 }
 
-/// Stores the changed words in this order, like a NIC.
+/// Starts a thread that stores the changed words in this order, like a NIC.
 fn nic(ring: &Ring, old: &[u64], new: &[u64], order: impl Iterator<Item = usize>) -> thread::JoinHandle<()> {
     let ring = Arc::clone(ring);
     let stores: Vec<_> = order.filter(|at| old[*at] != new[*at]).map(|at| (at, new[at])).collect();
@@ -66,7 +67,7 @@ fn is_as_granted(head: &Head, ring: &Ring, terms: &Terms) {
     assert_eq!(keys, [0x11, 0, 0x22, 0, 0x33, 0, 0x44, 0], "torn keys");
 }
 
-/// Grants one receive, each of whose words differs from the old one.
+/// Grants one receive. Each word of its entry differs from the same word of the old entry.
 fn one_receive(order: [usize; ENTRY_WORDS]) {
     let old = words(
         &Terms { addr: 0x1000, bytes: 64, tag: TAG, parts: 1, part: 0, epoch: Epoch::default() },

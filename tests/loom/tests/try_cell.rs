@@ -7,7 +7,7 @@ use loom::thread;
 use loom_models::comm::datapath::try_cell::TryCell;
 use std::sync::Arc;
 
-/// A data path of two numbers. Its owner sees either both changed or none.
+/// Two numbers in place of a data path. A user changes both, so the next user finds them equal.
 type Path = (u32, u32);
 
 fn use_it(path: &TryCell<Path>) -> bool {
@@ -95,8 +95,8 @@ fn peeking_does_not_count_as_a_use() {
     });
 }
 
-/// Two threads find at the same time that a third one panicked. Neither may enter, and afterwards
-/// the path must not look merely taken.
+/// One thread panics while it has the path. After that, neither of two other threads may enter,
+/// even if both try at the same time. The path must count as broken, not only as taken.
 #[test]
 fn a_data_path_that_panicked_stays_unusable() {
     model(|| {

@@ -1,13 +1,14 @@
-//! This project's bindings of libibverbs agree with those of `rdma-sys`, whose structs with unions
-//! were written by hand: sizes, alignments and offsets of every used struct, and constants.
+//! This project's bindings of libibverbs agree with those of `rdma-sys` in the size, the alignment
+//! and the offsets of every used struct, and in the constants. In `rdma-sys`, structs with unions
+//! were written by hand.
 
 use std::mem::{align_of, offset_of, size_of};
 
 use rdma_sys as theirs;
 use verbs_sys as ours;
 
-/// `our_struct as their_struct { field, our_field = their_field }`. Equal names are given once. A
-/// missing field does not compile.
+/// `our_struct as their_struct { field, our_field = their_field }`. Equal names are given once. If
+/// a field of our struct is missing from the list, the test does not compile.
 macro_rules! layouts {
     ($($ours:ident $(as $theirs:ident)? { $($field:ident $(= $their_field:ident)?),* $(,)? })*) => {
         $(

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Once connected, the thread that drives the data path allocates nothing and makes no system call.
-# quiet_data_path counts the allocations itself. It opens one file before the data path and another
-# one after it. Between the two, strace sees only soft-RoCE's doorbells, which the verbs
+# quiet_data_path counts the allocations itself. It queries a missing file before the data path, and
+# another one after it. Between the two, strace sees only soft-RoCE's doorbells, which the verbs
 # library rings by `write` to the device (real adapters ring theirs in memory).
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"

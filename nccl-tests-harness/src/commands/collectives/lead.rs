@@ -1,4 +1,5 @@
-//! A run from the command's side: starts the ranks, lets them measure each size, prints the table.
+//! The command's side of a run: starts the ranks, orders them to measure each size, and prints the
+//! table.
 
 use super::messages::{Answer, Measurement, Order, RunParameters, Setup};
 use super::rank::Collectives;
@@ -23,7 +24,8 @@ use std::time::Duration;
 pub struct Plan {
     pub terms: RunParameters,
     pub plugin: PathBuf,
-    /// First size in bytes; at least one byte for each rank's part.
+    /// First size in bytes. With this size, each rank's part must have at least one byte; the
+    /// module `options` checks this.
     pub min_bytes: usize,
     pub max_bytes: usize,
     pub step: Step,
@@ -31,7 +33,7 @@ pub struct Plan {
     pub timeout: Duration,
     pub rank_env: Vec<RankEnv>,
     pub fabric: FabricRequest,
-    /// Verbs library that the user's environment names.
+    /// Value of `NCCL_IBVERBS_LIB` in the user's environment, which names a verbs library.
     pub verbs_library: Option<String>,
     pub shows_percentiles: bool,
     pub json: Option<Target>,
@@ -59,8 +61,8 @@ pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     report::of_run(plan.json.as_ref(), Report::new(plan.terms), |out, report| lead(plan, program, &watch, out, report))
 }
 
-/// Starts the ranks or waits for them, and measures all sizes. Writes the table to `out` and the
-/// figures to `report`. Returns true if all data was right.
+/// Starts the ranks, or waits for the ranks that a launcher started. Then measures all sizes.
+/// Writes the table to `out` and the figures to `report`. Returns true if all data was right.
 pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report: &mut Report) -> Result<bool> {
     let mut out = watch.over(out);
     let fabric = fabric::set_up(&plan.fabric, plan.terms.ranks, plan.verbs_library.as_deref())?;
@@ -106,7 +108,8 @@ fn connect(plan: &Plan, job: &mut Job<Collectives>, report: &mut Report) -> Resu
     )?;
     let (networks, handles): (Vec<Network>, Vec<Vec<Vec<u8>>>) = listening.into_iter().unzip();
     report.networks = networks;
-    // A handle that a rank did not give is missing here. The rank that needs it reports that.
+    // If a rank gave too few handles, some are missing here. A rank that needs a missing handle
+    // reports that it got too few.
     let handles_for = |rank: usize| {
         let links = collective.links(rank, ranks, channels).into_iter().enumerate();
         links.filter_map(|(index, link)| handles[link.to].get(index).cloned()).collect()
@@ -168,8 +171,9 @@ fn introduce(plan: &Plan, fabric: &Fabric, out: &mut impl Write) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Returns a row of the table. As in nccl-tests, it has the mean of the ranks' times and the sum of
-/// their wrong elements. Percentiles and pauses are the largest of any rank.
+/// Returns a row of the table. As in nccl-tests, the row has the mean of the ranks' times and the
+/// sum of their wrong elements. For each percentile and for the longest pause, the row has the
+/// largest value of any rank.
 fn row(terms: RunParameters, count: usize, measured: &[Measurement]) -> Row {
     let mean = measured.iter().map(|one| one.seconds).sum::<f64>() / measured.len() as f64;
     let seconds = mean / f64::from(terms.iters);
@@ -186,7 +190,8 @@ fn row(terms: RunParameters, count: usize, measured: &[Measurement]) -> Row {
     }
 }
 
-/// Describes the connections, and the network as NCCL would see it (once if all ranks agree).
+/// Describes the network as NCCL would see it (once if all ranks see the same), then the
+/// connections of each rank. `scale` is the factor on the rates of the software fabric.
 fn describe(networks: &[Network], connections: &[Vec<String>], scale: f64) -> Vec<String> {
     let slowed =
         if scale < 1.0 { format!(" (unscaled: --scale {scale} slows the fabric alone)") } else { String::new() };
@@ -226,8 +231,9 @@ mod tests {
         check_iters: 1,
     };
 
-    /// Computed by hand: the ranks take 1 ms and 3 ms for 10 iterations, so the mean is 200 us. 2 x
-    /// 4 MB in 200 us are 40 GB/s. The slower rank's median is 150 us, its 99th percentile 600 us.
+    /// Computed by hand: the ranks take 1 ms and 3 ms for 10 iterations, so the mean time of an
+    /// iteration is 200 us. 2 x 4 MB in 200 us are 40 GB/s. The slower rank's median is 150 us, its
+    /// 99th percentile 600 us.
     #[test]
     fn a_row_averages_times_and_adds_up_wrong_bytes() {
         let row = row(TERMS, 4_000_000, &[measurement(1e-3, Some(3)), measurement(3e-3, Some(4))]);

@@ -8,13 +8,14 @@ use std::path::PathBuf;
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
     Setup(Setup),
-    /// Connect to the peers. `handles` has, for each link, a handle of the rank that it sends to.
+    /// Connect to the peers. For each link, `handles` has a handle of the rank that the link sends
+    /// to.
     Connect {
         handles: Vec<Vec<u8>>,
     },
-    /// Fill the memory and run the warm-up for a size.
+    /// Fill the memory, unless checks are off, and run the warm-up iterations of a size.
     Prepare {
-        /// Elements, as nccl-tests counts them.
+        /// Number of elements for this size, from [`Collective::count`].
         count: usize,
     },
     /// All ranks are ready: run the timed iterations, then the checked ones.
@@ -64,7 +65,7 @@ pub struct Measurement {
     pub seconds: f64,
     pub p50_s: f64,
     pub p99_s: f64,
-    /// Longest time during the timed iterations without a posted or completed message.
+    /// Longest time, within the timed iterations, in which no message was posted or completed.
     pub longest_pause_s: f64,
     /// Wrong bytes in all checked iterations; `None` if checks are off.
     pub wrong: Option<u64>,

@@ -1,8 +1,11 @@
 //! Definitions of the collectives: the ranks that exchange messages, the expected results, and
 //! counts and bandwidths as nccl-tests computes them. `schedule` has the order of the messages.
 //!
-//! Elements are bytes. A sum wraps around, so it does not depend on the order of its terms, and
-//! every byte of a result can be checked exactly.
+//! A collective that works in place uses one buffer on each rank. Otherwise a rank has a send
+//! buffer and a receive buffer.
+//!
+//! Elements are bytes. A sum of bytes wraps around, so it does not depend on the order of its
+//! terms, and every byte of a result can be checked exactly.
 
 pub mod lead;
 pub mod messages;
@@ -52,13 +55,14 @@ pub struct Link {
     pub from: usize,
 }
 
+/// A stretch of the result that a rank must end with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Ranks whose data is added up.
+    /// Ranks whose data is added up to give this part. A single rank if nothing is added up.
     pub of: Range<usize>,
     /// Position of the first byte within the data of each of these ranks.
     pub data_offset: usize,
-    /// Place in the receive buffer, in bytes.
+    /// Range of the receive buffer, in bytes, in which the part must be.
     pub range: Range<usize>,
 }
 
@@ -108,9 +112,10 @@ impl Collective {
         }
     }
 
-    /// Returns the size and number of messages in flight, as in NCCL. A ring has four slices in
-    /// flight, each of two steps of 512 KiB. A point-to-point transfer has eight steps in flight. A
-    /// step is one chunk, which has 128 to 256 KiB over a network.
+    /// Returns the maximum size of a message and the maximum number of messages in flight, as in
+    /// NCCL. A ring has four slices in flight, each of two steps of 512 KiB. A point-to-point
+    /// transfer has eight steps in flight. Each of these eight steps is one chunk. NCCL's chunks
+    /// have 128 to 256 KiB over a network; here they have 256 KiB.
     pub fn shape(self) -> Shape {
         match self {
             Self::AllToAll | Self::SendRecv => Shape { slice_bytes: 256 << 10, in_flight: 8 },
@@ -118,8 +123,8 @@ impl Collective {
         }
     }
 
-    /// Returns the connections of `rank`: `channels` links to each rank that it sends to. Link `i`
-    /// of a rank sends to link `i` of the rank `to`.
+    /// Returns the connections of `rank`: `channels` links to each rank that `rank` sends to. Link
+    /// `i` of a rank sends to link `i` of the rank `to`.
     pub fn links(self, rank: usize, ranks: usize, channels: usize) -> Vec<Link> {
         let distances = match self {
             Self::AllToAll => 1..ranks,
@@ -129,9 +134,10 @@ impl Collective {
         distances.flat_map(|distance| std::iter::repeat_n(link(distance), channels)).collect()
     }
 
-    /// Returns the number of elements that nccl-tests shows for a size: those of one rank's part,
-    /// if the collective has parts. nccl-tests rounds a part down to a multiple of 16 bytes, so a
-    /// part of a small size would be empty. Here a part may have any number of bytes.
+    /// Returns the number of elements that nccl-tests shows for a size. If the collective has a
+    /// part for each rank, this is the number of elements of one part. nccl-tests rounds a part
+    /// down to a multiple of 16 bytes, so a part of a small size would be empty. Here a part may
+    /// have any number of bytes.
     pub fn count(self, size_bytes: usize, ranks: usize) -> usize {
         size_bytes / self.parts(ranks)
     }
@@ -160,7 +166,7 @@ impl Collective {
         Bandwidth { algbw, busbw: algbw * factor }
     }
 
-    /// Returns the part of the send buffer that `rank` fills before the start, if any.
+    /// Returns the range of the send buffer that `rank` fills before the start, if any.
     pub fn contribution(self, rank: usize, ranks: usize, count: usize) -> Option<Range<usize>> {
         match self {
             Self::AllGather => Some(rank * count..(rank + 1) * count),

@@ -77,14 +77,17 @@ pub struct Run {
 }
 
 impl Run {
-    /// Returns true if this process starts all ranks itself, even under a launcher.
+    /// Returns true if `--ranks` is given. This process then starts all ranks itself, even under a
+    /// launcher.
     pub fn is_local(&self) -> bool {
         self.ranks.is_some()
     }
 
-    /// Returns the plan of the run. `program` is this program's file, which helps to find the
-    /// plugin. `world` is the launcher's job, if any. `verbs_library` is the verbs library that the
-    /// user's environment names. Fails if options contradict each other.
+    /// Returns the plan of the run. `program` is this program's file: the plugin and the software
+    /// fabric are looked for in folders near this file. `world` is the launcher's job, if any.
+    /// `verbs_library` is the value of `NCCL_IBVERBS_LIB` in the user's environment. Fails if
+    /// options contradict each other, if a file that they name does not exist, or if nothing tells
+    /// where the launcher's ranks meet.
     pub fn plan(
         self,
         collective: Collective,

@@ -11,19 +11,22 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Memory that a rank sends from and receives into: one buffer if the collective works in place.
+/// Memory that a rank sends from and receives into. If the collective works in place, both fields
+/// are the same buffer.
 #[derive(Clone)]
 pub struct Buffers {
     pub send: Rc<net::Buffer>,
     pub recv: Rc<net::Buffer>,
 }
 
+/// The two connections of a [`Link`], with the memory and the messages that they carry.
 pub struct Channel {
     // Rust drops fields from the top, here in the order in which NCCL closes them: requests,
     // registrations, comms.
     sends: Queue,
     receives: Queue,
-    /// Registration of the send buffer with the sending comm; `None` if the collective is in place.
+    /// Registration of the send buffer with the sending comm; `None` if the collective works in
+    /// place.
     send_memory: Option<Rc<Registration>>,
     /// Registration of the receive buffer with the sending comm, if the rank forwards data.
     pass_on_memory: Option<Rc<Registration>>,
@@ -46,7 +49,8 @@ struct Queue {
 }
 
 impl Channel {
-    /// Registers the memory that `collective` needs with both comms. `rank` is this rank.
+    /// Makes a channel, and registers with both comms the memory that `collective` needs. `rank` is
+    /// this rank.
     pub fn new(
         (send, recv): (SendComm, RecvComm),
         buffers: &Buffers,
@@ -138,8 +142,8 @@ impl Queue {
         true
     }
 
-    /// Tests the oldest request, because NCCL completes requests in order. Returns the request's
-    /// slice if it is complete.
+    /// Tests only the oldest request, because NCCL completes requests in order. Returns the
+    /// request's slice if it is complete.
     fn test(&mut self) -> Result<Option<Slice>> {
         let Some(request) = self.requests.front_mut() else { return Ok(None) };
         let Some(bytes) = request.test()? else { return Ok(None) };

@@ -17,10 +17,12 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::Instant;
 
-/// Size of the parts in which memory is filled and compared. The rank reports progress after each.
+/// Memory is filled and compared in stretches of this size. The rank reports progress after each
+/// stretch.
 const FILL_BYTES: usize = 4 << 20;
 
-/// Upper limit of the histogram: one hour. A longer iteration counts as this time.
+/// Longest time that the histogram of iterations can record: one hour. A longer iteration counts as
+/// this time.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
 pub struct Collectives;
@@ -55,7 +57,8 @@ impl Work for Collectives {
         answer(Answer::Connected { lines: log::take_rail_lines() })?;
 
         if let Err(error) = run_orders(&mut rank, orders, answer) {
-            // Close nothing: the other ranks' errors would hide this error.
+            // Close nothing: closed connections would make the other ranks fail too, and their
+            // errors would hide this error.
             std::mem::forget(rank);
             return Err(error);
         }
@@ -125,7 +128,8 @@ impl Rank {
         Ok(())
     }
 
-    /// Times the iterations and checks the last result, then runs checked iterations with new data.
+    /// Times the iterations. Unless checks are off, also checks the result of the last timed
+    /// iteration, then runs the checked iterations, each with new data.
     fn measure(&mut self) -> Result<Measurement> {
         self.stage("timing");
         self.pauses = Pauses::default();
@@ -166,8 +170,8 @@ impl Rank {
         progress::run(&mut self.channels, self.terms.collective.shape(), &mut self.pauses)
     }
 
-    /// Writes new data into the send buffer. The receive buffer keeps its old data, so that missing
-    /// data fails the check.
+    /// Writes new data into the range of the send buffer that this rank contributes. All other
+    /// memory keeps its old data, so that missing data fails the check.
     fn fill(&mut self) -> Result<()> {
         self.stage("filling");
         self.iteration += 1;
@@ -182,7 +186,7 @@ impl Rank {
         })
     }
 
-    /// Returns the number of wrong bytes of the result, and a description of the first.
+    /// Returns the number of wrong bytes of the result, and a description of the first wrong byte.
     fn compare(&self) -> Result<(u64, Option<String>)> {
         self.stage("comparing");
         let RunParameters { collective, ranks, .. } = self.terms;

@@ -1,4 +1,7 @@
-//! The order of the messages on each connection, and the message that each of them waits for.
+//! The order of the messages on each connection, and the message that each of them waits for. A
+//! message carries one slice of a block. The data of a collective is one block, or a block for each
+//! rank. If a rank has several channels to another rank, each channel carries its own part of a
+//! block.
 //!
 //! A ring works in steps: in each step, a rank forwards the data that it received in the previous
 //! step. The slices of a step do not wait for each other, so a long part keeps the connection busy.
@@ -41,15 +44,16 @@ pub struct Seat {
     pub rank: usize,
     /// Number of ranks (2 or more).
     pub ranks: usize,
-    /// Index in [`Collective::links`].
+    /// Index of the link in [`Collective::links`].
     pub link: usize,
     pub channels: usize,
 }
 
-/// Minimum size of a channel's part, except for the last part. Splitting small messages further
-/// only adds messages.
+/// Minimum size of a channel's part of a block. Only the last part may be smaller. Splitting a
+/// small block further would only add messages.
 const CHANNEL_MIN_BYTES: usize = 64 << 10;
-/// Each channel's part starts at a multiple of this size (two cache lines), as in NCCL.
+/// The distance from the start of a block to each channel's part is a multiple of this size (two
+/// cache lines), as in NCCL.
 const CHANNEL_ALIGN_BYTES: usize = 128;
 
 pub fn schedule(collective: Collective, seat: Seat, count: usize) -> Schedule {
@@ -88,11 +92,13 @@ pub fn schedule(collective: Collective, seat: Seat, count: usize) -> Schedule {
 struct Builder {
     schedule: Schedule,
     seat: Seat,
-    /// Slices that this channel carries, by block.
+    /// For each block, the byte ranges of the slices that this channel carries.
     pieces: Vec<Vec<Range<usize>>>,
-    /// Index of the first slice of each block's last receive.
+    /// For each block, the index in `schedule.receives` of the first slice of the latest receive of
+    /// this block. `None` if the block has not been received.
     received: Vec<Option<usize>>,
-    /// Index of the first slice of each block's last send out of the receive buffer.
+    /// For each block, the index in `schedule.sends` of the first slice of the latest send of this
+    /// block out of the receive buffer. `None` if there was no such send.
     passed_on: Vec<Option<usize>>,
 }
 
@@ -141,7 +147,8 @@ impl Builder {
         }
     }
 
-    /// Adds the send of a block. Each slice waits until its data has been received.
+    /// Adds the send of a block. If the block was received before, each slice waits until the same
+    /// slice has arrived.
     fn send(&mut self, block: usize, buffer: Buffer) {
         let first = self.schedule.sends.len();
         for (index, piece) in self.pieces[block].iter().enumerate() {
@@ -155,7 +162,7 @@ impl Builder {
     }
 
     /// Adds the receive of a block. If the block was sent out of the receive buffer, each slice
-    /// waits until that send is complete.
+    /// waits until the send of the same slice is complete.
     fn receive(&mut self, block: usize, add: bool) {
         let first = self.schedule.receives.len();
         for (index, piece) in self.pieces[block].iter().enumerate() {
@@ -196,8 +203,9 @@ mod tests {
         assert_eq!([used(1), used(64 << 10), used(65 << 10), used(1 << 20)], [1, 1, 2, 4]);
     }
 
-    /// Runs the schedules of all ranks by copying, once with the lowest and once with the highest
-    /// rank first. Every byte of every part of the result must be in its place.
+    /// Runs the schedules of all ranks by copying bytes between buffers, once with the lowest and
+    /// once with the highest rank first. Every byte of every part of the result must be in its
+    /// place.
     #[test]
     fn schedules_carry_every_byte_to_its_place() {
         for collective in ALL {
@@ -219,9 +227,10 @@ mod tests {
         recv: Vec<Vec<u8>>,
         /// Schedules by rank and link.
         plans: Vec<Vec<Schedule>>,
-        /// Number of sends that have arrived.
+        /// Number of sends that have arrived, by rank and link.
         delivered: Vec<Vec<usize>>,
-        /// Number of sends that the sender knows to be complete; updated as late as possible.
+        /// Number of sends that the sender knows to be complete. Updated as late as possible: when
+        /// no rank can receive a message.
         sent: Vec<Vec<usize>>,
         received: Vec<Vec<usize>>,
         channels: usize,

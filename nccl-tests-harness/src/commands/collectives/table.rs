@@ -1,5 +1,7 @@
 //! The table of a collective, for users and scripts that know nccl-tests: the same columns in the
-//! same order. Some are narrower, so that a row fits 80 characters. Optional columns follow.
+//! same order. nccl-tests has the columns from `time` to `#wrong` twice, for out of place and in
+//! place. Here they are there once, for the way in which the collective works. Some columns are
+//! narrower, so that a row fits 80 characters. The optional columns come last.
 
 use super::{Bandwidth, Collective};
 use crate::output::table::{Table, right};
@@ -20,14 +22,14 @@ pub struct Row {
     pub count: usize,
     /// Mean time of an iteration over the ranks.
     pub time_us: f64,
-    /// Median time of an iteration on the rank where it is longest.
+    /// Median time of an iteration, on the rank where this median is longest.
     pub time_p50_us: f64,
-    /// Time that 99 % of the iterations do not exceed, on the rank where it is longest.
+    /// Time that 99 % of the iterations do not exceed, on the rank where this time is longest.
     pub time_p99_us: f64,
     #[serde(flatten)]
     pub bandwidth: Bandwidth,
     /// Longest time within the timed iterations in which a rank neither posted nor completed a
-    /// message. It shows the delay by a lost rail or a slow peer.
+    /// message. This time shows the delay that a lost rail or a slow peer causes.
     pub longest_pause_us: f64,
     /// Wrong bytes over all ranks; `None` if the data was not checked.
     pub wrong: Option<u64>,

@@ -58,7 +58,8 @@ impl Answer {
     }
 }
 
-/// Path of the plugin after `nccl-spark install`. Cures name it if this program has no plugin.
+/// Path of the plugin after `nccl-spark install`. Cures name this path if no plugin is found that
+/// belongs to this program.
 const USUAL_PLUGIN: &str = "/usr/local/lib/libnccl-net-spark.so";
 
 /// Examines a machine or process. Also returns the facts, except with `--env`.
@@ -75,7 +76,7 @@ pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examine
     };
     let value = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
     let inside = match request.pid.filter(|_| place.is_live()) {
-        // The process sees the files of its container.
+        // The process sees the files of its container, which are below this folder.
         Some(pid) => Place::new(format!("/proc/{pid}/root")),
         None => place.clone(),
     };
@@ -120,7 +121,7 @@ pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examine
 }
 
 /// Reads the files that process `pid` has mapped. A container's `/proc`, below `/proc/N/root`, may
-/// have other process numbers, so this namespace's `/proc` is read.
+/// have other process numbers, so the doctor's own `/proc` is read.
 fn mapped(place: &Place, pid: u32, not_seen: &mut Vec<NotSeen>) -> Option<Process> {
     let is_container = place.path("/").starts_with("/proc/");
     let place = if is_container { Place::new("/") } else { place.clone() };
@@ -128,7 +129,8 @@ fn mapped(place: &Place, pid: u32, not_seen: &mut Vec<NotSeen>) -> Option<Proces
     Process::read(&place, pid).map_err(|error| not_seen.push(why(error))).ok()
 }
 
-/// Returns a [`NotSeen`] if the doctor cannot see the network interfaces of the process.
+/// Returns a [`NotSeen`] if the process is in another network namespace, so that the doctor cannot
+/// see its network interfaces.
 fn other_network(place: &Place, pid: u32) -> Option<NotSeen> {
     let namespace = |process: &str| std::fs::read_link(place.path(format!("/proc/{process}/ns/net"))).ok();
     let (own, its) = (namespace("self"), namespace(&pid.to_string()));
@@ -199,7 +201,8 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
     machine.chain(of_libraries.into_iter().filter_map(named)).chain(functions).chain(ports).collect()
 }
 
-/// Returns the reason if NCCL uses neither symmetric memory nor its device-side network functions.
+/// Returns the reason why NCCL uses neither symmetric memory nor its device-side network functions.
+/// Returns `None` if no GPU keeps NCCL from using them.
 fn without_vmm_rdma(gpus: &[CudaDevice]) -> Option<&'static str> {
     let is_without = gpus.iter().any(|gpu| gpu.has_vmm_rdma == Some(false));
     is_without.then_some("NCCL leaves them off: GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED=0, as on every Spark")

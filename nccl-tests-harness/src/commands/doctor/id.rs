@@ -17,7 +17,7 @@ macro_rules! ids {
                 }
             }
 
-            /// Makes a finding of the usual severity, without a cure.
+            /// Makes a finding of the id's usual severity, without a cure.
             pub fn finding(self, text: impl Into<String>) -> Finding {
                 let severity = match self {
                     $(Self::$name => Severity::$severity,)*
@@ -26,7 +26,7 @@ macro_rules! ids {
             }
         }
 
-        /// Each id with its meaning: the table in docs/guide/troubleshooting.md.
+        /// Each id with its meaning, as in the table of docs/guide/troubleshooting.md.
         pub const ALL: &[(&str, &str)] = &[$(($text, $meaning),)*];
     };
 }

@@ -1,6 +1,6 @@
 //! The files of a machine below a root folder: `/` for this machine, or a folder with a copy of
-//! another machine's files. A live machine has some facts in no file, such as addresses and CUDA's
-//! attributes. A copy has them in files below `answers`.
+//! another machine's files. Some facts of a live machine are in no file, such as its addresses and
+//! CUDA's attributes. A copy has these facts in files below `answers`.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read};
@@ -11,7 +11,8 @@ pub struct Place {
     root: PathBuf,
 }
 
-/// Limit for reading a file. Files that the doctor reads as text are small.
+/// Maximum number of bytes that are read of a file. The files that the doctor reads as text are
+/// shorter.
 const MOST_BYTES: u64 = 1 << 20;
 
 impl Place {
@@ -64,7 +65,8 @@ impl Place {
         self.resolve(absolute.as_ref()).is_some_and(|path| self.path(path).exists())
     }
 
-    /// Follows the symbolic links of a path, all below the root. Returns `None` for a loop.
+    /// Follows the symbolic links of a path. Every link leads to a path below the root, also an
+    /// absolute link. Returns `None` for a loop.
     pub fn resolve(&self, absolute: &Path) -> Option<PathBuf> {
         // Linux follows at most 40 links (path_resolution(7)).
         self.followed(absolute, 40)
@@ -78,7 +80,8 @@ impl Place {
                 other => path.join(other),
             };
             if let Ok(target) = fs::read_link(self.path(&path)) {
-                // A link of a copy may contain the path of the copy's own folder.
+                // In a copy, the target of a link may begin with the path of the copy's root
+                // folder.
                 let target = match target.strip_prefix(&self.root) {
                     Ok(inside) => Path::new("/").join(inside),
                     Err(_) => path.parent().unwrap_or(Path::new("/")).join(target),

@@ -1,5 +1,5 @@
-//! The facts about a rail that another host needs, and the rail pairs of two hosts by the plugin's
-//! own rule.
+//! The facts about a rail that another host needs, and the pairs that the rails of two hosts form
+//! by the plugin's own rule.
 
 use crate::commands::rails::{LinkJson, RailJson};
 use nccl_net_spark::flow::pairing::{self, Route};
@@ -20,7 +20,7 @@ pub struct RailSheet {
     pub link_mbps: u32,
     /// Number of the cable. All rails on the cable have this number.
     pub cable: u8,
-    /// Line rate of the port.
+    /// Line rate of the port in Mb/s.
     pub port_mbps: u32,
     /// Rate in Mb/s while all rails on the PCIe link are equally busy.
     pub share_mbps: u32,

@@ -23,7 +23,7 @@ const CONNECT_S: u32 = 10;
 const LINE_MAX_BYTES: u64 = 16 << 10;
 /// Maximum length of an error text, in characters.
 const ERROR_MAX_CHARS: usize = 2 << 10;
-/// Time limit for a program to exit after its output has ended.
+/// Time limit for ssh to exit after the remote program's output has ended.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -31,17 +31,19 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub struct Remote {
     host: String,
     ssh: Child,
-    /// Standard input of the program. Closing it ends a partner (`doctor --partner --attached`).
+    /// Standard input of the program. A partner (`doctor --partner --attached`) ends when its
+    /// standard input is closed.
     _input: Option<ChildStdin>,
     output: mpsc::Receiver<String>,
     errors: mpsc::Receiver<String>,
 }
 
 impl Ssh {
-    /// Takes the ssh command, as in `ssh -p 22`, and this program's name or path on other hosts.
+    /// `words` is the ssh command, as in `ssh -p 22`. `program` is the name or path of `nccl-spark`
+    /// on the other hosts.
     ///
     /// # Errors
-    /// `words` is empty, or `program` has a forbidden character.
+    /// `words` or `program` is empty, or `program` has a forbidden character.
     pub fn new(words: &str, program: &str) -> Result<Self, String> {
         let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
         if words.is_empty() {
@@ -53,11 +55,11 @@ impl Ssh {
         Ok(Self { words, program: program.to_owned() })
     }
 
-    /// Starts this program on a host. The remote shell interprets `arguments`, so few characters
+    /// Starts `nccl-spark` on a host. The remote shell interprets `arguments`, so few characters
     /// are allowed besides letters and digits.
     ///
     /// # Errors
-    /// ssh cannot be started, or an argument has a forbidden character.
+    /// ssh cannot be started, or an argument is empty or has a forbidden character.
     pub fn start(&self, host: &str, arguments: &[&str]) -> Result<Remote> {
         if let Some(odd) = arguments.iter().find(|one| !is_plain(one, "/_.-+:%=,")) {
             bail!("{odd:?} cannot be passed to {host}");
@@ -73,7 +75,7 @@ impl Ssh {
 }
 
 impl Remote {
-    /// Returns the next line of output, or `None` at its end.
+    /// Returns the next line of the program's output, or `None` at the end of the output.
     ///
     /// # Errors
     /// No line arrives before `end`.
@@ -87,7 +89,8 @@ impl Remote {
         }
     }
 
-    /// Waits for ssh to exit, and returns its exit status. Callers have read the output to its end.
+    /// Waits for ssh to exit, and returns its exit status. Callers should have read the output to
+    /// its end, because until then the remote program may still run.
     ///
     /// # Errors
     /// ssh does not exit within 5 s.
@@ -107,7 +110,8 @@ impl Remote {
         anyhow!("ssh {}: {status}{}", self.host, self.errors())
     }
 
-    /// Returns the last lines of standard error, after a colon. Empty if there are none.
+    /// Returns a colon and the last three lines of standard error, or an empty text if there are no
+    /// lines. Lines that begin with `#` do not count.
     fn errors(&self) -> String {
         let mut lines: Vec<String> = Vec::new();
         // The reading thread may not have sent the last lines yet.
@@ -130,10 +134,10 @@ impl Drop for Remote {
     }
 }
 
-/// Checks that ssh and a shell interpret this text only as a host's name.
+/// Checks that ssh and a shell interpret `host` only as a host's name.
 ///
 /// # Errors
-/// The text is not a host's name.
+/// `host` is not a host's name.
 pub fn check_host(host: &str) -> Result<(), String> {
     let is_name = !host.is_empty() && host.len() <= 255 && !host.starts_with('-') && is_plain(host, "._-@:%");
     if is_name { Ok(()) } else { Err(format!("{host:?}: a host is a name or address, as in spark-2 or user@spark-2")) }
@@ -161,8 +165,8 @@ fn is_plain(text: &str, also: &str) -> bool {
 }
 
 /// Starts a thread that sends the lines of a stream, without control characters. A line longer than
-/// `LINE_MAX_BYTES` is sent in pieces. Lines after `MOST_LINES` are read and dropped, so that the
-/// other program does not block.
+/// `LINE_MAX_BYTES` is sent in pieces. Lines after the first `MOST_LINES` are read and dropped, so
+/// that the program that writes them does not block.
 fn follow(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
     const MOST_LINES: usize = 1 << 16;
     let (lines_in, lines) = mpsc::channel();

@@ -1,4 +1,5 @@
-//! The results for two hosts together.
+//! The doctor's results for two hosts together: the findings, and the measured paths between their
+//! rails.
 
 use crate::commands::doctor::finding::{Finding, Verdict};
 use crate::output::numbers::significant;
@@ -15,10 +16,11 @@ pub struct PeerResult {
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Path {
-    /// Rails of this host: one, or every rail with a pair.
+    /// Rails of this host: a single rail, or every rail that pairs with a rail of the peer.
     pub here: Vec<String>,
     pub there: Vec<String>,
-    /// Expected payload rate in each direction in Mb/s, from links and ports. Null if unknown.
+    /// Expected payload rate in each direction in Mb/s, computed from the PCIe links and the ports.
+    /// Null if unknown.
     pub expected_mbps: Option<f64>,
     /// Smallest path MTU of the ports at both ends, in bytes.
     pub port_mtu_bytes: Option<u32>,
@@ -52,7 +54,7 @@ pub struct Rate {
     pub grade: Option<Grade>,
 }
 
-/// Grade of a rate, by its share of the expected rate.
+/// Grade of a measured rate, by the percentage of the expected rate that it reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Grade {
@@ -113,8 +115,8 @@ impl Path {
         }
     }
 
-    /// Returns the path MTUs of the connections and of the ports, if that of the connections is
-    /// smaller. A switch between the ports then drops larger packets.
+    /// If the path MTU of the connections is smaller than that of the ports, returns both, the
+    /// connections' first. A switch between the ports then drops larger packets.
     pub fn narrowed(&self) -> Option<(u32, u32)> {
         let both = (self.figures()?.path_mtu_bytes?, self.port_mtu_bytes?);
         Some(both).filter(|(path, port)| path < port)

@@ -117,7 +117,8 @@ fn remove_files(prefix: &Path, paths: BTreeSet<&str>, manifest: &Manifest) -> Re
     Ok((removed, kept))
 }
 
-/// Examines a file or link. A file is ours if its digest is in `manifest` or its content is `new`.
+/// Examines a file or link. A file is ours if its digest is in `manifest` or its content is `new`,
+/// unless the Debian package lists it.
 fn present(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -> Result<Present> {
     let file = prefix.join(path);
     let is_file = match file.symlink_metadata() {
@@ -145,7 +146,8 @@ fn present(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -
     }))
 }
 
-/// Writes temporary files first, then renames them. A running job keeps the old file mapped.
+/// Writes all items to temporary files first, then renames these files. A rename does not change
+/// the old file, so a running job keeps the old file mapped.
 fn write(prefix: &Path, items: &[Item]) -> Result<()> {
     let written = items.iter().map(|Item { path, content, mode }| {
         let path = prefix.join(path);

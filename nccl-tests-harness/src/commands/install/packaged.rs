@@ -5,7 +5,8 @@ use std::path::Path;
 
 /// dpkg's list of the package's files, relative to the folder that contains `usr`.
 const LIST: &str = "var/lib/dpkg/info/nccl-net-spark.list";
-/// The wheel's folder in site-packages, and a file that other folders with this name lack.
+/// Name of the wheel's folder in site-packages, and of a file in the wheel's folder. Other folders
+/// named `nccl_net_spark` lack this file.
 const WHEEL: (&str, &str) = ("nccl_net_spark", "__init__.py");
 
 /// Returns the kind of package that installed `program`, and the command that removes the package.
@@ -19,7 +20,8 @@ pub fn package_of(program: &Path) -> Option<(&'static str, &'static str)> {
 }
 
 pub fn is_of_deb(file: &Path) -> bool {
-    // dpkg's paths contain no links, such as /bin for /usr/bin.
+    // dpkg's list has paths without links (/usr/bin, never /bin), so the folder's links are
+    // resolved.
     let folder = file.parent().and_then(|folder| folder.canonicalize().ok());
     let (Some(folder), Some(name)) = (folder, file.file_name()) else { return false };
     let file = folder.join(name);

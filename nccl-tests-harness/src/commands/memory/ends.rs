@@ -91,7 +91,8 @@ impl Step {
 }
 
 impl Wire {
-    /// Moves a message from one end's memory to the other's. The caller limits the time.
+    /// Moves a message from one end's memory to the other's. This loop has no time limit: the
+    /// command ends a process that makes no progress for the seconds of `--timeout`.
     pub fn move_message(&self, bytes: usize) -> Result<()> {
         let (mut receiving, mut sending) = (Step::NotPosted, Step::NotPosted);
         loop {

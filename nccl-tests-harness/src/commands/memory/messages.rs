@@ -12,15 +12,16 @@ pub struct Setup {
     pub plugin: PathBuf,
     /// Number of the job, passed to the plugin in place of NCCL's communicator id.
     pub job: u64,
-    /// One or more sizes of messages, the largest last.
+    /// One or more sizes of messages in bytes, the largest last.
     pub sizes: Vec<usize>,
-    /// The GPU that writes, and the GPU that checks.
+    /// CUDA's numbers of the GPU that writes and of the GPU that checks.
     pub gpus: [u32; 2],
     /// If set, the LL128 litmus test runs instead of messages, in buffers of the largest size.
     pub litmus: Option<litmus::Order>,
 }
 
-/// The answers of the process: first `Ready`, then `Registered`, then the result.
+/// The answers of the process: first `Ready`, then `Registered`, then the result (`Moved` or
+/// `Litmus`).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Answer {
     Ready(Ready),
@@ -36,7 +37,7 @@ pub struct Ready {
     pub network: Network,
     /// The plugin's log lines about the connection.
     pub connections: Vec<String>,
-    /// The GPUs that write and check, or the reason why this machine has none.
+    /// The GPU that writes and the GPU that checks, or the reason why this machine has no GPU.
     pub gpus: Result<[GpuInfo; 2], String>,
 }
 

@@ -1,14 +1,15 @@
-//! `nccl-spark memory`: tests which kinds of memory the plugin registers. It also tests that data
-//! arrives intact between two buffers of one kind. One GPU writes the data, and the same or another
-//! GPU checks it.
+//! `nccl-spark memory`: tests which kinds of memory the plugin registers. The command also tests
+//! that data arrives intact between two buffers of one kind. One GPU writes the data, and the same
+//! or another GPU checks it. In memory of `malloc`, the CPU takes the place of a GPU that is absent
+//! or cannot access this memory.
 //!
-//! With `--litmus` it also tests whether NCCL's LL128 protocol is safe on this machine
+//! With `--litmus` the command also tests whether NCCL's LL128 protocol is safe on this machine
 //! ([`litmus`]).
 //!
 //! Each kind is tested in its own process, which is both ends of one connection. So if the fabric
 //! cannot reach a kind of memory, only that kind's row of the table fails. A row reports what was
-//! done, never what should have been done. A GPU's check counts only after the GPU has found bytes
-//! that the CPU had changed on purpose. No process outlives the command.
+//! done, never what should have been done. A GPU checks messages only after a test of the GPU
+//! itself: it must find bytes that the CPU changed on purpose. No process outlives the command.
 
 pub mod ends;
 pub mod litmus;
@@ -109,7 +110,7 @@ fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Repo
     Ok(faults.is_empty())
 }
 
-/// Prints the network and the GPUs, and starts the table. Returns the reason if there is no GPU.
+/// Prints the network and the GPUs, and starts the table. If there is no GPU, returns the reason.
 fn introduce(plan: &Plan, ready: Ready, mut out: &mut impl Write, report: &mut Report) -> Result<Option<String>> {
     let Ready { network, connections, gpus } = ready;
     writeln!(out, "# network {} device {}", network.name, network.device)?;
@@ -150,10 +151,11 @@ fn describe(gpu: &GpuInfo) -> String {
     )
 }
 
-/// Tests one kind in its own process. Returns `Ready` if the process started.
+/// Tests one kind of memory in its own process. Returns the process's [`Ready`] and the result of
+/// the test. If the process does not start, there is no `Ready`, and the test counts as failed.
 ///
 /// # Errors
-/// The process does not start for `malloc`. Then it would not start for any kind.
+/// The process for `malloc` does not start. A process for another kind would not start either.
 fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(Option<Ready>, TestResult)> {
     let (job, ready) = match start(plan, program, fabric, kind, None) {
         Ok(started) => started,
@@ -165,7 +167,7 @@ fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(
     Ok((Some(ready), result))
 }
 
-/// Starts a process that tests a kind, or that runs the litmus test in this kind of memory.
+/// Starts a process that tests a kind of memory, or runs the litmus test in that kind of memory.
 fn start(
     plan: &Plan,
     program: &Path,

@@ -82,7 +82,7 @@ fn move_messages(setup: &Setup, ends: &Ends, wire: &Wire) -> Result<Moved> {
     Ok(Moved { written_by: ends.from.name(), checked_by: ends.into.name(), messages })
 }
 
-/// Opens and tests the writing and the checking GPU. The inner error is the reason why this machine
+/// Opens and tests the writing and the checking GPU. The inner `Err` is the reason why this machine
 /// has no GPU.
 fn look(numbers: [u32; 2]) -> Result<Result<[Rc<Gpu>; 2], String>> {
     let driver = match Driver::load() {
@@ -107,14 +107,14 @@ fn connect_with_itself(context: &Rc<Context>) -> Result<(SendComm, RecvComm)> {
     sends.into_iter().zip(receives).next().context("no connection")
 }
 
-/// Allocates the memory of both ends. The inner error is the reason why this kind of memory is not
+/// Allocates the memory of both ends. The inner `Err` is the reason why this kind of memory is not
 /// available.
 fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<Ends, String>> {
     activity::stage(format!("allocating {}", setup.kind.name()));
     let bytes = setup.sizes.last().context("no sizes")?;
     let (from, into) = (*bytes, bytes + GUARD_BYTES);
     if setup.kind == Kind::Malloc {
-        // An end uses its GPU if the GPU can access pageable memory.
+        // An end uses its GPU if the GPU can access pageable memory, and the CPU otherwise.
         let gpus = gpus.ok().map(|gpus| gpus.map(Some)).unwrap_or_default();
         let end = |gpu: &Option<Rc<Gpu>>, bytes| {
             let gpu = gpu.as_ref().filter(|gpu| gpu.about().pageable_memory_access);

@@ -5,7 +5,7 @@ use crate::gpu::Kind;
 use crate::output::table::{Table, left, right};
 use std::io::{self, Write};
 
-/// Returns the reason if a kind counts as failed.
+/// Returns the reason why this kind of memory counts as failed, or `None` if it does not.
 pub fn fault(kind: Kind, result: &TestResult) -> Option<String> {
     match (kind, result) {
         (_, TestResult::Moved(moved)) if moved.wrong() > 0 => Some(format!("{} WRONG bytes", moved.wrong())),
@@ -18,8 +18,8 @@ pub fn fault(kind: Kind, result: &TestResult) -> Option<String> {
             kind.must_register().then(|| "must be registered, but was not".to_owned())
         }
         (_, TestResult::NotTried { .. }) => None,
-        // The RDMA device itself accepted a GPU address, which it then cannot read. The table shows
-        // that; the plugin did not fail.
+        // The RDMA device itself accepted a GPU address that it then could not read. The table
+        // shows this, but the plugin did not fail.
         (Kind::Device, TestResult::Failed { registered: true, .. }) => None,
         (_, TestResult::Failed { .. }) => Some("failed".to_owned()),
     }

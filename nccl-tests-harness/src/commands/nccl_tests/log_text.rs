@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 
 #[derive(Debug, Default)]
 pub struct LogText {
-    /// Hosts from lines without other text. They show where a host's name begins after other text:
-    /// in `-1vm:12:12 [0]` it is `vm`, after the table's `-1`.
+    /// Names of hosts, found in lines that have only NCCL's log. They show where the host's name
+    /// begins in a line with other text: in `-1vm:12:12 [0]` the name is `vm`, because the host
+    /// `vm` is known, and `-1` belongs to the table.
     hosts: BTreeSet<String>,
 }
 
-/// Text after host, process, thread and device in a line of the log (debug.cc).
+/// A line of NCCL's log has one of these texts after host, process, thread and device (debug.cc).
 const LEVELS: [&str; 4] = [" NCCL INFO", " NCCL WARN", " NCCL TRACE", " NCCL CALL"];
 
 impl LogText {
@@ -52,7 +53,8 @@ fn origin(text: &str) -> Option<(usize, &str)> {
     None
 }
 
-/// Returns the length of the number or `N/A` at the start of `text`, if more follows.
+/// Returns the length of the longest number, or of `N/A`, that `text` begins with, or 0 if there is
+/// none. At least one character must follow it, because a host's name is not empty.
 fn value_bytes(text: &str) -> usize {
     let is_value =
         |text: &str| text == "N/A" || (!text.starts_with(['i', 'n', 'I', 'N']) && text.parse::<f64>().is_ok());

@@ -27,7 +27,7 @@ use std::io::Write;
 use std::path::Path;
 
 /// Runs the plan. Returns false if data was wrong. `own` is this program's file. Fails when the
-/// first network cannot be measured, or NCCL chose other channels than on a Spark.
+/// first network cannot be measured, or the results cannot be written.
 pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<bool> {
     let sink = plan.json.as_ref().map(Sink::open).transpose()?;
     if let Some(folder) = &plan.plot {
@@ -68,7 +68,7 @@ fn measure(
     let mut outcomes = outcomes(&plan.networks);
     let watch = Watch::start("runs", || u64::from(plan.rounds) * outcomes.len() as u64);
     let out = &mut watch.over(out);
-    // Sizes of the first table: all runs measure the same sizes.
+    // The sizes of the first table. Every later table must have the same sizes.
     let mut sizes = None;
     for round in 0..plan.rounds as usize {
         for number in turns(round, outcomes.len()) {
@@ -104,8 +104,8 @@ fn outcomes(networks: &[Network]) -> Vec<Outcome> {
     outcomes
 }
 
-/// Returns the order of the `count` runs in a round. Each round starts with another run, so that
-/// none always has the best or the worst place.
+/// Returns the order of the `count` runs in a round. Each round starts with another run, so that no
+/// run always has the best or the worst place.
 fn turns(round: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |step| (round + step) % count)
 }
@@ -156,7 +156,7 @@ fn once(
 }
 
 /// Adds a table to the outcome of its network. Fails if the table has other sizes than the first
-/// one, because it was then read incompletely.
+/// table: all runs measure the same sizes, so one of the two tables was read incompletely.
 fn keep(rows: Vec<Row>, outcome: &mut Outcome, sizes: &mut Option<Vec<u64>>) -> Result<()> {
     let found: Vec<u64> = rows.iter().map(|row| row.bytes).collect();
     let expected = sizes.get_or_insert_with(|| found.clone());

@@ -88,7 +88,8 @@ pub fn run(
     Ok(ends.map(|ends| ends[0]))
 }
 
-/// Makes a pipe for each local rank except rank 0, and a folder for the pipes.
+/// If mpirun starts several ranks on this machine, makes a pipe for each except rank 0, and a
+/// folder for the pipes. Otherwise makes nothing.
 fn pipes(place: &Place) -> Result<(Vec<NamedPipe>, Option<TempDir>)> {
     let Place::Here(ranks @ 2..) = *place else { return Ok((Vec::new(), None)) };
     let folder = tempfile::tempdir().context("make a folder for the ranks' pipes")?;
@@ -149,7 +150,8 @@ fn is_built_with_mpi(program: &Path) -> Result<bool> {
     Ok(bytes.windows(6).any(|word| word == b"libmpi"))
 }
 
-/// Checks that a run succeeded. The error has NCCL's complaints, the missing GPU, or the last line.
+/// Checks that a run succeeded. The error has NCCL's complaints. If there are none, it says that a
+/// GPU is missing, or else has the last line.
 pub fn check(end: Option<ExitStatus>, call: &Call<'_>, complaints: Option<String>, last: &str) -> Result<()> {
     if end.is_some_and(|end| end.success()) {
         return Ok(());

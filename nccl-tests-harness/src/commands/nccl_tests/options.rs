@@ -68,7 +68,8 @@ pub struct Plan {
     pub arguments: Vec<Vec<String>>,
     /// Networks to measure in turns: one or more, none twice.
     pub networks: Vec<Network>,
-    /// Each round measures every network once.
+    /// Number of rounds. A round measures each network once, and `spark-untuned` a second time if
+    /// `spark` is measured too.
     pub rounds: u32,
     pub conditions: Conditions,
     pub json: Option<Target>,

@@ -18,9 +18,9 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Row {
     pub bytes: u64,
-    /// With separate buffers for input and output.
+    /// Measured with separate buffers for input and output.
     pub out_of_place: Half,
-    /// With one buffer for input and output.
+    /// Measured with one buffer for input and output.
     pub in_place: Half,
 }
 
@@ -32,7 +32,7 @@ pub struct Half {
     pub algbw_gb_s: f64,
     /// Bandwidth on each rank's wire, as nccl-tests computes it.
     pub busbw_gb_s: f64,
-    /// Wrong elements; `None` if the program did not check (`N/A`).
+    /// Number of wrong elements; `None` if the program did not check (`N/A`).
     pub wrong: Option<f64>,
 }
 
@@ -40,6 +40,7 @@ pub struct Half {
 pub enum Read {
     /// The line completed a row. This is the row's whole text, without log lines.
     Row(String),
+    /// The line began or continued a row.
     Part,
     Other,
 }
@@ -48,7 +49,7 @@ pub enum Read {
 pub struct PrintedTable {
     heading: Option<Heading>,
     log: LogText,
-    /// Pieces of the incomplete row.
+    /// The text of the incomplete row so far, without log lines.
     begun: Option<String>,
     pub rows: Vec<Row>,
 }
@@ -66,9 +67,10 @@ enum Fit<'a> {
     No,
     /// Begins as a row, but continues differently.
     Wrong,
-    /// Beginning of a row. `has_parameters` is true if it has all columns before the time.
+    /// Beginning of a row. `has_parameters` is true if the beginning has all columns before the
+    /// time.
     Begun { has_parameters: bool },
-    /// Has as many columns as the heading, with these values.
+    /// A row with as many columns as the heading. These are its words from the first `time` on.
     Whole(Vec<&'a str>),
 }
 
@@ -86,7 +88,7 @@ impl PrintedTable {
         }
         let begun = self.begun.as_deref();
         let read = heading.extend(begun, own, false)?;
-        // A row may also continue after half a log line.
+        // A row may also begin or continue after half a log line.
         let behind_log = |text| heading.extend(begun, text, true).ok().flatten();
         let read = read.or_else(|| gaps(log?).find_map(behind_log));
         match read {
@@ -103,7 +105,7 @@ impl PrintedTable {
         }
     }
 
-    /// Checks at the end of the output that no row is incomplete.
+    /// Checks that no row is incomplete: at the end of the output, or before another row begins.
     pub fn finish(&self) -> Result<()> {
         let Some(begun) = &self.begun else { return Ok(()) };
         let size = begun.split_whitespace().next().unwrap_or_default();
@@ -119,7 +121,7 @@ impl Heading {
             return None;
         }
         let mut values = names[first..].to_vec();
-        // This column (-S 1) has two words: a date and a time of day.
+        // The column `timestamp` (option -S 1) has two words: a date and a time of day.
         if values.last().is_some_and(|name| name == "timestamp") {
             values.push("clock".to_owned());
         }
@@ -193,7 +195,7 @@ impl Heading {
     }
 }
 
-/// Returns true if a line begins with a size, a count and a type.
+/// Returns true if a line is indented and begins with a size, a count and a type.
 fn starts_row(line: &str) -> bool {
     let mut words = line.split_whitespace().map(|word| word.parse::<u64>().is_ok());
     line.starts_with(' ') && [words.next(), words.next(), words.next()] == [Some(true), Some(true), Some(false)]

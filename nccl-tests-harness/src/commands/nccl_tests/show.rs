@@ -21,11 +21,11 @@ pub struct Outcome {
     pub used: Option<String>,
     pub channels: Option<BTreeMap<String, u32>>,
     pub version: Option<String>,
-    /// Error that ended the rounds.
+    /// Error that ended this network's rounds.
     pub failure: Option<String>,
 }
 
-/// Least number of rounds for which ranges are compared.
+/// Minimum number of rounds of each network for comparing the ranges of two networks.
 const COMPARABLE_ROUNDS: usize = 3;
 
 impl Outcome {
@@ -80,7 +80,8 @@ impl Ratio<'_> {
         format!("{}/{}", self.first.name(), self.second.name())
     }
 
-    /// Formats the ratio. `~` marks no difference: the ranges of the two networks' rounds overlap.
+    /// Formats the ratio. A `~` before it means no difference: the ranges of the two networks'
+    /// times overlap.
     fn words(&self, bytes: u64) -> String {
         let ratio = self.at(bytes);
         let (first, second) = (self.first.time(bytes), self.second.time(bytes));
@@ -93,14 +94,15 @@ impl Ratio<'_> {
         }
     }
 
-    /// Returns the second network's median time divided by the first's. It does not use busbw,
-    /// because nccl-tests prints a small busbw as 0.00.
+    /// Returns the second network's median time divided by the first network's. The ratio does not
+    /// use busbw, because nccl-tests prints a small busbw as 0.00.
     fn at(&self, bytes: u64) -> f64 {
         median(&self.second.time(bytes)) / median(&self.first.time(bytes))
     }
 }
 
-/// Pairs the first network with each other one, and the control with the network that it repeats.
+/// Pairs the first network with each other network, and the control with the network that it
+/// repeats.
 fn ratios<'a>(outcomes: &'a [Outcome]) -> Vec<Ratio<'a>> {
     let [first, others @ ..] = outcomes else { return Vec::new() };
     let repeated = |control: &Outcome| {
@@ -114,7 +116,8 @@ fn ratios<'a>(outcomes: &'a [Outcome]) -> Vec<Ratio<'a>> {
 }
 
 /// Prints a line for each size and network, within 80 columns: the out-of-place medians, and the
-/// time as a multiple of the first network's.
+/// time as a multiple of the first network's time. The control's time is a multiple of the time of
+/// the network that it repeats.
 pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     let ratios = ratios(outcomes);
     let mut table = Table::new(out, "  ", [right(12), left(13), right(8), right(7), right(16), right(10)]);
@@ -135,8 +138,8 @@ pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     Ok(())
 }
 
-/// Compares the first network with each other one. Prints the size at which the first is slowest in
-/// comparison and, if there are several programs, the program.
+/// Compares the first network with each other network. Prints the size at which the first network
+/// is slowest in comparison and, if there are several programs, the program.
 pub fn slowest(out: &mut impl Write, all: &[(&Path, &[Outcome])]) -> Result<()> {
     let mut worst = BTreeMap::new();
     for (program, outcomes) in all {
@@ -154,7 +157,8 @@ pub fn slowest(out: &mut impl Write, all: &[(&Path, &[Outcome])]) -> Result<()> 
     Ok(())
 }
 
-/// Returns, for each network that the first is compared with, the least time ratio and its size.
+/// For each network that the first network is compared with, returns its name, the least time
+/// ratio, and the size in bytes that has this ratio.
 fn least_ratios(outcomes: &[Outcome]) -> Vec<(&'static str, f64, u64)> {
     let sizes = sizes(outcomes);
     let least = |ratio: &Ratio<'_>| {
@@ -169,7 +173,7 @@ fn name_of(program: &Path) -> String {
     program.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Returns all results as JSON. The name of every number has its unit.
+/// Returns all results as JSON. If a number has a unit, the field's name has it too.
 pub fn json(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) -> Value {
     let network = |outcome: &Outcome| {
         let points = sizes(std::slice::from_ref(outcome)).into_iter().map(|bytes| {

@@ -127,7 +127,8 @@ fn pcie(pci: &PciFunction) -> Json {
     })
 }
 
-/// Returns this process's settings, or none if one is refused (which the doctor reports).
+/// Returns this process's settings. If a value is refused, returns no setting at all: the doctor
+/// reports the refused value.
 fn settings() -> Vec<Json> {
     let settings = Settings::of_this_process();
     let held = settings.iter().flat_map(Settings::in_effect).map(|held| {

@@ -4,9 +4,10 @@
 //! this machine. `parts` has the commands that measure, `run` starts them, `options` is the command
 //! line.
 //!
-//! The file has text only of the forms in [`names::Name`]. If a part fails, hangs or cannot run,
-//! the file says so, and the report continues. A part's processes end with the part, except those
-//! that have left its process group. No file is overwritten.
+//! Text that comes from the machine is in the file only if it has one of the forms of
+//! [`names::Name`] or [`names::Digest`]. If a part fails, hangs or cannot run, the file says so,
+//! and the report continues. A part's processes end with the part, except processes that have left
+//! its process group. No file is overwritten.
 
 mod facts;
 mod machine;
@@ -33,7 +34,7 @@ use std::path::Path;
 use std::time::Duration;
 use tempfile::NamedTempFile;
 
-/// Time to write the file after an interrupt.
+/// Time that the main thread has to write the file after an interrupt.
 const WRITE: Duration = Duration::from_secs(60);
 
 /// Content of the file. `schema` increases when a field is removed or changes its meaning.

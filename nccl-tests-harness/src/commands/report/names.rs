@@ -16,7 +16,8 @@ const DEVICES: &str = "rocep#s# rocep#s#f# rocep#s#f#v# roceP#p#s# roceP#p#s#f# 
 const MACHINES: &str = "ubuntu debian docker podman kubernetes nvidia_peermem mlx5_ib mlx5_core rdma_rxe ib_uverbs DMA \
     DMA-FQ identity hpcx no_link excluded unusable default file environment auto on off AF_INET AF_INET6 VERSION WARN \
     INFO TRACE Spark IB Socket none libibverbs.so.1 /sys LL LL128 Simple ^LL128 Ring Tree";
-/// Verdicts, severities, grades, limits, effects, fabrics, networks, collectives, tuner choices.
+/// Verdicts, severities, grades, limits of rates, effects of variables, fabrics, networks,
+/// collectives, and choices of the tuner.
 const RESULTS: &str = "good impaired broken slow fragile note fair bad nothing cables pcie honoured ignored unset blocks \
     misleads harms refused nccl soft verbs spark spark-untuned ib socket control broadcast reduce all_gather \
     reduce_scatter all_reduce ring/ll/# ring/ll128/# ring/simple/# tree/ll/# tree/ll128/# tree/simple/#";
@@ -42,7 +43,7 @@ const NUMBERS: &str = "NCCL_IB_GID_INDEX NCCL_IB_TC NCCL_IB_SL NCCL_IB_TIMEOUT N
     NCCL_BUFFSIZE NCCL_NTHREADS NCCL_MIN_NCHANNELS NCCL_MAX_NCHANNELS NCCL_MIN_CTAS NCCL_MAX_CTAS NCCL_CROSS_NIC \
     NCCL_NVLS_ENABLE NCCL_CUMEM_ENABLE NCCL_CUMEM_HOST_ENABLE NCCL_IGNORE_CPU_AFFINITY NCCL_P2P_DISABLE \
     NCCL_SHM_DISABLE NCCL_NCHANNELS_PER_NET_PEER NCCL_NET_OPTIONAL_RECV_COMPLETION";
-/// Other variables. The plugin reads none of them.
+/// Variables whose values are not numbers. The plugin reads none of them.
 const VARIABLES: &str = "NCCL_NET_PLUGIN NCCL_ALGO NCCL_PROTO NCCL_TOPO_FILE NCCL_GRAPH_FILE NCCL_CONF_FILE NCCL_COMM_ID \
     NCCL_PROXY_CPUSET NCCL_DEBUG_SUBSYS NCCL_DEBUG_FILE NCCL_HOSTID NCCL_PROFILER_PLUGIN";
 

@@ -28,7 +28,7 @@ pub(super) enum Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
-    /// The part was not stopped from outside. Its exit status may be any.
+    /// The part ended by itself, with any exit status.
     Ended,
     OutOfTime,
     Interrupted,
@@ -42,7 +42,7 @@ pub(super) enum State {
 #[derive(Serialize)]
 pub(super) struct Step {
     pub(super) part: Part,
-    /// Index of the other host in `--hosts`.
+    /// For `Part::Peer`, the index of the other host in `--hosts`.
     pub(super) peer: Option<usize>,
     pub(super) test: Option<&'static str>,
     #[serde(skip)]

@@ -23,7 +23,8 @@ pub(super) struct Ended {
     pub(super) seconds: f64,
 }
 
-/// Time for a program to end after Ctrl-C. It is longer than the time that `interrupt` gives it.
+/// Time for a program to end after Ctrl-C. It is longer than the time that `interrupt` gives the
+/// program.
 const GRACE: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -33,7 +34,7 @@ impl Ended {
     }
 }
 
-/// Runs `work` on a thread, and abandons the thread at the limit.
+/// Runs `work` on a thread, and abandons the thread at the time limit or at an interrupt.
 pub(super) fn read(work: impl FnOnce() -> Result<Json> + Send + 'static, limit: Duration) -> (Ended, Result<Json>) {
     let start = Instant::now();
     let (sender, receiver) = mpsc::channel();
@@ -91,8 +92,8 @@ pub(super) fn run(program: &Path, arguments: &[String], json: &Path, limit: Dura
     (ended, text.and_then(|text| serde_json::from_slice(&text).context("invalid JSON")))
 }
 
-/// Ends the process group after Ctrl-C. `interrupt` ends only the program, and its child processes
-/// may keep the output open.
+/// Ends the process group after Ctrl-C. `interrupt` ends only the program. Its child processes may
+/// keep the output open, and [`run`] waits until the output is closed.
 fn end_group_when_interrupted(group: u32, is_done: &AtomicBool) {
     let mut ends_at = None;
     while !is_done.load(Ordering::Acquire) {

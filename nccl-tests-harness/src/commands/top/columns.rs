@@ -1,4 +1,4 @@
-//! The figures of a row as text, for the terminal and for plain lines. Has no I/O.
+//! The figures of a row as text, for the terminal and for plain lines. This module does no I/O.
 
 use super::rows::{Condition, Row};
 use crate::output::numbers::significant;

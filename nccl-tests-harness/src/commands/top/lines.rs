@@ -55,7 +55,8 @@ fn cells(job: &Job, row: &Row) -> Vec<String> {
     cells
 }
 
-/// Returns a remark on each port that counts errors, and on each process or lane that is not shown.
+/// Returns remarks on ports that have counted errors since the previous reading, and on processes
+/// and lanes that are not shown.
 pub fn remarks(snapshot: &Snapshot) -> Vec<String> {
     let mut remarks: Vec<String> = snapshot.ports.iter().filter_map(errors).collect();
     remarks.extend(hidden(snapshot.hidden, nix::unistd::geteuid().is_root()));

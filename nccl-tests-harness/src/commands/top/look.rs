@@ -1,7 +1,8 @@
-//! Finds processes with counters files by the links in `/proc/PID/fd`, and reads the files. The
-//! data of the processes is not trusted.
+//! Finds processes with counters files by the links in `/proc/PID/fd`, and reads the files. In its
+//! counters file (a memory file), the plugin counts the work of each lane of a process. The data of
+//! the processes is not trusted.
 //!
-//! A file is opened only after it was found to be a regular file of the right size, because the
+//! Before a file is opened, it must be found to be a regular file of the right size, because the
 //! process may have replaced it since the link was read. The file is read, not mapped: if a process
 //! truncates it, a read gives fewer bytes, but a mapping would end this program with SIGBUS. A
 //! process can start or end between any two of these steps.
@@ -59,7 +60,8 @@ pub struct Reading {
     pub jobs: Vec<Job>,
     /// Number of processes whose open files this user may not see.
     pub hidden: usize,
-    /// Processes with files of another layout, and requested processes that cannot be shown.
+    /// Processes that cannot be shown, with the reasons: for example a counters file of another
+    /// layout, or a requested process that does not exist.
     pub passed_over: Vec<SkippedProcess>,
     /// Counters of ports, by rail name.
     pub ports: BTreeMap<String, PortCounters>,
@@ -88,7 +90,7 @@ struct Found {
 impl Reader {
     pub fn new(only: &[u32]) -> Self {
         let only: BTreeSet<u32> = only.iter().copied().collect();
-        // The plugin reports a wrong setting, so top ignores it.
+        // The plugin reports a wrong setting, so top ignores the error.
         let sysfs = Config::from_environment().map_or_else(|_| PathBuf::from("/sys"), |config| config.rails.sysfs);
         Self { start: Instant::now(), only: only.into_iter().collect(), sysfs, ranks: BTreeMap::new() }
     }

@@ -4,8 +4,8 @@
 //! `rates` computes the traffic between two readings (a snapshot), and `rows` sums it up by job,
 //! peer and rail. `screen` shows snapshots in the terminal, drawn by `view`. Without a terminal,
 //! `lines` or `json` prints them. `prometheus` writes them to a file. Only `look`, `session`,
-//! `screen` and the file of `prometheus` do I/O. Jobs are not affected: their counters are read,
-//! but not mapped or written.
+//! `screen` and the file of `prometheus` do I/O. Jobs are not affected: the files with their
+//! counters are read, but not mapped or written.
 
 mod columns;
 mod json;
@@ -61,7 +61,7 @@ impl Options {
     /// # Errors
     /// A process does not exist, /proc cannot be read, or the output cannot be written.
     pub fn run(self, has_colours: bool) -> Result<()> {
-        // A process that ends later only causes a remark.
+        // A process that ends after this check only causes a remark.
         if let Some(pid) = self.pid.iter().find(|pid| !look::is_there(**pid)) {
             return Err(wrong(format!("--pid {pid}: there is no such process")))?;
         }

@@ -14,7 +14,8 @@ use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 
-/// Name (without prefix, and without the `_total` of counters), type, help text, value in a row.
+/// Name (without prefix, and without the `_total` of counters), type, help text, and the function
+/// that takes the value from a row.
 type Metric = (&'static str, MetricType, &'static str, fn(&Row) -> Value);
 
 const OF_RAILS: [Metric; 13] = [
@@ -69,7 +70,8 @@ impl EncodeGaugeValue for Value {
 }
 
 impl Collector for Snapshot {
-    /// Writes every series once: the collector drops a file with duplicates. Omits empty families.
+    /// Writes every time series once, because node_exporter's collector drops a file with
+    /// duplicates. Omits families without series.
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let jobs = rows::of_snapshot(self, true);
         let mut gauge = |name, help, value: usize| {
@@ -131,8 +133,8 @@ pub fn parse_path(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// The file, replaced at each reading. It is removed when this program ends, because the collector
-/// would continue to serve its figures as current.
+/// The metrics file, replaced at each reading. It is removed when this program ends, because the
+/// collector would otherwise continue to serve the file's figures as current.
 #[derive(Debug)]
 pub struct Textfile {
     path: PathBuf,
@@ -152,7 +154,8 @@ impl Textfile {
         // The temporary file must not end in .prom, or the collector would read it.
         let written = replacement::beside(&self.path).and_then(|mut file| {
             replacement::fill(&mut file, text)?;
-            // The rest of the error owns the temporary file, and removes it when dropped here.
+            // The error also owns the temporary file, which is removed when that part of the error
+            // is dropped here.
             file.persist(&self.path).map_err(|error| error.error)
         });
         written.with_context(|| format!("--prometheus {}", self.path.display()))?;
@@ -160,7 +163,7 @@ impl Textfile {
         Ok(())
     }
 
-    /// Keeps the file, because after --count users want the last reading.
+    /// Keeps the file when this program ends, because after --count users want the last reading.
     pub fn keep(mut self) {
         self.is_there = false;
     }
@@ -238,7 +241,7 @@ mod tests {
         file.write("three\n").unwrap();
         file.keep();
         assert_eq!(names(), ["spark.prom"]);
-        // A folder has the file's name.
+        // A folder with the file's name is in the way.
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         let error = Textfile::new(path.clone()).write("four\n").unwrap_err();

@@ -1,4 +1,5 @@
-//! Computes the traffic between two readings of all counters. Uses no clock and no files.
+//! Computes the traffic between two readings of all counters. This module uses no clock and no
+//! files.
 //!
 //! A counters file has a record for each lane. A record with the same sequence as in the previous
 //! reading describes the same lane. A different sequence, or a counter that decreased, begins a new
@@ -32,17 +33,20 @@ pub struct Side {
     /// Unknown at the first reading.
     #[serde(skip)]
     pub since_last: Option<Counts>,
-    /// Highest payload rate of the rail in any record, or 0 if unknown.
+    /// Highest payload rate that any record states for the rail, or 0 if unknown.
     #[serde(skip)]
     pub bits_per_s: u64,
-    /// Bytes since the process started. `writes` counts from the same time.
+    /// Bytes in `total`.
     pub bytes: u64,
+    /// Writes in `total`.
     pub writes: u64,
     pub bytes_per_s: Option<f64>,
-    /// These bytes since the previous reading, in percent of the job's bytes in the same direction.
+    /// Bytes since the previous reading, in percent of the job's bytes in the same direction since
+    /// then.
     pub share_percent: Option<f64>,
+    /// Number of open lanes. For a single rail this is the number of open connections.
     pub connections: usize,
-    /// Number of open connections for which the rail carries data.
+    /// Number of open lanes that carry data.
     pub carrying: usize,
     /// The most important cause of the connections' current stalls.
     #[serde(skip)]
@@ -100,7 +104,7 @@ pub struct Rates {
 #[derive(Debug, Default)]
 struct PreviousReading {
     at_ns: u64,
-    /// True if all records were read. Then a record that appears in the next reading is new.
+    /// True if all records were read. Then a record that first appears in the next reading is new.
     is_whole: bool,
     lanes: HashMap<usize, Record>,
     totals: BTreeMap<Key, Counts>,
@@ -219,7 +223,8 @@ pub fn percent(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 * 100.0 / whole as f64)
 }
 
-/// Returns the mean time from post to confirmation in µs, or `None` if no write was timed.
+/// Returns the mean time from post to confirmation of the timed writes in µs, or `None` if no write
+/// was timed.
 pub fn mean_us(counts: &Counts) -> Option<f64> {
     (counts.timed_writes > 0).then(|| counts.timed_ns as f64 / counts.timed_writes as f64 / 1e3)
 }

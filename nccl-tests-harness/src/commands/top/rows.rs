@@ -1,6 +1,6 @@
 //! The rows of a snapshot (all jobs of one reading): one for each job, for each of its peers if
-//! requested, and for each rail. A row has the fields of the JSON (docs/guide/monitoring.md). Has
-//! no I/O.
+//! requested, and for each rail. A row has the fields of the JSON (docs/guide/monitoring.md). This
+//! module does no I/O.
 
 use super::rates::{self, Flow, Job, Side, Snapshot};
 use nccl_net_spark::counters::layout::Direction;
@@ -8,12 +8,12 @@ use nccl_net_spark::flow::stall::Cause;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A rail is slow if its load is less than this share of the busiest rail's load. A load is a
+/// A rail is slow if its load is less than this fraction of the busiest rail's load. A load is a
 /// rail's traffic divided by its payload rate.
 const SLOW: f64 = 0.5;
-/// Rails are compared if the busiest rail carries at least this share of its payload rate.
+/// Rails are compared if the busiest rail's load is at least this fraction.
 const BUSY: f64 = 0.1;
-/// Rails are also compared at lower rates if the busiest rail's writes have at least this mean
+/// Rails are also compared at lower loads if the busiest rail's writes have at least this mean
 /// size. Smaller messages may use one rail only.
 const SHARED_BYTES: u64 = 64 << 10;
 
@@ -23,7 +23,7 @@ pub enum Condition {
     /// Every rail of every connection carries data.
     #[default]
     Good,
-    /// The rail carries less than half of another rail's load.
+    /// The rail's load is less than half of the busiest rail's load.
     Slow,
     /// A rail of a connection is lost, or has not carried data yet.
     Lost,
@@ -39,16 +39,18 @@ pub struct Row {
     pub rail: Option<String>,
     pub sent: Side,
     pub received: Side,
-    /// Percentage of the job's bytes in both directions.
+    /// The row's bytes in both directions since the previous reading, in percent of the job's bytes
+    /// in both directions since then.
     pub share_percent: Option<f64>,
-    /// Mean time of a write since the previous reading.
+    /// Mean time from post to confirmation of the writes timed since the previous reading.
     pub mean_latency_us: Option<f64>,
     pub longest_latency_us: f64,
     pub losses: u64,
     pub recoveries: u64,
     pub lost_s: f64,
-    /// `None` for a rail, because a connection stalls as a whole.
+    /// Number of stalls. `None` for a rail, because a connection stalls as a whole.
     pub stalls: Option<u64>,
+    /// Duration of all stalls. `None` for a rail.
     pub stalled_s: Option<f64>,
     /// Cause of the connections' current stall, from the peers' answers.
     pub stall_cause: Option<&'static str>,
@@ -56,8 +58,8 @@ pub struct Row {
 }
 
 impl Row {
-    /// Returns the number of open connections, and the number of those for which the rail carries
-    /// data.
+    /// Returns the number of open lanes, and the number of these lanes that carry data. In a rail's
+    /// row the numbers count connections, because a connection has one lane on each rail.
     pub fn connections(&self) -> (usize, usize) {
         (self.sent.connections + self.received.connections, self.sent.carrying + self.received.carrying)
     }
@@ -135,7 +137,7 @@ pub fn of_job(job: &Job, by_peer: bool) -> Vec<Row> {
 }
 
 /// Marks slow rails. Rails of one job and peer should have equal loads. Only rails with connections
-/// in this direction are compared.
+/// in the direction that `side` selects are compared.
 fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
     let load = |row: &Row| match side(row) {
         Side { connections: 1.., bytes_per_s: Some(bytes_per_s), .. } if row.rail.is_some() => {

@@ -1,4 +1,6 @@
-//! Top in the terminal: draws, waits for keys, and restores the terminal whenever the program ends.
+//! `nccl-spark top` in the terminal: draws, waits for keys, and restores the terminal at the end,
+//! also after an error, a panic or a signal. Only a second signal leaves the terminal as it is,
+//! because it ends the program immediately.
 
 use super::session::{SLICE, Session, after};
 use super::view::View;
@@ -7,8 +9,8 @@ use anyhow::{Context, Result};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use std::time::Instant;
 
-/// Restores the terminal when dropped. On a panic, the hook of `ratatui::try_init` restores it
-/// before the message is printed.
+/// Restores the terminal when dropped. On a panic, the hook of `ratatui::try_init` restores the
+/// terminal before the panic's message is printed.
 struct Restore;
 
 impl Drop for Restore {
@@ -18,7 +20,7 @@ impl Drop for Restore {
     }
 }
 
-/// Shows readings until a key or a signal, or for --count readings.
+/// Shows readings until a key or a signal ends the program, or --count readings have been taken.
 ///
 /// # Errors
 /// The terminal cannot be used, or a reading fails.

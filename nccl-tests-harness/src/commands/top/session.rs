@@ -1,5 +1,5 @@
-//! One run of `nccl-spark top`: reads all counters in intervals, and prints the readings if there
-//! is no terminal.
+//! One run of `nccl-spark top`: reads all counters once per interval. With --json or without a
+//! terminal, prints the readings; otherwise `screen` shows them.
 
 use super::json::SnapshotJson;
 use super::lines::Lines;
@@ -32,13 +32,13 @@ impl Session {
         Ok(snapshot)
     }
 
-    /// Counts a reading that was shown. Returns false after the last one.
+    /// Counts a reading. Returns false if this was the last of --count readings.
     pub fn goes_on(&mut self) -> bool {
         self.readings_left = self.readings_left.map(|left| left.saturating_sub(1));
         self.readings_left != Some(0)
     }
 
-    /// Prints readings as lines or JSON until a signal, or for --count readings.
+    /// Prints readings as lines or JSON until a signal comes, or --count readings are printed.
     pub fn print(&mut self, is_json: bool, by_peer: bool) -> Result<()> {
         let (mut lines, mut out) = (Lines::default(), output::standard());
         // The first reading only starts the first interval.
@@ -61,7 +61,8 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps the file for Prometheus after --count readings, and removes it after a signal.
+    /// Ends the run. Keeps the file for Prometheus if --count readings were taken. Removes the file
+    /// if a signal or a key ended the run before.
     pub fn end(self) {
         if let Some(textfile) = self.textfile.filter(|_| self.readings_left == Some(0)) {
             textfile.keep();

@@ -1,4 +1,8 @@
-//! The screen of top and its keys. Pure: the cells depend only on the state and the size.
+//! The screen and the keys of `nccl-spark top`. Has no I/O: the drawn cells depend only on the
+//! [`View`] and on the size of the terminal.
+//!
+//! A line of the table has a name (of a job, peer or rail) and figures. Before the name is a mark:
+//! `!` for a lost rail, `~` for a slow one, else a space.
 
 use super::columns::{self, Column, mark};
 use super::lines;
@@ -11,9 +15,10 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use std::time::Duration;
 
-/// Minimum width of a name with its mark. A terminal of 20 columns has room for this width and the
-/// first figure.
+/// Minimum width of the name with its mark. A terminal that is 20 characters wide has room for this
+/// width and the first figure.
 const LEAST_NAME: usize = 11;
+/// Maximum width of the name with its mark.
 const MOST_NAME: usize = 44;
 /// Number of figures that are shown even if rails' names must be cut for them. Further figures are
 /// omitted instead.
@@ -40,7 +45,7 @@ const HELP: [&str; 15] = [
 enum Order {
     #[default]
     Pid,
-    /// Highest rate first, both directions together.
+    /// Highest rate first. The rates of both directions are added up.
     Rate,
     Rank,
 }
@@ -57,7 +62,8 @@ impl Order {
         ORDERS.iter().find(|(order, _)| *order == self).map_or("", |(_, name)| name)
     }
 
-    /// Sorts jobs that are already sorted by process number.
+    /// Sorts `jobs`. They must already be sorted by process number, because [`Order::Pid`] changes
+    /// nothing.
     fn sort(self, jobs: &mut [(&Job, Vec<Row>)]) {
         let rate = |rows: &[Row]| rows.first().map_or(0.0, Row::bytes_per_s);
         match self {
@@ -91,8 +97,8 @@ impl Line {
         if self.row.rail.is_some() { 1 + self.name.chars().count() } else { 0 }
     }
 
-    /// Fits mark and name into `width` characters. Cuts the start of a rail's name: the ends
-    /// differ.
+    /// Fits mark and name into `width` characters. Cuts a rail's name at the start, because rails'
+    /// names differ at the end. Cuts other names at the end.
     fn name_in(&self, width: usize) -> String {
         let mark = mark(self.row.condition).0;
         let cut = if self.row.rail.is_some() { self.room().saturating_sub(width) } else { 0 };
@@ -113,7 +119,7 @@ impl View {
         }
     }
 
-    /// Handles a key in a terminal of this height. Returns true if the key ends the program.
+    /// Handles a key in a terminal of `height` lines. Returns true if the key ends the program.
     pub fn press(&mut self, key: KeyEvent, height: u16) -> bool {
         let [.., body, _] = layout(Rect { height, ..Rect::default() });
         let page = usize::from(body.height).max(1);
@@ -194,7 +200,8 @@ impl View {
         )
     }
 
-    /// Returns remarks on processes that are not shown, or else the keys.
+    /// Returns the first of the remarks ([`lines::remarks`]: ports with errors, processes that are
+    /// not shown) and the number of the others. Without a remark, returns the list of keys.
     fn footer(&self) -> String {
         let remarks = self.snapshot.as_ref().map(lines::remarks).unwrap_or_default();
         match remarks.as_slice() {
@@ -225,7 +232,8 @@ fn name(job: &Job, row: &Row) -> String {
     }
 }
 
-/// Returns the width of names, and the figures that fit. The longest rail name needs `room`.
+/// Returns the width of the name, and the figures that fit into a terminal of `width` characters.
+/// The longest name of a rail, with its mark, needs `room` characters.
 fn columns_for(width: usize, room: usize) -> (usize, Vec<Column>) {
     let mut by_place: Vec<Column> = columns::ALL.to_vec();
     by_place.sort_by_key(|column| column.place);
@@ -243,7 +251,8 @@ fn columns_for(width: usize, room: usize) -> (usize, Vec<Column>) {
     (width.saturating_sub(taken).min(MOST_NAME), figures)
 }
 
-/// Splits the screen into title, heading, table and footer. A low terminal shows only the table.
+/// Splits the screen into title, heading, table and footer. A terminal of fewer than 5 lines has no
+/// footer, of fewer than 4 also no title, and of fewer than 2 also no heading.
 fn layout(area: Rect) -> [Rect; 4] {
     let from = |height| Constraint::Length(u16::from(area.height >= height));
     Layout::vertical([from(4), from(2), Constraint::Fill(1), from(5)]).areas(area)

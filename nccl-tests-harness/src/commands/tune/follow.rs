@@ -1,6 +1,6 @@
 //! Followers: the processes above rank 0 that a launcher started. A follower starts a rank for each
-//! run, and finally writes the settings on its machine. Rank 0 sends its orders over a TCP
-//! connection.
+//! run. At the end, one follower on each machine except rank 0's writes the settings there. Rank 0
+//! sends orders to each follower over a TCP connection.
 
 use super::judge::Candidate;
 use super::options::Tune;
@@ -26,7 +26,8 @@ pub struct Followers(Vec<Follower>);
 
 struct Follower {
     line: Sender,
-    /// True for one follower on each other machine, which writes the settings.
+    /// True if this follower writes the settings on its machine. This is so for one follower on
+    /// each machine except rank 0's.
     writes: bool,
 }
 
@@ -50,7 +51,8 @@ impl Followers {
         self.0.iter().try_for_each(|follower| follower.line.send(&Order::Run { number, candidate }))
     }
 
-    /// Makes one follower on each other machine write the settings, and ends all followers.
+    /// Makes one follower on each machine except this one write the settings, and ends all
+    /// followers.
     pub fn keep(&self, chosen: Option<Candidate>, remark: &str) -> Result<()> {
         for follower in self.0.iter().filter(|follower| follower.writes) {
             follower.line.send(&Order::Keep { chosen, remark: remark.to_owned() })?;
@@ -63,7 +65,7 @@ impl Followers {
     }
 }
 
-/// Returns the job and the meeting of one run. Each run has its own job name.
+/// Returns `world` and `meeting` for one run, with the run's own job name.
 pub fn of_run(world: &World, meeting: &Meeting, number: u32) -> (World, Meeting) {
     let job = format!("{}, run {number}", world.job);
     (World { job: job.clone(), ..world.clone() }, Meeting { job, ..meeting.clone() })
@@ -72,7 +74,8 @@ pub fn of_run(world: &World, meeting: &Meeting, number: u32) -> (World, Meeting)
 /// Follows the orders of rank 0 until the end.
 ///
 /// # Errors
-/// Rank 0 closes the connection, or the settings cannot be written on this machine.
+/// Rank 0 closes the connection, a rank cannot be started, or the settings cannot be written on
+/// this machine.
 pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> Result<()> {
     let (line, _) =
         rendezvous::join(meeting, &placement::hello(world)?).with_context(|| format!("rank {}", world.rank))?;
@@ -87,7 +90,7 @@ pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> 
                 let rank =
                     placement::rank_command::<Collectives>(&world, &meeting, &tune.plan.plugin, &rank_env, program)?
                         .spawn();
-                // Rank 0 gets the exit reason from the rank itself.
+                // The exit status is ignored: rank 0 gets the reason from the rank itself.
                 rank.and_then(|mut rank| rank.wait()).context("start the rank")?;
             }
             Order::Keep { chosen, remark } => {
@@ -109,7 +112,7 @@ mod tests {
     use clap::Parser;
     use std::time::Duration;
 
-    /// Rank 0 makes the follower write, as if on another machine.
+    /// Rank 0 makes the follower write the settings, as if the follower ran on another machine.
     #[test]
     fn a_follower_writes_the_settings_that_rank_0_chose() {
         let folder = tempfile::tempdir().unwrap();

@@ -3,17 +3,17 @@
 //! A round's score is the geometric mean, over the sizes, of its bandwidth relative to the
 //! defaults' median. The best settings of the first measurement are only a proposal, because the
 //! best of many noisy figures looks better than it is. The proposed settings are measured again,
-//! alternately with the defaults. They are chosen if their lowest score is above the defaults'
-//! highest, and the gain is at least `MIN_GAIN`.
+//! alternately with the defaults. They win ([`Verdict::holds`]) if their lowest score is above the
+//! highest score of the defaults, and their gain is at least `MIN_GAIN`.
 
 use crate::output::numbers::{median, spread};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
-    /// `NCCL_IB_QPS_PER_CONNECTION`.
+    /// Queue pairs of a connection on each rail (`NCCL_IB_QPS_PER_CONNECTION`).
     pub qps: u8,
-    /// `NCCL_SPARK_MIN_SHARE_BYTES`.
+    /// Smallest part of a message that gets its own rail (`NCCL_SPARK_MIN_SHARE_BYTES`).
     pub min_share_bytes: u64,
 }
 
@@ -28,15 +28,20 @@ pub struct Record {
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
-    /// Median score minus 1: 0.1 means 10 % more bandwidth.
+    /// Median score of the proposed settings minus 1: 0.1 means 10 % more bandwidth.
     pub gain: f64,
+    /// Gain at each size: median bandwidth divided by the defaults' median bandwidth, minus 1.
     pub gains: Vec<f64>,
+    /// Lowest score of the proposed settings.
     pub lowest: f64,
+    /// Highest score of the defaults.
     pub highest_default: f64,
+    /// True if the proposed settings are clearly better than the defaults.
     pub holds: bool,
 }
 
-/// Settings within this share of the best are equally good, and the cheapest of them is proposed.
+/// Candidates whose score is at most this fraction below the best score count as equally good. The
+/// cheapest of them is proposed ([`propose`]).
 const EQUAL_WITHIN: f64 = 0.02;
 /// Settings with a smaller gain are not written to the settings file.
 const MIN_GAIN: f64 = 0.02;
@@ -57,9 +62,9 @@ impl Record {
     }
 }
 
-/// Returns the record to measure again, or `None` if all failed. Of the records within
+/// Returns the record of `tried` to measure again, or `None` if all failed. Of the records within
 /// `EQUAL_WITHIN` of the best, this is the one with the fewest queue pairs. Of several such
-/// records, it is the one whose minimum share is nearest to the default.
+/// records, it is the one whose minimum share is nearest to the default share, compared as a ratio.
 pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u64) -> Option<&'a Record> {
     let reference = default.medians();
     let scored = tried.iter().filter(|record| record.failed.is_none() && !record.rounds.is_empty());

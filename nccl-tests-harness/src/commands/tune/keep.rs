@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 /// Queue pairs of a connection on each rail.
 pub const QPS: &str = "NCCL_IB_QPS_PER_CONNECTION";
-/// Smallest part of a message that gets its own rail.
+/// Smallest part of a message that gets its own rail, in bytes.
 pub const MIN_SHARE: &str = "NCCL_SPARK_MIN_SHARE_BYTES";
 pub const TUNER_TABLE: &str = "NCCL_SPARK_TUNER_TABLE";
 pub const SETTINGS_FILE: &str = "NCCL_SPARK_SETTINGS_FILE";
@@ -36,8 +36,8 @@ impl Candidate {
     }
 }
 
-/// Returns the current settings. `named` is the file from NCCL_SPARK_SETTINGS_FILE. If it does not
-/// exist yet, returns the default settings.
+/// Returns the current settings. `named` is the file from NCCL_SPARK_SETTINGS_FILE. If this file
+/// does not exist yet, returns the default settings.
 ///
 /// # Errors
 /// A setting is not valid.
@@ -48,26 +48,28 @@ pub fn settings(named: Option<&str>) -> Result<Settings> {
     }
 }
 
-/// Returns the command line's file, else that of NCCL_SPARK_SETTINGS_FILE, else the default file.
+/// Returns the file that the command line gives, else the file of NCCL_SPARK_SETTINGS_FILE, else
+/// the default file.
 ///
 /// # Errors
-/// The user has no home directory.
+/// There is no default file. (This does not happen, because the machine's file always is one.)
 pub fn place(given: Option<PathBuf>, named: Option<String>) -> Result<PathBuf> {
     given.or(named.map(PathBuf::from)).map_or_else(|| standard_place(geteuid().is_root()), Ok)
 }
 
-/// Returns the machine's file for root, or else the user's own file.
+/// Returns the default file. For root, this is the machine's file. For other users, it is the file
+/// in the home directory, or the machine's file if HOME names no absolute path.
 fn standard_place(root: bool) -> Result<PathBuf> {
     let places = nccl_net_spark::config::standard_files();
     let place = if root { places.last() } else { places.first() };
     place.cloned().context("this user has no home directory for a settings file: name a file with --output")
 }
 
-/// Reads and checks the file. Called before the measurement, whose result will be added to the
-/// file.
+/// Reads and checks the settings file. Callers check before they measure, so that a file that
+/// cannot take the result is found early.
 ///
 /// # Errors
-/// The file does not exist or is not a settings file.
+/// The file does not exist or is not a valid settings file.
 pub fn check(path: &Path) -> Result<Config> {
     Ok(Config::from_variables(&[(SETTINGS_FILE.to_owned(), path.display().to_string())])?)
 }

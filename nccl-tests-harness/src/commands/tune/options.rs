@@ -83,13 +83,13 @@ pub struct Tune {
     /// A file in memory with this machine's settings that are not tuned. The ranks read it instead
     /// of the machine's settings files.
     pub others: File,
-    /// Default of the smallest part into which a message is split.
+    /// Default of the smallest part of a message that gets its own rail.
     pub default_share_bytes: u64,
 }
 
-/// Rounds in which the proposed settings and the defaults are measured again. With five rounds
-/// each, all rounds of the proposed settings are above all rounds of the defaults by chance once in
-/// 252 times.
+/// Number of rounds in which the proposed settings and the defaults are measured again. With five
+/// rounds each, all rounds of the proposed settings are above all rounds of the defaults by chance
+/// once in 252 times.
 pub const FINAL_ROUNDS: u32 = 5;
 
 impl Options {
@@ -142,7 +142,8 @@ impl Tune {
         (self.candidates.len() as u64 + 1) * u64::from(self.rounds) + 2 * u64::from(FINAL_ROUNDS)
     }
 
-    /// Writes the settings in this machine's file, or removes them. Returns lines for the user.
+    /// Writes the chosen settings into this machine's file. If `chosen` is `None`, removes both
+    /// settings from the file. Returns lines for the user.
     ///
     /// # Errors
     /// The file cannot be read or written.
@@ -152,7 +153,8 @@ impl Tune {
     }
 
     /// Returns the environment of all ranks: the candidate's settings (`None`: the defaults), and
-    /// the file with the other settings. An empty variable counts as unset.
+    /// the file with the other settings. For the defaults, both variables are empty, because the
+    /// plugin treats an empty variable as unset.
     pub fn rank_env(&self, candidate: Option<Candidate>) -> Vec<RankEnv> {
         let others = format!("/proc/{}/fd/{}", std::process::id(), self.others.as_raw_fd());
         let mut pairs = vec![(keep::SETTINGS_FILE, others)];
@@ -170,7 +172,7 @@ impl Tune {
 }
 
 fn parse_share(text: &str) -> Result<u64, String> {
-    // The range that the setting itself has.
+    // The setting itself has this range.
     let share = sizes::parse(text)? as u64;
     (128..=1 << 30).contains(&share).then_some(share).ok_or_else(|| "128 to 1G".to_owned())
 }

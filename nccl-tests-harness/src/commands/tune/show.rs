@@ -1,4 +1,4 @@
-//! The output during and after tuning.
+//! Prints what happens during tuning, and the results.
 
 use super::judge::{Candidate, Record, Verdict};
 use super::options::{FINAL_ROUNDS, Tune};
@@ -65,8 +65,8 @@ fn row(record: &Record, reference: &[f64], table: &mut Table<impl Write>) -> io:
     write_wrapped([qps, share, score, scores], &medians, |cells| table.row(cells))
 }
 
-/// Columns for queue pairs, minimum share, score and its range, then one for each message size, as
-/// many as fit a line of 80 characters.
+/// Columns for queue pairs, minimum share, score and range of the scores, then one column for each
+/// message size, as many as fit a line of 80 characters.
 const COLUMNS: [Column; 4 + SIZES] = {
     let mut columns = [right(9); 4 + SIZES];
     (columns[2], columns[3]) = (right(6), right(12));
@@ -74,8 +74,8 @@ const COLUMNS: [Column; 4 + SIZES] = {
 };
 const SIZES: usize = 4;
 
-/// Writes a line of `start` and the first `SIZES` cells. The other cells follow on lines with an
-/// empty start.
+/// Writes a line that has `start` and the first `SIZES` of `cells`. The other cells follow on lines
+/// with an empty start.
 fn write_wrapped(
     start: [String; 4],
     cells: &[String],

@@ -16,8 +16,8 @@ use std::rc::Rc;
 pub(super) type Address = u64;
 pub(super) type Object = *mut c_void;
 
-/// Declares the driver's functions that are used, with their types in cuda.h. `CUresult` and the
-/// attribute are C enumerations, so they are `c_int` here.
+/// Declares the driver's functions that are used, with their types in cuda.h. `CUresult` and
+/// `CUdevice_attribute` are C enumerations, so they are `c_int` here.
 macro_rules! functions {
     ($($field:ident $symbol:literal ($($argument:ty),*);)*) => {
         pub(super) struct Functions {
@@ -29,8 +29,8 @@ macro_rules! functions {
                 if !Driver::is_there() {
                     return Err("libcuda not found".to_owned());
                 }
-                // SAFETY: as in `is_there`. The library was just found, so this does not panic. It
-                // stays loaded.
+                // SAFETY: as in `is_there`. The library was just found, so `culib` does not panic.
+                // The library stays loaded.
                 let library = unsafe { sys::culib() };
                 let missing = |error| format!("libcuda: {error}");
                 // SAFETY: the types are those that cuda.h gives these symbols.
@@ -84,7 +84,7 @@ pub struct Driver {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuInfo {
-    /// Number in CUDA's order.
+    /// Number of the GPU in CUDA's order, from 0 on.
     pub number: u32,
     pub name: String,
     /// True if the GPU shares its memory with the CPU (`CU_DEVICE_ATTRIBUTE_INTEGRATED`).
@@ -99,7 +99,7 @@ pub struct GpuInfo {
     pub concurrent_managed_access: bool,
 }
 
-/// Makes a kernel's arguments: the addresses of the given variables.
+/// Makes the array of a kernel's arguments: the addresses of the given variables.
 macro_rules! arguments {
     ($($variable:ident),*) => { [$((&raw mut $variable).cast::<std::ffi::c_void>()),*] };
 }
@@ -196,7 +196,7 @@ impl Context {
         Ok(Rc::new(Self { driver: Rc::clone(driver), device, raw }))
     }
 
-    /// Returns the driver's functions, with this context current on this thread.
+    /// Makes this context current on this thread, and returns the driver's functions.
     pub(super) fn functions(&self) -> Result<&Functions> {
         // SAFETY: the context is retained until `self` is dropped.
         let code = unsafe { (self.driver.functions.context_set)(self.raw) };
@@ -208,12 +208,13 @@ impl Context {
         self.driver.check(call, code)
     }
 
-    /// Calls a function of the driver with this context current. `name` is for errors.
+    /// Makes this context current, and lets `work` call the driver's function `name`. The name is
+    /// only for errors.
     pub(super) fn call(&self, name: &str, work: impl FnOnce(&Functions) -> c_int) -> Result<()> {
         self.functions().and_then(|functions| self.check(name, work(functions)))
     }
 
-    /// Frees an object in `drop`, where an error can only be logged.
+    /// Calls a function that frees an object. For use in `drop`, where an error can only be logged.
     pub(super) fn give_back(&self, name: &str, work: impl FnOnce(&Functions) -> c_int) {
         if let Err(error) = self.call(name, work) {
             log::record(2, &format!("{error:#}"));

@@ -1,5 +1,5 @@
-//! The kernels of the litmus test. They run on their own stream while the CPU and the network use
-//! the same memory.
+//! The kernels of the litmus test (`crate::gpu::lines`). They run on their own stream while the CPU
+//! and the network use the same memory.
 
 use super::driver::{Address, Functions, Object, arguments};
 use super::memory::Allocation;
@@ -15,10 +15,12 @@ use std::time::Duration;
 
 /// Threads of a block: NCCL's maximum for LL128 (`NCCL_LL128_MAX_NTHREADS`), whole warps of 32.
 const THREADS: c_uint = 640;
-/// One block stores, like one channel of NCCL. More blocks load, to watch more lines at a time.
+/// Number of blocks of the kernel that stores lines: one, like a channel of NCCL.
 const STORE_BLOCKS: c_uint = 1;
+/// Number of blocks of the kernel that loads lines. Several blocks watch more lines at a time.
 const LOAD_BLOCKS: c_uint = 4;
-/// Maximum number of loads of a group of lines: a bound that needs no clock.
+/// Maximum number of times that a warp loads a group of four lines. Unlike the time limit, this
+/// bound needs no clock.
 const SPINS: u32 = 50_000_000;
 /// `CU_STREAM_NON_BLOCKING`: the stream does not wait for other streams.
 const NON_BLOCKING: c_uint = 1;
@@ -36,7 +38,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Lets `gpu` use `words`, which must be those of `block`.
+    /// Lets `gpu` use `words`. Fails if `words` are not those of `block`.
     pub fn new(gpu: &Rc<Gpu>, block: &Block, words: &Rc<Words>) -> Result<Self> {
         ensure!(words.are_of(block.buffer()), "the words are of another buffer");
         let tally = Allocation::new(&gpu.context, Kind::Device, size_of::<[u64; 6]>())?;
@@ -58,7 +60,8 @@ impl Lines {
         self.gpu.name()
     }
 
-    /// Starts to store the lines of a round. Fails for lines outside of the buffer.
+    /// Starts the kernel that stores the lines of a round. Fails for lines outside of the buffer,
+    /// and while a kernel runs.
     pub fn store(&self, round: &Round) -> Result<()> {
         let Round { mut first, mut lines, mut sequence, mut pause_ns, mut delay_ns } = *round;
         let mut memory = self.place(round)?;
@@ -66,7 +69,8 @@ impl Lines {
         self.launch(self.gpu.module.litmus_store, STORE_BLOCKS, &mut arguments)
     }
 
-    /// Starts the kernel that waits at most `wait` for each four lines of a round, and checks them.
+    /// Starts the kernel that waits for the lines of a round and checks them. A warp waits at most
+    /// `wait` for each group of four lines. Fails as [`Lines::store`] does.
     pub fn load(&self, round: &Round, wait: Duration) -> Result<()> {
         let Round { mut first, mut lines, mut sequence, .. } = *round;
         let mut memory = self.place(round)?;
@@ -85,7 +89,7 @@ impl Lines {
         self.gpu.context.check("cuStreamQuery, after a kernel,", code).map(|()| true)
     }
 
-    /// Returns the counts of the rounds so far. Fails while a kernel runs.
+    /// Returns the counts of all rounds that were loaded so far. Fails while a kernel runs.
     pub fn tally(&self) -> Result<Tally> {
         ensure!(self.is_idle()?, "{} is still loading", self.name());
         let mut found = [0_u64; 6];

@@ -8,18 +8,18 @@ use std::ffi::{c_uint, c_void};
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
-/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`: for all GPUs, and mapped into their
-/// address space. The numbers are the same for `cuMemHostRegister`.
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`: pinned for all GPUs, and mapped into
+/// their address spaces. `cuMemHostRegister` uses the same numbers for these flags.
 const PORTABLE_MAPPED: c_uint = 1 | 2;
-/// `CU_MEM_ATTACH_GLOBAL`: any GPU may use it.
+/// `CU_MEM_ATTACH_GLOBAL`: any GPU may use the memory.
 const ATTACH_GLOBAL: c_uint = 1;
 
 pub(super) struct Allocation {
     kind: Kind,
     start: NonNull<c_void>,
     bytes: usize,
-    /// Memory of the system's allocator, for the kinds that use it. It is freed after `drop` has
-    /// unregistered it.
+    /// Memory of the system's allocator, for the kinds `Malloc` and `HostRegister`. This memory is
+    /// freed after `drop` has unregistered it.
     heap: Option<Heap>,
     context: Rc<Context>,
 }

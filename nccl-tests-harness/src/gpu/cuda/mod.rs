@@ -1,8 +1,9 @@
 //! Safe owners of the objects of CUDA's driver. In `gpu`, only this folder contains `unsafe`.
 //!
 //! `driver` has the driver's functions and contexts, `memory` the allocations, `lines` the kernels
-//! of the litmus test. This file runs the kernels that fill and check. Everything lives on one
-//! thread (`Rc`), and each call makes its own context current, because two GPUs may be in use.
+//! of the litmus test. This file runs the kernels that fill memory with a pattern and check it.
+//! Everything lives on one thread (`Rc`), and each call makes its GPU's context current, because
+//! two GPUs may be in use.
 
 mod driver;
 pub mod lines;
@@ -27,7 +28,7 @@ const BLOCKS: c_uint = 128;
 const THREADS: c_uint = 256;
 
 pub(crate) struct Gpu {
-    // Fields in the order in which they are freed.
+    // The fields are freed in this order.
     tally: Allocation,
     module: Module,
     context: Rc<Context>,
@@ -80,8 +81,9 @@ impl Drop for Module {
         if self.raw.is_null() {
             return;
         }
-        // SAFETY: loaded by `load` and unloaded once. No kernel of it runs, because each call waits
-        // for its kernel.
+        // SAFETY: loaded by `load` and unloaded once. No kernel of the module runs: `Gpu::run`
+        // waits for its kernel, and `Lines` holds the GPU until its own drop has waited for the
+        // kernels.
         self.context.give_back("cuModuleUnload", |functions| unsafe { (functions.module_unload)(self.raw) });
     }
 }

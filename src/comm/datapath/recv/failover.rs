@@ -1,5 +1,6 @@
-//! Reaction of a receiver to lost and returning rails. It reports the receives that have arrived,
-//! and repeats the grants (CTS entries) that may be lost.
+//! Reaction of a receiver to lost and returning rails. The receiver reports the shares that have
+//! arrived, so that the sender resends only the others. It repeats the grants (the CTS entries of a
+//! receive) that may be lost.
 
 use super::{Found, RecvPath, Source, keys, source_of};
 use crate::comm::datapath::context::PathContext;
@@ -16,14 +17,18 @@ use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
 use std::time::{Duration, Instant};
 
-/// Time to wait for the completions of stopped queue pairs, which usually takes microseconds. Then
-/// the device is checked, because it may have been cut off or removed.
+/// Pause between two checks of the device while the completions of stopped queue pairs are awaited.
+/// The completions usually take microseconds. If they take longer, the device may have been cut off
+/// or removed.
 const FLUSH_LIMIT: Duration = Duration::from_millis(10);
-/// Time in which a device must return all completions of stopped queue pairs, if it answers.
+/// Time in which a device that answers must return all completions of stopped queue pairs.
+/// Otherwise the connection fails.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 impl RecvPath {
-    /// Processes everything that a lane has received, until its queue pairs are flushed.
+    /// Processes everything that a lane has received, until its queue pairs are flushed. Returns
+    /// [`Stopped::Flushing`] then, or if the connection has failed. Returns another value if the
+    /// device does not answer or was removed.
     fn drain(&mut self, context: &PathContext, lane: LaneId) -> Stopped {
         let begun = Instant::now();
         let mut asked = begun;
@@ -74,7 +79,7 @@ impl RecvPath {
         is_broken
     }
 
-    /// Repeats the grants that may be lost or have old keys, as far as the rails have room.
+    /// Repeats the grants that may be lost or have old keys, as far as the queue pairs have room.
     fn repeat_grants(&mut self, context: &PathContext) {
         if self.rails.status.has_failed() {
             return;
@@ -90,8 +95,8 @@ impl RecvPath {
         }
     }
 
-    /// Begins a new epoch (generation of keys) for a lane whose device has returned, and repeats
-    /// all grants with the current keys.
+    /// Begins a new epoch (generation of keys) for a lane whose device has returned. Repeats the
+    /// grants of all receives that wait for bytes, with the current keys.
     fn take_new_keys(&mut self, context: &PathContext, lane: LaneId) -> Result<()> {
         let Self { receives, shadow, key_sources, rails, lanes_are_rails, .. } = self;
         receives.take_new_keys(lane, shadow.words(), |grant, part| {
@@ -124,8 +129,8 @@ impl DataPath for RecvPath {
     }
 
     fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced {
-        // Process everything that has arrived on the lane, because the sender does not resend bytes
-        // whose acknowledgement it has seen.
+        // Process everything that has arrived on the lane. The sender does not resend bytes that
+        // this host's NIC has acknowledged to it.
         let stopped = match self.rails.lanes[lane.index()].stop() {
             Stopped::Flushing => self.drain(context, lane),
             stopped => stopped,

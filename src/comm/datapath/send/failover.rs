@@ -63,7 +63,8 @@ impl DataPath for SendPath {
             return Fenced::NotYet;
         }
         let mut is_read = false;
-        // Ignore errors, which the lost rail causes. The receiver reports the shares that it has.
+        // Ignore the errors, which the lost rail causes. The receiver's report shows which shares
+        // have arrived.
         loop {
             match self.take_in(lane, &mut is_read) {
                 Ok(false) => break,
@@ -111,13 +112,14 @@ impl DataPath for SendPath {
 
     fn learn_epoch(&mut self, lane: LaneId, epoch: Epoch) {
         if self.sends.learn_epoch(lane, epoch) {
-            // The peer's device has returned with new keys. The refused keys were its old ones.
+            // The peer's device has returned with new keys. The keys that it refused were old ones.
             self.rails.status.reset_key_losses();
         }
     }
 
     fn has_repeats(&mut self) -> bool {
-        // Writes that wait for room are posted when their request is tested.
+        // Writes that only wait for room do not count: they are posted when NCCL tests their
+        // request.
         self.sends.has_lost_shares() && self.rails.open_lanes() != 0
     }
 

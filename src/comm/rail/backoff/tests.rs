@@ -123,7 +123,7 @@ fn a_path_that_loses_large_packets_is_used_with_small_ones_until_its_port_comes_
     let Advice::LeaveOut(why) = ask(&stage, 2048) else { panic!("large packets are tried again") };
     assert_eq!(why, "packets above 1024 bytes are lost on this path");
     assert!(matches!(ask(&stage, 1024), Advice::Use));
-    // The limit does not expire.
+    // The largest path MTU does not expire.
     stage.pass(600_000);
     assert_eq!(stage.backoff.largest_mtu(PATH), Some(1024));
     assert_eq!(stage.backoff.largest_mtu(PathId { peer_gid: [9; 16], ..PATH }), None);

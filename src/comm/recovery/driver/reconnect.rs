@@ -1,8 +1,9 @@
 //! New queue pairs for a rail that returns.
 //!
-//! The connecting side creates queue pairs and sends a request. The accepting side creates its own,
-//! connects them to those in the request and answers. The connecting side then connects its queue
-//! pairs to those in the answer, and tests them.
+//! The connecting side creates queue pairs and describes them in a request (JOIN). The accepting
+//! side creates its own, connects them to the connecting side's, and describes them in its answer
+//! (JOINED). The connecting side then connects its queue pairs to the accepting side's, and tests
+//! them.
 //!
 //! Each step may block: a device's firmware may not answer, and the kernel may take a second to
 //! resolve an address. So a thread runs each step (a [`Job`]), and the driver takes the result
@@ -44,7 +45,7 @@ struct Job {
 
 impl Driver {
     /// Starts to create the connecting side's queue pairs. The error is the reason why the attempt
-    /// is postponed.
+    /// cannot start now.
     pub(super) fn open_qps(&mut self, lane: LaneId, now: Instant) -> std::result::Result<(), String> {
         self.rails[lane.index()].begins_attempt();
         // Checked before the queue pairs exist: back-off could later forbid to connect them.
@@ -55,8 +56,8 @@ impl Driver {
         self.start(lane, now, |job| Done::Opened(job.ask().map(Box::new)))
     }
 
-    /// Starts to create the accepting side's queue pairs, connected to the peer's. The error is the
-    /// reason why the attempt has failed.
+    /// Starts to create the accepting side's queue pairs and to connect them to the peer's queue
+    /// pairs. The error is the reason why the attempt has failed.
     pub(super) fn answer_qps(
         &mut self,
         lane: LaneId,
@@ -71,8 +72,8 @@ impl Driver {
         self.start(lane, now, move |job| job.answer(&theirs, &end, answers, now))
     }
 
-    /// Starts to connect the connecting side's queue pairs to the peer's. The error is the reason
-    /// why the attempt has failed.
+    /// Starts to connect the connecting side's queue pairs to the peer's queue pairs. The error is
+    /// the reason why the attempt has failed.
     pub(super) fn connect_qps(
         &mut self,
         lane: LaneId,
@@ -244,8 +245,9 @@ impl Driver {
         self.recovery.probed(lane, outcome, now_ns);
     }
 
-    /// Checks that one of the last two paths may be tested now, because the accepting side may
-    /// choose either address. The error is the reason why the newest path may not.
+    /// Checks that at least one of the last two paths may be tested now. One is enough, because the
+    /// accepting side may choose either. The check passes until two attempts have chosen a path.
+    /// The error is the reason why the newest path may not be tested.
     fn is_due(&self, lane: LaneId, now: Instant) -> Result<()> {
         let managed = &self.rails[lane.index()];
         let [Some(newest), Some(before)] = managed.last_paths else { return Ok(()) };
@@ -257,8 +259,8 @@ impl Driver {
 impl Job {
     fn ask(&self) -> Result<NewQueuePairs> {
         let (snapshot, mut advert) = self.snapshot()?;
-        // The accepting side will choose the address, so the path is not known yet. The limit goes
-        // into the advert, because the accepting side uses the smaller path MTU of the two ends.
+        // The accepting side will choose the address, so the path is not known yet. The MTU limit
+        // goes into the advert: the accepting side uses the smaller path MTU of the two ends.
         advert.mtu_bytes = self.largest_mtu.map_or(advert.mtu_bytes, |largest| largest.min(advert.mtu_bytes));
         Ok(NewQueuePairs { lane: self.open()?, snapshot, advert })
     }
@@ -340,7 +342,8 @@ impl Job {
     }
 }
 
-/// Returns the right to test a path on behalf of all connections, if the path was dead until now.
+/// Checks that back-off permits an attempt on a path. If the path was dead until now, returns the
+/// right to test the path on behalf of all connections.
 fn begin_trial(process: &Process, path: PathId, now: Instant) -> Result<Option<Trial>> {
     process.backoff.retry(path, SEARCH + process.config.recovery.probe_timeout, now)
 }

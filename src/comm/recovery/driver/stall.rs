@@ -47,7 +47,8 @@ impl Driver {
         self.stall.watch.answered(number, idle_ms, progress, at);
     }
 
-    /// Samples the data path; asks the peer if due. Returns `None` if the data path has panicked.
+    /// Samples the data path, and asks the peer for its progress if that is due. Returns `None` if
+    /// the data path has panicked.
     fn sample(&mut self, at: u64) -> Option<Progress> {
         self.stall.next_sample = at + SAMPLE;
         let progress = self.path.borrow()?.progress();

@@ -81,7 +81,8 @@ fn way_to(came: &[(u32, Option<Event>)], mut at: u32) -> Vec<Event> {
     events
 }
 
-/// Returns a state from which no state in `done` can be reached, if any. An edge is (to, from).
+/// Returns a state from which no state in `done` can be reached, if any. Each edge has the state
+/// that it leads to, then the state that it comes from.
 fn first_stuck(states: usize, done: &[u32], mut edges: Vec<(u32, u32)>) -> Option<u32> {
     edges.sort_unstable();
     let mut is_good = vec![false; states];

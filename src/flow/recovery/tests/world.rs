@@ -1,5 +1,5 @@
 //! The model that the search explores: two ends, their queue pairs, and the writes and frames in
-//! transit. Side 0 is the sender, which connects. Side 1 is the receiver.
+//! transit. Side 0 is the sender and the connecting side. Side 1 is the receiver.
 //!
 //! The queue pairs that one attempt connects on both sides have a common generation, from a counter
 //! of the world. A mishap is an event that [`Budget`] lets happen only a few times: a fault, an
@@ -20,7 +20,8 @@ const MESSAGES: usize = 2;
 /// Size of a message in bytes. A message that is cut sends one byte on each rail.
 const BYTES: u64 = RAILS as u64;
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
-/// Limit of frames in transit in one direction. Another frame replaces the last, as in a mailbox.
+/// Most frames in transit in one direction. One more frame replaces the newest of them, as in a
+/// mailbox.
 const FRAMES: usize = 2;
 /// Generation of new queue pairs that are not connected.
 const UNCONNECTED: u32 = u32::MAX;
@@ -49,7 +50,7 @@ pub struct Budget {
     pub hangs: u8,
     /// A limit of the connection passes although other events are possible.
     pub limits: u8,
-    /// A side closes the connection. The close of its peer that follows does not count.
+    /// A side closes the connection. The peer's close that follows needs no budget.
     pub closes: u8,
     /// A message is cut into a share for each rail.
     pub cuts: u8,
@@ -57,7 +58,7 @@ pub struct Budget {
 
 impl Budget {
     /// Takes an event off the budget, if it is a mishap. An event that follows from an earlier
-    /// mishap does not count.
+    /// mishap may happen even if its budget is used up.
     fn spend(&mut self, event: Event) {
         let left = match event {
             Event::Lose { .. } => &mut self.losses,
@@ -165,6 +166,8 @@ pub struct World<const N: usize> {
     /// Generation of new queue pairs that are not used yet. The sender's may be [`UNCONNECTED`].
     /// The receiver's are used after LIVE.
     new: [[Option<u32>; RAILS]; 2],
+    /// Number of the sender's requests for each rail. Each request has new queue pairs of the
+    /// sender.
     requests: [u32; RAILS],
     /// The sender's request (by its number in `requests`) that the receiver's new queue pairs are
     /// connected to. Test writes work only if this is the newest request, because another request
@@ -185,8 +188,8 @@ pub struct World<const N: usize> {
     tcp_carries: bool,
     /// By side: false once the side has detected that TCP is broken.
     tcp_is_open: [bool; 2],
-    /// True if the budget has lost frames. Then repeated frames also arrive over TCP, without a
-    /// rail, because TCP repeats lost packets.
+    /// True if the initial budget allows lost frames. Then repeated frames also arrive over TCP,
+    /// without a rail, because TCP repeats lost packets.
     is_lossy: bool,
     was_up: [bool; 2],
     /// True once a limit has passed. Both ends may give up after that.
@@ -216,7 +219,7 @@ impl<const N: usize> World<N> {
         };
         let ends = [end(Role::Sender), end(Role::Receiver)];
         let mut world = Self {
-            // Late enough for the rails to count as steady.
+            // Late enough for the rails, up since time 0, to count as steady.
             now: 2 * STEADY,
             budget,
             ends,

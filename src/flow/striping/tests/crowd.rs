@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 
 const MIN: u64 = 16 * 1024;
 
-/// State that the connections share, by rail. The fields are those of [`Crowd`].
+/// State of each rail that all connections share. Each field borrows the field of [`Crowd`] with
+/// the same name.
 struct CrowdState<'a> {
     waiting: &'a [u64],
     busy: &'a [u64],
@@ -45,13 +46,15 @@ struct Crowd {
     /// Rate of each rail, in bytes per microsecond.
     rates: Vec<f64>,
     queues: Vec<VecDeque<CrowdShare>>,
-    /// For each rail: bytes under way (`waiting`), bytes posted since the rail was last idle
-    /// (`busy`), average quality (`quality`).
+    /// Bytes under way on each rail.
     waiting: Vec<u64>,
+    /// Bytes posted on each rail since it was last idle.
     busy: Vec<u64>,
+    /// Average of the qualities that the connections have reported for each rail.
     quality: Vec<Cell<f64>>,
+    /// Bytes that each rail has carried so far.
     carried: Vec<u64>,
-    /// For each connection, its messages under way: number of the message, and number of its
+    /// For each connection, its messages under way. Each has its number, and its count of
     /// unfinished shares.
     unfinished: Vec<VecDeque<(u64, usize)>>,
     now_us: f64,
@@ -81,8 +84,8 @@ impl Crowd {
         }
     }
 
-    /// Sends `each` messages on each connection, with `window` under way. Returns the throughput in
-    /// bytes per microsecond.
+    /// Runs until the connections have sent `each` messages on average. Every connection always has
+    /// `window` messages under way. Returns the throughput in bytes per microsecond.
     fn run(&mut self, each: usize, window: usize, bytes: u64) -> f64 {
         let (begin, before) = (self.now_us, self.done_bytes);
         (self.messages, self.shares) = (0, 0);
@@ -97,7 +100,7 @@ impl Crowd {
         (self.done_bytes - before) as f64 / (self.now_us - begin)
     }
 
-    /// Sends `each` messages on each connection, with two under way. Returns the time until all
+    /// Sends `each` messages on each connection, at most two at a time. Returns the time until all
     /// rails are idle, in microseconds.
     fn burst(&mut self, each: usize, bytes: u64) -> f64 {
         let (begin, mut left) = (self.now_us, vec![each; self.stripings.len()]);
@@ -162,7 +165,7 @@ impl Crowd {
             self.stripings[connection].confirmed(lane, share, Some(Moment { now_ns, carried_bytes }));
             let messages = &mut self.unfinished[connection];
             messages.iter_mut().find(|(number, _)| *number == message).unwrap().1 -= 1;
-            // The caller tests messages in order, so a finished message waits for those before it.
+            // The caller tests messages in order, so a finished message waits for earlier messages.
             while messages.front().is_some_and(|(_, left)| *left == 0) {
                 messages.pop_front();
                 self.done_bytes += bytes;
@@ -239,8 +242,9 @@ fn a_rail_that_waits_for_others_does_not_prevent_splitting() {
     assert_eq!(striping.cut((1 << 17) + 128, 0, &shared(&crowded)).as_slice().len(), 4, "a large message is cut");
 }
 
-/// Returns the best possible time of a burst, in microseconds: pieces of at least [`MIN`] bytes go
-/// one by one to the rail that finishes them first.
+/// Returns the best possible time of a burst, in microseconds. Each message is cut into equal
+/// pieces of at least [`MIN`] bytes; a smaller message is one piece. Each piece in turn
+/// goes to the rail that finishes it first.
 fn best_us(connections: usize, each: usize, bytes: u64, rates: &[f64]) -> f64 {
     let pieces = (bytes / MIN).max(1);
     let piece = bytes as f64 / pieces as f64;
@@ -254,7 +258,8 @@ fn best_us(connections: usize, each: usize, bytes: u64, rates: &[f64]) -> f64 {
 }
 
 /// Covers the bursts that NCCL's channels, steps and sizes produce. Messages that are always sent
-/// unsplit stay on one rail for long ([`STAY_BYTES`]). So their rows are only printed.
+/// unsplit may stay on one rail while others are idle ([`STAY_BYTES`]). So the test prints the rows
+/// of these sizes, but does not check them.
 #[test]
 fn a_burst_of_messages_of_any_size_ends_on_all_rails_within_5_percent_of_the_best_time() {
     const FULL: f64 = 56_000.0;

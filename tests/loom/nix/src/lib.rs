@@ -11,7 +11,7 @@ pub mod poll {
         pub const POLLIN: Self = Self;
     }
 
-    /// Ignored.
+    /// A time limit. [`poll`] ignores it.
     pub struct PollTimeout;
 
     impl PollTimeout {

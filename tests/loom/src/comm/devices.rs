@@ -35,7 +35,7 @@ impl Devices {
     }
 }
 
-/// A device's protection domain, and its context.
+/// Stands for a device's protection domain, and also for the device's context. No model has one.
 pub struct Source;
 
 impl Source {
@@ -44,7 +44,7 @@ impl Source {
         self
     }
 
-    /// Returns none.
+    /// Returns no descriptor.
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

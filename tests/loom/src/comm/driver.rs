@@ -12,7 +12,7 @@ use std::time::Instant;
 pub struct DriverCalls {
     /// True once the driver was closed.
     pub closed: bool,
-    /// Number of runs because of a wake-up.
+    /// Number of times that the driver ran because of a wake-up.
     pub wakes_handled: u32,
     /// True once the service thread has reported a fault.
     pub failed: bool,
@@ -34,7 +34,7 @@ impl CallLog {
         self.more.notify_all();
     }
 
-    /// Waits until `enough` holds, and returns the calls so far.
+    /// Waits until `enough` returns true for the recorded calls, and returns these calls.
     pub fn wait_until(&self, enough: impl Fn(&DriverCalls) -> bool) -> DriverCalls {
         let mut calls = self.calls.lock().unwrap();
         while !enough(&calls) {
@@ -44,7 +44,7 @@ impl CallLog {
     }
 }
 
-/// A change of a port; no model has one.
+/// A change of a port. In the models no port changes.
 #[derive(Clone, Copy)]
 pub enum PortChange {
     /// The port came up.
@@ -55,7 +55,7 @@ pub enum PortChange {
     Removed,
 }
 
-/// A driver whose peer closes as soon as it does.
+/// A driver whose peer closes as soon as the driver closes.
 pub struct Driver {
     peer: Arc<Peer>,
     log: Arc<CallLog>,
@@ -107,7 +107,7 @@ impl Driver {
     /// Does nothing, because no completion queue fails.
     pub fn completions_lost(&mut self, _: usize, _: Instant) {}
 
-    /// Records a fault of the service thread, which no model has.
+    /// Records that the service thread reported a fault. No model may cause such a fault.
     pub fn give_up(&mut self, _: Error) {
         self.log.record(|calls| calls.failed = true);
     }

@@ -7,18 +7,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// The listener, for the code that sets connections up.
+/// The access to the listener that the code for connection set-up has.
 #[derive(Default)]
 pub struct RedialHandle {
     at: Option<Arc<AtomicBool>>,
     opened: Option<RedialListener>,
 }
 
-/// The listener, for the service thread. It is open until it is dropped.
+/// The listener itself, which the service thread owns. It is open until it is dropped.
 pub struct RedialListener(Arc<AtomicBool>);
 
 impl RedialHandle {
-    /// Opens the listener unless it is open.
+    /// Opens the listener unless it is open already. Returns a [`Redialling`] for this listener.
     pub fn prepare_redial(&mut self) -> Redialling {
         let is_open = self.at.get_or_insert_with(|| {
             let is_open = Arc::new(AtomicBool::new(true));

@@ -13,7 +13,7 @@ pub mod farewell {
     }
 
     impl StreamClose {
-        /// Ends after `rounds` rounds.
+        /// Creates streams that end after `rounds` rounds.
         pub fn new(rounds: usize, log: &Arc<CallLog>) -> Self {
             Self { rounds, log: Arc::clone(log) }
         }

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Source of a connection's next TCP connection.
+/// The source from which a plugin connection gets its next TCP connection.
 pub enum Redialling {
-    /// A listener, with a flag that is true while it is open.
+    /// A listener that the peer dials. The flag is true while the listener is open.
     Awaits(Arc<AtomicBool>),
-    /// No source.
+    /// There is no source, so a lost TCP connection is not replaced.
     Never,
 }
 
@@ -21,12 +21,12 @@ pub enum Redialling {
 pub struct Tcp(Redialling);
 
 impl Tcp {
-    /// Creates a connection over a channel that is ignored.
+    /// Creates a TCP connection. The channel is ignored.
     pub fn new(_: Channel, redialling: Redialling) -> Self {
         Self(redialling)
     }
 
-    /// Returns true, because it never fails.
+    /// Returns true, because the TCP connection never fails.
     pub fn is_open(&self) -> bool {
         true
     }
@@ -36,17 +36,17 @@ impl Tcp {
         matches!(self.0, Redialling::Awaits(_))
     }
 
-    /// Returns nothing to wait for.
+    /// Returns no file descriptors, because nothing arrives.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         std::iter::empty()
     }
 
-    /// Accepts a frame.
+    /// Accepts a frame, and discards it.
     pub fn send(&mut self, _: ControlFrame) -> bool {
         true
     }
 
-    /// Checks that the peer could dial now.
+    /// Checks that the listener is open, if there is one, so that the peer could dial now.
     pub fn poll(&mut self, _: &mut Driver, _: Instant) {
         if let Redialling::Awaits(is_open) = &self.0 {
             assert!(is_open.load(Ordering::Acquire), "the listener is closed while a connection needs it");

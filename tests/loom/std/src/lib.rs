@@ -15,9 +15,10 @@ pub mod sync {
         ///
         /// In a word's modification order, a swap comes directly after the value that it has read.
         /// So a later store by that value's writer comes after the swap. Loom 0.7 does not know
-        /// this (its issue 254): it may order a swap that has read `TAKEN` after the owner's store
-        /// of `USED`, and then the word stays taken. A store that is made by a swap has its place
-        /// in the modification order. Apart from that, it orders no more than a store does.
+        /// this (its issue 254). In the ownership word of a data path (`try_cell.rs`), it may order
+        /// a swap that has read `TAKEN` after the owner's store of `USED`, and then the word stays
+        /// taken. Loom gives a swap the right place in the modification order, so here the owner's
+        /// store is a swap, too. Apart from its place, this swap orders no more than a store does.
         #[derive(Debug)]
         pub struct AtomicU8(loom::sync::atomic::AtomicU8);
 

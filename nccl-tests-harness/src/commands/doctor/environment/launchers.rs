@@ -1,5 +1,6 @@
 //! Launchers that set NCCL's variables. Each is recognised by the variables that it sets. Each
-//! entry has the smallest change with which NCCL loads the plugin.
+//! entry has a cure: the smallest change with which NCCL loads the plugin or, for a leftover
+//! `/etc/nccl.conf`, the removal of this file.
 //!
 //! The variables come from the launchers' sources (spark-vllm-docker's launch-cluster.sh,
 //! run-cluster-node.sh and cluster_topology.py, sparkrun's orchestration/infiniband.py,
@@ -15,9 +16,10 @@ struct Launcher {
     /// value matters. The first launcher with all its marks set is chosen, so more specific
     /// launchers come first.
     marks: &'static str,
-    /// The reason why the plugin is not used, or empty.
+    /// The harm that these variables do, in most cases the reason why the plugin is not used. Empty
+    /// if they do none.
     trouble: &'static str,
-    /// The smallest change. `{plugin}` is replaced by the plugin's path.
+    /// The cure. `{plugin}` is replaced by the plugin's path.
     change: &'static str,
 }
 

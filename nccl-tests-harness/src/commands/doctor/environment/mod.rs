@@ -1,7 +1,7 @@
 //! Judges the effect of a job's variables on this plugin: of each variable alone (`variable`), and
-//! of some together. `launchers` recognises the launcher that set them. `source` reads the
-//! variables. Judging reads no file: the caller passes a function that checks whether a file
-//! exists.
+//! of some variables together. `launchers` recognises the launcher that set the variables. `source`
+//! reads the variables. Judging reads no file: the caller passes a function that checks whether a
+//! file exists.
 
 mod launchers;
 mod source;

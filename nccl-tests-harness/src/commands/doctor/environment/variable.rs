@@ -32,7 +32,7 @@ pub enum Effect {
     Blocks,
     /// The variable has another effect than its users expect.
     Misleads,
-    /// The plugin gets slower or more fragile.
+    /// The variable makes the plugin slower or more fragile.
     Harms,
     /// The plugin refuses the value and does not start.
     Refused,
@@ -92,7 +92,7 @@ pub(super) fn judge(variable: &Variable, plugin: &str, missing_reason: MissingRe
     Judged { name: name.to_owned(), value: value.to_owned(), source: variable.source.clone(), effect, text, finding }
 }
 
-/// Effect and its text; for a fault also the id and the cure of its finding.
+/// The effect, the effect in words, and for a fault the id and the cure of its finding.
 type Rule = (Effect, String, Option<(Id, String)>);
 
 fn harmless(effect: Effect, text: impl Into<String>) -> Rule {
@@ -114,7 +114,8 @@ fn network(value: &str) -> Rule {
     wrong(Blocks, Id::NetworkNotSpark, text, "export NCCL_NET=Spark")
 }
 
-/// Cure if the plugin's own path has no file either.
+/// Cure if a file that `NCCL_NET_PLUGIN` names is missing, and the path that the cure would name
+/// has no file either.
 const INSTALL: &str = "sudo apt install ./nccl-net-spark_*.deb    # and NCCL_NET_PLUGIN=spark";
 
 fn plugins(value: &str, plugin: &str, missing_reason: MissingReason<'_>) -> Rule {
@@ -187,8 +188,9 @@ fn particular(name: &str, value: &str) -> Option<Rule> {
     }
 }
 
-/// A Spark has up to four rails. With fewer channels than rails, a stream has no connection for
-/// each rail.
+/// A `NCCL_MAX_NCHANNELS` below this number gets a finding. A Spark has up to four rails, and each
+/// channel has its own connection to a peer. With fewer channels, there are fewer connections to a
+/// peer than rails.
 const FEW_CHANNELS: u32 = 4;
 
 fn general(name: &str) -> Rule {

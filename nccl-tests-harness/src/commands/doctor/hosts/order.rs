@@ -1,4 +1,5 @@
-//! The order of ranks in which each host has a cable to the next, and the last to the first. Pure.
+//! The order of ranks in which each host has a cable to the next, and the last to the first. Found
+//! without I/O.
 
 use crate::commands::doctor::rail::{PairedBy, RailSheet, pairs};
 use crate::commands::doctor::ssh::MOST_HOSTS;
@@ -9,10 +10,12 @@ pub struct PairCounts {
 }
 
 impl PairCounts {
-    /// Pairs the hosts' rails by their addresses. Routes do not count, because they need no cable.
+    /// Pairs the hosts' rails by their addresses. Routes do not count, because a route between two
+    /// hosts needs no cable between them.
     ///
-    /// Rails with only link-local addresses are paired by their names. Such pairs count only if
-    /// there are two hosts. Among three hosts, the rail may lead to either of the others.
+    /// Rails with only link-local addresses pair by cable ([`PairedBy::Cable`]). Such pairs count
+    /// only if there are two hosts. With more hosts, nothing shows to which of the others the
+    /// rail's cable leads.
     pub fn of(hosts: &[&[RailSheet]]) -> Self {
         let is_pair = hosts.len() == 2;
         let common = |one: &[RailSheet], other: &[RailSheet]| {

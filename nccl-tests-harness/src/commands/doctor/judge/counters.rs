@@ -1,4 +1,5 @@
-//! Findings about the ports' counters since boot. Errors are judged by their share of the packets.
+//! Findings about the ports' counters since boot. Errors are judged by their share of the packets,
+//! and lost links by their number.
 
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
@@ -7,8 +8,8 @@ use nccl_net_spark::counters::nic::TOLERATED_LOSS_ONE_IN;
 
 struct Group {
     id: Id,
-    /// Counters to add up, with the names of rdma-core and of the kernel's
-    /// drivers/infiniband/hw/mlx5/counters.c.
+    /// The counters to add up, separated by blanks. Their names are those of rdma-core and of the
+    /// kernel's drivers/infiniband/hw/mlx5/counters.c.
     names: &'static str,
     what: &'static str,
     cure: &'static str,
@@ -78,7 +79,7 @@ const ORDINARY_DOWNED: u64 = 10;
 fn finding(rail: &Function, group: &Group, count: u64, packets: u64) -> Finding {
     let counted = |name| rail.counters.get(name).filter(|value| **value > 0).map(|value| format!("{name} {value}"));
     let names: Vec<String> = group.names.split(' ').filter_map(counted).collect();
-    // Without a packet count the share is unknown.
+    // Without a packet count the share is unknown, and the finding is only a note.
     let is_much = packets > 0 && count.saturating_mul(TOLERATED_LOSS_ONE_IN) > packets;
     let (severity, of) = match is_much {
         true => (Severity::Fragile, format!("{packets} packets, more than one in {TOLERATED_LOSS_ONE_IN}")),

@@ -15,7 +15,8 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     absent(facts, found);
 }
 
-/// Payload and read request size of all Sparks that were examined: 16 machines of four makers.
+/// Maximum PCIe payload on every Spark that was examined (16 machines of four makers). The maximum
+/// read request has the same size on all of them.
 const USUAL_TRANSACTION_BYTES: u32 = 512;
 
 fn transactions(rails: &[&Function], found: &mut Vec<Finding>) {
@@ -79,8 +80,9 @@ fn counted(device: &str, aer: Option<PcieErrorCounts>, found: &mut Vec<Finding>)
     found.push(id.finding(text).cured_by(cure));
 }
 
-/// Finds rails without pause frames. Their NIC drops packets that its PCIe link does not take in
-/// time, and each loss costs a retransmission. PFC on RoCE's priority replaces pause frames.
+/// Finds rails that do not both obey and send pause frames. Without pause frames the receiving NIC,
+/// here or at the peer, drops packets that its PCIe link does not take in time. Each loss costs a
+/// retransmission. PFC on RoCE's priority replaces pause frames.
 fn pause(facts: &Facts, rails: &[&Function], found: &mut Vec<Finding>) {
     let has_pfc = |device: &str| {
         let qos = facts.qos.rails.iter().find(|qos| qos.device == device);

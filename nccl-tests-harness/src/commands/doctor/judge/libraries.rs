@@ -92,8 +92,9 @@ fn of_version(version: [u32; 3]) -> &'static str {
     }
 }
 
-/// Returns true if a library leaks proxy slots: an affected version, built for Arm by a GCC before
-/// 10. The sources of 2.29.3 have a fix, so its wheel, built by the same compilers, does not leak.
+/// Returns true if a library leaks proxy slots: an affected version, built for Arm by a GCC older
+/// than 10. The sources of 2.29.3 have a fix, so NVIDIA's wheel of 2.29.3 does not leak, although
+/// the same compilers built it.
 fn leaks(library: &Library, version: [u32; 3]) -> bool {
     let is_affected = ([2, 28, 9]..=[2, 29, 2]).contains(&version);
     is_affected && library.is_aarch64 && library.oldest_gcc().is_some_and(|major| major < 10)

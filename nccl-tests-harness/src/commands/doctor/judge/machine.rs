@@ -93,8 +93,9 @@ fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Findi
     }
 }
 
-/// Locked memory that NCCL needs: its buffers are a few hundred MiB, summed over all rails. With a
-/// lower limit, registering the buffers of even one connection fails.
+/// Locked memory that NCCL needs. Each rail registers NCCL's buffers, and all registrations
+/// together are a few hundred MiB. With a lower limit, registering the buffers of even one
+/// connection fails.
 const MIN_MEMLOCK_BYTES: u64 = 512 << 20;
 
 fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
@@ -114,8 +115,8 @@ fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
     found.push(Id::Memlock.finding(text).at(severity).cured_by(cure));
 }
 
-/// Finds kernels that report more free CMA memory than they have, such as 7.0.0-1019 and -1031.
-/// They refuse to pin memory.
+/// Finds kernels that report more free memory than total memory in their contiguous memory area
+/// (CMA), such as 7.0.0-1019 and -1031. Such kernels refuse to pin memory.
 fn contiguous_memory(machine: &Machine, found: &mut Vec<Finding>) {
     let Some((total, free)) = machine.cma_kib.filter(|(total, free)| free > total) else { return };
     let kernel = machine.kernel.as_deref().unwrap_or("unknown");
@@ -156,7 +157,8 @@ fn peermem(machine: &Machine, found: &mut Vec<Finding>) {
     }
 }
 
-/// Exit latency of a deep idle state: waking takes as long as a small all-reduce, or longer.
+/// An idle state with this exit latency or more gets a finding: waking then takes as long as a
+/// small all-reduce, or longer.
 const LONG_IDLE_US: u64 = 200;
 
 fn processors(cpus: &Cpus, job_facts: &JobFacts, found: &mut Vec<Finding>) {

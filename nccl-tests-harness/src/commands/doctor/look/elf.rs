@@ -24,7 +24,8 @@ pub struct Library {
     pub texts: BTreeSet<String>,
 }
 
-/// Prefixes of texts that identify libraries. A text ends before any unprintable byte.
+/// Prefixes of texts that identify libraries. A text ends before the first byte that is not
+/// printable ASCII.
 const MARKS: [&str; 4] = ["NCCL version ", "GNU C Library ", "spark-rails", "IBext"];
 
 /// Reads a library's headers and texts.

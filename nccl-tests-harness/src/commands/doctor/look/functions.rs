@@ -1,4 +1,5 @@
-//! The PCI functions with an RDMA device. For each: firmware, PCIe, counters, pause frames.
+//! The PCI functions that have an RDMA device, each with its firmware, PCIe facts, counters and
+//! pause frames.
 
 use super::pcie::{self, PcieErrorCounts};
 use crate::commands::doctor::finding::NotSeen;
@@ -22,7 +23,8 @@ pub struct Function {
     /// IOMMU mode: `DMA`, `DMA-FQ` or `identity`.
     pub iommu: Option<String>,
     pub mtu_bytes: Option<u32>,
-    /// `None` for a function that is not a rail: only a rail's netdev is asked.
+    /// `None` if ethtool gives no answer, and for a function that is no rail: ethtool is run only
+    /// for rails.
     pub pause: Option<Pause>,
     /// The port's counters in sysfs (`counters` and `hw_counters`). For a rail also the discards
     /// and pauses of `ethtool -S`.
@@ -145,7 +147,7 @@ fn ethtool(place: &Place, option: &str, netdev: &str) -> Result<String, String> 
 }
 
 /// Reads the counts of discarded packets and pause frames, which sysfs lacks. Empty if ethtool
-/// fails; `pause` reports the error.
+/// fails. `pause` also runs ethtool, and its error is reported.
 fn discards_and_pauses(place: &Place, netdev: &str) -> PortCounters {
     let text = ethtool(place, "-S", netdev).unwrap_or_default();
     let lines = text.lines().filter_map(|line| line.trim().split_once(": "));

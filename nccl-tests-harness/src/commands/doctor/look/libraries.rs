@@ -14,7 +14,7 @@ pub struct Job<'a> {
     pub value: &'a dyn Fn(&str) -> Option<String>,
     pub python: Option<PathBuf>,
     pub program: Option<PathBuf>,
-    /// The plugin that belongs to nccl-spark itself, if found. (`program` is the job's.)
+    /// The plugin that belongs to nccl-spark itself, if found. (`program` is the job's program.)
     pub own_plugin: Option<PathBuf>,
     pub process: Option<Process>,
 }
@@ -145,8 +145,9 @@ fn of_packages(place: &Place, loader: &Loader, folders: &[PathBuf], python: &Pat
     Some((wheel, format!("NVIDIA's wheel of {}", python.display())))
 }
 
-/// Finds the network plugin that a process has mapped, or that NCCL would load: the first existing
-/// file of `NCCL_NET_PLUGIN` (`openPluginLib` in NCCL's plugin_open.cc).
+/// Finds the network plugin that a process has mapped, or that NCCL would load. NCCL loads the
+/// first existing file that `NCCL_NET_PLUGIN` names, or `libnccl-net.so` if this variable is not
+/// set (`openPluginLib` in NCCL's plugin_open.cc).
 fn plugin(loader: &Loader, job: &Job) -> Option<Plugin> {
     if let Some(process) = &job.process {
         let is_network = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains("net"));

@@ -29,7 +29,8 @@ impl<'a> Loader<'a> {
         &self.folders
     }
 
-    /// Finds library `name`. If library `by` needs it, the search path in `by` also counts.
+    /// Finds the library `name`. `by` is the file that needs this library, if any: its path and its
+    /// contents. The search path in `by` also counts.
     pub fn find(&self, name: &str, by: Option<(&Path, &Library)>) -> Option<PathBuf> {
         if name.contains('/') {
             return Some(PathBuf::from(name)).filter(|path| self.place.has(path));
@@ -72,10 +73,10 @@ fn normal(path: &Path) -> PathBuf {
     clean
 }
 
-/// Adds the folders of /etc/ld.so.conf, from which the loader's cache is made, and of the files
-/// that it includes.
+/// Adds the folders that `file` lists, and those of the files that it includes. The first `file` is
+/// /etc/ld.so.conf, from which the loader's cache is made.
 fn configured(place: &Place, file: &Path, folders: &mut Vec<String>, depth: u8) {
-    // Files may include each other in a cycle.
+    // Files may include each other in a cycle, so the depth is limited.
     if depth > 4 {
         return;
     }

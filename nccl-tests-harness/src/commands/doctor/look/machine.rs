@@ -15,7 +15,8 @@ pub struct Machine {
     pub kernel: Option<String>,
     /// Sizes of the contiguous memory area (CMA) in KiB: total and free.
     pub cma_kib: Option<(u64, u64)>,
-    /// Limit of locked memory in bytes. `u64::MAX` means no limit, or CAP_IPC_LOCK.
+    /// Limit of locked memory in bytes. `u64::MAX` if there is no limit, or if CAP_IPC_LOCK lifts
+    /// the limit.
     pub memlock_bytes: Option<u64>,
     pub device_files: Vec<DeviceFile>,
     pub has_dev_infiniband: bool,
@@ -38,7 +39,8 @@ pub struct DeviceFile {
 #[derive(Debug, Clone, Default)]
 pub struct Cpus {
     pub allowed: Vec<u32>,
-    /// The capacity of each processor, by number. Empty if the kernel does not report capacities.
+    /// The number and the capacity (`cpu_capacity` in sysfs) of each processor. Empty if the kernel
+    /// does not report capacities.
     pub capacities: Vec<(u32, u64)>,
     /// The idle states of the first allowed processor.
     pub idle: Vec<IdleState>,
@@ -116,8 +118,8 @@ fn cma_kib(place: &Place) -> Option<(u64, u64)> {
     Some((value("CmaTotal:")?, value("CmaFree:")?))
 }
 
-/// Reads the soft limit of locked memory. CAP_IPC_LOCK lifts it (`ib_umem_get` in the kernel's
-/// drivers/infiniband/core/umem.c).
+/// Reads the soft limit of locked memory. CAP_IPC_LOCK lifts this limit (`ib_umem_get` in the
+/// kernel's drivers/infiniband/core/umem.c).
 fn memlock_bytes(place: &Place, process: &str) -> Option<u64> {
     const CAP_IPC_LOCK: u64 = 1 << 14;
     let status = place.text(format!("{process}/status")).unwrap_or_default();
@@ -134,7 +136,8 @@ fn memlock_bytes(place: &Place, process: &str) -> Option<u64> {
     }
 }
 
-/// Opens the uverbs file of each RDMA device. A missing file is recorded as an error of its device.
+/// Opens the uverbs file of each RDMA device. If a file is missing or cannot be opened, its entry
+/// has the error.
 fn device_files(place: &Place) -> Vec<DeviceFile> {
     let class = "/sys/class/infiniband_verbs";
     let named = place.names(class).into_iter().filter(|name| name.starts_with("uverbs")).filter_map(|name| {
@@ -195,8 +198,8 @@ fn cpu_list(text: &str) -> Vec<u32> {
     text.split(',').filter_map(range).flatten().collect()
 }
 
-/// Reads `answers/cuda` of a copied machine. Each GPU has a line with four attributes, each 0 or 1:
-/// INTEGRATED, GPU_DIRECT_RDMA_SUPPORTED, DMA_BUF_SUPPORTED,
+/// Reads `answers/cuda` of a copied machine. Each GPU has a line with four attributes in this
+/// order, each 0 or 1: INTEGRATED, GPU_DIRECT_RDMA_SUPPORTED, DMA_BUF_SUPPORTED,
 /// GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.
 pub(super) fn cuda_of_copy(place: &Place) -> Result<Vec<CudaDevice>, String> {
     let text = place.read("/answers/cuda").map_err(|error| format!("answers/cuda: {error}"))?;

@@ -1,9 +1,11 @@
 //! Reads the facts of a machine without judging them, or notes why a fact cannot be read.
 //!
-//! The doctor starts no Python and loads no library: a broken library would crash it, and the files
-//! may be copies from another machine. `loader` derives the dynamic loader's choice from the
-//! documented search order. The crates `object` and `memchr` read build ids, compilers, search
-//! paths and version strings. Both crates are well maintained, and their authors fuzz the parsers.
+//! To examine a job's libraries, the doctor only reads files. It starts no Python for this and
+//! loads no library, because a broken library would crash it, and the files may be copies from
+//! another machine. (For the ports and GPUs of a live machine it does load libibverbs and CUDA's
+//! driver.) `loader` derives the dynamic loader's choice from the documented search order. The
+//! crates `object` and `memchr` read build ids, compilers, search paths and version strings. Both
+//! crates are well maintained, and their authors fuzz the parsers.
 
 mod elf;
 mod functions;
@@ -37,7 +39,7 @@ use nccl_net_spark::rails::{self, CudaDevice, PortFacts, Survey};
 pub struct Facts {
     pub machine: Machine,
     pub functions: Vec<Function>,
-    /// Driver and PCI address of NICs without an RDMA device.
+    /// The driver, if any, and the PCI address of each NIC without an RDMA device.
     pub unbound: Vec<(Option<String>, String)>,
     pub ports: Vec<PciePort>,
     /// Lines of the kernel log about uncorrected errors of `functions` and (PCIe) `ports`.

@@ -36,8 +36,9 @@ pub(super) fn ports<'a>(
     let mut ports: Vec<PciePort> = Vec::new();
     for (device, pci) in functions {
         let above = pci.path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-        // In sysfs, the folder above a function is that of a port. If there is no port, it is that
-        // of the bus, which is not a PCI device.
+        // In sysfs, the folder above a function's folder is that of the PCIe port above the
+        // function. If there is no such port, the folder above is that of the bus, which is not a
+        // PCI device.
         let Some(address) = above.filter(|address| place.has(folder(address))) else { continue };
         match ports.iter_mut().find(|port| port.address == address) {
             Some(port) => port.devices.push(device.clone()),

@@ -16,8 +16,9 @@ pub struct AutomaticProfile {
     pub uuid: String,
 }
 
-/// The lowest possible priority (`new_default_connection` in NetworkManager's
-/// nm-device-ethernet.c). It identifies automatic profiles; their names depend on the language.
+/// Priority of automatic profiles, the lowest possible one (`new_default_connection` in
+/// NetworkManager's nm-device-ethernet.c). The priority identifies automatic profiles, because
+/// their names depend on the language.
 const AUTOMATIC_PRIORITY: &str = "-999";
 
 pub(super) fn automatic_profiles(

@@ -85,7 +85,8 @@ const SCRIPTS: [&str; 6] = [
 ];
 const UNITS: [&str; 2] = ["/etc/systemd/system", "/usr/local/lib/systemd/system"];
 
-/// Finds a script or enabled unit that sets priorities at boot, or a unit whose script does.
+/// Finds what sets priorities at boot: a script, an enabled unit, or an enabled unit that starts
+/// such a script. Returns the path of the script or unit.
 fn at_boot(place: &Place) -> Option<String> {
     let sets = |text: &str| COMMANDS.iter().any(|command| text.contains(command));
     let below =

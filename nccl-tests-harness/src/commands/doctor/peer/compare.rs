@@ -50,7 +50,8 @@ fn no_plugin(host: &str) -> Finding {
     Id::PeerPluginMissing.finding(text).cured_by("sudo nccl-spark install    # there")
 }
 
-/// Settings of the tuner. Two plugins also compare their tuners' decisions when they connect.
+/// Settings of the tuner. When two ranks connect, their plugins also compare the decisions of their
+/// tuners, and refuse to connect if these differ.
 const TUNER: [&str; 3] = ["NCCL_SPARK_TUNER", "NCCL_SPARK_TUNER_TABLE", "NCCL_SPARK_LL128"];
 
 fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
@@ -132,8 +133,8 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
     without_a_pair(there, here, ends(|pair| pair.there), found);
 }
 
-/// Finds unpaired rails on a cable that has another rail paired by cable or subnet. A cable without
-/// such a pair is taken to lead to another host, so its rails are not reported.
+/// Finds unpaired rails whose cable has another rail that is paired by cable or subnet. A cable
+/// without any such pair is taken to lead to another host, so its rails are not reported.
 fn without_a_pair(host: &Sheet, other: &Sheet, paired: Vec<(usize, PairedBy)>, found: &mut Vec<Finding>) {
     let is_lonely = |at: &usize| {
         let is_on_cable = |rail: usize| host.rails[rail].cable == host.rails[*at].cable;

@@ -64,7 +64,7 @@ fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     let measured: Vec<&Path> = pairs.iter().filter(|path| worst(path).is_some()).collect();
     let bad = measured.iter().filter(|path| worst(path) == Some(Grade::Bad)).count();
     let best = measured.iter().filter_map(|path| share_of_expected(path)).fold(0.0, f64::max);
-    // A switch that drops large packets also makes a rail slow. It has its own finding.
+    // A switch that drops large packets also makes a rail slow. Such a switch has its own finding.
     for path in measured.iter().filter(|path| path.narrowed().is_none()) {
         let (Some(figures), Some(expected), Some(own)) = (path.figures(), path.expected_mbps, share_of_expected(path))
         else {
@@ -94,8 +94,8 @@ fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     }
 }
 
-/// All rails may be slower than expected, because of slow processors or a switch. Then a rail that
-/// is this many times slower than the best has a fault of its own.
+/// If all rails are slower than expected, slow processors or a switch may be the cause. But a rail
+/// that is more than this many times slower than the best rail has a fault of its own.
 const MUCH_SLOWER: f64 = 3.0;
 
 fn worst(path: &Path) -> Option<Grade> {
@@ -107,8 +107,8 @@ fn share_of_expected(path: &Path) -> Option<f64> {
     Some(figures.to_peer.mbps.min(figures.from_peer.mbps) / expected)
 }
 
-/// Cure for a firmware fault: a replugged rail carries only about 13 Gb/s despite correct link
-/// attributes.
+/// Cure for a firmware fault: after a replug, a rail carries only about 13 Gb/s, although its link
+/// attributes are correct.
 const POWER_CYCLE: &str =
     "sudo poweroff    # then the power cable out for a minute, the network cable in; on both machines";
 

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 /// Time limit in seconds for the plugin's connection to have its first rail. It allows several
 /// attempts. It is below `measure::STUCK`, so that the plugin can report the reason why a pair
-/// fails.
+/// fails before the measurement is ended.
 const FIRST_RAIL_S: u32 = 20;
 
 pub struct Host {
@@ -66,7 +66,8 @@ impl Host {
         !uses_tcp && interface.is_some_and(has_route)
     }
 
-    /// Returns these rails' joint payload rate in Mb/s, expected from links and ports, if known.
+    /// Returns the payload rate in Mb/s that is expected of these rails together, by their links
+    /// and ports. Returns `None` if this rate is unknown.
     ///
     /// # Errors
     /// A name is not a rail of this host.

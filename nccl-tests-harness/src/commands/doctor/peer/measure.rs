@@ -2,9 +2,12 @@
 //! rank's plugin is restricted to the rails to measure.
 //!
 //! A broadcast between two ranks sends data in one direction, so each direction has its own job. A
-//! round has eight timed broadcasts and one whose bytes are checked. A job runs rounds until it has
-//! timed one second. The receiving rank requests each message with a clear-to-send, so a broadcast
-//! of 8 bytes takes it a full round trip. The latency is half of this time.
+//! round has eight timed broadcasts and one more; the bytes of the last two are checked. To measure
+//! the rate, a job runs rounds until it has timed one second.
+//!
+//! To measure the latency, it runs rounds with broadcasts of 8 bytes. The receiving rank requests
+//! each message with a clear-to-send, so for this rank such a broadcast takes a full round trip.
+//! The latency is half of the broadcast's time.
 
 use super::host::Host;
 use super::messages::{Ask, RankPort};
@@ -27,17 +30,20 @@ use std::time::{Duration, Instant};
 
 /// Time limit of one job.
 const JOB: Duration = Duration::from_secs(60);
-/// Longest time without progress. It exceeds the plugin's time limits for paths without data.
+/// Time without progress after which a job fails. It exceeds the plugin's time limits for paths
+/// without data.
 const STUCK: Duration = Duration::from_secs(45);
 /// Number of parallel streams. A single stream would limit the rate; NCCL uses several, too.
 const CHANNELS: usize = 4;
 const ITERS: u32 = 8;
-/// Smallest and largest size of a broadcast when the rate is measured.
+/// Size of the first broadcasts when the rate is measured.
 const LEAST_BYTES: usize = 16 << 10;
+/// Largest size of a broadcast.
 const MOST_BYTES: usize = 32 << 20;
-/// Seconds of timed broadcasts, and the smallest part of this time that one round should take. The
-/// broadcasts of such a round are so large that the pauses between them hardly count.
+/// Seconds of timed broadcasts from which the rate is computed.
 const TIMED_S: f64 = 1.0;
+/// Smallest fraction of `TIMED_S` that one round should take. The broadcasts of such a round are so
+/// large that the pauses between them hardly count.
 const MIN_ROUND_PART: f64 = 0.5;
 const LATENCY_ROUNDS: usize = 15;
 
@@ -60,7 +66,8 @@ struct OneWay {
 }
 
 impl Measurements<'_> {
-    /// Measures the rails of `pairs` together. A path that carries no data is a result, no error.
+    /// Measures the rails of `pairs` together. A path that carries no data is a result and not an
+    /// error.
     ///
     /// # Errors
     /// The partner has ended.
@@ -85,7 +92,8 @@ impl Measurements<'_> {
         Ok(path)
     }
 
-    /// Measures both directions. Inner errors come from the ranks, outer ones from the partner.
+    /// Measures both directions. An inner error comes from the ranks, and makes this path a failed
+    /// one. An outer error comes from the partner.
     fn both_ways(&mut self, path: &mut MeasuredPath) -> Result<Result<Figures, String>> {
         let mut measured = |sends_here| -> Result<Result<OneWay, String>> {
             let (own, guest) =
@@ -165,8 +173,8 @@ impl Measurements<'_> {
     }
 }
 
-/// Increases the size of broadcasts until a round takes long enough, then times rounds of this
-/// size. Returns the rate in Mb/s and the number of wrong bytes.
+/// Increases the size of broadcasts until a round takes long enough, or the size is the largest.
+/// Then times rounds of this size. Returns the rate in Mb/s and the number of wrong bytes.
 fn rate(job: &mut Job<Collectives>) -> Result<(f64, u64)> {
     let (mut bytes, mut wrong) = (LEAST_BYTES, 0);
     let (mut seconds, mut rounds) = (0.0, 0);
@@ -188,7 +196,8 @@ fn rate(job: &mut Job<Collectives>) -> Result<(f64, u64)> {
     Ok((sent * 8.0 / seconds / 1e6, wrong))
 }
 
-/// Returns half the median time of a broadcast of 8 bytes, in microseconds.
+/// Returns half the time of a broadcast of 8 bytes, in microseconds. This time is the median, over
+/// the rounds, of the receiving rank's median in each round.
 fn latency_us(job: &mut Job<Collectives>) -> Result<f64> {
     prepare(job, 8)?;
     let mut medians = Vec::new();

@@ -46,7 +46,7 @@ use std::io::Write;
 use std::path::Path as File;
 use std::time::Instant;
 
-/// Examines a peer, and adds the results to `answer`, the results for this host.
+/// Examines a peer. Adds the results to `answer`, which has the results for this host.
 ///
 /// # Errors
 /// The peer cannot be reached, or sends no sheet. A later end of the partner is a finding, not an
@@ -75,8 +75,9 @@ pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, en
     Ok(())
 }
 
-/// Measures each pair alone, then all pairs together, and judges the ARP tables of both hosts.
-/// Returns the measured paths, and the error that ended the measurements early, if any.
+/// Measures each pair alone, then all pairs together, and judges the ARP tables of both hosts. Does
+/// none of this if there is no pair, or if the hosts have different versions of nccl-spark. Returns
+/// the measured paths, and the error that ended the measurements early, if any.
 fn measured(
     mut measurements: Measurements<'_>,
     pairs: &[Pair],

@@ -1,6 +1,6 @@
-//! Compares two hardware addresses of a rail: its own, and that in the other host's ARP table. They
-//! differ if functions answer ARP for each other, or if two hosts have the same IP address. Packets
-//! then go to a wrong interface.
+//! Compares two hardware addresses of a rail: its own, and the one that the other host's ARP table
+//! has for it. The two differ if functions answer ARP for each other, or if two hosts have the same
+//! IP address. Packets then go to a wrong interface.
 
 use super::sheet::{MAX_LIST_LEN, Neighbour, Sheet};
 use crate::commands::doctor::finding::Finding;
@@ -37,7 +37,8 @@ fn parse(table: &str) -> Vec<Neighbour> {
 }
 
 /// Judges the entries that host `viewer` has in its ARP table for the rails of host `other`.
-/// `pairs` has indices into the rails of `viewer` and of `other`.
+/// `table` is the ARP table. Each of `pairs` has the index of a rail of `viewer` and the index of a
+/// rail of `other`.
 pub fn judge(viewer: &Sheet, table: &[Neighbour], other: &Sheet, pairs: &[(usize, usize)]) -> Vec<Finding> {
     let mut found = Vec::new();
     for (own, theirs) in pairs.iter().map(|(own, theirs)| (&viewer.rails[*own], &other.rails[*theirs])) {

@@ -76,7 +76,7 @@ impl Partner {
         self.line.receive(ANSWER_TIMEOUT)
     }
 
-    /// Connects to another port of the partner, which accepts one connection with `token`.
+    /// Connects to another port of the partner. This port accepts one connection, with `token`.
     pub fn connect_to_port(&self, port: u16, token: &str, end: Instant) -> Result<TcpStream> {
         let token = Token::parse(token).map_err(anyhow::Error::msg)?;
         let mut address = self.address;

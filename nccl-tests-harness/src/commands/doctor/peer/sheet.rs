@@ -30,7 +30,7 @@ pub struct Sheet {
     /// Priorities of the rails, by interface.
     #[serde(default)]
     pub qos: BTreeMap<String, QosSheet>,
-    /// Hardware addresses by interface.
+    /// Name and hardware address of each interface.
     pub interfaces: Vec<(String, String)>,
     /// ARP entries of the rails' interfaces, filled in by [`super::Host::sheet_with_arp_table`].
     pub neighbours: Vec<Neighbour>,
@@ -54,7 +54,7 @@ pub struct NcclSheet {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QosSheet {
     pub priority: u8,
-    /// Priorities with PFC, one bit each.
+    /// Priorities with PFC: bit N is set if priority N has it.
     pub pfc: u8,
     pub text: String,
 }
@@ -77,8 +77,8 @@ fn has_to_agree(name: &str) -> bool {
     TO_AGREE.split_whitespace().any(|one| one == name)
 }
 
-/// Limit for each list of a sheet except `rails`. A sheet with 256 findings of usual length fits
-/// into one line of `ranks::line`, whose lines have a size limit.
+/// Maximum length of each list of a sheet. (The list `rails` has a lower maximum.) A sheet with 256
+/// findings of usual length fits into one line of `ranks::line`, whose lines have a size limit.
 pub const MAX_LIST_LEN: usize = 256;
 /// Longest text in a sheet, in characters.
 const TEXT_CHARACTERS: usize = 2000;
@@ -120,8 +120,8 @@ impl Sheet {
         }
     }
 
-    /// Checks a sheet from another host. Limits lists and texts, replaces control characters, and
-    /// drops settings that need not agree.
+    /// Checks a sheet from another host. Cuts long texts, replaces control characters, and drops
+    /// settings that need not agree.
     ///
     /// # Errors
     /// A list is too long.

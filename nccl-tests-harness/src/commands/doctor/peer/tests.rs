@@ -13,8 +13,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// Makes a Spark with two cables, whose four rails are in these subnets: 192.168.N.HOST/24. Rails 0
-/// and 1 are the functions of p0.
+/// Makes the sheet of a Spark with two cables. Its four rails have the addresses
+/// 192.168.N.`number`/24, where each rail has its own N from `subnets`. Rails 0 and 1 are the
+/// functions of p0.
 fn spark(number: u8, subnets: [u8; 4]) -> Sheet {
     let devices = ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"];
     let rail = |at: usize| RailSheet {
@@ -233,7 +234,8 @@ fn a_hardware_address_of_another_function_or_host_is_found() {
     assert_eq!(swapped, [(2, 0)]);
 }
 
-/// Makes a path of one pair with rates in Gb/s. The expected rate is 112 Gb/s.
+/// Makes a path of one pair. `rates` are the rates to the peer and back, in Gb/s; without them the
+/// path has failed. The expected rate is 112 Gb/s.
 fn way(at: usize, rates: Option<(f64, f64)>) -> Path {
     let expected_mbps = Some(112_000.0);
     let figures = |(to, from): (f64, f64)| Figures {
@@ -254,8 +256,8 @@ fn a_slow_rail_is_distinguished_from_a_slow_host() {
     let judge = |pairs: &[Path], merged: Option<&Path>| ids(&grade::judge("spark-2", pairs, merged));
     let good = || way(0, Some((108.0, 107.0)));
     assert_eq!(judge(&[good(), good()], Some(&good())), []);
-    // A rail with 13 Gb/s despite correct attributes, in one or both directions. It also explains
-    // the slow total.
+    // A rail with 13 Gb/s despite correct attributes, in one or both directions. The slow rail also
+    // explains the slow total.
     for slow in [(13.0, 13.0), (108.0, 13.0), (13.0, 108.0)] {
         let found = judge(&[good(), way(1, Some(slow))], Some(&way(9, Some((60.0, 60.0)))));
         assert_eq!(found, [(Severity::Slow, "slow-rail")]);
@@ -310,7 +312,7 @@ fn a_switch_with_a_small_mtu_is_found_by_the_path_mtu_that_was_measured() {
         assert!(found[0].text.starts_with(begins), "{found:?}");
         assert!(found[0].cure.as_ref().unwrap().contains("MTU 9000 (4200 at least)"), "{found:?}");
     }
-    // Ports with a small MTU, and unknown path MTUs.
+    // No finding for ports with a small MTU, nor for unknown path MTUs.
     for (port, measured) in [(Some(1024), Some(1024)), (Some(4096), None), (None, Some(1024))] {
         assert_eq!(judge(with(port, measured, 108.0)), []);
     }

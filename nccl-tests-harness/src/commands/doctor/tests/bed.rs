@@ -1,4 +1,6 @@
-//! Test machines as folders: a DGX Spark with files that owners posted, and one without RDMA.
+//! Test machines. Each is a folder that has the files of a DGX Spark, as owners posted them, or of
+//! a machine without RDMA devices. Files below `answers` have the facts for which a live machine
+//! has no file.
 
 use crate::commands::doctor::answer::{self, Answer, Request};
 use crate::commands::doctor::place::Place;
@@ -104,7 +106,8 @@ impl Bed {
         ])
     }
 
-    /// Makes a Spark with cables in these ports ("p0", "p1"). Each rail has its own subnet.
+    /// Makes a Spark with cables in the ports that `cables` names ("p0", "p1"). Each rail has its
+    /// own subnet.
     pub(super) fn spark(cables: &[&str]) -> Self {
         let bed = Self::plain();
         let mut links = vec![link("lo", 1, "127.0.0.1/8"), link("enP7s7", 2, "10.0.0.7/24")];
@@ -159,8 +162,9 @@ impl Bed {
         self.write(&format!("answers/nmcli/{uuid}"), &format!("{method}\n"));
     }
 
-    /// Writes the output of `mlnx_qos` for both functions of `p0`. The DSCPs are mapped as the tool
-    /// does by default: eight for each priority.
+    /// Writes the output of `mlnx_qos` for both functions of `p0`. `enabled` has a 1 for each
+    /// priority with PFC. If `trust` is "dscp", the output maps eight DSCPs to each priority, which
+    /// is the tool's default.
     pub(super) fn mlnx_qos(&self, trust: &str, enabled: &str) {
         let mut text = format!("DCBX mode: OS controlled\nPriority trust state: {trust}\n");
         if trust == "dscp" {
@@ -178,7 +182,8 @@ impl Bed {
         }
     }
 
-    /// Adds an enabled systemd unit, as owners write it, whose script sets priorities.
+    /// Adds an enabled systemd unit that runs a script. The script sets priorities, as owners'
+    /// scripts do.
     pub(super) fn qos_unit(&self) {
         let unit = "[Service]\nType=oneshot\nExecStart=/bin/bash /usr/local/sbin/roce.sh\n";
         self.write("etc/systemd/system/roce.service", unit);
@@ -200,7 +205,8 @@ impl Bed {
         self.write(&format!("sys/class/infiniband/{device}/device/{file}"), text);
     }
 
-    /// Writes the sizes in a function's configuration space. A value n means 128 << n bytes.
+    /// Writes the sizes of PCIe payloads and read requests into a function's configuration space. A
+    /// value n of `payload` or `read_request` means 128 << n bytes.
     pub(super) fn transactions(&self, device: &str, payload: u8, read_request: u8) {
         fs::write(
             self.path(&format!("sys/class/infiniband/{device}/device/config")),
@@ -302,7 +308,7 @@ impl Bed {
         );
     }
 
-    /// Writes the files of a port. A port with an address has a cable.
+    /// Writes the files of a port. With an `address` the port has a cable, without one it has none.
     fn ports(&self, rdma: &str, netdev: &str, guid: u8, address: Option<&str>) {
         let port = format!("{rdma}/ports/1");
         let (state, rate) = match address {
@@ -345,7 +351,8 @@ fn configuration(payload: u8, read_request: u8) -> Vec<u8> {
     space
 }
 
-/// A healthy kernel log: a corrected error of a rail's link, and a fatal error of another device.
+/// The kernel log of a healthy machine. It has a corrected error of a rail's link, and a fatal
+/// error of a device that is no rail.
 pub(super) const KERNEL_LOG: &str = "\
 6,410,1034567,-;pcieport 0000:00:00.0: AER: enabled with IRQ 54
  SUBSYSTEM=pci
@@ -375,7 +382,8 @@ pub(super) struct Object {
     pub(super) build_id: &'static str,
     pub(super) compiler: &'static str,
     pub(super) rpath: Option<&'static str>,
-    /// The glibc version that the object's symbol requires.
+    /// The glibc version that the doctor takes the object to require, because the object's symbol
+    /// is then named `GLIBC_` and this version.
     pub(super) glibc: Option<&'static str>,
 }
 

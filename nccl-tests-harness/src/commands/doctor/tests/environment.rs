@@ -1,4 +1,5 @@
-//! The variables of every known launcher, one launcher at a time, and the verdict for each.
+//! Tests the doctor's verdict for the variables that each known launcher (a program or script that
+//! starts jobs) sets, and the effect of single variables.
 
 use crate::commands::doctor::environment::{self, Effect, Source, Variable, Verdicts};
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
@@ -215,7 +216,7 @@ fn single_variables_have_their_documented_effect() {
     assert!(late.variables[0].text.contains("120.3s"), "{:?}", late.variables[0]);
 }
 
-/// If a file is missing, NCCL takes the next plugin of the list.
+/// `NCCL_NET_PLUGIN` can list several plugins. If the file of one is missing, NCCL takes the next.
 #[test]
 fn a_missing_plugin_is_not_loaded() {
     let missing_reason = |path: &str| path.starts_with("/none/").then_some("file not found:");

@@ -281,7 +281,8 @@ fn process(loaded: &str) -> Bed {
     bed
 }
 
-/// The Debian package's libraries have one path below /lib and another below /usr/lib.
+/// A machine with the Debian package. `/lib` is a link to `/usr/lib`, so each library has a path
+/// below each of the two.
 fn deb() -> Bed {
     with(one(), |bed| {
         std::os::unix::fs::symlink("usr/lib", bed.path("lib")).unwrap();
@@ -292,7 +293,8 @@ fn deb() -> Bed {
     })
 }
 
-/// Profiles that are no fault: static addresses, intended DHCP, and the management network.
+/// A machine with NetworkManager profiles that are no fault: static addresses, DHCP that the owner
+/// chose, and the management network.
 fn profiles() -> Bed {
     with(two(), |bed| {
         bed.profile("enP7s7", "-999", "Wired connection 1", "auto");
@@ -319,7 +321,7 @@ fn nothing_is_found_on_healthy_machines() {
     }
 }
 
-/// Other ids that may be found together with the first id.
+/// For the ids of some faults: other ids that may be found together with the fault.
 const TOGETHER: &[(&str, &[&str])] = &[
     ("hca-filter-empty", &["no-rail"]),
     ("unequal-mtus", &["small-mtu"]),
@@ -356,7 +358,8 @@ fn each_fault_is_found_and_named_with_its_cure() {
     assert!(strange.is_empty(), "{strange:#?}");
 }
 
-/// Removed functions have no counters, so only the root port shows the error that removed them.
+/// If an error removes a NIC's functions, their counters disappear too. Only the root port still
+/// shows the error.
 #[test]
 fn a_root_port_without_its_nic_still_reports_fatal_errors() {
     let bed = with(Bed::plain(), |bed| {
@@ -366,7 +369,7 @@ fn a_root_port_without_its_nic_still_reports_fatal_errors() {
             bed.write(&format!("{port}/class"), "0x060400\n");
             kinds.iter().for_each(|(kind, text)| bed.write(&format!("{port}/aer_rootport_total_err_{kind}"), text));
         }
-        // On other machines this is the address of the host bridge.
+        // On other machines this is the address of the host bridge, which is no PCIe port.
         bed.write("sys/bus/pci/devices/0000:00:00.0/class", "0x060000\n");
     });
     let answer = bed.answer();
@@ -376,7 +379,8 @@ fn a_root_port_without_its_nic_still_reports_fatal_errors() {
     assert!(finding.text.starts_with(text), "{finding:?}");
 }
 
-/// Faults that only live machines have: libibverbs fails, or it lists a port that sysfs lacks.
+/// Two faults that files cannot describe, so the test plants them in the facts: libibverbs fails,
+/// and libibverbs lists a port that sysfs lacks.
 #[test]
 fn a_copy_of_a_machine_is_judged_despite_missing_parts() {
     let job_facts = JobFacts { plugin: String::new(), nvls_is_off: false, proxy_cpus: None, socket_interfaces: None };

@@ -18,8 +18,8 @@ fn a_spark_with_two_cables_is_drawn_with_links_cables_and_the_speed_to_expect() 
     assert_eq!(answer.picture, expected);
 }
 
-/// `rails` and `doctor` name a cable by its port. If two adapters have a port of this name, or the
-/// kernel gives no name, both commands use the cable's number.
+/// `rails` and `doctor` name a cable by its port. If two adapters have ports of the same name, or
+/// the kernel does not name the port, both commands use the cable's number.
 #[test]
 fn a_cable_has_one_name() {
     let named = |plant: fn(&Bed)| {
@@ -88,7 +88,7 @@ fn facts_are_listed_and_gaps_are_stated() {
     assert!(
         fact(&format!("/{}/libnccl.so.2", super::bed::LIB)).unwrap().starts_with("2.28.9+cuda13.0, build id c0db9360")
     );
-    // A process in a container.
+    // The process to examine is in a container with its own network namespace.
     let mut other = Bed::spark(&["p0"]);
     other.process("42");
     other.write("proc/42/environ", "NCCL_NET=Spark\0NCCL_NET_PLUGIN=/usr/local/lib/libnccl-net-spark.so\0");
@@ -99,7 +99,7 @@ fn facts_are_listed_and_gaps_are_stated() {
     }
     let not_seen = other.answer().not_seen;
     assert!(not_seen.iter().any(|one| one.why.contains("another network namespace")), "{not_seen:#?}");
-    // A user without privileges, in a container without the DMI files of sysfs.
+    // The doctor runs without privileges, in a container without the DMI files of sysfs.
     bed.remove("sys/class/dmi/id/bios_version");
     bed.remove("sys/class/dmi/id/bios_date");
     for device in ["rocep1s0f0", "rocep1s0f1", "roceP2p1s0f0", "roceP2p1s0f1"] {

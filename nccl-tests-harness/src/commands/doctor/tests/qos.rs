@@ -1,4 +1,5 @@
-//! Published configurations of Sparks behind switches and of another host (`mlnx_qos`).
+//! Priorities of ports, in the form that `mlnx_qos` prints: configurations that owners published of
+//! Sparks behind switches, and one of another host.
 
 use super::bed::Bed;
 
@@ -51,7 +52,8 @@ fn nexus(bed: &mut Bed) {
     bed.set("NCCL_IB_TC", "104");
 }
 
-/// att/netarbiter, nvmf/OUTPUTSAMPLE.setup-nic-lossless-layer3.sh.md, without bandwidth classes.
+/// The sample in att/netarbiter, nvmf/OUTPUTSAMPLE.setup-nic-lossless-layer3.sh.md, without its
+/// lines about bandwidth classes.
 fn netarbiter(bed: &mut Bed) {
     let text = "DCBX mode: OS controlled\nPriority trust state: dscp\ndscp2prio mapping:
         prio:0 dscp:07,06,05,04,03,02,01,00,
@@ -135,7 +137,8 @@ fn ecn_is_that_of_the_jobs_priority() {
     assert!(!value("roceP2p1s0f0").contains("ECN"), "{facts:?}");
 }
 
-/// On owners' Sparks, GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED is 0. Older drivers do not have it.
+/// On owners' Sparks, the attribute GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED is 0. Older drivers do
+/// not have this attribute.
 #[test]
 fn what_nccl_leaves_off_is_explained() {
     let bed = Bed::spark(&["p0"]);

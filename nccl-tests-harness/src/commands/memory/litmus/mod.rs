@@ -1,9 +1,9 @@
-//! The litmus test of LL128, the NCCL protocol that relies on whole 128-byte lines becoming
-//! visible.
+//! The litmus test of LL128. This protocol of NCCL relies on 128-byte lines: all words of a line
+//! must become visible together. The last word of a line is its flag.
 //!
 //! A GPU kernel stores lines into pinned host memory, as NCCL's kernel does. The CPU polls the flag
-//! of each line, as NCCL's proxy does, and checks the line when it sees the flag. After the last
-//! flag, the plugin sends the lines. A kernel at the other end waits for the flags, as NCCL's
+//! of each line, as NCCL's proxy does, and checks the line when it sees the new flag. After the
+//! last flag, the plugin sends the lines. A kernel at the other end waits for the flags, as NCCL's
 //! kernel does, and checks each line. A line with a new flag and an old word is torn.
 //!
 //! This file has the messages between the command and the process that runs the test. `rounds` runs
@@ -22,9 +22,10 @@ pub struct Order {
     pub planted: bool,
 }
 
-/// Result of a test. `written_by` is the GPU that stored the lines.
+/// Result of a test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Found {
+    /// The GPU that stored the lines.
     pub written_by: String,
     /// The GPU that loaded the received lines.
     pub read_by: String,
@@ -39,11 +40,13 @@ pub struct Found {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Path {
-    /// The CPU reads lines that the writer stored.
+    /// The CPU's read of a line that the writing GPU stored.
     WriterToCpu,
-    /// The GPU reads a line that the NIC stored. This is the load that shows the new flag.
+    /// The receiving GPU's read of a line that the NIC stored: the first load that shows the new
+    /// flag.
     NicToReader,
-    /// The GPU's next load of the same line. NCCL uses this load since 2.17.1.
+    /// The receiving GPU's next load of the same line. Since 2.17.1, NCCL takes its data from this
+    /// load.
     NicToReaderSecondLoad,
 }
 
@@ -53,7 +56,7 @@ pub struct Read {
     pub lines: u64,
     /// Lines with a new flag and an old word.
     pub torn: u64,
-    /// Numbers of the 16-byte pieces that were old in at least one torn line.
+    /// Indices (0 to 7) of the 16-byte pieces that were old in at least one torn line.
     pub old_pieces: Vec<u8>,
     /// Average over the whole test.
     pub lines_per_s: f64,
@@ -93,8 +96,8 @@ impl Found {
 
 impl Path {
     /// Returns true if NCCL takes data from this read. The GPU's load that shows a new flag may
-    /// show old data in the rest of the line, because over PCIe the two halves of a line are two
-    /// reads. NCCL therefore loads the line a second time, and takes its data from that load
+    /// show old data in the rest of the line, because over PCIe each half of a line is a read of
+    /// its own. NCCL therefore loads the line a second time, and takes its data from that load
     /// (`recvReduceSendCopy` in src/device/prims_ll128.h, 2.17.1 to 2.30.7).
     fn is_relied_on(self) -> bool {
         self != Self::NicToReader

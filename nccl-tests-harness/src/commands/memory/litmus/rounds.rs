@@ -12,32 +12,32 @@ use std::sync::atomic::AtomicU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Sizes of the messages in lines, used in turn. A warp stores a group of 4 lines at a time; in
-/// NCCL it stores 16. 63 is not a multiple of 4. 256 and 1024 lines are 32 and 128 KiB. The largest
-/// is one step of NCCL's LL128 buffer (614,400 bytes).
+/// Sizes of the messages in lines, used in turn. A warp stores a group of 4 lines at a time; a warp
+/// of NCCL stores 16. 63 is not a multiple of 4. 256 lines are 32 KiB, and 1024 lines are 128 KiB.
+/// The largest size is one step of NCCL's LL128 buffer (614,400 bytes).
 const LINES: [u32; 7] = [1, 4, 16, 63, 256, 1024, MAX_LINES];
 const MAX_LINES: u32 = 4800;
-/// Times that the writer's warps sleep after each group of lines, used in turn. With a slow writer,
-/// the CPU polls a line before it is stored, and so sees it arrive.
+/// Durations of the sleep of the writer's warps after each group of lines, used in turn. With a
+/// slow writer, the CPU polls a line before the line is stored, and so sees it arrive.
 const PAUSES_NS: [u32; 3] = [0, 1000, 8000];
 /// Number of places in the buffer that messages use in turn, as in NCCL's buffers (`NCCL_STEPS`).
 const PLACES: u32 = 8;
 /// Time that a planted torn line stays torn.
 const TEAR_NS: u32 = 1_000_000;
-/// Time limit for the reader to see each line.
+/// Time limit for the reading GPU to see each group of 4 lines.
 const WAIT: Duration = Duration::from_secs(20);
 /// Number of loads of a flag between two checks of the clock.
 const SPINS: u32 = 1024;
-/// Time limit for the CPU to see the stored lines of a message.
+/// Time limit for the CPU to see all stored lines of a message.
 const VISIBLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub const BUFFER_BYTES: usize = PLACES as usize * MAX_LINES as usize * LINE_BYTES;
 
-/// Runs the test. After an error, the caller must close nothing: unfinished work may still use the
-/// memory.
+/// Runs the test. After an error or with missing lines, the caller must close nothing: unfinished
+/// work may still use the memory.
 ///
 /// # Errors
-/// The plugin or the driver fails, or the CPU does not see stored lines in time.
+/// An end has no GPU, the plugin or the driver fails, or the CPU does not see stored lines in time.
 pub fn run(ends: &Ends, wire: &Wire, order: &Order) -> Result<Found> {
     let from = Words::share(ends.from.block.buffer())?;
     let into = Words::share(ends.into.block.buffer())?;
@@ -156,7 +156,8 @@ fn wait(line: &[AtomicU64; WORDS], sequence: u32, number: u32, mut give_up: impl
     }
 }
 
-/// Returns round `number`, or `None` if it would reuse the flags of an earlier round.
+/// Returns the round with this number, or `None` if the round would reuse the flags of an earlier
+/// one.
 fn round(number: u64, planted: bool) -> Option<Round> {
     let sequence = u32::try_from(number + 1).ok()?;
     let index = (number % (LINES.len() * PAUSES_NS.len()) as u64) as usize;

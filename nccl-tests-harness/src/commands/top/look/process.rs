@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 /// Variables with the rank number: of torchrun and vLLM, Open MPI, Slurm, and MPICH. The first one
 /// with a valid number counts. Other variables are not read, because they may be secrets.
 const RANKS: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"];
-/// Maximum bytes to read of an environment. Linux limits arguments and environment together to a
-/// quarter of the stack's limit, which is usually 8 MiB (execve(2)).
+/// Maximum number of bytes to read of an environment. Linux limits arguments and environment
+/// together to a quarter of the stack's limit (execve(2)). The stack's limit is usually 8 MiB.
 const MAX_ENVIRONMENT_BYTES: u64 = 4 << 20;
 /// `PF_KTHREAD` of the kernel's include/linux/sched.h.
 const KERNEL_THREAD: u64 = 0x0020_0000;
@@ -75,7 +75,7 @@ fn file(pid: u32, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{name}"))
 }
 
-/// Checks the state (first field) and the flags (seventh field).
+/// Checks the process's state and flags, the first and the seventh field after the command's name.
 fn may_have_files(stat: &str) -> bool {
     let mut fields = proc_stat::fields(stat);
     let (state, flags) = (fields.next(), fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()));

@@ -86,7 +86,7 @@ fn new_objects_count_unless_they_may_have_existed_before() {
     rates.take(reading_at(0, vec![record(0, 10)]));
     let snapshot = rates.take(reading_at(1, vec![record(0, 10), record(1, 70)]));
     assert_eq!(snapshot.jobs[0].flows[1].side.since_last.unwrap().bytes, 70);
-    // One record was being changed during this reading.
+    // This reading passes over one record, because the record was being changed.
     let mut torn = reading_at(2, vec![record(0, 10)]);
     torn.jobs[0].counters.passed_over = 1;
     rates.take(torn);

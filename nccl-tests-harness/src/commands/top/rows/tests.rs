@@ -5,7 +5,7 @@ use nccl_net_spark::counters::layout::{Counters, Counts};
 const SECOND: u64 = 1_000_000_000;
 
 /// Makes a flow of one connection that moved `bytes` in the last interval, and the same number of
-/// bytes before it.
+/// bytes before that interval.
 pub fn flow(rail: &str, peer: &str, direction: Direction, bytes: u64) -> Flow {
     let since_last =
         Counts { bytes, writes: 1, timed_writes: 4, timed_ns: 100_000, longest_ns: 50_000, ..Counts::default() };
@@ -100,8 +100,8 @@ fn a_rail_below_half_the_busiest_rails_load_is_slow() {
     let mut narrow = sending_flow("r1", 4 * gigabyte);
     narrow.side.bits_per_s = 40_000_000_000;
     assert_eq!(conditions(vec![sending_flow("r0", 10 * gigabyte), narrow]), [Good, Good, Good]);
-    // At a hundredth of the load, rails are compared only if messages are large. Large messages use
-    // all rails, but small messages may use one rail.
+    // At a hundredth of the load above, rails are compared only if messages are large. Large
+    // messages use all rails, but small messages may use one rail.
     let writes = |mut flow: Flow, bytes: u64| {
         flow.side.since_last =
             flow.side.since_last.map(|since_last| Counts { writes: since_last.bytes / bytes, ..since_last });

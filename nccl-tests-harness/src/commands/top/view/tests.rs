@@ -98,7 +98,8 @@ fn rails_stay_distinguishable_in_narrow_terminals() {
     }
 }
 
-/// Draws every state in every size, without a panic and without cells outside the area.
+/// Draws an empty, a scrolled and a help screen in many sizes, without a panic and without cells
+/// outside the area.
 #[test]
 fn a_screen_of_any_size_is_drawn() {
     let mut views =

@@ -1,9 +1,9 @@
 //! Runs a program of nccl-tests once, with the tuner off or with a table, and reads NCCL's log of
 //! the run.
 //!
-//! Ranks share one output, so one rank's line can split another rank's line. A split log line is
-//! skipped. A split table row that cannot be joined again makes the run fail, and a failed run is
-//! repeated once (`Bench::add`).
+//! Ranks share one output, so one rank's line can split another rank's line. A split line of the
+//! log is skipped. A split row of the table that nccl-tests prints is joined again. If that is not
+//! possible, the run fails, and `Bench::add` repeats a failed run once.
 
 use super::options::Plan;
 use crate::commands::nccl_tests::options::{Call, Place};
@@ -16,8 +16,8 @@ use nccl_net_spark::tuner::table::{Fingerprint, Table};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Smallest collective of a group in bytes. Smaller ones all take the same time. Divided by 16
-/// ranks, this size is still a multiple of 16 bytes.
+/// Smallest size, in bytes, of a collective in a group. Smaller collectives all take the same time.
+/// With 16 ranks, each rank's part of this size is still a multiple of 16 bytes.
 const LEAST_MEMBER: usize = 512;
 
 /// The time of one out-of-place operation in microseconds, by size in bytes.
@@ -53,12 +53,14 @@ impl<'a> Runner<'a> {
         &self.scene.fabric.about
     }
 
-    /// Runs `program` once, with the tuner off or with `table`. With `members` above 1, it measures
-    /// groups of that many collectives. The bytes of a group add up to the size of a single
-    /// collective.
+    /// Runs `program` once, with `table` or, if that is `None`, with the tuner off. With `members`
+    /// above 1, the program measures groups of that many collectives. The bytes of a group then add
+    /// up to the size of a single collective, except that no collective is smaller than
+    /// `LEAST_MEMBER`.
     ///
     /// # Errors
-    /// The run fails, data is wrong, or NCCL did not use the plugin with that table.
+    /// The run fails, data is wrong, the ranks' hosts differ, or NCCL's log does not show that the
+    /// run used the plugin with `table` (or with the tuner off).
     pub fn run(&mut self, program: &Path, table: Option<&Table>, members: u32) -> Result<Times> {
         let conditions = &self.plan.conditions;
         let mut arguments = self.plan.arguments.clone();
@@ -120,17 +122,21 @@ impl<'a> Runner<'a> {
 
 #[derive(Debug, Default)]
 struct LogFacts {
+    /// What the tuner does, as the plugin logs it on each rank.
     policies: BTreeSet<String>,
+    /// Fingerprints of the ranks' hosts, as text.
     hosts: BTreeSet<String>,
-    /// Has true if a communicator uses the tuner, and false if a communicator does not.
+    /// Contains true if some communicator used the plugin's tuner. Contains false if some
+    /// communicator did not.
     communicators: BTreeSet<bool>,
+    /// Number of ranks and number of nodes of each communicator.
     sizes: BTreeSet<(usize, usize)>,
 }
 
 impl LogFacts {
     fn note(&mut self, line: &str) {
-        // Only a complete line of the plugin (`plugin.rs`) counts, because another rank's line may
-        // split it.
+        // The plugin's line (`plugin.rs`) counts only if it is complete, because another rank's
+        // line may split it.
         let found = line.rsplit_once("; this host is ").and_then(|(start, host)| {
             let (_, policy) = start.rsplit_once("tuner: ")?;
             Some((policy, host.split_whitespace().next()?))
@@ -219,14 +225,16 @@ fn is_whole_policy(policy: &str) -> bool {
     policy.starts_with("off: ") || table_of(policy).is_some()
 }
 
-/// Returns the origin of the table that a policy names, and its number of rows.
+/// Returns the origin (learned or shipped) and the number of rows of the table that a policy names.
 fn table_of(policy: &str) -> Option<(&str, usize)> {
     let (origin, rest) = policy.split_once(" table of ")?;
     let (rows, _) = rest.split_once(" row")?;
     Some((["learned", "shipped"].into_iter().find(|known| *known == origin)?, rows.parse().ok()?))
 }
 
-/// Returns true if a fingerprint is complete. The NCCL version is its last part.
+/// Returns true if `host` is a complete fingerprint. The last part of a fingerprint is the NCCL
+/// version. In a split line, the text of another rank follows directly, so that the last part is
+/// not a version.
 fn is_whole_host(host: &str) -> bool {
     let has_version = host.rsplit('/').next().is_some_and(|nccl| nccl == "unknown" || is_version(nccl));
     has_version && host.parse::<Fingerprint>().is_ok()

@@ -7,13 +7,14 @@
 //! and every candidate once, so that a change of the machine's speed affects all of them.
 //!
 //! Promises:
-//! - A row is written only for sizes at which it was measured.
-//! - Every round with the row was faster than every round of NCCL's choice. (One in five of the
-//!   row's rounds is left out as an outlier, and one in five of those of NCCL's choice. With fewer
-//!   than five rounds, all count.) This is measured twice: with the row's choice forced, and with
-//!   the whole table.
-//! - `--groups` gives numbers of collectives in a group. Neither the row nor the whole table makes
-//!   groups of these sizes slower.
+//! - A row covers only measured sizes, and the sizes around each of them up to the middle between
+//!   neighbours (`rows::rows`).
+//! - At the measured sizes, every round with the row was faster than every round of NCCL's choice.
+//!   (From five rounds on, one in five is left out as an outlier: of the rounds with the row the
+//!   slowest, of the rounds of NCCL's choice the fastest.) This is measured twice: with the row's
+//!   choice forced, and with the whole table.
+//! - `--groups` lists sizes of groups, as numbers of collectives. Neither the row's choice nor the
+//!   whole table makes groups of these sizes slower by more than noise.
 //! - A run counts only if its data is right, and NCCL's log says that every channel used the
 //!   plugin. A failed run is repeated once.
 
@@ -40,11 +41,12 @@ use std::time::Instant;
 use sweep::{Confirmation, Confirmed, Outcome, Sweep};
 use verdict::{Dropped, Finding, Measured, Record, is_of_size};
 
-/// Rounds in which the whole table and NCCL's choice are measured again. If both are equally fast,
-/// the table's rounds count as faster by chance 26 times in 252, because `verdict::compare` leaves
-/// out one outlier of each. A row needs the least gain in the median, too.
+/// Number of rounds in which the whole table and NCCL's choice are measured again. If both are
+/// equally fast, the table's rounds count as faster by chance 26 times in 252, because
+/// `verdict::compare` leaves out one outlier on each side. In addition, a row needs the minimum
+/// gain (`--gain`) in the median.
 const FINAL_ROUNDS: u32 = 5;
-/// Rounds in which groups are measured, with the table and without.
+/// Number of rounds in which groups are measured with the whole table and with NCCL's choice.
 const GROUP_ROUNDS: u32 = 3;
 
 /// Runs the command: measures the candidates, confirms the winners, and writes the settings files.
@@ -104,7 +106,9 @@ fn introduce(plan: &Plan, max_runs: u64, out: &mut impl Write) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Returns the number of runs if nothing is dropped, everything is confirmed, and no run fails.
+/// Returns the greatest number of runs. It is reached if no candidate is dropped, every candidate
+/// is also measured in groups, and every collective has rows to confirm. Repetitions of failed runs
+/// are not counted.
 fn max_runs(plan: &Plan) -> u64 {
     let groups = plan.groups.len() as u64;
     let finals = 2 * (u64::from(FINAL_ROUNDS) + u64::from(GROUP_ROUNDS) * groups);
@@ -172,7 +176,7 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     /// Measures NCCL's choice and all candidates with single collectives. Then measures NCCL's
-    /// choice and the better candidates with groups of collectives.
+    /// choice and the candidates that are clearly better at some size with groups of collectives.
     fn sweep(&mut self, collective: Collective, program: &'a Path, out: &mut impl Write) -> Result<Sweep<'a>> {
         let &Plan { rounds, gain, .. } = self.plan;
         let mut single = Measured::new(self.plan.candidates_of(collective).map(Some));
@@ -188,9 +192,10 @@ impl<'a> Bench<'a> {
         Ok(Sweep { collective, program, single, groups, judged, confirmation: None })
     }
 
-    /// Measures NCCL's choice and the candidates in turn. The one that is measured first changes
-    /// from round to round. Candidates run with `table`, or with a table that forces their choice.
-    /// After the first round, forced candidates that are too slow at every size are dropped.
+    /// Measures NCCL's choice and the candidates in turn. Which of them is measured first changes
+    /// from round to round. If `table` is given, all candidates run with it. Otherwise each
+    /// candidate runs with a table that forces its choice, and candidates that are too slow at
+    /// every size are dropped after the first round.
     fn measure(
         &mut self,
         run: &Run<'_>,
@@ -205,8 +210,8 @@ impl<'a> Bench<'a> {
             let count = running.len() + 1;
             let suffix = if table.is_some() { " with the whole table" } else { "" };
             say(out, &format!("{run}{suffix}: round {} of {rounds}, runs: {count}", round + 1))?;
-            // NCCL's choice has the last index. The first round begins with it, because its run
-            // reports the hosts and the sizes, which the forced tables need.
+            // NCCL's choice has the last index. The first round begins with NCCL's choice, because
+            // that run reports the hosts and the sizes, which the forced tables need.
             let first = count - 1 + round * (count / rounds as usize).max(1);
             for at in (0..count).map(|step| (first + step) % count) {
                 let Some(&index) = running.get(at) else {
@@ -227,14 +232,15 @@ impl<'a> Bench<'a> {
     }
 
     /// Makes a table that forces `choice` at all sizes of the sweep. NCCL asks the tuner once for a
-    /// group, with the sum of its bytes, so each size is multiplied by the group's members.
+    /// group, with the sum of the group's bytes, so each size is multiplied by the number of
+    /// collectives in the group.
     fn forced(&self, run: &Run<'_>, nccl: &Record, choice: Option<Choice>) -> Result<Table> {
         let sum = |bytes: u64| (bytes * u64::from(run.members), choice);
         let sizes = verdict::sizes(nccl).into_iter().map(sum).collect::<Vec<_>>();
         Table::new(None, rows::rows(run.collective, self.facts()?.ranks, &sizes)).map_err(anyhow::Error::msg)
     }
 
-    /// Compares the table of all winners with NCCL's choice.
+    /// Compares the table of all winners with NCCL's choice, and adds the results to `sweeps`.
     fn confirm(&mut self, sweeps: &mut [Sweep<'a>], out: &mut impl Write) -> Result<()> {
         let (ranks, gain) = (self.facts()?.ranks, self.plan.gain);
         let rows: Vec<Row> = sweeps.iter().flat_map(|sweep| sweep.proposed(ranks)).collect();
@@ -265,7 +271,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Removes rows that make groups of `members` collectives slower.
+    /// Marks rows that make groups of `members` collectives clearly slower. Such rows are not
+    /// written.
     fn check_groups(
         &mut self,
         sweep: &Sweep<'_>,
@@ -290,7 +297,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Measures NCCL's choice and the table. The one that is measured first alternates.
+    /// Measures NCCL's choice and the table, and returns their records in this order. In every
+    /// second round, the table is measured first.
     fn compare(
         &mut self,
         sweep: &Sweep<'_>,
@@ -308,8 +316,8 @@ impl<'a> Bench<'a> {
 
     /// Makes one more run for a record that is not dropped. A failed run is repeated once: ranks on
     /// other hosts write to the same output, so a line that splits another can make a good run
-    /// unreadable. A candidate that fails again is dropped. A failure of NCCL's own choice is an
-    /// error.
+    /// unreadable. If the repetition fails too, a candidate is dropped, but for NCCL's own choice
+    /// this is an error.
     fn add(&mut self, run: &Run<'_>, record: &mut Record, table: Option<&Table>, out: &mut impl Write) -> Result<()> {
         if record.dropped.is_some() {
             return Ok(());

@@ -92,15 +92,19 @@ pub struct Plan {
     pub sizes: (usize, usize),
     /// The collectives with their programs: one or more, without duplicates.
     pub collectives: Vec<(Collective, PathBuf)>,
-    /// All candidates, sorted by channels. [`Plan::candidates_of`] returns those of one collective.
+    /// All candidates, sorted by number of channels. [`Plan::candidates_of`] returns the candidates
+    /// for one collective.
     candidates: Vec<Choice>,
     pub rounds: u32,
-    /// A row must be this many times as fast as NCCL's choice.
+    /// A row is written only if its choice is at least this many times as fast as NCCL's choice.
     pub gain: f64,
-    /// Numbers of collectives in a group. Rows must not make such groups slower.
+    /// Groups to measure, each given as its number of collectives. Rows must not make such groups
+    /// slower.
     pub groups: Vec<u32>,
-    /// The file named by the option or the variable. `None` means each host's default file.
+    /// The settings file that `--output` or `NCCL_SPARK_SETTINGS_FILE` names. `None` means each
+    /// host's default file.
     pub output: Option<PathBuf>,
+    /// The settings file on this machine.
     pub file: PathBuf,
     /// The table that `file` has before the run.
     pub before: Option<Table>,
@@ -167,7 +171,7 @@ impl Options {
 }
 
 impl Plan {
-    /// Returns the candidates of a collective. Trees are only for all_reduce, as in NCCL
+    /// Returns the candidates for a collective. Trees are only for all_reduce, as in NCCL
     /// (`ncclTopoTuneModel`, tuning.cc).
     pub fn candidates_of(&self, collective: Collective) -> impl Iterator<Item = Choice> {
         let can = move |choice: &Choice| choice.algorithm != Algorithm::Tree || collective == Collective::AllReduce;

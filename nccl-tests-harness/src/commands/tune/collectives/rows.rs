@@ -1,13 +1,14 @@
-//! Makes rows of a tuner's table from choices at measured sizes. Pure arithmetic on sizes.
+//! Makes rows of the tuner's table from the choices at measured sizes. Pure arithmetic on sizes.
 
 use nccl_net_spark::tuner::table::{Choice, Collective, Fingerprint, Row, Table};
 
-/// Returns the rows for `sizes`, which are sorted and above 0. A size without a choice gets no row.
+/// Returns the rows for `sizes`: sizes in bytes with their choices. The sizes must be above 0 and
+/// ascending. A size without a choice gets no row.
 ///
-/// A size's row begins at the geometric mean of this size and the next smaller size. It ends at the
-/// geometric mean of this size and the next larger size. The first size has half its value as the
-/// smaller neighbour, and the last size has twice its value as the larger one. Adjacent rows with
-/// the same choice become one.
+/// A size's row begins just above the geometric mean of this size and the next smaller size. The
+/// row ends at the geometric mean of this size and the next larger size. For the first size, half
+/// of it stands in for the next smaller size. For the last size, twice that size stands in for the
+/// next larger size. Adjacent rows with the same choice become one.
 pub fn rows(collective: Collective, ranks: usize, sizes: &[(u64, Option<Choice>)]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for (at, &(bytes, choice)) in sizes.iter().enumerate() {
@@ -24,8 +25,9 @@ pub fn rows(collective: Collective, ranks: usize, sizes: &[(u64, Option<Choice>)
     rows
 }
 
-/// Returns the rows of an older table that this run does not replace. Keeps no row of a table for
-/// other hosts.
+/// Returns the rows of the older table `before` that this run does not replace: those for another
+/// number of ranks, or for a collective that is not in `measured`. Returns none if the table was
+/// not learned on hosts like `host`.
 pub fn kept(before: Option<&Table>, host: &Fingerprint, measured: &[Collective], ranks: usize) -> Vec<Row> {
     let is_here = |of: &Fingerprint| of.to_string() == host.to_string();
     let Some(table) = before.filter(|table| table.fingerprint().is_some_and(is_here)) else { return Vec::new() };
@@ -33,7 +35,7 @@ pub fn kept(before: Option<&Table>, host: &Fingerprint, measured: &[Collective],
     table.rows().iter().filter(is_other).copied().collect()
 }
 
-/// Returns the geometric mean, rounded down. The mean is less than `above` if `below` is less.
+/// Returns the geometric mean, rounded down. If `below` is less than `above`, so is the mean.
 fn middle(below: u64, above: u64) -> u64 {
     (u128::from(below) * u128::from(above)).isqrt() as u64
 }

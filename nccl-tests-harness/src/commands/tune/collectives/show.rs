@@ -1,4 +1,4 @@
-//! The measurements as tables and as JSON.
+//! Shows the measurements as text and as JSON.
 
 use super::options::Plan;
 use super::sweep::{Outcome, Sweep};
@@ -9,7 +9,8 @@ use nccl_net_spark::tuner::table::{Choice, Table};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 
-/// Makes a line's cells: size, NCCL's time, a choice with its time if there is one, and a remark.
+/// Makes the cells of a line: the size, NCCL's time, the choice `best` with its time and its gain
+/// (or `-` for all three), and the remark `words`.
 fn cells(bytes: u64, nccl_us: f64, best: Option<(Choice, f64)>, words: &str) -> [String; 6] {
     let (choice, us, gain) = match best {
         Some((choice, us)) => (choice.to_string(), significant(us), format!("{:.2}", nccl_us / us)),
@@ -92,7 +93,7 @@ pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
     )
 }
 
-/// Makes the JSON of all results. The name of every number has its unit.
+/// Makes the JSON of all results. A number that has a unit has the unit in its name.
 pub fn json(plan: &Plan, outcome: &Outcome<'_>) -> Value {
     let &Outcome { fabric, facts, sweeps, table, .. } = outcome;
     json!({

@@ -19,7 +19,8 @@ pub struct Sweep<'a> {
     pub groups: Vec<Measured>,
     #[serde(rename = "sizes")]
     pub judged: Vec<Judged>,
-    /// Second measurement, with the whole table. `None` if no candidate won at any size.
+    /// The second measurement, which is made with the whole table. `None` if no candidate won at
+    /// any size.
     pub confirmation: Option<Confirmation>,
 }
 
@@ -32,8 +33,10 @@ pub struct Confirmation {
 
 pub struct Confirmed {
     pub bytes: u64,
+    /// The choice of the table's row for this size, and how the table compares with NCCL's choice.
+    /// `None` if the table has no row for this size.
     pub row: Option<(Choice, Finding)>,
-    /// True if the times differ clearly, in either direction.
+    /// True if the times with the table and with NCCL's choice differ clearly, in either direction.
     pub differs: bool,
 }
 
@@ -57,7 +60,7 @@ impl Serialize for Confirmed {
 }
 
 impl Confirmation {
-    /// Returns NCCL's time divided by the table's, for each size with a confirmed row.
+    /// Returns NCCL's time divided by the table's time, for each size with a confirmed row.
     pub fn gains(&self) -> impl Iterator<Item = f64> {
         let rows = self.sizes.iter().filter(|line| line.choice().is_some());
         rows.map(|line| self.nccl.median(line.bytes) / self.table.median(line.bytes))
@@ -84,7 +87,8 @@ pub struct Outcome<'a> {
     pub facts: &'a Facts,
     pub sweeps: &'a [Sweep<'a>],
     pub learned_rows: usize,
-    /// Number of older rows that stay, for other collectives or other numbers of ranks.
+    /// Number of rows that stay from the older table, because they are for other collectives or
+    /// other numbers of ranks.
     pub kept_rows: usize,
     pub table: Option<&'a Table>,
 }

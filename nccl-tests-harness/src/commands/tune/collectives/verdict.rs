@@ -1,5 +1,5 @@
 //! Finds the best choice (algorithm, protocol and number of channels) for each size, and compares
-//! it with NCCL's choice. Pure arithmetic on times.
+//! this choice with NCCL's. Pure arithmetic on times.
 
 use super::measure::Times;
 use crate::output::numbers::median;
@@ -9,15 +9,16 @@ use serde_json::json;
 use std::cmp::Ordering;
 use std::fmt::Display;
 
-/// A candidate that takes this many times the best time at every size is not measured again.
+/// A candidate that takes more than this many times the best time at every size is not measured
+/// again.
 const HOPELESS: f64 = 1.3;
 /// Groups of collectives count as slower only below this fraction of their speed with NCCL's
 /// choice. Smaller differences may be noise.
 const LEAST_IN_GROUPS: f64 = 0.98;
-/// One round in this many may be an outlier.
+/// One round in this many counts as an outlier.
 const OUTLIERS: usize = 5;
-/// Candidates within this factor of the best time are equally good. Then the choices for
-/// neighbouring sizes decide.
+/// Candidates whose times are within this factor of the best time count as equally good. Among such
+/// candidates, the choices for neighbouring sizes decide.
 const AS_GOOD: f64 = 1.03;
 
 /// The measurements of one candidate, of NCCL's choice, or of the learned table with all its rows.
@@ -70,7 +71,8 @@ fn text_or_null<S: Serializer>(value: &Option<impl Display>, serializer: S) -> R
 pub struct Judged {
     pub bytes: u64,
     pub nccl_us: f64,
-    /// The winning candidate, or else the fastest, with its median.
+    /// The winning candidate with its median time in microseconds. If no candidate wins, the
+    /// fastest one with its median time.
     pub best: Option<(Choice, f64)>,
     pub finding: Finding,
 }
@@ -90,14 +92,16 @@ impl Serialize for Judged {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finding {
-    /// Clearly better: the choice wins.
+    /// The choice is clearly better than NCCL's, and wins.
     Better,
-    /// The gain in the median is too small.
+    /// The choice's gain in the median time is too small.
     SmallGain,
-    /// The slowest round is not faster than the fastest round of NCCL's choice.
+    /// Apart from outliers, the choice's slowest round is not faster than the fastest round of
+    /// NCCL's choice.
     RoundsOverlap,
-    /// Clearly better, but a group is slower with the choice.
+    /// The choice is clearly better than NCCL's, but makes a group of collectives slower.
     SlowInGroups,
+    /// There are no times to compare.
     NoCandidate,
 }
 
@@ -122,14 +126,14 @@ impl Record {
         self.rounds.iter().filter_map(|round| round.get(&bytes).copied()).collect()
     }
 
-    /// Returns the median of one size. NaN if the size was not measured.
+    /// Returns the median time for one size, or NaN if the size was not measured.
     pub fn median(&self, bytes: u64) -> f64 {
         median(&self.times(bytes))
     }
 }
 
 impl Measured {
-    /// Makes an empty record for each of `choices`, for single collectives.
+    /// Makes empty records for NCCL's choice and for each of `choices`, for single collectives.
     pub fn new(choices: impl IntoIterator<Item = Option<Choice>>) -> Self {
         Self { members: 1, nccl: Record::new(None), candidates: choices.into_iter().map(Record::new).collect() }
     }
@@ -142,9 +146,10 @@ impl Measured {
         self.candidates.iter().filter(is_better).filter_map(|record| record.choice).collect()
     }
 
-    /// Returns true if these groups are at least about as fast as with NCCL's choice, when the row
-    /// for `bytes` in the tuner's table has `choice`. Returns false for a candidate that was not
-    /// measured, or failed.
+    /// Returns true if the row for `bytes` in the tuner's table may have `choice`: the groups to
+    /// which this row applies are then at least about as fast as with NCCL's choice. Returns true
+    /// if the row applies to no measured group. Otherwise returns false for a candidate that was
+    /// not measured in these groups, or was dropped.
     fn allows(&self, choice: Choice, bytes: u64) -> bool {
         let record = self.candidates.iter().find(|record| record.choice == Some(choice) && record.dropped.is_none());
         let is_fast = |each: u64| {
@@ -183,8 +188,8 @@ pub fn prune(nccl: &Record, candidates: &mut [Record]) {
 
 /// Judges whether the times `with` are clearly better than the times `without`: the median is
 /// better by the factor `gain`, and the slowest of `with` is faster than the fastest of `without`.
-/// One round in five on each side may be an outlier, which is left out: the slowest rounds of
-/// `with`, and the fastest rounds of `without`. With fewer than five rounds, all count.
+/// One round in five on each side is left out of the second comparison as an outlier: the slowest
+/// rounds of `with`, and the fastest rounds of `without`. With fewer than five rounds, all count.
 pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     if with.is_empty() || without.is_empty() {
         return Finding::NoCandidate;
@@ -202,7 +207,8 @@ pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     if slowest < fastest { Finding::Better } else { Finding::RoundsOverlap }
 }
 
-/// Returns true if the median times show that groups are slower than noise explains.
+/// Returns true if groups with the median time of `with` are slower than with the median time of
+/// `without`, by more than noise explains.
 pub fn is_slower(without: &[f64], with: &[f64]) -> bool {
     median(without) < median(with) * LEAST_IN_GROUPS
 }
@@ -217,10 +223,11 @@ pub fn differ(some: &[f64], others: &[f64], gain: f64) -> bool {
     [compare(some, others, gain), compare(others, some, gain)].contains(&Finding::Better)
 }
 
-/// Judges every size. A candidate counts if it makes none of the `groups` slower, is clearly better
-/// than NCCL's choice, and is about as fast as the best. Chooses one such candidate for each size
-/// that has any, so that the choice changes as rarely as possible between sizes. If several ways
-/// have as few changes, the one with the fewest channels counts, then the fastest.
+/// Judges every size. A candidate is good at a size if it makes none of the `groups` slower, is
+/// clearly better than NCCL's choice, and is about as fast as the fastest candidate that makes no
+/// group slower. Chooses one good candidate for each size that has any, so that the choice changes
+/// as rarely as possible between sizes. Of several such series of choices, takes the one with the
+/// fewest channels in sum, and then the fastest one.
 pub fn judge(alone: &Measured, groups: &[Measured], gain: f64) -> Vec<Judged> {
     let Measured { nccl, candidates, .. } = alone;
     let running: Vec<(Choice, &Record)> = (candidates.iter().filter(|record| record.dropped.is_none()))
@@ -256,11 +263,16 @@ pub fn judge(alone: &Measured, groups: &[Measured], gain: f64) -> Vec<Judged> {
     judged.collect()
 }
 
+/// A series of choices, one for each size from the smallest on, and the figures by which series are
+/// compared.
 #[derive(Debug, Clone, Default)]
 struct ChoicePath {
     choices: Vec<Option<Choice>>,
+    /// Number of neighbouring sizes with different choices.
     changes: usize,
+    /// Sum of the choices' channels.
     channels: u32,
+    /// Sum of the choices' times, each divided by the best time at its size.
     slowness: f64,
 }
 
@@ -281,8 +293,9 @@ impl ChoicePath {
     }
 }
 
-/// Takes one of the good choices for each size, if any. `good` has the choices of each size, each
-/// with its time divided by the best time.
+/// Takes one of the good choices for each size, or `None` for a size without one. `good` has the
+/// good choices of each size. Each choice comes with its time divided by the best time at this
+/// size.
 fn choose_path(good: &[Vec<(Choice, f64)>]) -> Vec<Option<Choice>> {
     let mut paths = vec![ChoicePath::default()];
     for choices in good {
@@ -337,7 +350,8 @@ mod tests {
         let ll = record("ring/ll/4", &[&[20.0, 30.0, 31.0, 59.0]]);
         let simple = record("ring/simple/2", &[&[29.9, 29.5, 30.0, 30.0]]);
         let judged = judge(&alone(nccl.clone(), vec![ll.clone(), simple.clone()]), &[], 1.05);
-        // For the second size, both choices give the same number of changes. Fewer channels decide.
+        // For the second size, both choices give the same number of changes. The one with fewer
+        // channels wins.
         assert_eq!(chosen(&judged), ["ring/ll/4", "ring/simple/2", "ring/simple/2", "ring/simple/2"]);
         assert_eq!((judged[0].nccl_us, judged[0].best.unwrap().1), (30.0, 20.0));
         let other = record("ring/ll/1", &[&[99.0, 29.6, 99.0, 99.0]]);

@@ -1,4 +1,5 @@
-//! Writes the table into the settings file of every machine, directly or by a process from mpirun.
+//! Writes the table into the settings file of every machine: directly on a single machine,
+//! otherwise by processes that mpirun starts on all machines.
 //!
 //! All machines get the same table, because ranks with different tables refuse each other. The
 //! table keeps the launching machine's older rows. If another machine had a different table, that
@@ -37,8 +38,8 @@ const LOCAL_RANK: [&str; 4] = ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", 
 
 impl Task {
     /// Writes the file, unless another process of the job writes it on this machine. If the
-    /// launcher sets no variable of `LOCAL_RANK`, several processes write the file. That is
-    /// harmless: each replaces the whole file by the same text.
+    /// launcher sets no variable of `LOCAL_RANK`, all processes on a machine write the file. This
+    /// is harmless, because each process replaces the whole file by the same text.
     pub fn run(self, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<()> {
         let local_rank = LOCAL_RANK.iter().find_map(|name| lookup(name));
         if local_rank.is_some_and(|rank| rank != "0") {
@@ -53,7 +54,8 @@ impl Task {
     }
 }
 
-/// Writes the table into the file of every machine. Without a table, removes the one in the file.
+/// Writes the table into the settings file of every machine. If `table` is `None`, removes the
+/// table from these files.
 pub fn everywhere(plan: &Plan, own: &Path, table: Option<&Table>, remark: &str, out: &mut impl Write) -> Result<()> {
     let Place::Hosts(arguments) = &plan.conditions.place else {
         for line in put(&plan.file, table, plan.before.as_ref(), remark)? {
@@ -102,9 +104,10 @@ fn command(plan: &Plan, arguments: &[String], own: &Path, table: Option<&Table>,
     Ok(command)
 }
 
-/// Writes one file. `before` is the previous table of the launching machine.
+/// Writes the table into one file, or removes the file's table if `table` is `None`. `before` is
+/// the previous table of the launching machine. Returns lines for the user.
 fn put(file: &Path, table: Option<&Table>, before: Option<&Table>, remark: &str) -> Result<Vec<String>> {
-    // `write_settings` reports an unusable file.
+    // Errors are ignored here, because `write_settings` reports a file that cannot be read.
     let old = keep::check(file).ok().and_then(|settings| settings.tuner.table);
     let pair = table.map(|table| (keep::TUNER_TABLE, table.to_string()));
     let mut lines = keep::write_settings(file, &keep::TABLE, pair.as_slice(), remark)?;

@@ -259,7 +259,9 @@ impl<const N: usize> World<N> {
         }
     }
 
-    /// Confirms the test writes if the receiver has queue pairs for them, in use or not.
+    /// Reports the result of the test writes to the sender. They succeed if the receiver has queue
+    /// pairs for them (in use or not), the sender's port is up, and the receiver's queue pairs are
+    /// connected to the sender's newest request.
     pub(super) fn probe(&mut self, lane: LaneId) {
         let generation = self.new[0][lane.index()];
         let is_there = generation.is_some_and(|generation| self.has_qps(1, lane, generation))

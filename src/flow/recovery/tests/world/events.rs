@@ -71,7 +71,8 @@ impl<const N: usize> World<N> {
             let (here, there) = (self.closing[side], self.closing[1 - side]);
             let must_close = (here.peer_is_away || here.path_ended) && !here.has_closed;
             events.extend(must_close.then_some(Event::Close { side }));
-            // A side reads all frames of a peer that has left before it detects that TCP is broken.
+            // If the peer has left, a side detects that TCP is broken only after it has read all of
+            // the peer's frames.
             let has_read = self.frames[side].is_empty() || !there.has_left;
             if !self.tcp_carries && self.tcp_is_open[side] && has_read {
                 events.extend([true, false].map(|is_closed| Event::FindTcp { side, is_closed }));

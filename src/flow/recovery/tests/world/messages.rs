@@ -25,12 +25,13 @@ pub struct Messages<const N: usize> {
     receives: Receives<N>,
     ring: Ring,
     shadow: Ring,
-    /// How many messages have a grant (`granted`), and how many have a send (`begun`).
+    /// Number of messages that have a grant.
     granted: usize,
+    /// Number of messages that have a send.
     pub(super) begun: usize,
     running: [Option<u16>; MESSAGES],
     pub(super) confirmed: [bool; MESSAGES],
-    /// Set of the bytes of each message that are in its buffer, with one bit for each byte.
+    /// For each message, a bit set of its bytes that have landed in the receiver's buffer.
     landed: [u8; MESSAGES],
     pub(super) delivered: [bool; MESSAGES],
     /// Shares in transit, or with a completion that the sender has not polled. Sorted by `insert`.
@@ -40,9 +41,9 @@ pub struct Messages<const N: usize> {
     unseen: Vec<ShareWrite>,
     /// Grants in transit, in the order of their posts.
     pub(super) grants: Vec<GrantWrite>,
-    /// Number of times that each device of the receiver was opened: until now (`openings`), and
-    /// until its last answer to a JOIN (`answered`).
+    /// For each device of the receiver, the number of times that it was opened again.
     openings: [u8; RAILS],
+    /// The value of `openings` when the receiver last answered a JOIN for the device's rail.
     answered: [u8; RAILS],
     /// Number of answers with new keys.
     epoch: u8,
@@ -170,7 +171,7 @@ impl<const N: usize> Messages<N> {
         keys(&self.openings, message)
     }
 
-    /// Drops the shares that have landed on a lane's new queue pairs, or on those of all lanes.
+    /// Drops the shares in `unseen` that have landed on `lane`, or all of them if `lane` is `None`.
     pub(super) fn drop_unseen(&mut self, lane: Option<LaneId>) {
         self.unseen.retain(|write| lane.is_some_and(|lane| write.lane != lane));
     }
@@ -270,7 +271,7 @@ impl<const N: usize> World<N> {
         let message = message_of::<N>(sequence);
         let entry = it.shadow.entry(sequence).ok_or_else(|| format!("the grant of message {message} is not whole"))?;
         let keys = |lane: LaneId| (entry.rkey(lane), key(&it.openings, message, lane));
-        // The new keys of a returned device are used after the next answer to a JOIN.
+        // The new keys of a returned device are in use from the next answer to a JOIN on.
         let has_answered = |lane: &LaneId| it.openings[lane.index()] == it.answered[lane.index()];
         let has_old_key = |lane| keys(lane).0 != keys(lane).1;
         if entry.epoch().number() != it.epoch || lanes().filter(has_answered).any(has_old_key) {
@@ -305,7 +306,8 @@ impl<const N: usize> World<N> {
         self.messages.grants = grants.into_iter().filter(can_land).collect();
     }
 
-    /// Posts a send, as one write on a lane, or with a share on each lane if `lane` is `None`.
+    /// Posts a send, as one write on `lane`, or as a share on each lane if `lane` is `None`. But if
+    /// some open lanes cannot carry the send, posts it as one share on the first lane that can.
     pub(super) fn post(&mut self, lane: Option<LaneId>) -> Result<(), String> {
         let open = self.open_lanes(0);
         let it = &mut self.messages;
@@ -454,7 +456,7 @@ impl<const N: usize> World<N> {
         self.resend_shares()
     }
 
-    /// Polls the shares that landed on a lane while the receiver did not poll it.
+    /// Polls the shares that landed on a lane while the receiver did not poll the lane.
     pub(super) fn take_in(&mut self, side: usize, lane: LaneId) -> Result<(), String> {
         if side == 0 {
             return Ok(());
@@ -533,7 +535,7 @@ fn remote(message: usize) -> u64 {
 }
 
 /// Returns the key of a message's buffer on a rail. The key depends on the number of times that the
-/// rail's device was opened.
+/// rail's device was opened again.
 fn key(openings: &[u8; RAILS], message: usize, lane: LaneId) -> u32 {
     (message as u32 + 1) << 16 | (lane.index() as u32) << 8 | u32::from(openings[lane.index()])
 }
