@@ -9,10 +9,11 @@
 //! its expected rate times the average quality of the best measured lanes.
 //!
 //! All connections of a process use the same rails. For a message of up to 128 KiB, the planner
-//! therefore counts the bytes of all connections that wait on each rail. A burst of messages from
+//! therefore gets the backlog of each rail, summed over all connections. A burst of messages from
 //! many connections then ends within 5 % of the best possible time, for messages of 32 KiB and more
-//! (`tests/crowd.rs`). For a larger message, the planner counts only this connection's own bytes.
-//! Otherwise a peer that accepts no data would keep the rails from other peers.
+//! (`tests/crowd.rs`). For a larger message, the planner gets only this connection's own backlog.
+//! Otherwise the backlog for a peer that accepts no data would keep other peers' messages off the
+//! rails.
 
 use super::pace::{Moment, Pace};
 use super::paths::Paths;
@@ -20,9 +21,10 @@ use super::plan::{LaneLoad, SHARE_ALIGNMENT, Shares, divide};
 use crate::wire::MAX_RAILS;
 use crate::wire::ids::LaneId;
 
-/// A small message stays on the favourite if it waits there no longer than this (in microseconds),
-/// or if no other lane would finish it earlier by more than this. A smaller gain is not worth the
-/// change, because the favourite's queue pair and completion queue are in the processor's cache.
+/// A small message stays on the favourite if it waits there for at most this number of
+/// microseconds, or if no other lane would finish the message earlier by more than this number. A
+/// smaller gain is not worth the change, because the favourite's queue pair and completion queue
+/// are in the processor's cache.
 const STAY_US: f64 = 5.0;
 /// A small message stays on the favourite if at most this number of bytes waits there: eight
 /// messages of 4 KiB. If the processor is the bottleneck, a second rail only adds work (soft-RoCE:
@@ -32,22 +34,26 @@ const STAY_BYTES: u64 = 32 * 1024;
 /// Smallest write that counts for a rail's measured rate, and for the load that other connections
 /// see. The time of a smaller write is mostly the fixed cost of a message.
 const COUNTED_BYTES: u64 = 4096;
-/// Of the unsplit messages up to this size, only `SAMPLE` in a row out of every `SAMPLE_EVERY` are
-/// timed. (When each message was timed, a stream of 4 KiB messages over soft-RoCE was 5 % slower.)
+/// Unsplit messages up to this size are timed by samples, except in a trial, where each is timed.
+/// (When each message was timed, a stream of 4 KiB messages over soft-RoCE was 5 % slower.)
 const SAMPLED_BYTES: u64 = 16 * 1024;
+/// Number of consecutive messages in a sample. All of them are timed.
 const SAMPLE: u32 = 16;
+/// One sample is taken in each sequence of this number of messages.
 const SAMPLE_EVERY: u32 = 128;
 
-/// A lane replaces the favourite if its rate is higher by more than this factor.
+/// A lane replaces the favourite if its rate is more than this factor times the favourite's rate.
 const CLEARLY_FASTER: f64 = 1.25;
 
-/// Accepted delay of a message in exchange for fewer shares, as a fraction of the time that the
-/// message must wait in any case. Each share costs a post and two completions. If many messages
-/// wait, the rails are busy even if no message is cut.
+/// Accepted delay of a message in exchange for fewer shares, as a fraction of the time until the
+/// first lane is free: the message must wait for that time in any case. Fewer shares save work,
+/// because each share costs a post and two completions. If many messages wait, the rails are busy
+/// even if no message is cut.
 ///
-/// Measured on rung 3 (ARCHITECTURE.md), with 18 connections, two messages each under way, and two
-/// cables at 0.05 of their speed. Messages of 64 KiB used 80 to 81 % of the links if each was cut,
-/// and 87 to 90 % if none was. Messages of 128 KiB used 94 to 97 % if cut, and 99 % if not.
+/// Measured on rung 3 (ARCHITECTURE.md), with 18 connections that each had two messages under way,
+/// and two cables at 0.05 of their speed. Messages of 64 KiB used 80 to 81 % of the links if each
+/// was cut, and 87 to 90 % if none was. Messages of 128 KiB used 94 to 97 % if cut, and 99 % if
+/// not.
 const MAX_DELAY_PER_WAIT: f64 = 0.25;
 /// Second limit for the accepted delay, as a fraction of the time for which the rails have been
 /// busy. The delay of a burst's last message delays the whole burst, and no message is known in
@@ -58,56 +64,69 @@ const MAX_DELAY_PER_BUSY_TIME: f64 = 0.03;
 ///
 /// Measured on rung 5, with two H200, 18 channels, and two cables at 0.1 and at 0.25 of their
 /// speed. NCCL sends an all_gather of 128 MiB as 72 messages of 0.9 MiB. These used 82 to 97 % of
-/// the links if unsplit, and 95 to 98 % if cut. An all_gather of 4 MiB, sent as
-/// messages of 58 KiB, took 570 us with unsplit messages and 760 us with cut ones.
+/// the links if unsplit, and 95 to 98 % if cut. An all_gather of 4 MiB, sent as messages of 58 KiB,
+/// took 570 us with unsplit messages and 760 us with cut messages.
 const MAX_UNSPLIT_WHEN_BUSY_BYTES: u64 = 128 * 1024;
 
 /// Lanes whose quality is at least this fraction of the best quality count as equally good.
 const ALIKE: f64 = 0.75;
 
-/// Minimum time between two updates of the rates. A change of a rail's speed must take effect
-/// within a second, which is 1,000 times as long.
+/// Minimum time between two updates of the rates for messages that are cut. A change of a rail's
+/// speed must take effect within a second, which is 1,000 times as long. (A change of favourite, a
+/// trial, and the loss or return of a lane update the rates without this minimum.)
 const REFRESH_NS: u64 = 1_000_000;
 
-/// Idle time after which a lane that was too slow for a share is tried again. The idle time must
-/// also exceed `RETRY_PATIENCE` times the expected duration of the trial.
+/// Idle time after which a lane that was too slow for a share is tried again. [`RETRY_PATIENCE`]
+/// may lengthen this time. The first trial of another lane also waits for this time.
 const RETRY_NS: u64 = 200_000_000;
+/// A lane is tried again only if its idle time is more than this factor times the expected duration
+/// of the write that tries the lane.
 const RETRY_PATIENCE: f64 = 20.0;
 
-/// Number of unsplit messages in a trial of another lane. This is several times the number that is
-/// in flight together, because fewer messages would show the lane's latency instead of its rate.
+/// Number of unsplit messages that a trial of another lane sends there after its first message.
+/// This is several times the number of messages in flight, because fewer messages would show the
+/// lane's latency instead of its rate.
 const TRIAL: u8 = 32;
-/// Time between two trials, at first and after the favourite has changed or slowed. Each trial that
-/// finds no better lane doubles it, up to `TRIAL_SELDOM_NS`. So a better lane is found within a
-/// second. (A constant 50 ms made a stream of 4 KiB messages over soft-RoCE 9 % slower.)
+/// Pause between two trials, at first and after the favourite has changed or slowed. Each trial
+/// that finds no better lane doubles the pause, up to [`TRIAL_SELDOM_NS`]. (A constant pause of 50
+/// ms made a stream of 4 KiB messages over soft-RoCE 9 % slower.)
 const TRIAL_EVERY_NS: u64 = 50_000_000;
+/// Longest pause between two trials. It is below a second, so that a trial notices within a second
+/// that the favourite has slowed.
 const TRIAL_SELDOM_NS: u64 = 800_000_000;
 /// The favourite has slowed if its rate falls below this fraction of its rate at the last trial.
 const SLOWED: f64 = 0.7;
 
-/// Trials in which unsplit messages use another lane than the favourite.
+/// State of the trials. In a trial, a series of unsplit messages uses another lane, to measure it.
+///
+/// `every_ns` is the pause between trials, which the end of a trial doubles or resets. `rate` is
+/// the favourite's rate at the start of the last trial.
 #[derive(Debug, Clone, Copy)]
 enum Trials {
-    /// The next trial starts at `next_ns`, and the following trials are `every_ns` apart. `rate` is
-    /// the favourite's rate at the last trial.
+    /// No trial is running. The next one may start at `next_ns`.
     Rest { next_ns: u64, every_ns: u64, rate: f64 },
-    /// `left` more messages use the lane on trial, which is the favourite until then. Afterwards
-    /// `home` is the favourite again, unless another lane is clearly faster.
+    /// `left` more messages use the lane on trial, which is the favourite until the trial ends.
+    /// Then `home`, the favourite before the trial, is the favourite again, unless another lane is
+    /// clearly faster.
     Trial { left: u8, home: LaneId, every_ns: u64, rate: f64 },
 }
 
-/// Load of all connections of this process on the lanes' rails. Called only by the thread that uses
-/// this connection's data path.
+/// What this connection needs to know of all connections of this process: their load on the lanes'
+/// rails, and their measurements. Called only by the thread that uses this connection's data path.
 pub trait OtherConnections {
-    /// Returns the bytes that all connections of this process have under way on a lane's rail.
+    /// Returns the bytes that all connections of this process, including this one, have under way
+    /// on a lane's rail. Only writes of at least `COUNTED_BYTES` count. An implementor may scale
+    /// the number to give a slow rail more weight.
     fn waiting_bytes(&self, lane: LaneId) -> u64;
-    /// Returns the bytes that all connections of this process have given to a lane's rail since it
-    /// was last idle. The default, 0, is for implementors that cut no messages.
+    /// Returns the bytes that all connections of this process have posted on a lane's rail since
+    /// the rail was last idle. Only writes of at least `COUNTED_BYTES` count. The default, 0, is
+    /// for implementors that cut no messages.
     fn busy_bytes(&self, _lane: LaneId) -> u64 {
         0
     }
     /// Reports a lane's quality as this connection has measured it, relative to the connection's
-    /// best lane: above 0, up to 1. Returns the average of all connections over the lane's path.
+    /// best lane: above 0, up to 1. Returns the average quality that all connections of this
+    /// process have reported for the lane's path.
     fn share_quality(&self, lane: LaneId, quality: f64) -> f64;
 }
 
@@ -129,16 +148,21 @@ pub struct Striping {
     paces: [Pace; MAX_RAILS],
     /// Estimated rate of each lane, in bytes per microsecond.
     rates: [f64; MAX_RAILS],
-    /// Bytes that may wait on a lane before another lane is considered for a small message.
+    /// For each lane, while it is the favourite: the bytes that may wait there before another lane
+    /// is considered for a small message.
     stay_bytes: [u64; MAX_RAILS],
     favourite: LaneId,
     min_share_bytes: u64,
-    /// [`COUNTED_BYTES`] if there are several lanes, otherwise `u64::MAX`: no write counts.
+    /// [`COUNTED_BYTES`] if there are several lanes. With one lane `u64::MAX`, so that no write
+    /// counts for the lane's measured rate.
     counted_bytes: u64,
+    /// Number of calls of [`Striping::is_to_time`]. Wraps around.
     sampled: u32,
+    /// Number of lanes, including lost ones.
     count: usize,
+    /// Bit set of the lost lanes.
     lost: u8,
-    /// True if a write was measured after the last update of the rates.
+    /// True if a timed write was confirmed after the last update of the rates.
     stale: bool,
     refreshed_ns: u64,
     trials: Trials,
@@ -148,8 +172,9 @@ pub struct Striping {
 
 impl Striping {
     /// Returns the state before the first message. `min_share_bytes` is the smallest useful share.
-    /// On all connections the first lane is the favourite at first, because one rail costs less
-    /// work.
+    /// Every connection begins with its first lane as the favourite, unless another lane is clearly
+    /// faster. The connections then mostly use one rail for small messages, which costs less work
+    /// than several rails.
     pub fn new(paths: &Paths, min_share_bytes: u64) -> Self {
         let expected_rates = paths.even_rates().map(|mbps| (mbps / 8.0).max(f64::MIN_POSITIVE));
         let count = paths.count().clamp(1, MAX_RAILS);
@@ -219,7 +244,8 @@ impl Striping {
         self.paces[lane.index()].is_idle()
     }
 
-    /// Returns the lane for a small message.
+    /// Returns the lane for a small message: the favourite, which changes first if too many bytes
+    /// wait on it.
     #[inline(always)]
     pub fn lane_for(&mut self, bytes: u64, others: &impl OtherConnections) -> LaneId {
         let favourite = self.favourite;
@@ -287,8 +313,8 @@ impl Striping {
         (MAX_DELAY_PER_WAIT * wait_us).min(MAX_DELAY_PER_BUSY_TIME * busy_bytes as f64 / bytes_per_us)
     }
 
-    /// Returns the lanes as the planner's input. `backlog_bytes` returns a lane's backlog, from the
-    /// lane and the bytes that this connection has under way on it.
+    /// Returns the lanes as the planner's input. The arguments of `backlog_bytes` are a lane and
+    /// the bytes that this connection has under way on that lane. It returns the lane's backlog.
     #[inline(always)]
     fn lanes(&self, backlog_bytes: impl Fn(LaneId, u64) -> u64) -> [LaneLoad; MAX_RAILS] {
         let mut lanes = [LaneLoad::default(); MAX_RAILS];
@@ -299,7 +325,8 @@ impl Striping {
         lanes
     }
 
-    /// Returns a lane that has no share but is due for one, to measure its current speed.
+    /// Returns a lane that has no share of this message, but is due for a share that measures the
+    /// lane's current speed ([`Striping::is_due`]).
     fn lane_to_measure(&self, shares: &Shares, now_ns: u64) -> Option<LaneId> {
         let left_out = |lane: &LaneId| !shares.as_slice().iter().any(|share| share.lane == *lane);
         LaneId::all(self.count).filter(left_out).find(|lane| self.is_due(*lane, self.min_share_bytes, now_ns))
@@ -334,8 +361,10 @@ impl Striping {
         self.refresh(others);
         let (home, rate) = (self.favourite, self.rates[self.favourite.index()]);
         let every_ns = if rate < SLOWED * before { TRIAL_EVERY_NS } else { every_ns };
-        let mut after_home = LaneId::all(self.count).cycle().skip(home.index() + 1).take(self.count - 1);
-        match after_home.find(|other| self.is_due(*other, bytes, now_ns)) {
+        let after_home = LaneId::all(self.count).cycle().skip(home.index() + 1).take(self.count - 1);
+        let due = after_home.filter(|other| self.is_due(*other, bytes, now_ns));
+        // The longest idle lane, so that each lane gets a trial in turn.
+        match due.min_by_key(|other| self.paces[other.index()].given_ns) {
             Some(other) => {
                 self.trials = Trials::Trial { left: TRIAL, home, every_ns, rate };
                 self.favourite = other;
@@ -363,7 +392,7 @@ impl Striping {
     /// Returns true if a write of `bytes` should measure a lane again after a long idle time.
     fn is_due(&self, lane: LaneId, bytes: u64, now_ns: u64) -> bool {
         let idle_ns = now_ns.saturating_sub(self.paces[lane.index()].given_ns);
-        // This check comes before the division, because it usually returns.
+        // This check usually returns. It comes first, to save the division below.
         if idle_ns <= RETRY_NS || self.paces[lane.index()].outstanding_bytes > 0 || !self.has(lane) {
             return false;
         }
@@ -371,13 +400,13 @@ impl Striping {
         idle_ns > (trial_us * 1000.0 * RETRY_PATIENCE) as u64
     }
 
-    /// Records that a share was posted on a lane. `now` is set if the share is timed.
+    /// Records that a share was posted on a lane. `now` is `Some` if the share is timed.
     #[inline(always)]
     pub fn record_queued(&mut self, lane: LaneId, bytes: u64, now: Option<Moment>) {
         self.paces[lane.index()].record_queued(bytes, now);
     }
 
-    /// Records that a share was confirmed. `now` is set if the share was timed.
+    /// Records that a share was confirmed. `now` is `Some` if the share was timed.
     #[inline(always)]
     pub fn confirmed(&mut self, lane: LaneId, bytes: u64, now: Option<Moment>) {
         self.paces[lane.index()].confirmed(bytes, now);
@@ -397,8 +426,9 @@ impl Striping {
             *quality = quality.map(|quality| others.share_quality(lane, quality / best));
             best_of_all = best_of_all.max(quality.unwrap_or(0.0));
         }
-        // Lanes of about the same quality get their average: the difference is noise, and shares
-        // that follow noise leave rails idle. Lanes without a measurement get it too.
+        // Lanes of about the best quality all get the average of their qualities: the difference
+        // is noise, and shares that follow noise leave rails idle. Lanes without a measurement get
+        // the same average.
         let alike = |factor: &f64| *factor >= ALIKE * best_of_all;
         let (sum, several) = qualities
             .iter()

@@ -33,8 +33,10 @@ struct Run {
     links: Vec<(Vec<usize>, f64)>,
     /// Writes in each rail's queue, each with its number of unsent bytes.
     queues: Vec<VecDeque<(QueuedShare, f64)>>,
+    /// Messages that are not done: the number of each, and of its unconfirmed shares.
     unfinished: VecDeque<(u64, usize)>,
-    /// Confirmations in transit to the sender: time of arrival (in microseconds), lane, write.
+    /// Confirmations in transit to the sender. Each has its time of arrival (in microseconds), the
+    /// lane, and the confirmed write.
     confirmations: VecDeque<(f64, LaneId, QueuedShare)>,
     latency_us: f64,
     now_us: f64,
@@ -64,7 +66,8 @@ impl Run {
         (self.now_us * 1000.0) as u64
     }
 
-    /// Runs with `window` messages under way. Returns the throughput in MB/s.
+    /// Runs for `seconds` with `window` messages of `bytes` under way. Returns the throughput in
+    /// MB/s.
     fn run(&mut self, seconds: f64, window: usize, bytes: u64) -> f64 {
         let (end, before) = (self.now_us + seconds * 1e6, self.done_bytes);
         while self.now_us < end {
@@ -96,8 +99,8 @@ impl Run {
         self.next += 1;
     }
 
-    /// Returns the current rate of each rail: its own rate, or its part of the link's capacity if
-    /// the link is the bottleneck.
+    /// Returns the current rate of each rail. This is the rail's own rate, or a fraction of its
+    /// PCIe link's capacity if the link is the bottleneck.
     fn current_rates(&self) -> Vec<f64> {
         let mut rates = self.rates.clone();
         for (rails, capacity) in &self.links {
@@ -136,7 +139,7 @@ impl Run {
             self.striping.confirmed(lane, write.bytes, write.timed.then_some(moment));
             self.unfinished.iter_mut().find(|(number, _)| *number == write.message).unwrap().1 -= 1;
         }
-        // The caller tests messages in order, so a finished message waits for those before it.
+        // The caller tests messages in order, so a finished message waits for earlier messages.
         while self.unfinished.front().is_some_and(|(_, left)| *left == 0) {
             self.unfinished.pop_front();
             self.done_bytes += bytes;
@@ -242,6 +245,18 @@ fn unsplit_messages_move_away_from_a_slow_rail() {
     run.run(1.0, 8, 4096);
     let mbytes = run.run(0.5, 8, 4096);
     assert!(mbytes > 0.95 * 1_250.0 && run.striping.favourite != slow, "{mbytes}");
+}
+
+#[test]
+fn each_rail_gets_a_trial_in_turn() {
+    for fast in 1..4 {
+        let mut rates = [1_000.0; 4];
+        rates[fast] = 10_000.0;
+        let mut run = Run::new(&[100_000; 4], &rates);
+        run.latency_us = 10.0;
+        run.run(4.0, 8, 4096);
+        assert_eq!(run.striping.favourite, lane(fast));
+    }
 }
 
 #[test]
