@@ -151,8 +151,9 @@ pub enum SocketFamily {
     V6,
 }
 
-// If a row has no field of `Config`, its value is only checked here. `Settings` or another program
-// uses the value.
+// A row may have no field of `Config`. The value of such a row is parsed to check it, and `Config`
+// does not store it. Either `Settings` uses the value (`NCCL_SPARK_SETTINGS_FILE`), or another
+// program does (`NCCL_SPARK_VLLM`).
 macro_rules! settings {
     ($($($($field:ident).+ =)? $name:literal, $default:literal, $parse:path, $allowed:literal, $doc:literal;)*) => {
         #[allow(unused_variables, reason = "a row without a field leaves `config` alone")]

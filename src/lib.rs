@@ -7,9 +7,9 @@
 //! - [`abi`]: the C boundary to NCCL. One table of functions for each version of NCCL's interface,
 //!   all backed by one set of functions. One file converts every pointer from NCCL, and no panic
 //!   leaves the library.
-//! - [`plugin`], [`config`]: the process. `init` reads the settings and opens the devices and
-//!   rails, until it has succeeded once; later calls open nothing. `plugin` determines the
-//!   properties that NCCL sees.
+//! - [`plugin`], [`config`]: state and settings of the process. NCCL may call `init` several times.
+//!   Each call reads the settings and opens the devices and rails, unless an earlier call has
+//!   succeeded. `plugin` also determines the properties that NCCL sees.
 //! - [`rails`], [`interfaces`]: the host. They select the ports that become rails, and determine
 //!   which rails share a PCIe link or a cable, and the rails' combined bandwidth. They read the
 //!   system, but open no RDMA device: `plugin` passes them the ports as plain data.

@@ -65,9 +65,9 @@ pub enum Command {
     SendRecv(Collective),
     /// Finds the fastest settings for these machines and writes them to the settings file.
     ///
-    /// Measures numbers of queue pairs and smallest shares in turns, then the best of them in turns
-    /// with the defaults. Writes them only if their slowest round is faster than the fastest round
-    /// of the defaults.
+    /// Measures several numbers of queue pairs and several smallest share sizes, in turns. Then
+    /// measures the best of them and the defaults, again in turns. Writes the best only if their
+    /// slowest round is faster than the fastest round of the defaults.
     #[command(after_help = examples::TUNE)]
     Tune(Box<tune::options::Options>),
     /// Writes a tuner's table into this machine's settings file.
@@ -106,8 +106,8 @@ pub enum Command {
     /// cures it.
     ///
     /// Looks at libraries, variables, devices, limits, links, addresses and counters. Needs no
-    /// root, and says what it could not see. Of the environment it takes NCCL_*, UCX_*, GLOO_*,
-    /// TP_* and what decides which libraries are loaded.
+    /// root, and says what it could not see. Of the environment it reads only NCCL_*, UCX_*,
+    /// GLOO_*, TP_* and the variables that decide which libraries are loaded.
     #[command(after_help = examples::DOCTOR)]
     Doctor(doctor::Options),
     /// Writes the facts of this machine and a measurement into one JSON file that you can post.

@@ -200,9 +200,10 @@ impl Fabric {
         Ok(Some(folder))
     }
 
-    /// Returns the limit from node 0 to node 1 of a software fabric. This limit is the same between
-    /// any two cabled nodes. `slowed_rails` has the names of slowed rails, each with the fraction
-    /// of its rate that it keeps. These fractions replace those of [`FabricRequest::slow_rails`].
+    /// Returns the highest payload rate and the lowest latency from node 0 to node 1 of a software
+    /// fabric; `None` if this is no software fabric. Between any two cabled nodes, both figures are
+    /// the same. `slowed_rails` has the names of slowed rails, each with the fraction of its rate
+    /// that it keeps. These fractions replace those of [`FabricRequest::slow_rails`].
     pub fn limit(&self, slowed_rails: &[(String, f64)]) -> Option<Limit> {
         let Soft { profile, slow_rails, .. } = self.soft.as_ref()?;
         let factor = |name: &str| {
@@ -359,8 +360,8 @@ mod tests {
         assert!(error(&of("/no/profile"), 2).starts_with("--profile: profile \"/no/profile\" is neither built in ("));
     }
 
-    /// Computed by hand: two of a triangle's four functions lead to the next node, over one cable
-    /// of 195 Gb/s.
+    /// Computed by hand: two of a Spark's four rails lead to the next Spark, over one cable that
+    /// carries 195 Gb/s of payload.
     #[test]
     fn between_two_sparks_of_a_triangle_is_one_cable() {
         for profile in ["spark-triangle", "spark-ring"] {

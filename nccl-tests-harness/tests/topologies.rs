@@ -1,5 +1,6 @@
-//! The plugin with default settings: over machines that are cabled to each other without a switch,
-//! and in containers that may open only some devices.
+//! Tests of the plugin over machines that are cabled to each other without a switch, and in
+//! containers that may open only some devices. Settings have their defaults, unless a test sets one
+//! for its ranks (`NCCL_SPARK_RING_TCP`, for example).
 //!
 //! A port's *twins* are its two RDMA functions, each a rail of its own. In a ring of four hosts, a
 //! *diagonal* is a pair of opposite hosts, which no cable joins.
@@ -64,8 +65,8 @@ fn every_collective_of_three_is_right_over_a_triangle() {
     );
 }
 
-/// As in NVIDIA's playbook connect-three-sparks: both twins at an end of a cable have addresses in
-/// the same /24, one for each cable.
+/// As in NVIDIA's playbook connect-three-sparks: each cable has one /24, which contains the
+/// addresses of both twins at both ends of the cable.
 #[test]
 fn a_triangle_of_three_subnets_pairs_each_twin_with_its_own() {
     if !is_built() {
@@ -92,8 +93,8 @@ fn ring_collectives_are_right_over_a_ring_of_four() {
     }
 }
 
-/// The plugin detects before it makes a queue pair that there is no common rail, so it does not
-/// wait for an address that never answers.
+/// Before the plugin makes any queue pair, it detects that the two hosts have no rail in common. So
+/// it does not wait for an address that never answers.
 #[test]
 fn collectives_over_a_rings_diagonal_fail_and_name_both_sides() {
     if !is_built() {
@@ -148,9 +149,10 @@ fn diagonals_of_a_ring_use_tcp_where_set_and_other_pairs_use_rails() {
 const DIAGONAL: [[&str; 2]; 2] = [["rocep1s0f0", "rocep1s0f1"], ["roceP2p1s0f1", "roceP2p1s0f0"]];
 
 /// Returns commands that give a network namespace the interfaces of a ring of four hosts. Each
-/// address has a routing table of its own. The table has a route to the opposite host if
-/// [`DIAGONAL`] names the address's rail for this host, and `has` returns true for the host and the
-/// rail. The table declares all other destinations unreachable.
+/// address, of one rail of one host, has a routing table of its own. The table has a route if the
+/// rail is the host's rail in a pair of [`DIAGONAL`], and `has(host, rail)` returns true. The route
+/// leads to the pair's other rail, on the opposite host. The table declares all other destinations
+/// unreachable.
 fn ring_of_routes(profile: &Profile, has: impl Fn(usize, &str) -> bool) -> String {
     let rail = |name: &str| profile.rails.iter().position(|rail| rail.name == name).unwrap();
     let address = |node, rail| Ipv6Addr::from(profile.gids(node, rail)[1]).to_canonical();
@@ -229,8 +231,9 @@ fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
     let output = job(&format!("alltoall -r 4 -b 1K -e 1K -n 1{tcp}"), |_, _| true);
     assert_right(&output, 1, |line| is_one_cable(line) || line.contains("by TCP over"));
 
-    // Two opposite hosts have one route each, from different pairs of rails. So for each route, the
-    // rail at its far end has no route back.
+    // The opposite hosts 0 and 2 have one route each: host 0 from its rail of the first pair in
+    // `DIAGONAL`, and host 2 from its rail of the second pair. So for each route, the rail at its
+    // far end has no route back.
     let output = job("all-gather -r 2 --rank-env 1:SOFTVERBS_NODE=2 -b 1M -e 1M -n 1", |node, rail| {
         [(0, "rocep1s0f0"), (2, "roceP2p1s0f0")].contains(&(node, rail))
     });

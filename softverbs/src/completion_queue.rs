@@ -58,8 +58,10 @@ pub(crate) enum CqOverflow {
 pub(crate) trait SendQueue: Send + Sync {
     fn number(&self) -> u32;
 
-    /// Adds the completions of finished sends to `cq`. Returns true if other sends are still under
-    /// way, or may resume.
+    /// Adds the completions of finished sends to `cq`. Returns true if the next
+    /// [`CompletionQueue::reap`] must call this again: either sends are still under way, or the
+    /// device's firmware has failed. A failed device may work again and complete its sends
+    /// ([`crate::hotplug`]).
     fn reap(&self, now_ns: u64, cq: &CompletionQueue) -> bool;
 }
 

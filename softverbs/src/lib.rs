@@ -8,8 +8,8 @@
 //! A *rail* is a simulated RoCE device: one PCI function with one port. Rails behave as mlx5's
 //! devices do. Queue sizes are rounded up. A request without a completion occupies the send queue
 //! until a later request has a completion. Completion queues overrun ([`completion_queue`]).
-//! Functions fail, leave the bus and return ([`hotplug`]). With `SOFTVERBS_NIC=soft-roce` rails
-//! behave as Linux' soft-RoCE, which is more lenient ([`nic`]).
+//! A rail's PCI function can fail, leave the bus and come back ([`hotplug`]). With
+//! `SOFTVERBS_NIC=soft-roce` rails behave as Linux' soft-RoCE, which is more lenient ([`nic`]).
 //!
 //! # Mechanism
 //!
@@ -38,10 +38,11 @@
 //!   LL and LL128 expect this order of a NIC, and `process_vm_writev` does not promise it.
 //! - A completion becomes visible only after the bytes of its request.
 //! - A rail, the PCIe link it shares and its cable are resources with a rate ([`profile`],
-//!   `pacing`). A piece of a message (at most 64 KiB) begins at the time when the message is posted
-//!   and the resources are free, even if the engine looks at it later. It completes once its
-//!   resources have carried it. So a late engine costs no bandwidth, and rails that a program uses
-//!   together reach the sum of their rates even on a busy machine.
+//!   `pacing`). The time at which a resource carries a piece of a message (at most 64 KiB) is
+//!   computed: the piece begins when its message is posted and its resources are free. An engine
+//!   that processes the piece later still computes with that earlier time. The piece completes once
+//!   its resources have carried it. So a late engine costs no bandwidth, and rails that a program
+//!   uses together reach the sum of their rates even on a busy machine.
 //! - A request of 512 bytes or less waits for at most one packet of other queue pairs.
 //! - Everything in shared memory is an atomic, and every value is bounded or checked before its
 //!   use, because another process may have written it.
@@ -49,17 +50,19 @@
 //!   (`tests/core.rs`).
 //! - Each difference between mlx5 and soft-RoCE is one method of [`nic::Nic`], whose comment names
 //!   the sources of both behaviours ([`nic`] names two exceptions). `tests/nics.rs` tests both
-//!   behaviours. The default is mlx5, the strict device. There is no method where both sources
-//!   agree or one of them leaves the behaviour open.
+//!   behaviours. The default is mlx5, the strict device. Where the sources agree, or where one of
+//!   them leaves the behaviour open, both devices behave alike, and there is no method.
 //!
 //! # Machines and cables
 //!
 //! The machines of a fabric are alike. Without `wire` lines in the profile, each rail reaches the
-//! rail of the same name on every other machine. With `wire` lines, the rails of a port reach the
-//! rails of the port at the other end of its cable ([`wiring`], [`profile::Profile::reaches`]),
-//! whatever their names. So a queue pair's peer is identified by machine and device
-//! (`fabric::RailOf`), and a message uses resources of both ends (`Node::resources_between`). The
-//! address of a rail without a cable does not answer (`Node::look_up`).
+//! rail of the same name on every other machine. With `wire` lines, each cable joins two physical
+//! ports ([`wiring::Port`]). Several rails may share a physical port, as the two functions of a
+//! ConnectX-7 port do. All rails of a physical port reach all rails at the other end of its cable,
+//! whatever their names ([`profile::Profile::reaches`]). So a queue pair's peer is identified by
+//! machine and device (`fabric::RailOf`), and a message uses resources of both ends
+//! (`Node::resources_between`). The address of a rail without a cable does not answer
+//! (`Node::look_up`).
 
 #![deny(clippy::disallowed_methods)]
 

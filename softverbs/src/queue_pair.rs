@@ -164,8 +164,8 @@ impl QueuePair {
     ///
     /// # Errors
     /// `EINVAL` for an unknown device or for sizes above the limits, `ENOMEM` if the fabric has no
-    /// free slot, `EIO` if programs are cut off from the function, `ENOLINK` if its firmware has
-    /// failed.
+    /// free slot. `EIO` if programs are cut off from the device or the device was removed;
+    /// `ENOLINK` if its firmware has failed ([`crate::hotplug`]).
     pub fn new(
         node: &Arc<Node>,
         device: usize,

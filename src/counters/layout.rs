@@ -92,11 +92,15 @@ pub enum Word {
     /// Number of payload bytes. A sender counts bytes that were acknowledged, a receiver counts
     /// bytes that have arrived.
     Bytes = 24,
-    /// Number of shares that carried the bytes. A share of several writes counts once.
+    /// Number of shares that carried [`Word::Bytes`]. A share is the part of a message that one
+    /// lane carries. It is one RDMA write, or several above the device's size limit, and counts
+    /// once in either case.
     Writes = 25,
-    /// Number of timed writes among [`Word::Writes`]. Of the messages of 4 to 16 KiB that are sent
-    /// on one lane, `flow::striping` times samples (and all while it tries another lane). It times
-    /// all other writes of 4 KiB or more. With one rail it times none.
+    /// Number of shares in [`Word::Writes`] that were timed. A sender with one rail times none.
+    /// With more rails, it times each share of 4 KiB or more, with two exceptions. Of the messages
+    /// of 4 to 16 KiB that it sends whole on one lane, it times only samples, but times all of them
+    /// while it tries another lane in order to measure that lane (`flow::striping`). After the loss
+    /// of a rail, it does not time shares that are sent again, nor sends whose grant has old keys.
     TimedWrites = 26,
     /// Total duration of the timed writes, in ns. Each duration starts when the send is assigned to
     /// lanes, and ends when the share is confirmed.
@@ -252,8 +256,9 @@ impl Counters {
     }
 
     /// Parses two successive reads of a file. A record is taken from the first read if both reads
-    /// have the same even sequence. The reads may end before the last record: records behind their
-    /// end came into use only after the reader had chosen how much to read, and are left out.
+    /// have the same even sequence. The reads may contain fewer records than their header counts:
+    /// the reader chooses the length of the reads first, and more records may come into use before
+    /// it reads. The records that the reads do not contain are left out.
     ///
     /// # Errors
     /// The reason why the file cannot be shown.
@@ -394,7 +399,9 @@ mod tests {
     fn a_record_that_changes_while_it_is_read_is_skipped() {
         let (before, after) = (file(|_| ()), file(|words| words[HEADER_WORDS] = 4));
         assert_eq!(Counters::parse(&before, &after).unwrap().passed_over, 1, "the sequence moved on");
-        // The second read's counts may be another lane's: they were read after the sequence.
+        // The record may pass to another lane during the second read, after its sequence was read
+        // and before its counts are read. So the counts must come from the first read, where
+        // `Word::Bytes` is 10.
         let next = file(|words| words[HEADER_WORDS + Word::Bytes as usize] = 9);
         assert_eq!(Counters::parse(&before, &next).unwrap().records[0].counts.bytes, 10);
         let changing = file(|words| words[HEADER_WORDS] = 3);

@@ -1,9 +1,10 @@
 //! Memory for counters: a memory file that other processes may open, or private memory.
 //!
-//! Every process that may inspect this one may also write to the file. So the file's words are only
-//! loaded and stored as atomics, and no index, length or decision depends on a loaded value. The
-//! file cannot shrink, and its memory is allocated from the start: access to a page that the kernel
-//! cannot allocate would raise SIGBUS (`shmem_acct_blocks` in Linux's mm/shmem.c).
+//! A process that may inspect this process (as by ptrace) can open the memory file in
+//! `/proc/PID/fd`, and can also write to it. So the file's words are only loaded and stored as
+//! atomics, and no index, length or decision depends on a loaded value. The file cannot shrink, and
+//! its memory is allocated from the start: access to a page that the kernel cannot allocate would
+//! raise SIGBUS (`shmem_acct_blocks` in Linux's mm/shmem.c).
 
 #![allow(unsafe_code)]
 
@@ -102,8 +103,8 @@ pub struct Place<T> {
     held: Option<Arc<OwnedWords<T>>>,
 }
 
-/// The attached value, and the owner of the words. Both are in one allocation, because every lane
-/// has a place.
+/// The attached value, and the owner of the words. Both are in one allocation, so that a [`Place`]
+/// stays small: it has one pointer for both, and every lane has a place.
 struct OwnedWords<T> {
     attached: T,
     _owner: Owner,

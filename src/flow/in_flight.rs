@@ -55,13 +55,17 @@ impl Bound {
 
     /// Reserves `charge` bytes if they fit.
     ///
-    /// Relaxed, here and in `release`: the counter publishes no memory, and no memory is read
-    /// because of its value. The counter never exceeds the bound: all changes of one atomic have a
-    /// single order, and each change applies to the value of the change before it. The counter
-    /// includes every send that is really in flight: a send's write is posted after its `reserve`,
-    /// and depends on the result of `reserve`. The bytes are released after the send's completion
-    /// was polled, and the release depends on that poll. No supported processor makes a store
-    /// visible before a load that the store depends on.
+    /// Relaxed suffices, here and in `release`, because the counter orders no access to other
+    /// memory: its value tells no thread that memory is ready to read. The counter never exceeds
+    /// the bound: all changes of one atomic have a single order, and each change applies to the
+    /// value of the change before it.
+    ///
+    /// The counter includes every send that is really in flight. A send's write is posted only if
+    /// `reserve` has returned true, so the stores that post it depend on the value that `reserve`
+    /// loads from the counter. The bytes are released only if a poll has found the send's
+    /// completion, so the store to the counter depends on the value that the poll loads. No
+    /// supported processor makes a store visible to others before the load that it depends on has
+    /// returned its value.
     fn reserve(&self, charge: u64) -> bool {
         let fits = |reserved: u64| reserved.checked_add(charge).filter(|sum| *sum <= self.most_bytes);
         self.reserved_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
@@ -99,7 +103,8 @@ impl Hold {
         self.bound.release(charge);
     }
 
-    /// Releases everything, because the connection has failed and has nothing in flight.
+    /// Releases all reserved bytes at the connection's end: after the connection has failed and its
+    /// queue pairs are closed, or when the connection is dropped.
     #[cold]
     pub fn release_all(&mut self) {
         self.bound.release(std::mem::take(&mut self.bytes));

@@ -4,9 +4,9 @@
 //! time, and executes the [`Action`]s in order. The words in capitals are control messages.
 //!
 //! Promises for each rail:
-//! - `Recovery::transition` is the only function that replaces the state. It emits a [`Changed`]
-//!   for the log and the counters. Two fields of a state change without it: `retry_at` when a port
-//!   comes up, and `peer_received` when the peer's FENCED arrives.
+//! - After set-up, `Recovery::transition` is the only function that replaces the state. It emits a
+//!   [`Changed`] for the log and the counters. Two fields of a state change without `transition`:
+//!   `retry_at` when a port comes up, and `peer_received` when the peer's FENCED arrives.
 //! - After a loss, the queue pairs are stopped first ([`Action::Fence`], or the data path's own
 //!   fence). FENCED is sent to the peer after this.
 //! - [`Action::Resend`] comes after the fences of both sides. From then on, nothing that was posted
@@ -15,7 +15,9 @@
 //!   acknowledged. The accepting side uses its own new queue pairs after LIVE arrives.
 //! - A connection may begin without any rail. It fails if no rail is in use within
 //!   [`Limits::first_rail`].
-//! - Every state except [`State::Up`] and [`State::Down`] has a time limit on one of the sides.
+//! - Every state except [`State::Up`], [`State::Down`] and [`State::Activating`] has a time limit
+//!   on one of the sides. `Activating` ends as soon as the caller has executed
+//!   [`Action::Activate`].
 //!
 //! All times are nanoseconds of one clock. If the clock goes backwards, no time has passed.
 #![doc = ""]
@@ -41,8 +43,10 @@ const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLISECOND;
 
 /// Pause before the connecting side tries to reconnect a lost rail. The pause doubles with each
-/// loss soon after a recovery, and with each failed attempt. It ends when a port comes up.
+/// loss soon after a recovery, and with each failed attempt. It ends early if the rail's port comes
+/// up.
 const RETRY_PAUSE_NS: u64 = 500 * MILLISECOND;
+/// Largest number of doublings of the pause in the usual case: a pause of 2 s.
 const MAX_DOUBLINGS: u32 = 2;
 /// Largest number of doublings for a rail that this connection has never used, although it has used
 /// others: a pause of 32 s. Such a rail's fault (a wrong VLAN, a missing route) lasts, and every
@@ -55,10 +59,11 @@ const STEADY: u64 = 10 * SECOND;
 const STEP: u64 = 10 * SECOND;
 /// Time after which an unacknowledged frame is sent again, over every rail.
 const REPEAT_AFTER_NS: u64 = 50 * MILLISECOND;
-/// While this number of messages is queued, no attempt is started.
+/// While this number of control messages or more is queued, no attempt is started and no STALL
+/// QUERY is sent.
 const CROWDED: usize = 32;
-/// Limit for queued messages when a message from the peer arrives. Above it, the peer violates the
-/// protocol: it sends frames but does not acknowledge this side's.
+/// If more than this number of control messages is queued when a message from the peer arrives, the
+/// peer violates the protocol: it sends frames but does not acknowledge this side's frames.
 const MAX_UNACKNOWLEDGED: usize = 4 * CROWDED;
 
 /// State of one connection's rails, and the control messages about them.
@@ -72,7 +77,8 @@ pub struct Recovery {
     link: ControlLink,
     /// Time at which the last frame was sent.
     sent_at: u64,
-    /// Number of the unacknowledged message, and the time at which it was first sent.
+    /// Number of the unacknowledged message, and the time at which it was first sent. After a new
+    /// TCP connection, the time at which it was first sent again.
     unconfirmed: Option<(u64, u64)>,
     /// Time of the last ARE YOU THERE that was queued because there is no TCP connection.
     asked_at: Option<u64>,
@@ -84,8 +90,9 @@ pub struct Recovery {
 #[derive(Debug, Clone)]
 struct Rail {
     state: State,
-    /// Number of losses and failed attempts, plus 1 during an attempt. Set to 0 when the rail is
-    /// lost after more than [`STEADY`] in use, and when its port comes up.
+    /// Number of losses and failed attempts since it was last set to 0, plus 1 during an attempt.
+    /// Set to 0 when the rail is lost after more than [`STEADY`] in use, and when its port comes
+    /// up.
     attempts: u32,
     /// Number of the newest JOIN. An answer to an earlier JOIN is ignored.
     join_number: u8,
@@ -97,7 +104,9 @@ enum Peer {
     Here,
     /// TCP was closed without a BYE at this time. The peer must show that it is alive.
     Suspected(u64),
+    /// The peer has sent BYE.
     Closed,
+    /// The peer's process has ended, or TCP delivered invalid bytes.
     Gone,
 }
 
@@ -133,19 +142,20 @@ impl Recovery {
         }
     }
 
-    /// Returns the time that the connection has waited for its first rail. `None` if a rail was
+    /// Returns how long the connection has waited for its first rail. Returns `None` if a rail was
     /// ever in use, or if rails are no longer recovered.
     pub fn waits_for_first_rail(&self, now: u64) -> Option<u64> {
         let waited = now.saturating_sub(self.no_rail_since.unwrap_or(now));
         (self.recovers() && !self.was_up()).then_some(waited)
     }
 
-    /// Returns the next action. The caller reports the action's result before it calls this again.
+    /// Returns the next action. The caller starts the actions in the order in which they come. It
+    /// may report the result of an action later, after it has called this function again.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Returns the frame to send now, if any. Called when no action is left.
+    /// Returns the frame to send now, if any. The caller must have executed all actions before.
     pub fn poll_frame(&mut self, now: u64) -> Option<Frame> {
         if self.peer == Peer::Gone {
             // No process reads the frames, even if the peer's NIC still acknowledges them.
@@ -163,7 +173,7 @@ impl Recovery {
         })
     }
 
-    /// Returns the current frame, for a peer that waits for a confirmation.
+    /// Returns the current frame. It also confirms the last message from the peer.
     pub fn frame(&self) -> ControlFrame {
         self.link.frame()
     }
@@ -214,12 +224,13 @@ impl Recovery {
         }
     }
 
-    /// Closes this side with a BYE.
+    /// Closes this side with a BYE. `delivered` is the number of receives before the first one that
+    /// waits for bytes; 0 from a sender.
     pub fn close(&mut self, delivered: u64) {
         self.link.queue(ControlMessage::Bye { delivered });
     }
 
-    /// Asks the peer for its progress. Sends nothing if `CROWDED` messages are queued, because the
+    /// Asks the peer for its progress. Sends nothing if `CROWDED` or more messages are queued: the
     /// peer does not acknowledge them.
     pub fn ask_about_stall(&mut self, number: u32) {
         if self.link.backlog() < CROWDED {
@@ -281,8 +292,8 @@ impl Recovery {
         self.give_up(Failure::Protocol(why));
     }
 
-    /// Reports a frame from the peer. `begun` is the number of sends that this side has started:
-    /// the peer cannot have received more. A receiver passes 0.
+    /// Reports a frame from the peer. `begun` is the number of receives for which this side has
+    /// started all sends. The peer cannot have completed more receives. A receiver passes 0.
     pub fn receive_frame(&mut self, frame: &ControlFrame, begun: u64, now: u64) {
         match self.link.receive_frame(frame) {
             Ok(None) => {}

@@ -1,4 +1,5 @@
-//! One of the two libraries that are compared. Starts its two ranks, and sends orders to them.
+//! One side of a comparison of two plugin libraries: one library, and the two ranks that use it. A
+//! [`Side`] starts the ranks and sends orders to them.
 
 use super::messages::{Answer, Flowed, Layout, Opened, Order};
 use super::rank::Pair;
@@ -22,8 +23,8 @@ pub struct About {
     /// `ours` or `theirs`.
     pub name: &'static str,
     pub library: PathBuf,
-    /// Version of the plugin interface: first the requested version, and the version in use once
-    /// the ranks run.
+    /// Version of the plugin interface. Before the ranks run, the requested version (`None`: the
+    /// newest that the library exports). Once they run, the version that they use.
     #[serde(rename = "plugin_interface")]
     pub abi: Option<u32>,
     /// Network of each rank, as NCCL would see it.
@@ -150,8 +151,8 @@ impl<'a> Side<'a> {
         let done = answer!(Answer::Done => ());
         self.order_all(|_| Order::Flow { layout, window_ms }, done)?;
         for is_slow in [true, false] {
-            // A part begins only after the receiver has answered the mark at the end of the part
-            // before. So no part is too short.
+            // The receiver has already answered the order that begins this part: `Order::Flow`, or
+            // the second `Order::Mark` of the round before. So the part lasts at least `part`.
             self.wait_until(Instant::now() + part)?;
             self.order_some(RECEIVER..RECEIVER + 1, |_| Some(Order::Mark), done)?;
             slow(is_slow)?;

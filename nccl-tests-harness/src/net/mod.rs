@@ -76,7 +76,7 @@ struct Comm {
     sends: bool,
 }
 
-/// Kind of memory that is passed to regMr with an address.
+/// The kind of memory at an address. regMr takes both the address and the kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pointer {
     Host,

@@ -217,7 +217,9 @@ mod tests {
         assert!(channels.text.starts_with("18 coll channels, 18 collnet") && channels.text.ends_with("per peer"));
         let counts = [("coll", 18), ("collnet", 18), ("nvls", 0), ("p2p", 32), ("p2p_per_peer", 2)];
         assert_eq!(channels.counts(), counts.map(|(name, count)| (name.to_owned(), count)).into());
-        // First a line that another rank's line cuts, then the rest of a cut line.
+        // mpirun may cut a rank's line and insert another rank's line. First, a line that is cut
+        // after the "1" of "18", with another rank's whole line behind the cut. Then, the rest of a
+        // line that was cut there.
         let cut = format!("h:1:2 [0] NCCL INFO 1{}", line(18));
         assert_eq!(used(&[&cut]).channels().unwrap().collective, 18);
         assert_eq!(used(&["8 coll channels, 8 collnet channels"]).channels(), None);

@@ -5,8 +5,8 @@ use crate::error::{Error, Quick};
 use crate::wire::ids::LaneId;
 
 /// Number of losses that are blamed on the rails, although a request may have caused the losses.
-/// The next loss is blamed on the request. The number is twice the number of a Spark's rails
-/// (four), because all rails may fail together.
+/// The next loss is blamed on the request. A Spark has four rails, and all of them may fail
+/// together. The number allows for two such failures.
 pub const STRIKES: u8 = 8;
 
 /// State of a lost lane's NIC after a fence.
@@ -14,8 +14,9 @@ pub const STRIKES: u8 = 8;
 pub enum Fenced {
     /// The NIC no longer reads or writes the connection's memory.
     Now,
-    /// The NIC was cut off or has failed, and may still read and write. The fence must be tried
-    /// again.
+    /// The NIC cannot be stopped yet: it does not answer, has failed, or the kernel has cut this
+    /// process off from it. It may still read and write the connection's memory. The fence must be
+    /// tried again.
     NotYet,
 }
 

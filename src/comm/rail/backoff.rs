@@ -2,8 +2,10 @@
 //!
 //! A path leads from one rail of this host to one address of a peer. It can be dead although both
 //! ports are up. Either the address does not resolve, which the kernel finds after a second in
-//! `ibv_modify_qp`; or it resolves, but packets are not acknowledged. The result of an attempt
-//! counts for new connections (`comm/setup`) and for lost rails (`comm/recovery`), on either side:
+//! `ibv_modify_qp`; or it resolves, but packets are not acknowledged. The result of one
+//! connection's attempt counts for all connections of this process that use the path. It counts for
+//! new connections (`comm/setup`) and for lost rails (`comm/recovery`), whether this host is the
+//! connecting side or the accepting side:
 //!
 //! - A dead path is not used during a pause. Each failed attempt doubles the pause. Messages give
 //!   the reason why the attempt failed.
@@ -163,8 +165,8 @@ impl Backoff {
     }
 
     /// Checks a path as [`Self::is_due`] does. If the path was dead, returns the right to try it on
-    /// behalf of all connections. Otherwise returns `None`: all lost rails may reconnect at the
-    /// same time.
+    /// behalf of all connections. Otherwise returns `None`, because nobody needs that right: over a
+    /// path that is not dead, all lost rails may reconnect at the same time.
     pub fn retry(&self, id: PathId, limit: Duration, now: Instant) -> Result<Option<Trial>> {
         let mut known = lock(&self.0);
         known.is_due(id, now)?;

@@ -2,7 +2,7 @@
 //!
 //! The driver passes events to recovery, and executes the actions that recovery requests. It stops
 //! queue pairs, creates, connects and tests new ones, and sends control frames. On the connecting
-//! side it owns new queue pairs until they are in use.
+//! side, the driver owns new queue pairs until they are in use.
 //!
 //! The driver runs on the service thread, which borrows the data path for short times
 //! ([`DataPath`]). Calls that may block run on threads of their own (`reconnect`).
@@ -36,8 +36,8 @@ use crate::wire::ids::LaneId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// [`Driver::close`] polls the data path at most this often. The receives that have arrived need
-/// fewer polls.
+/// Largest number of polls of the data path in [`Driver::close`]. Fewer polls are enough to process
+/// every receive that has arrived.
 const MOST_ROUNDS: usize = 256;
 const FRAMES: usize = 4;
 
@@ -59,7 +59,7 @@ pub struct Terms {
     pub role: Role,
     /// Priority of the connection's packets.
     pub priority: Priority,
-    /// Time for the connection to get its first rail.
+    /// Time limit for the connection to get its first rail.
     pub first_rail_timeout: Duration,
 }
 
@@ -75,22 +75,24 @@ pub struct Driver {
     recovery: Recovery,
     /// Zero of recovery's clock: the time of the first event.
     origin: Option<Instant>,
-    /// This connection's part in the log lines about rail outages. `tcp` is its part in the lines
-    /// about lost TCP.
+    /// Contributes this connection to the process's log lines about rail outages.
     outages: ConnectionOutages,
+    /// Contributes this connection to the process's log lines about lost TCP.
     tcp: tcp::ConnectionTcpOutages,
     stall: Stall,
     /// True while the data path has shares or grants to repeat. Set by [`Driver::on_path`].
     has_repeats: bool,
     warnings: u32,
-    /// Time, on recovery's clock, of the last round that found that NCCL had used the data path. If
-    /// NCCL stops calling before the first rail is up, the connection counts as abandoned.
+    /// Approximate time of NCCL's last call on the data path, on recovery's clock: the time of the
+    /// last round that found a call since the round before. If NCCL stops calling before the first
+    /// rail is up, the connection counts as abandoned.
     asked_at: u64,
 }
 
 impl Driver {
-    /// Starts to watch a new connection. Rails that are not open are not in use yet. If no rail is
-    /// open, the connection fails unless one comes into use in time.
+    /// Starts to watch a new connection. A rail without queue pairs (`generation` is `None`) begins
+    /// as a lost rail. If all rails begin so, the connection fails unless one of them comes into
+    /// use within `first_rail_timeout`.
     pub fn new(
         process: Arc<Process>,
         context: Arc<PathContext>,
@@ -228,8 +230,8 @@ impl Driver {
         self.recovery.bootstrap_need(is_open, at)
     }
 
-    /// Handles a round without TCP. Asks the peer over the rails for an answer, if a query is due
-    /// or an attempt to dial has failed (`is_unreachable`).
+    /// Handles a round without TCP. Sends ARE YOU THERE over the rails, if one is due or an attempt
+    /// to dial has failed (`is_unreachable`).
     pub fn tcp_missing(&mut self, is_unreachable: bool, now: Instant) {
         let at = self.clock(now);
         self.recovery.bootstrap_away(is_unreachable, at);
@@ -261,11 +263,12 @@ impl Driver {
     }
 
     /// Does one round of work. A new control frame goes to `send`, which sends it over TCP, or
-    /// returns false if there is no TCP. In that case the driver writes the frame into the peer's
-    /// mailbox over the rails. Repeated frames always go into the mailbox.
+    /// returns false if TCP cannot take it. In that case the driver writes the frame into the
+    /// peer's mailbox over the rails. Repeated frames always go into the mailbox.
     ///
-    /// Skips a data path that NCCL has used since the last round, unless `has_news` or work is in
-    /// progress. Such a data path wakes the service thread when it loses a rail.
+    /// Polls the data path for arrivals and losses, unless NCCL has used it since the last round:
+    /// NCCL's own calls wake the service thread when they find a lost rail. Polls the data path in
+    /// any case if `has_news` is true or work is in progress.
     pub fn poll(&mut self, now: Instant, has_news: bool, send: &mut dyn FnMut(ControlFrame) -> bool) {
         for _ in 0..FRAMES {
             let Some(frame) = self.mailboxes.take_frame() else { break };
@@ -310,9 +313,10 @@ impl Driver {
     /// Handles a control frame from the peer.
     pub fn receive_frame(&mut self, frame: &ControlFrame, now: Instant) {
         // Number of sends that have begun. The peer cannot have received more, so recovery rejects
-        // larger claims. A receiver begins no sends. The limit is off (`u64::MAX`) for a frame that
-        // awaits no confirmation, because it has no message and so no claim. It is also off after a
-        // panic of the data path: the path is not used again, so any claim is harmless.
+        // larger claims. A receiver begins no sends. A frame that awaits no confirmation contains
+        // no control message and so claims nothing: it only acknowledges. For such a frame, the
+        // limit is off (`u64::MAX`). The limit is also off after a panic of the data path: the path
+        // is not used again, so any claim is harmless.
         let mut begun = if self.role == Role::Sender { u64::MAX } else { 0 };
         if self.role == Role::Sender
             && frame.awaits_confirmation
@@ -420,7 +424,8 @@ impl Driver {
         }
     }
 
-    /// Stops a rail. If its device was cut off, the call is repeated until the device is removed.
+    /// Stops a rail. If the rail's device has failed, is stuck or was cut off, the rail cannot be
+    /// stopped yet, and [`Driver::retry_fences`] repeats the call.
     fn fence(&mut self, lane: LaneId, at: u64) {
         let fenced = self.on_path(|path, context| match path.lose(context, lane) {
             Fenced::Now => Some(path.received()),
@@ -439,7 +444,8 @@ impl Driver {
         }
     }
 
-    /// Tries again to fence rails whose devices were cut off. Succeeds once the device is removed.
+    /// Tries again to fence the rails that could not be stopped. This succeeds once the rail's
+    /// device is removed or answers again.
     fn retry_fences(&mut self, at: u64) {
         for lane in self.lanes() {
             if matches!(self.recovery.state(lane), Some(State::Fencing { .. })) {
@@ -508,8 +514,8 @@ impl Driver {
 
     fn returned(&mut self, lane: LaneId, now: Instant, at: u64) {
         let managed = &mut self.rails[lane.index()];
-        // The port may have gone down during the test, and that event was processed before. So the
-        // port is queried again.
+        // The port may have gone down during the test. Recovery ignored that event, because the
+        // rail was not in use yet. So the port is queried again.
         managed.rail.device.ask_soon();
         if managed.is_away() {
             let why = managed.rail.device.absence_reason();

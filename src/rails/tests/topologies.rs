@@ -1,6 +1,6 @@
-//! Sparks with the cables and addresses that owners give them. The tests check rails, pairs,
-//! addresses, rates and warnings. Each host is a sysfs tree. Its [`RailAdvert`]s describe the rails
-//! to a peer; they are encoded into a HELLO of the handshake and decoded again.
+//! Tests with DGX Sparks, in the cablings and with the addresses that owners use. The tests check
+//! rails, pairs, addresses, rates and warnings. Each host is a sysfs tree. Its [`RailAdvert`]s
+//! describe the rails to a peer; they are encoded into a HELLO of the handshake and decoded again.
 
 use super::machines::{F0, F1, P2F0, P2F1, host, pod_function, spark_from_netplan, spark_with, with_arp, workstation};
 use crate::flow::pairing::{self, Pair};
@@ -77,8 +77,9 @@ fn ends(ours: &[RailAdvert], theirs: &[RailAdvert], pairs: &[Pair]) -> Vec<[End;
     pairs.iter().map(|pair| [end(ours, pair.connector), end(theirs, pair.acceptor)]).collect()
 }
 
-/// Checks that no rail without a pair causes a warning (`comm/setup/negotiate.rs`). It would if
-/// another rail of its cable has a pair, unless the pairs fill this cable or the peer's cables.
+/// Checks that no rail without a pair causes a warning (`comm/setup/negotiate.rs`). Such a rail
+/// causes a warning if another rail of its cable has a pair, and both rails together would carry
+/// more than the other rail alone ([`is_cable_full`] returns false).
 #[track_caller]
 fn warns_of_no_lone_twin(rails: &[RailAdvert], ends: &[[End; 2]]) {
     for (at, rail) in rails.iter().enumerate().filter(|(at, _)| !ends.iter().any(|[here, _]| here.rail.index() == *at))
@@ -105,9 +106,9 @@ fn pair(here: &str, there: &str) -> String {
     format!("{here} - {there}")
 }
 
-/// The cable is the limit: both links together carry more.
+/// The rate of one cable is the limit: a Spark's two PCIe links together carry more.
 const ONE_CABLE_MBPS: u64 = 200_000;
-/// The links are the limit: two cables carry more.
+/// The rate of a Spark's two PCIe links is the limit: two cables carry more.
 const TWO_CABLES_MBPS: u64 = 2 * 112_027;
 
 #[test]

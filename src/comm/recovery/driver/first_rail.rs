@@ -1,4 +1,5 @@
-//! Connections without a first rail: their warnings, and their failure if no rail comes up.
+//! Connections in which no rail has worked yet: their warnings, and their failure if no rail comes
+//! up in time.
 
 use super::Driver;
 use crate::comm::log::once::Subject;
@@ -6,8 +7,9 @@ use crate::comm::recovery::attempt::ManagedRail;
 use crate::error::{Error, Network, PeerGone, TimedOut};
 use std::time::Duration;
 
-/// Time without a rail until the first warning. Later warnings follow every [`NEXT_WARNING`].
+/// Time without a rail until the first warning.
 const FIRST_WARNING: Duration = Duration::from_secs(5);
+/// Interval between later warnings.
 const NEXT_WARNING: Duration = Duration::from_secs(15);
 
 /// Time without a call from NCCL until a connection without a rail counts as abandoned. NCCL calls

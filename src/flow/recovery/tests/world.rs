@@ -1,9 +1,9 @@
 //! The model that the search explores: two ends, their queue pairs, and the writes and frames in
 //! transit. Side 0 is the sender and the connecting side. Side 1 is the receiver.
 //!
-//! The queue pairs that one attempt connects on both sides have a common generation, from a counter
-//! of the world. A mishap is an event that [`Budget`] lets happen only a few times: a fault, an
-//! early deadline, a close.
+//! An attempt to reconnect a lost rail connects new queue pairs of both sides. From then on, the
+//! queue pairs of both sides have the same generation: a number that [`World`] counts up. A mishap
+//! is an event that [`Budget`] lets happen only a few times: a fault, an early deadline, a close.
 
 mod actions;
 mod events;
@@ -20,8 +20,9 @@ const MESSAGES: usize = 2;
 /// Size of a message in bytes. A message that is cut sends one byte on each rail.
 const BYTES: u64 = RAILS as u64;
 const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
-/// Most frames in transit in one direction. One more frame replaces the newest of them, as in a
-/// mailbox.
+/// Largest number of frames in transit in one direction. If a side sends one more frame, this frame
+/// replaces the newest frame in transit. In a real mailbox too, each frame overwrites the frame
+/// before it.
 const FRAMES: usize = 2;
 /// Generation of new queue pairs that are not connected.
 const UNCONNECTED: u32 = u32::MAX;
@@ -138,7 +139,9 @@ pub enum Event {
     Limit {
         side: usize,
     },
-    /// A side closes the connection. If requests are running, its data path ends.
+    /// A side closes the connection. If a send of this side is running, or a receive of this side
+    /// waits for bytes, the side's data path ends, which cancels them. Otherwise the close leaves
+    /// the side's queue pairs in use.
     Close {
         side: usize,
     },
@@ -163,15 +166,17 @@ pub struct World<const N: usize> {
     cut_off: [[Option<u32>; RAILS]; 2],
     /// By side and lane: true if the data path's status has a loss that is not reported yet.
     losses: [[bool; RAILS]; 2],
-    /// Generation of new queue pairs that are not used yet. The sender's may be [`UNCONNECTED`].
-    /// The receiver's are used after LIVE.
+    /// Generation of new queue pairs that are not used yet, by side and lane. The sender's queue
+    /// pairs may be [`UNCONNECTED`]. The receiver's queue pairs come into use when the sender's
+    /// control message LIVE arrives: the test writes have succeeded.
     new: [[Option<u32>; RAILS]; 2],
-    /// Number of the sender's requests for each rail. Each request has new queue pairs of the
-    /// sender.
+    /// Number of the sender's requests to reconnect each rail. Each request has new queue pairs of
+    /// the sender.
     requests: [u32; RAILS],
-    /// The sender's request (by its number in `requests`) that the receiver's new queue pairs are
-    /// connected to. Test writes work only if this is the newest request, because another request
-    /// has other queue pair numbers and packet numbers.
+    /// For each rail, the number (as counted in `requests`) of the request that the receiver has
+    /// answered last. The receiver's new queue pairs are connected to the sender's queue pairs of
+    /// this request. Test writes work only if this is the newest request, because each request has
+    /// other queue pair numbers and packet numbers.
     answered: [u32; RAILS],
     /// Last generation of each rail whose test writes were confirmed.
     probed: [u32; RAILS],
@@ -188,8 +193,9 @@ pub struct World<const N: usize> {
     tcp_carries: bool,
     /// By side: false once the side has detected that TCP is broken.
     tcp_is_open: [bool; 2],
-    /// True if the initial budget allows lost frames. Then repeated frames also arrive over TCP,
-    /// without a rail, because TCP repeats lost packets.
+    /// True if the initial budget allows lost frames. Real TCP itself sends lost data again, which
+    /// the model's TCP does not. In place of that, if this is true and TCP works, each frame that
+    /// recovery repeats arrives, even if no rail carries it.
     is_lossy: bool,
     was_up: [bool; 2],
     /// True once a limit has passed. Both ends may give up after that.

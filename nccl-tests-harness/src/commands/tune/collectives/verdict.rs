@@ -146,10 +146,11 @@ impl Measured {
         self.candidates.iter().filter(is_better).filter_map(|record| record.choice).collect()
     }
 
-    /// Returns true if the row for `bytes` in the tuner's table may have `choice`: the groups to
-    /// which this row applies are then at least about as fast as with NCCL's choice. Returns true
-    /// if the row applies to no measured group. Otherwise returns false for a candidate that was
-    /// not measured in these groups, or was dropped.
+    /// Returns true if `choice` may stand in the tuner's row for `bytes`. The condition: each
+    /// measured group to which the row applies ([`is_of_size`]) is at least about as fast with
+    /// `choice` as with NCCL's choice ([`is_slower`]). Returns true if the row applies to no
+    /// measured group. Otherwise returns false for a candidate that was not measured in these
+    /// groups, or was dropped.
     fn allows(&self, choice: Choice, bytes: u64) -> bool {
         let record = self.candidates.iter().find(|record| record.choice == Some(choice) && record.dropped.is_none());
         let is_fast = |each: u64| {
@@ -207,8 +208,9 @@ pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     if slowest < fastest { Finding::Better } else { Finding::RoundsOverlap }
 }
 
-/// Returns true if groups with the median time of `with` are slower than with the median time of
-/// `without`, by more than noise explains.
+/// Compares the times of groups, measured `with` a choice (or the learned table) and `without` it.
+/// Returns true if the median time `with` is longer than the median time `without`, by more than
+/// noise explains (`LEAST_IN_GROUPS`).
 pub fn is_slower(without: &[f64], with: &[f64]) -> bool {
     median(without) < median(with) * LEAST_IN_GROUPS
 }
