@@ -11,7 +11,7 @@ use common::captured_log::CapturedLog;
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::error::{Quick, StallCause, TimedOut};
 use nccl_net_spark::wire::control::ControlFrame;
-use sim::fabric::{Fabric, Pair, Start};
+use sim::fabric::{Fabric, Pair, RAILS, Start};
 use std::sync::atomic::Ordering;
 
 /// Index of the sending side in a [`Pair`]'s arrays.
@@ -39,6 +39,9 @@ fn the_stall_warning_names_the_side_that_waits_and_the_cause() {
     bed.nothing_posted();
     bed.no_receive_posted();
     bed.no_send_posted();
+    bed.stalls_again();
+    bed.this_side_has_closed();
+    bed.no_first_rail();
     bed.one_line_for_many_connections();
     bed.lost_grant();
     bed.receiver_does_not_test();
@@ -104,9 +107,13 @@ impl Bed {
     }
 
     fn irecv(&self) -> u16 {
+        self.try_irecv().expect("room")
+    }
+
+    fn try_irecv(&self) -> Option<u16> {
         let Pair { recv, contexts, .. } = &self.pairs[0];
         let part = RecvPart { addr: self.fabric.to.as_ptr() as u64, bytes: BYTES, tag: 0, memory: &self.fabric.into };
-        recv.enter().unwrap().irecv(&contexts[1], &[part], false).unwrap().expect("room")
+        recv.enter().unwrap().irecv(&contexts[1], &[part], false).unwrap()
     }
 
     fn is_received(&self, request: u16) -> bool {
@@ -153,6 +160,35 @@ impl Bed {
         let receive = self.irecv();
         let lines = self.pass(80, |bed| assert!(!bed.is_received(receive)));
         assert_one_line(&lines, "end 0", "the peer's rank has posted no send for 6", "GPU or its program is late");
+    }
+
+    fn stalls_again(&mut self) {
+        self.connect(&[0, 1], 1);
+        for _ in 0..2 {
+            let lines = self.repeat_send();
+            assert_one_line(&lines, "end 1", "the peer's rank has posted no receive for 6", "");
+            let (send, receive) = self.exchange();
+            assert!(self.is_sent(send) && self.is_received(receive));
+        }
+    }
+
+    fn this_side_has_closed(&mut self) {
+        self.connect(&[0, 1], 1);
+        self.irecv();
+        assert_eq!(self.pass(1, |_| ()), []);
+        self.pairs[0].drivers[1 - SENDER].close();
+        assert_eq!(self.pass(80, |_| ()), [], "warned although this side needs its receive no longer");
+    }
+
+    fn no_first_rail(&mut self) {
+        self.is_receiver_stopped = false;
+        let start = Start { not_yet: 0b11, ..Start::default() };
+        self.pairs = vec![self.fabric.connect_over(&[0, 1], 1, start)];
+        (0..RAILS).for_each(|rail| self.fabric.set(rail, false));
+        let lines = self.pass(80, |bed| assert_eq!((bed.isend(0, 0).unwrap(), bed.try_irecv()), (None, None)));
+        assert_eq!(lines, [], "other warnings tell of a connection without a first rail");
+        self.pairs.clear();
+        (0..RAILS).for_each(|rail| self.fabric.set(rail, true));
     }
 
     fn one_line_for_many_connections(&mut self) {
@@ -239,17 +275,21 @@ impl Bed {
     }
 
     fn lost_data(&mut self) {
-        self.connect(&[2], 1);
+        self.connect(&[1, 2], 1);
         let receive = self.irecv();
         assert_eq!(self.pass(1, |_| ()), []);
-        self.fabric.set(2, false);
+        for rail in [1, 2] {
+            self.fabric.set(rail, false);
+        }
         let send = self.isend(0, 0).unwrap().expect("a grant");
         let lines = self.pass(80, |bed| assert!(!bed.is_sent(send) && !bed.is_received(receive)));
         let [sender, receiver] = by_side(&lines);
         assert_one_line(&sender, "end 1", "the peer has not acknowledged the data posted on x2:1 (peer rail x2:1)", "");
         assert_one_line(&receiver, "end 0", "the peer's data on x2:1 (peer rail x2:1) is not acknowledged", "");
         self.pairs.clear();
-        self.fabric.set(2, true);
+        for rail in [1, 2] {
+            self.fabric.set(rail, true);
+        }
     }
 
     fn aborts(&mut self) {
@@ -264,6 +304,7 @@ impl Bed {
         };
         assert!((90..92).contains(&waited.as_secs()) && matches!(why, StallCause::NoReceive { .. }), "{error}");
         assert!(error.to_string().contains("NCCL_SPARK_STALL_ABORT_S=90"), "{error}");
+        assert_eq!(self.pass(200, |bed| assert!(bed.isend(0, 0).is_err())), [], "the connection has failed");
     }
 }
 

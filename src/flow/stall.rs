@@ -142,7 +142,6 @@ impl StallWatch {
             (self.asked, self.verdict, self.agreed, self.next_question) = (None, None, 0, 0);
         }
         let repeats = matches!(progress, Progress::Sender { running: 0, untested: 0, .. })
-            && self.called_at > 0
             && now.saturating_sub(self.called_at) < REPEAT_TIMEOUT_NS;
         self.repeated_since = repeats.then(|| self.repeated_since.unwrap_or(now));
         let limit = self.limits.abort.map_or(self.limits.warn, |abort| abort.min(self.limits.warn));

@@ -246,6 +246,8 @@ mod tests {
         // A user's choice of another priority stays.
         let port = PortQos::parse(&reply(0b10_0000, &[(5, 5, 40), (5, 5, 41)])).unwrap();
         assert_eq!((port.lossless(), port.lossless_traffic_class()), (5, 162));
+        let port = PortQos::parse(&reply(0b10_1000, &[(5, 5, 40), (5, 3, 26)])).unwrap();
+        assert_eq!(port.lossless(), 3, "the lowest priority with PFC");
     }
 
     #[test]

@@ -173,6 +173,14 @@ mod tests {
         Losses::new(sysfs, vec![port("d0"), port("d1")])
     }
 
+    fn wait_until(is_true: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(30);
+        while !is_true() {
+            assert!(Instant::now() < end, "not true within 30 s");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     #[test]
     fn growth_counts_from_the_start_and_much_of_it_is_remembered() {
         let sysfs = tempfile::tempdir().unwrap();
@@ -193,6 +201,35 @@ mod tests {
         assert_eq!(text, "since the start: 1,009 packet_seq_err on d0; 1 packet_seq_err on d1");
         losses.start();
         assert_eq!(losses.end(), None);
+        put(sysfs.path(), "d1", [8, 8]);
+        losses.tick(Instant::now() + 2 * EVERY);
+        wait_until(|| losses.grown(None) == "; since the start: 2 packet_seq_err on d1");
+    }
+
+    /// A reading that blocks while the first call of `end` waits does not count for this call.
+    #[test]
+    fn the_end_waits_for_a_reading_that_began_after_it() {
+        let sysfs = tempfile::tempdir().unwrap();
+        put(sysfs.path(), "d0", [1, 1]);
+        let losses = losses(sysfs.path());
+        losses.read();
+        let file = sysfs.path().join("class/infiniband/d0/ports/1/hw_counters/packet_seq_err");
+        let pipe = sysfs.path().join("pipe");
+        std::fs::remove_file(&file).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        std::fs::hard_link(&pipe, &file).unwrap();
+        losses.tick(Instant::now() + 2 * EVERY);
+        // The reading has the pipe open as soon as a writer can open it.
+        let mut writer = std::fs::File::options().write(true).open(&pipe).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        std::fs::write(&file, "5").unwrap();
+        std::thread::scope(|scope| {
+            let end = scope.spawn(|| losses.end());
+            wait_until(|| !lock(&losses.state).waiting.is_empty() || end.is_finished());
+            std::io::Write::write_all(&mut writer, b"1\n").unwrap();
+            drop(writer);
+            assert_eq!(end.join().unwrap().as_deref(), Some("since the start: 4 packet_seq_err on d0"));
+        });
     }
 
     #[test]

@@ -145,6 +145,8 @@ mod tests {
         stalls.tick(WINDOW, now + WINDOW + SECOND, String::new);
         assert_eq!(logged(&stalls), [(3, Some(Cause::NoAnswer))]);
         members.iter_mut().for_each(ConnectionStall::ended);
+        stalls.tick(WINDOW, now + WINDOW + 2 * SECOND, String::new);
+        assert_eq!(logged(&stalls), [(0, Some(Cause::NoAnswer))], "the last line is recent");
         // A new stall waits for the end of the window, and is logged again.
         let now = now + WINDOW + 2 * SECOND;
         members[0].stalled(Cause::NoAnswer, why(), now, now);
@@ -152,6 +154,11 @@ mod tests {
         assert_eq!(logged(&stalls), [(1, None)]);
         stalls.tick(WINDOW, now + WINDOW, String::new);
         assert_eq!(logged(&stalls), [(1, Some(Cause::NoAnswer))]);
+        // The same cause is not logged again, so the next line's time stays.
+        let due = || lock(&stalls.peers)[0].due;
+        let before = due();
+        stalls.tick(WINDOW, now + 2 * WINDOW, String::new);
+        assert_eq!(due(), before);
         drop(members);
         stalls.tick(WINDOW, now + 3 * WINDOW, String::new);
         assert!(logged(&stalls).is_empty());

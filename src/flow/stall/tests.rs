@@ -64,10 +64,12 @@ fn only_requests_that_wait_count() {
     }
     assert_eq!(run(&mut watch, sends(4, false, 0, 3), true, 1000, 2000), [], "it has finished sends to test");
     // The caller repeats a send for less than the limit, and then stops.
-    assert_eq!(run(&mut watch, sends(4, false, 0, 0), true, 2000, 2055), []);
-    assert_eq!(run(&mut watch, sends(4, false, 0, 0), false, 2055, 3000), []);
+    assert_eq!(run(&mut watch, sends(4, false, 0, 0), true, 2000, 2059), []);
+    assert_eq!(run(&mut watch, sends(4, false, 0, 0), false, 2059, 3000), []);
     // The caller repeats a send for longer than the limit, counted from the first repetition.
     assert_eq!(run(&mut watch, sends(4, false, 0, 0), true, 3000, 3063), [(1, 3060)]);
+    // The next send, which the caller repeats from then on, starts a new wait.
+    assert_eq!(run(&mut watch, sends(5, false, 0, 0), true, 3063, 3122), []);
     // A posted request counts even if the caller makes no calls.
     assert_eq!(run(&mut watch, receives(5, 4, 0), false, 4000, 4063), [(2, 4060)]);
     assert_eq!(run(&mut watch, sends(5, false, 1, 0), false, 5000, 5063), [(3, 5060)]);
@@ -94,6 +96,10 @@ fn progress_begins_anew_and_makes_an_answer_void() {
     assert_eq!(run(&mut watch, receives(7, 5, 0), false, 124, 190), [(3, 183)]);
     watch.answered(3, u64::MAX, &sends(5, true, 0, 0), 190 * SECOND);
     assert_eq!(watch.verdict().map(|verdict| verdict.since), Some(0));
+    // An answer from before receive 4 was delivered contradicts this side's progress.
+    assert_eq!(run(&mut watch, receives(7, 5, 0), false, 190, 196), [(4, 195)]);
+    watch.answered(4, 0, &sends(4, true, 0, 0), 196 * SECOND);
+    assert_eq!(watch.verdict(), None);
 }
 
 #[test]
