@@ -32,9 +32,9 @@ pub struct Buffer {
     memory: Box<dyn Memory>,
     /// The stretches of the requests in flight.
     active: RefCell<Vec<Stretch>>,
-    /// True while [`Buffer::alone`] or [`Buffer::combine`] runs, and after [`Words::share`].
+    /// True while [`Buffer::alone`] or [`Buffer::combine`] runs, and after `Words::share`.
     borrowed: Cell<bool>,
-    /// True after [`Words::share`].
+    /// True after `Words::share`.
     shared: Cell<bool>,
 }
 
@@ -106,7 +106,7 @@ impl Buffer {
     /// returns.
     ///
     /// # Errors
-    /// Fails while requests use the memory, after [`Words::share`], and when `work` fails.
+    /// Fails while requests use the memory, after `Words::share`, and when `work` fails.
     pub fn alone<T>(&self, work: impl FnOnce(NonNull<c_void>) -> Result<T>) -> Result<T> {
         let users = self.active.borrow().len();
         ensure!(users == 0, "the buffer is in use by {users} requests");
@@ -119,7 +119,7 @@ impl Buffer {
     /// Lets the processor fill or read the memory.
     ///
     /// # Errors
-    /// Fails while requests use the memory, after [`Words::share`], and if the processor cannot
+    /// Fails while requests use the memory, after `Words::share`, and if the processor cannot
     /// reach the memory.
     pub fn with_bytes<T>(&self, work: impl FnOnce(&mut [u8]) -> T) -> Result<T> {
         ensure!(self.memory.is_host(), "the processor cannot reach this memory");
