@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """A rank that is late for an all_reduce under PyTorch: what NCCL_SPARK_STALL_ABORT_S does then.
 
-    NCCL_SPARK_STALL_ABORT_S=12 torchrun --nproc-per-node 2 late_rank.py SECONDS
+    NCCL_SPARK_STALL_WARN_S=5 NCCL_SPARK_STALL_ABORT_S=12 torchrun --nproc-per-node 2 late_rank.py SECONDS
 
 Both ranks use the first GPU, and each rank is a host of its own. Rank 1 sleeps so long before the second all_reduce.
-Each rank prints how long its second all_reduce took, and its result or PyTorch's error.
+Each rank prints the result of the second all_reduce, or PyTorch's error, and the time since the first all_reduce. With
+TORCH_NCCL_BLOCKING_WAIT=1, PyTorch raises the error in the program; otherwise its watchdog ends the process.
 """
 
 import datetime
@@ -28,7 +29,7 @@ def main():
     if rank == 1:
         time.sleep(late_s)
     try:
-        dist.all_reduce(data)
+        dist.all_reduce(data, async_op=True).wait()
         torch.cuda.synchronize()
     except dist.DistBackendError as error:
         print(f"rank {rank}: after {time.monotonic() - begun:.1f} s: {error}", flush=True)

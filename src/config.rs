@@ -7,7 +7,7 @@
 //!
 //! A settings file (`file`) gives values for unset variables. `NCCL_SPARK_SETTINGS_FILE` names the
 //! file. Without that variable, `~/.nccl-spark.conf` is read, then `/etc/nccl-spark.conf` for
-//! settings that the first file leaves unset. Only this plugin reads such a file, so an unknown
+//! settings that the first file leaves unset. Such a file is only for this plugin, so an unknown
 //! name in it is an error, even without the prefix `NCCL_SPARK_`.
 
 #![allow(clippy::disallowed_methods, reason = "the one file that reads the environment")]

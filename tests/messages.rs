@@ -73,7 +73,8 @@ fn read_folder(folder: &Path, texts: &mut BTreeMap<String, Found>) {
 }
 
 /// Collects texts, also those inside groups (of parentheses, brackets or braces). `level` is the
-/// level of the first literal outside groups. All other literals have no level.
+/// level of the first literal outside groups. Other literals have a level only if they are inside a
+/// macro that logs.
 fn read_tokens(tokens: TokenStream, mut level: Option<&'static str>, found: &mut Vec<(String, Option<&'static str>)>) {
     let tokens: Vec<TokenTree> = tokens.into_iter().collect();
     let mut at = 0;

@@ -304,6 +304,8 @@ impl Bed {
         };
         assert!((90..92).contains(&waited.as_secs()) && matches!(why, StallCause::NoReceive { .. }), "{error}");
         assert!(error.to_string().contains("NCCL_SPARK_STALL_ABORT_S=90"), "{error}");
+        // Another cause, so that a new line would be due.
+        self.is_receiver_stopped = true;
         assert_eq!(self.pass(200, |bed| assert!(bed.isend(0, 0).is_err())), [], "the connection has failed");
     }
 }

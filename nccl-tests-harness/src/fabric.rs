@@ -203,7 +203,7 @@ impl Fabric {
     /// Returns the highest payload rate and the lowest latency from node 0 to node 1 of a software
     /// fabric; `None` if this is no software fabric. Between any two cabled nodes, both figures are
     /// the same. `slowed_rails` has the names of slowed rails, each with the fraction of its rate
-    /// that it keeps. These fractions replace those of [`FabricRequest::slow_rails`].
+    /// that it keeps. For these rails, [`FabricRequest::slow_rails`] does not count.
     pub fn limit(&self, slowed_rails: &[(String, f64)]) -> Option<Limit> {
         let Soft { profile, slow_rails, .. } = self.soft.as_ref()?;
         let factor = |name: &str| {

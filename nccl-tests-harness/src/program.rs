@@ -36,7 +36,7 @@ pub struct OutputLevel {
 pub enum Outcome {
     /// Success.
     Good,
-    /// Data was wrong, or nothing usable was found, as when no rail is usable.
+    /// Data was wrong, or there was nothing to show, as when `fabric status` finds no fabric.
     Failed,
     /// Exit status that the command defines itself, as `doctor` and `rails` do.
     Status(u8),

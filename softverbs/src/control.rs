@@ -17,7 +17,7 @@ use std::time::Duration;
 const REMOVAL_STEP: Duration = Duration::from_millis(10);
 /// Duration of [`Phase::Failed`], in which a function with failed firmware is still registered. The
 /// duration is longer than the sleeps of the fabric's and the plugin's threads, so that both see
-/// every phase. With mlx5, the phase takes seconds.
+/// the phase. With mlx5, the phase takes seconds.
 const FAILED: Duration = Duration::from_millis(300);
 /// Time from the removal of a function with failed firmware to its return. As long as [`FAILED`],
 /// for the same reason.

@@ -3,9 +3,10 @@
 //! The counters are in shared memory. If the fabric was made with [`crate::control::prepare`], they
 //! also have files in the sysfs tree of their node. A process writes all files of its own rails
 //! when it joins. A process that counts an error writes the files of the counters that the error
-//! changes, at each end of the path. It writes the files of the packet counters only after a lost
-//! packet and when it destroys a queue pair. So the files' error counts are current, and their
-//! packet counts are as of the last lost packet or the last destroyed queue pair.
+//! changes, at each end of the path. After the join, a process writes the files of the packet
+//! counters only after a lost packet and when it destroys a queue pair. So the files' error counts
+//! are current, and their packet counts are as of the last lost packet or the last destroyed queue
+//! pair.
 
 use crate::nic::Nic;
 use std::path::Path;
@@ -62,7 +63,7 @@ impl Counter {
 }
 
 /// Writes a counter into its device's entry in sysfs. Other processes may write the same file. So
-/// each of them reads `current` again after a write, and repeats the write until `current` returns
+/// each writer reads `current` again after a write, and repeats the write until `current` returns
 /// the value that it has written.
 pub(crate) fn publish(device: &Path, nic: Nic, counter: Counter, current: impl Fn() -> u64) {
     static FILES: AtomicU64 = AtomicU64::new(0);

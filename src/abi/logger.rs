@@ -1,6 +1,6 @@
 //! NCCL's logger as a `tracing` subscriber. Until NCCL has passed its logger, warnings go to
-//! standard error and other events are dropped. In a forked child, only the first error of a call
-//! is written, to standard error (`warn_once_after_fork`).
+//! standard error and other events are dropped. In a forked child, the plugin refuses all calls,
+//! and only the first refusal is written, to standard error (`warn_once_after_fork`).
 
 use super::types::DebugLogger;
 use crate::error::Error;

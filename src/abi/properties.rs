@@ -69,8 +69,8 @@ impl FromDevice for MorePropertiesV12 {
     }
 }
 
-/// Returns NCCL's list of the devices that form device `dev`. NCCL itself has not merged
-/// any devices, so the list has only `dev`.
+/// Returns NCCL's list of the devices that form device `dev`. NCCL itself has not merged any
+/// devices, so the list has only `dev`.
 fn alone<const N: usize>(dev: c_int) -> VDeviceProps<N> {
     let mut devs = [0; N];
     devs[0] = dev;

@@ -296,8 +296,8 @@ pub type NetV10 = Net<InitV10, PropertiesV9, ListenV8, ConnectV10, IsendV10, Ire
 /// `ncclNet_v11_t`, NCCL 2.28 and 2.29: NCCL calls `init` for each communicator, and `init` makes a
 /// context; `finalize` and `setNetAttr` are new.
 pub type NetV11 = Net<InitV11, PropertiesV11, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<4>>;
-/// `ncclNet_v12_t`, NCCL 2.30: a device can be merged from eight devices, and the properties name
-/// the device's rail and plane.
+/// `ncclNet_v12_t`, NCCL 2.30: a device can be merged from up to eight devices, and the properties
+/// name the device's rail and plane.
 pub type NetV12 = Net<InitV11, PropertiesV12, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<8>>;
 
 /// The end of `ncclNet_v9_t` and `_v10_t`.

@@ -116,8 +116,8 @@ pub enum Word {
     /// Number of times that a request of the connection made no progress for a second or longer.
     /// Only in the record of the first lane.
     Stalls = 32,
-    /// Total duration of the stalls, in ns, as far as it was measured so far. Only in the record of
-    /// the first lane.
+    /// Total duration of the stalls, in ns, up to the last reading of the clock in each stall. Only
+    /// in the record of the first lane.
     StalledNs = 33,
 }
 

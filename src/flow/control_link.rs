@@ -27,10 +27,16 @@ pub struct ControlLink {
 }
 
 impl ControlLink {
-    /// Queues a control message for the peer.
-    pub fn queue(&mut self, message: ControlMessage) {
+    /// Queues a control message for the peer. Returns the message's number, counted from 1.
+    pub fn queue(&mut self, message: ControlMessage) -> u64 {
         self.waiting.push_back(message);
         self.send_next();
+        self.sent + self.waiting.len() as u64
+    }
+
+    /// Returns true if the peer has acknowledged the control message with this number.
+    pub fn is_confirmed(&self, number: u64) -> bool {
+        self.confirmed >= number
     }
 
     /// Returns true until the peer has acknowledged every queued control message.

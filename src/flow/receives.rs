@@ -158,7 +158,7 @@ pub enum Violation {
     /// The message is larger than the receive.
     #[error("{bytes} bytes for a receive of {buffer_bytes} bytes")]
     Overrun {
-        /// Bytes of the message that have arrived so far, with this write.
+        /// Bytes of the message that have arrived so far, including the new share.
         bytes: u64,
         /// Size of the receive's buffer.
         buffer_bytes: u64,

@@ -43,8 +43,8 @@ const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLISECOND;
 
 /// Pause before the connecting side tries to reconnect a lost rail. The pause doubles with each
-/// loss soon after a recovery, and with each failed attempt. It ends early if the rail's port comes
-/// up.
+/// loss soon after a recovery, and with each failed attempt. It ends early if the connecting side's
+/// port comes up.
 const RETRY_PAUSE_NS: u64 = 500 * MILLISECOND;
 /// Largest number of doublings of the pause in the usual case: a pause of 2 s.
 const MAX_DOUBLINGS: u32 = 2;
@@ -102,8 +102,12 @@ struct Rail {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Peer {
     Here,
-    /// TCP was closed without a BYE at this time. The peer must show that it is alive.
-    Suspected(u64),
+    /// TCP was closed without a BYE, at time `since`. The peer must show that it is alive: it must
+    /// acknowledge the control message with number `question`.
+    Suspected {
+        since: u64,
+        question: u64,
+    },
     /// The peer has sent BYE.
     Closed,
     /// The peer's process has ended, or TCP delivered invalid bytes.
@@ -209,7 +213,7 @@ impl Recovery {
     /// Returns true while lost rails are recovered: the connection has not failed, and the peer has
     /// neither closed it nor gone.
     pub fn recovers(&self) -> bool {
-        matches!(self.peer, Peer::Here | Peer::Suspected(_)) && !self.has_failed
+        matches!(self.peer, Peer::Here | Peer::Suspected { .. }) && !self.has_failed
     }
 
     /// Returns true once the connection has failed.
@@ -280,7 +284,7 @@ impl Recovery {
 
     /// Reports that the peer's process has ended, or that TCP delivered invalid bytes.
     pub fn peer_gone(&mut self) {
-        if matches!(self.peer, Peer::Here | Peer::Suspected(_)) {
+        if matches!(self.peer, Peer::Here | Peer::Suspected { .. }) {
             self.peer = Peer::Gone;
             self.actions.push_back(Action::PeerGone);
             self.stop_attempts();

@@ -21,7 +21,8 @@ const SECOND: u64 = 1_000_000_000;
 const ANSWER_TIMEOUT_NS: u64 = 5 * SECOND;
 /// Pause between a verdict and the next question.
 const PAUSE_NS: u64 = 5 * SECOND;
-/// A caller that has made no call for this long no longer counts as repeating a send.
+/// A caller that has made no call for this long no longer counts as repeating a send. In this time
+/// after the connection's start, a caller counts as repeating before its first call.
 const REPEAT_TIMEOUT_NS: u64 = 2 * SECOND;
 /// A stall can end the connection only after this number of verdicts in a row with the same cause.
 const VERDICTS_TO_ABORT: u32 = 2;

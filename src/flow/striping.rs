@@ -99,8 +99,9 @@ const SLOWED: f64 = 0.7;
 
 /// State of the trials. In a trial, a series of unsplit messages uses another lane, to measure it.
 ///
-/// `every_ns` is the pause between trials, which the end of a trial doubles or resets. `rate` is
-/// the favourite's rate at the start of the last trial.
+/// `every_ns` is the pause between trials. The end of a trial doubles or resets it, and a slowed
+/// favourite resets it. `rate` is the favourite's rate when a trial last started, or when no lane
+/// could be tried.
 #[derive(Debug, Clone, Copy)]
 enum Trials {
     /// No trial is running. The next one may start at `next_ns`.
@@ -153,8 +154,8 @@ pub struct Striping {
     stay_bytes: [u64; MAX_RAILS],
     favourite: LaneId,
     min_share_bytes: u64,
-    /// [`COUNTED_BYTES`] if there are several lanes. With one lane `u64::MAX`, so that no write
-    /// counts for the lane's measured rate.
+    /// [`COUNTED_BYTES`] if there are several lanes. With one lane `u64::MAX`: then no write
+    /// counts, neither for the lane's measured rate nor for the load that other connections see.
     counted_bytes: u64,
     /// Number of calls of [`Striping::is_to_time`]. Wraps around.
     sampled: u32,

@@ -165,7 +165,7 @@ fn addresses(owned: &[OwnedGid]) -> Vec<RailAddress> {
 }
 
 /// Returns the port's interface, from the first source that has one: the most preferred GID whose
-/// interface is visible, then the interfaces of the PCI function, then the interface that the
+/// interface is visible, then the first interface of the PCI function, then the interface that the
 /// kernel names for the most preferred GID.
 fn netdev(
     sysfs: &Path,

@@ -100,7 +100,8 @@ impl Function {
     }
 }
 
-/// A Spark with cables in the given physical ports. The functions of the other port are down.
+/// A Spark with cables in the given physical ports. The functions of a port without a cable are
+/// down.
 pub(super) fn spark(cables: &[u8]) -> Vec<Function> {
     let function = |(domain, port)| {
         let up = spark_function(domain, port);

@@ -56,7 +56,7 @@ impl Epoch {
     /// Returns this epoch if it is at most 31 before `newest`, otherwise the epoch 31 before
     /// `newest`. So [`Epoch::is_since`] can compare the result with the epochs of entries. The
     /// replacement changes nothing for open grants: the receiver writes their entries again in each
-    /// new epoch, so their epochs are later than both.
+    /// new epoch, so the entries' epochs are later than this epoch and its replacement.
     pub fn near(self, newest: Self) -> Self {
         const FAR: u8 = 1 << (EPOCH_BITS - 2);
         if newest.0.wrapping_sub(self.0) % (1 << EPOCH_BITS) < FAR {

@@ -192,7 +192,8 @@ pub struct NotYet {
     pub why: String,
     /// True if a later attempt may succeed, for example after a port was down, an address was not
     /// resolved or packets were lost. False if a later attempt would fail too, for example because
-    /// the kernel has refused the request (`EINVAL`) or has no route.
+    /// the kernel has refused the request (`EINVAL`), or because the pair needs a route and the
+    /// connecting side has none back to the peer.
     pub is_temporary: bool,
 }
 

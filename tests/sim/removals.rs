@@ -77,8 +77,8 @@ impl Step {
 }
 
 impl Removals {
-    /// Begins a run in which up to `left` functions are removed. The caller must have put all
-    /// functions on the bus ([`Fabric::plug_all`]).
+    /// Begins a run with up to `left` removals, possibly several of one function. The caller must
+    /// have put all functions on the bus ([`Fabric::plug_all`]).
     pub fn new(left: u64, seed: u64, fabric: &Fabric, dice: &mut Dice) -> Self {
         let opened = std::array::from_fn(|rail| fabric.presence(rail).generation);
         let check_interval = [0, 1].map(|_| if dice.one_in(2) { 4 } else { 64 });

@@ -8,7 +8,7 @@
 //!   `ncclTopoGetXmlFromGpu`), and a GPU with NVLinks gets other channels than a GB10. An `nvlink`
 //!   to a GPU that the graph does not have makes no link (graph/topo.cc, `ncclTopoAddNvLinks`). So
 //!   each GPU of the graph has such an `nvlink`.
-//! - NCCL keeps the attributes of a `net`, and adds missing ones from the network plugin
+//! - NCCL keeps the attributes of a `net`, and adds missing ones from the network in use
 //!   (graph/topo.cc, `ncclTopoPopulateNics`). So NCCL plans with the speeds in the graph, whatever
 //!   the fabric's real speed is.
 //! - NCCL drops a `net` whose name is not a device of the network in use (graph/xml.cc,

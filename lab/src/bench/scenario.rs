@@ -29,7 +29,7 @@ const MAX_STRETCH: f64 = 4.0;
 /// Maximum length in seconds of a run if pilot runs do not agree, unless the user asked for more.
 const LONG_S: f64 = 2.0;
 
-/// Is called with each [`Point`] as soon as its place is measured.
+/// Function that is called with each [`Point`] as soon as its place is measured.
 pub type Tell<'a> = dyn FnMut(Point) -> Result<()> + 'a;
 
 /// Measures bandwidth, message rate or latency by size, over new connections.

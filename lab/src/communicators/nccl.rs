@@ -204,7 +204,7 @@ fn text(string: *const c_char) -> String {
     if string.is_null() {
         return String::new();
     }
-    // SAFETY: NCCL's strings end with NUL. The two strings that are passed here (an error's name
-    // and the last error) live at least until the next error of this thread.
+    // SAFETY: NCCL's strings end with NUL. The two strings that are passed here (an error's
+    // description and the last error) live at least until the next error of this thread.
     unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
 }

@@ -155,8 +155,8 @@ fn start(lanes: &mut [Lane]) {
     lanes.iter_mut().for_each(|lane| (lane.posted, lane.done) = (0, 0));
 }
 
-/// Calls [`Lane::progress`] once on each lane. Returns the number of completed messages, and true
-/// if no message was posted or completed.
+/// Calls [`Lane::progress`] once on each lane that has not completed `end` messages. Returns the
+/// number of messages completed now, and true if no message was posted or completed.
 fn pass(lanes: &mut [Lane], layout: Layout, end: u64) -> Result<(u64, bool)> {
     let (mut completed, mut begun) = (0, false);
     for (number, lane) in lanes.iter_mut().enumerate().filter(|(_, lane)| lane.done < end) {

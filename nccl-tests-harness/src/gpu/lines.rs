@@ -43,7 +43,7 @@ pub struct Tally {
     pub torn_again: u64,
     /// Number of lines whose flag did not arrive.
     pub missing: u64,
-    /// Bit i is set if piece i had an old word in some line when its flag was first seen.
+    /// Bit i is set if piece i had an old word in some line when the line's flag was first seen.
     pub pieces: u64,
     /// Bit i is set if piece i had an old word in the second load of some line.
     pub pieces_again: u64,

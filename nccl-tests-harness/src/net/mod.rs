@@ -358,8 +358,8 @@ impl SendComm {
         let plugin = &self.0.context.plugin;
         let (mut raw, short) = (ptr::null_mut(), plugin.short(bytes)?);
         // SAFETY: the range lies in memory registered with this comm. Until the request is done,
-        // the range stays mapped, and this program does not touch it (`Request::start`), except by
-        // atomics if the memory is shared (`Words`). A profiler's handle may be NULL.
+        // the range stays mapped, and this program does not write to it (`Request::start`), except
+        // by atomics if the memory is shared (`Words`). A profiler's handle may be NULL.
         plugin.call("isend", plugin.table.isend, |isend| unsafe {
             let (comm, memory) = (self.0.raw.as_ptr(), memory.raw);
             match isend {
@@ -414,7 +414,8 @@ impl RecvComm {
         let (mut size, mut short, mut tag, mut handle) = (bytes, plugin.short(bytes)?, tag, memory.raw);
         let mut profiler = ptr::null_mut();
         // SAFETY: each pointer is to an array of one element that is valid during the call. The
-        // memory is as in `isend`.
+        // memory is as in `isend`, but this program does not read the range either, except by
+        // atomics.
         plugin.call("irecv", plugin.table.irecv, |irecv| unsafe {
             let comm = self.0.raw.as_ptr();
             match irecv {

@@ -1,6 +1,6 @@
 //! Standard output and standard error. Either may be a pipe that is closed early (`nccl-spark ... |
 //! head`). The command line sets the amount of output: --quiet leaves out remarks, which are lines
-//! that begin with `#`.
+//! that begin with `#` and report no failure.
 
 pub mod numbers;
 pub(crate) mod plot;

@@ -68,7 +68,7 @@ impl Bell {
         if fd < 0 { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE)) } else { Ok(Self(fd)) }
     }
 
-    /// Returns the descriptor, which the program that uses it may make non-blocking.
+    /// Returns the descriptor, which its user may make non-blocking.
     pub fn fd(&self) -> RawFd {
         self.0
     }

@@ -247,8 +247,9 @@ pub struct QpMemory {
     /// 1: its packets go to another function than its peer's ([`PathFault::CrossedArp`]).
     pub(crate) misrouted: AtomicU32,
     /// Time after which it sends an unacknowledged packet again; 0: the program set no time-out.
-    /// The simulation sends a lost packet again in any case, after `LATER_NS` of `serve.rs` at
-    /// least.
+    /// `LATER_NS` of `serve.rs` is the minimum, and applies without a time-out, too. A lost packet
+    /// that a later packet follows is sent again after twice the latency, because the peer reports
+    /// the loss.
     pub(crate) ack_timeout_ns: AtomicU64,
     /// Number of work requests posted since creation or the last reset.
     pub(crate) posted: AtomicU64,
@@ -295,7 +296,7 @@ pub fn map(file: &File) -> Result<&'static FabricMemory, String> {
 
 impl QpMemory {
     /// Makes the process with this index the holder of the send queue. Replaces a holder that is
-    /// dead. Returns false if there is another holder, also if that is the same process.
+    /// dead. Returns false if the queue has a live holder, even if that is the process itself.
     pub(crate) fn hold(&self, memory: &FabricMemory, process_index: usize) -> bool {
         let mine = process_index as u32 + 1;
         match self.holder.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed) {

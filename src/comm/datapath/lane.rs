@@ -57,8 +57,8 @@ pub struct Lane {
     queues: Vec<LaneQueue>,
     inline_bytes: u32,
     cq: Option<Cq>,
-    /// Queue pairs and completion queue, while the device does not answer or was cut off from
-    /// programs ([`DevicePresence::CutOff`]). The device may still read and write memory.
+    /// Queue pairs and completion queue, while the device does not answer, has failed or was cut
+    /// off from programs ([`DevicePresence::CutOff`]). It may still read and write memory.
     set_aside_queues: Option<(Vec<LaneQueue>, Cq)>,
     /// Registration of this end's mailbox on this device, kept as long as the queue pairs.
     mailbox_key: Option<Mr>,
@@ -500,8 +500,8 @@ impl Lane {
         self.path_quality.add_carried_bytes(bytes);
     }
 
-    /// Returns `now_ns` and the bytes of all connections that the path has carried so far, to
-    /// measure the speed of the rail.
+    /// Returns `now_ns`, and the number of bytes that the path has carried so far for all
+    /// connections of this process. From two such moments, the speed of the rail is measured.
     #[inline(always)]
     pub fn moment(&self, now_ns: u64) -> Moment {
         Moment { now_ns, carried_bytes: self.path_quality.carried_bytes() }

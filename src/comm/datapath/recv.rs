@@ -47,8 +47,8 @@ pub struct RecvPart<'a> {
 pub struct RecvPath {
     receives: Receives,
     rails: Rails,
-    /// Copy of the CTS ring in the peer's memory. An entry is stored here before it is written to
-    /// the peer. If the write is not inline, the NIC reads the entry here.
+    /// This end's copy of the CTS ring, which is in the peer's memory. An entry is stored here
+    /// before it is written to the peer. If the write is not inline, the NIC reads the entry here.
     shadow: Arc<Region>,
     /// Address of the CTS ring in the peer's mailbox.
     ring_addr: u64,
@@ -81,7 +81,7 @@ fn source_of(grant: Grant, part: usize) -> usize {
 }
 
 impl RecvPath {
-    /// Creates a data path over connected lanes. The region of `parts` becomes the shadow.
+    /// Creates a data path. The region of `parts` becomes the shadow.
     pub fn new(parts: PathParts) -> Self {
         let PathParts { lanes, region: shadow, peer_addr: ring_addr, chunk_bytes, striping, .. } = parts;
         Self {

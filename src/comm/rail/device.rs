@@ -11,10 +11,10 @@
 //!
 //! Linux raises `IBV_EVENT_DEVICE_FATAL` shortly before the entry leaves
 //! (`uverbs_async_event_destroy_uobj` in uverbs_std_types_async_fd.c). mlx5 raises the same event
-//! also when its firmware fails (`MLX5_DEV_EVENT_SYS_ERROR`). A program may read that event only
-//! later, when the device has been cut off but not yet removed. So the plugin accepts the event as
-//! proof of the removal only for a device that was cut off and had no entry when it was opened,
-//! because nothing else shows the removal of such a device.
+//! also when its firmware fails (`MLX5_DEV_EVENT_SYS_ERROR`). A program that reads this event late
+//! may find the device cut off but not yet removed. So the plugin accepts the event as proof of the
+//! removal only for a device that was cut off and had no entry when it was opened, because nothing
+//! else shows the removal of such a device.
 //!
 //! A device whose firmware has failed keeps its entry. For such a device, the kernel returns
 //! `ENOLINK`, or reports success for calls that stop or destroy queue pairs, without asking the
@@ -31,8 +31,9 @@
 //! pairs are set aside, as for a device that was cut off.
 //!
 //! [`RailDevice::ask`] does not wait: the service thread reads the answer in a later round.
-//! [`RailDevice::query`] waits up to 3 s for the answer, and before that for the answer to an
-//! earlier question, until 3 s after that question was asked. It does not wait for a stuck device.
+//! [`RailDevice::query`] waits up to 3 s for the answer. If an earlier question has no answer yet,
+//! it first waits for that answer, until 3 s after the earlier question was asked. So it does not
+//! wait for a stuck device.
 //!
 //! # Calls of attempts
 //!
@@ -46,9 +47,9 @@
 //! A device that returns is a new device with the same name and other keys.
 //! [`RailDevice::look_for_return`] opens it and registers all memory in use with it
 //! ([`Registrations::renew`](super::registration::Registrations::renew)). Only then does
-//! [`RailDevice::opened`] return it, so that lanes can be created on it. This may miss memory that
-//! another thread is registering at the same time. So a registration checks for returned devices
-//! again at its end.
+//! [`RailDevice::opened`] return it, so that lanes can be created on it. `look_for_return` may miss
+//! memory that another thread is registering at the same time. So a registration checks for
+//! returned devices again at its end.
 //!
 //! Each opening of the device has a number, the device generation. A queue pair or key of an
 //! earlier opening belongs to a removed device, even if the new device is present.

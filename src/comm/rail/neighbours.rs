@@ -5,9 +5,8 @@
 //! and the NIC keeps that hardware address. If two functions of the peer answer ARP for each other,
 //! the kernel may get the hardware address of the wrong one. This module reads the address from the
 //! kernel's present ARP table (`/proc/net/arp`, `proc(5)`), which any user may read and which
-//! contains only IPv4. A rail's own
-//! hardware address is part of its link-local GID in EUI-64 form (RFC 4291 appendix A). Link-local
-//! GIDs of other forms do not contain it.
+//! contains only IPv4. A rail's own hardware address is part of its link-local GID in EUI-64 form
+//! (RFC 4291 appendix A). Link-local GIDs of other forms do not contain it.
 
 use crate::interfaces::ARP_FIX_COMMAND;
 use crate::wire::fields::RailAdvert;

@@ -42,7 +42,7 @@ pub struct StreamRecvPath {
     outbox: Vec<u8>,
     /// Number of the stream on which bytes arrived last. It is polled first.
     hot: usize,
-    /// Number of the other stream that was polled last.
+    /// Number of the stream that last had its turn because nothing had arrived on `hot`.
     cold: usize,
     stall: StallTimer,
     failure: Failure,
@@ -67,7 +67,7 @@ struct Incoming {
 struct Arriving {
     slot: Slot,
     part: u8,
-    /// Destination of the bytes that have not arrived yet.
+    /// Destination of the chunk's bytes that are not stored there yet.
     to: HostMemory,
     is_watched: bool,
 }
@@ -103,11 +103,11 @@ impl StreamRecvPath {
         }
     }
 
-    /// Grants a receive of 1 to [`PARTS`] buffers. Returns its request number, or `None` while no
-    /// slot is free. If `is_watched` is true, the caller polls the bytes while they arrive (LL and
-    /// LL128), so they are stored in the order that these protocols need. The receive is still
-    /// reported done only when all bytes have arrived: NCCL's proxy tests the receive until then,
-    /// and only these tests read the sockets.
+    /// Grants a receive of 1 to [`PARTS`] buffers. Returns its request number, or `None` while the
+    /// next slot is in use. If `is_watched` is true, the caller polls the bytes while they arrive
+    /// (LL and LL128), so they are stored in the order that these protocols need. The receive is
+    /// still reported done only when all bytes have arrived: NCCL's proxy tests the receive until
+    /// then, and the sockets are read only during NCCL's calls.
     ///
     /// # Errors
     /// [`Error::Argument`] if the memory is not registered or the group is too large; otherwise the
@@ -165,8 +165,8 @@ impl StreamRecvPath {
         Waiting { direction: Direction::Receive, what, count: self.inbound.open() }
     }
 
-    /// Called after some stream has ended. Receives the bytes that remain on all streams. If there
-    /// are none, handles the end.
+    /// Called after some stream has ended. If bytes remain on a stream, receives them. If no stream
+    /// has bytes left, handles the end.
     #[cold]
     fn ended(&mut self, context: &StreamContext, what: &'static str) -> Quick<()> {
         for stream in 0..self.streams.len() {
@@ -295,8 +295,9 @@ impl Incoming {
                     let Landing { slot, part, offset, bytes } =
                         inbound.announced(&data).map_err(|violation| violation.to_string())?;
                     let Buffers { parts, is_watched } = buffers[slot.index()];
-                    // The chunk fits into this buffer: the grant had the buffer's size, and
-                    // `announced` has compared the chunk with the grant.
+                    // The chunk fits into this buffer. `decode` has checked that the chunk lies
+                    // within its message. The grant had the buffer's size, and `announced` has
+                    // checked that the message is no larger than granted.
                     let to = parts[usize::from(part) % PARTS].without_first(offset as usize).first(bytes as usize);
                     self.chunk = Some(Arriving { slot, part, to, is_watched });
                 }

@@ -23,8 +23,8 @@ impl Recovery {
     /// out. So this side sends ARE YOU THERE, over the rails and over a new TCP connection.
     pub fn bootstrap_closed(&mut self, now: u64) {
         if self.peer == Peer::Here {
-            self.peer = Peer::Suspected(now);
-            self.link.queue(ControlMessage::AreYouThere);
+            let question = self.link.queue(ControlMessage::AreYouThere);
+            self.peer = Peer::Suspected { since: now, question };
         }
     }
 
@@ -55,7 +55,7 @@ impl Recovery {
     pub fn bootstrap_need(&self, is_open: bool, now: u64) -> Need {
         let has_no_rail = self.rails_up().next().is_none();
         // Urgent even with rails up: they may already be lost, or too slow for `SIGN_OF_LIFE`.
-        let is_suspected = matches!(self.peer, Peer::Suspected(_));
+        let is_suspected = matches!(self.peer, Peer::Suspected { .. });
         // Before the first rail, the peer may answer late: its kernel needs a second for each
         // address that it cannot resolve.
         let unconfirmed_limit = if self.was_up() { UNCONFIRMED_LIMIT } else { STEP };
@@ -77,8 +77,8 @@ impl Recovery {
     }
 
     pub(super) fn look_for_a_sign_of_life(&mut self, now: u64) {
-        let Peer::Suspected(since) = self.peer else { return };
-        if !self.link.is_waiting() {
+        let Peer::Suspected { since, question } = self.peer else { return };
+        if self.link.is_confirmed(question) {
             self.peer = Peer::Here;
             self.log(LogEntry::PeerAnswers);
         } else if now.saturating_sub(since) > SIGN_OF_LIFE {

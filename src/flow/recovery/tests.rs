@@ -339,6 +339,20 @@ fn a_peer_whose_tcp_closed_counts_as_dead_unless_it_answers() {
 }
 
 #[test]
+fn a_peer_that_has_answered_counts_as_alive_while_later_messages_wait() {
+    let mut end = End::new(Role::Receiver);
+    let now = 100 * SECOND;
+    end.recovery.bootstrap_closed(now);
+    assert_eq!(end.next_message(now), Some(ControlMessage::AreYouThere));
+    // Both rails are lost, so FENCED messages wait behind the question.
+    LaneId::all(2).for_each(|lane| end.recovery.lost(lane, "", Received::default(), now));
+    end.receive(&ControlMessage::AreYouThere, now + SECOND);
+    assert!(end.recovery.is_waiting());
+    end.recovery.tick(now + SIGN_OF_LIFE + 1);
+    assert!(!end.actions().contains(&Action::PeerGone));
+}
+
+#[test]
 fn a_peer_whose_tcp_closed_may_answer_over_new_tcp_without_a_rail() {
     for answers in [true, false] {
         let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);

@@ -48,7 +48,7 @@ impl Recovery {
             None => self.no_rail_since.map(|since| since + self.limits.first_rail),
         };
         let sign_of_life = match self.peer {
-            Peer::Suspected(since) => Some(since + SIGN_OF_LIFE + 1),
+            Peer::Suspected { since, .. } => Some(since + SIGN_OF_LIFE + 1),
             _ => None,
         };
         limit.filter(|_| self.recovers()).into_iter().chain(sign_of_life).min()

@@ -33,7 +33,7 @@ struct Run {
     links: Vec<(Vec<usize>, f64)>,
     /// Writes in each rail's queue, each with its number of unsent bytes.
     queues: Vec<VecDeque<(QueuedShare, f64)>>,
-    /// Messages that are not done: the number of each, and of its unconfirmed shares.
+    /// Messages that are not done. Each has its number, and its count of unconfirmed shares.
     unfinished: VecDeque<(u64, usize)>,
     /// Confirmations in transit to the sender. Each has its time of arrival (in microseconds), the
     /// lane, and the confirmed write.

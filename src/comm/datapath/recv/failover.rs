@@ -17,7 +17,7 @@ use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
 use std::time::{Duration, Instant};
 
-/// Pause between two checks of the device while the completions of stopped queue pairs are awaited.
+/// Interval between checks of the device while the completions of stopped queue pairs are awaited.
 /// The completions usually take microseconds. If they take longer, the device may have been cut off
 /// or removed.
 const FLUSH_LIMIT: Duration = Duration::from_millis(10);
@@ -27,8 +27,9 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 impl RecvPath {
     /// Processes everything that a lane has received, until its queue pairs are flushed. Returns
-    /// [`Stopped::Flushing`] then, or if the connection has failed. Returns another value if the
-    /// device does not answer or was removed.
+    /// [`Stopped::Flushing`] then, or if the connection has failed. Returns [`Stopped::Not`] if the
+    /// device meanwhile does not answer, has failed or was cut off, and [`Stopped::Gone`] if it was
+    /// removed.
     fn drain(&mut self, context: &PathContext, lane: LaneId) -> Stopped {
         let begun = Instant::now();
         let mut asked = begun;
@@ -129,8 +130,8 @@ impl DataPath for RecvPath {
     }
 
     fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced {
-        // Process everything that has arrived on the lane. The sender does not resend bytes that
-        // this host's NIC has acknowledged to it.
+        // Process everything that has arrived on the lane, because the sender does not resend bytes
+        // once it has seen the acknowledgement of this host's NIC.
         let stopped = match self.rails.lanes[lane.index()].stop() {
             Stopped::Flushing => self.drain(context, lane),
             stopped => stopped,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Time without a rail until the first warning.
 const FIRST_WARNING: Duration = Duration::from_secs(5);
-/// Interval between later warnings.
+/// Interval between two warnings.
 const NEXT_WARNING: Duration = Duration::from_secs(15);
 
 /// Time without a call from NCCL until a connection without a rail counts as abandoned. NCCL calls

@@ -243,8 +243,8 @@ fn a_rail_that_waits_for_others_does_not_prevent_splitting() {
 }
 
 /// Returns the best possible time of a burst, in microseconds. Each message is cut into equal
-/// pieces of at least [`MIN`] bytes; a smaller message is one piece. Each piece in turn
-/// goes to the rail that finishes it first.
+/// pieces of at least [`MIN`] bytes; a smaller message is one piece. Each piece in turn goes to the
+/// rail that finishes it first.
 fn best_us(connections: usize, each: usize, bytes: u64, rates: &[f64]) -> f64 {
     let pieces = (bytes / MIN).max(1);
     let piece = bytes as f64 / pieces as f64;

@@ -50,8 +50,8 @@ fn no_plugin(host: &str) -> Finding {
     Id::PeerPluginMissing.finding(text).cured_by("sudo nccl-spark install    # there")
 }
 
-/// Settings of the tuner. When two ranks connect, their plugins also compare the decisions of their
-/// tuners, and refuse to connect if these differ.
+/// Settings of the tuner. When two ranks connect, their plugins also compare hashes of the rows and
+/// restrictions by which their tuners decide, and refuse to connect if the hashes differ.
 const TUNER: [&str; 3] = ["NCCL_SPARK_TUNER", "NCCL_SPARK_TUNER_TABLE", "NCCL_SPARK_LL128"];
 
 fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {

@@ -382,8 +382,8 @@ pub(super) struct Object {
     pub(super) build_id: &'static str,
     pub(super) compiler: &'static str,
     pub(super) rpath: Option<&'static str>,
-    /// The glibc version that the doctor takes the object to require, because the object's symbol
-    /// is then named `GLIBC_` and this version.
+    /// If set, the object's symbol is named `GLIBC_` and this version. The doctor then finds that
+    /// the object requires this version of glibc.
     pub(super) glibc: Option<&'static str>,
 }
 

@@ -175,8 +175,9 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Measures NCCL's choice and all candidates with single collectives. Then measures NCCL's
-    /// choice and the candidates that are clearly better at some size with groups of collectives.
+    /// Measures NCCL's choice and all candidates with single collectives. If some candidates are
+    /// clearly better than NCCL's choice at some size, then measures these and NCCL's choice with
+    /// groups of collectives.
     fn sweep(&mut self, collective: Collective, program: &'a Path, out: &mut impl Write) -> Result<Sweep<'a>> {
         let &Plan { rounds, gain, .. } = self.plan;
         let mut single = Measured::new(self.plan.candidates_of(collective).map(Some));

@@ -70,8 +70,8 @@ fn hash_end(end: &Recovery, now: u64, hasher: &mut impl Hasher) {
     end.link.is_waiting().then(|| age(end.sent_at, REPEAT_AFTER_NS)).hash(hasher);
     end.no_rail_since.map(|since| age(since, LIMITS.first_rail)).hash(hasher);
     (end.has_failed, std::mem::discriminant(&end.peer)).hash(hasher);
-    if let Peer::Suspected(since) = end.peer {
-        age(since, SIGN_OF_LIFE + 1).hash(hasher);
+    if let Peer::Suspected { since, question } = end.peer {
+        (age(since, SIGN_OF_LIFE + 1), question).hash(hasher);
     }
     end.asked_at.map(|at| age(at, ASK_INTERVAL)).hash(hasher);
     assert!(end.actions.is_empty(), "the actions are executed");
