@@ -376,6 +376,7 @@ fn a_new_tcp_connection_that_closes_immediately_proves_nothing_about_a_peer_that
     // Each end has two seconds to show the other that it is alive. Later losses of the rails do not
     // prevent that.
     scene.go_on(2500);
+    scene.run(20);
     // Without a rail, the peer can answer over another TCP connection, however late.
     scene.lose_rails();
     dial_and_close_late(&mut scene);

@@ -115,14 +115,14 @@ mod tests {
     #[test]
     fn a_message_is_answered_once_and_then_no_frame_is_sent() {
         let (mut one, mut other) = (ControlLink::default(), ControlLink::default());
-        one.queue(ControlMessage::Live { lane: lane(1) });
-        one.queue(ControlMessage::Live { lane: lane(2) });
+        assert_eq!([1, 2].map(|at| one.queue(ControlMessage::Live { lane: lane(at) })), [1, 2], "their numbers");
         let first = one.next_frame().unwrap();
         assert!(one.next_frame().is_none() && one.is_waiting());
         assert_eq!(other.receive_frame(&first), Ok(Some(ControlMessage::Live { lane: lane(1) })));
         assert_eq!(other.receive_frame(&first), Ok(None), "the same frame again");
         let echo = other.next_frame().unwrap();
         assert_eq!(one.receive_frame(&echo), Ok(None));
+        assert!(one.is_confirmed(1) && !one.is_confirmed(2));
         assert_eq!(other.receive_frame(&one.next_frame().unwrap()), Ok(Some(ControlMessage::Live { lane: lane(2) })));
         assert_eq!(one.receive_frame(&other.next_frame().unwrap()), Ok(None));
         assert!(!one.is_waiting() && one.next_frame().is_none() && other.next_frame().is_none());

@@ -21,8 +21,7 @@ const SECOND: u64 = 1_000_000_000;
 const ANSWER_TIMEOUT_NS: u64 = 5 * SECOND;
 /// Pause between a verdict and the next question.
 const PAUSE_NS: u64 = 5 * SECOND;
-/// A caller that has made no call for this long no longer counts as repeating a send. In this time
-/// after the connection's start, a caller counts as repeating before its first call.
+/// A caller that has made no call for this long no longer counts as repeating a send.
 const REPEAT_TIMEOUT_NS: u64 = 2 * SECOND;
 /// A stall can end the connection only after this number of verdicts in a row with the same cause.
 const VERDICTS_TO_ABORT: u32 = 2;
@@ -143,6 +142,7 @@ impl StallWatch {
             (self.asked, self.verdict, self.agreed, self.next_question) = (None, None, 0, 0);
         }
         let repeats = matches!(progress, Progress::Sender { running: 0, untested: 0, .. })
+            && self.called_at > 0
             && now.saturating_sub(self.called_at) < REPEAT_TIMEOUT_NS;
         self.repeated_since = repeats.then(|| self.repeated_since.unwrap_or(now));
         let limit = self.limits.abort.map_or(self.limits.warn, |abort| abort.min(self.limits.warn));

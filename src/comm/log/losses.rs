@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 const EVERY: Duration = Duration::from_secs(1);
 /// Longest wait of [`Losses::end`]. A kernel driver that recovers its device can block a reading
-/// for longer.
+/// for longer. In unit tests, which must not depend on the machine's speed, the limit is longer.
 const LAST: Duration = Duration::from_millis(if cfg!(test) { 5_000 } else { 500 });
 
 /// The port counters of a process's rails.
@@ -174,6 +174,17 @@ mod tests {
         Losses::new(sysfs, vec![port("d0"), port("d1")])
     }
 
+    /// Replaces a counter of d0 by a named pipe. Reading the counter then blocks until a writer
+    /// opens the pipe. Returns the counter's file, and another name of the pipe.
+    fn block(sysfs: &Path) -> (PathBuf, PathBuf) {
+        let file = sysfs.join("class/infiniband/d0/ports/1/hw_counters/packet_seq_err");
+        let pipe = sysfs.join("pipe");
+        std::fs::remove_file(&file).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        std::fs::hard_link(&pipe, &file).unwrap();
+        (file, pipe)
+    }
+
     fn wait_until(mut is_true: impl FnMut() -> bool) {
         let end = Instant::now() + Duration::from_secs(30);
         while !is_true() {
@@ -214,11 +225,7 @@ mod tests {
         put(sysfs.path(), "d0", [1, 1]);
         let losses = losses(sysfs.path());
         losses.read();
-        let file = sysfs.path().join("class/infiniband/d0/ports/1/hw_counters/packet_seq_err");
-        let pipe = sysfs.path().join("pipe");
-        std::fs::remove_file(&file).unwrap();
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        std::fs::hard_link(&pipe, &file).unwrap();
+        let (file, pipe) = block(sysfs.path());
         losses.tick(Instant::now() + 2 * EVERY);
         // A writer can open the pipe, without waiting, as soon as the reading has opened it.
         let mut writer = None;
@@ -244,10 +251,7 @@ mod tests {
         put(sysfs.path(), "d0", [1, 1]);
         let losses = losses(sysfs.path());
         losses.read();
-        // Reading a named pipe blocks until a writer opens it.
-        let file = sysfs.path().join("class/infiniband/d0/ports/1/hw_counters/packet_seq_err");
-        std::fs::remove_file(&file).unwrap();
-        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let (file, _) = block(sysfs.path());
         let later = Instant::now() + 2 * EVERY;
         losses.tick(later);
         losses.tick(later);

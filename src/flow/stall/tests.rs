@@ -70,6 +70,10 @@ fn only_requests_that_wait_count() {
     assert_eq!(run(&mut watch, sends(4, false, 0, 0), true, 3000, 3063), [(1, 3060)]);
     // The next send, which the caller repeats from then on, starts a new wait.
     assert_eq!(run(&mut watch, sends(5, false, 0, 0), true, 3063, 3122), []);
+    // A caller does not count before its first call.
+    let mut new = StallWatch::new(LIMITS);
+    assert_eq!(run(&mut new, sends(0, false, 0, 0), false, 0, 1), []);
+    assert_eq!(run(&mut new, sends(0, false, 0, 0), true, 1, 62), [(1, 61)]);
     // A posted request counts even if the caller makes no calls.
     assert_eq!(run(&mut watch, receives(5, 4, 0), false, 4000, 4063), [(2, 4060)]);
     assert_eq!(run(&mut watch, sends(5, false, 1, 0), false, 5000, 5063), [(3, 5060)]);
