@@ -313,7 +313,9 @@ impl Node {
         std::fs::copy(fabric_library(), &library).unwrap();
         let number = node.to_string();
         let variables = prepared.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        for (name, value) in variables.chain([("SOFTVERBS_NODE", number.as_str()), ("SOFTVERBS_PROFILE", "spark-2cable")]) {
+        for (name, value) in
+            variables.chain([("SOFTVERBS_NODE", number.as_str()), ("SOFTVERBS_PROFILE", "spark-2cable")])
+        {
             // SAFETY: the program has one thread at this time, apart from the test's runner, which
             // does not read the environment.
             unsafe { std::env::set_var(name, value) };
@@ -365,6 +367,10 @@ pub struct Run<'b> {
     dice: Dice,
     links: Vec<Link>,
     channels: [Vec<Channel<SendEnd, RecvEnd>>; 2],
+    /// By rank and channel: time of the next operation, while the channel is idle.
+    resume_ns: [Vec<Option<u64>>; 2],
+    /// Longest pause between two operations.
+    longest_pause_ns: u64,
     steps: VecDeque<(u64, usize, usize, Step)>,
     /// Time of the next round of each node's service thread.
     rounds_ns: [u64; 2],
@@ -389,13 +395,15 @@ impl<'b> Run<'b> {
         steps.iter_mut().for_each(|(at_ns, ..)| *at_ns += start_ns);
         steps.sort_by_key(|(at_ns, ..)| *at_ns);
         let rounds_ns = [bed.now_ns; 2];
-        Self { bed, dice, links, channels: both, steps: steps.into(), rounds_ns, storm }
+        let resume_ns = [vec![None; channels.len()], vec![None; channels.len()]];
+        let longest_pause_ns = [0, 1, 50, 2000][dice.below(4) as usize] * MS;
+        Self { bed, dice, links, channels: both, resume_ns, longest_pause_ns, steps: steps.into(), rounds_ns, storm }
     }
 
     /// Plays the run to its end. Returns the number of messages, or a description of the failure.
     pub fn play(mut self) -> std::result::Result<u64, String> {
         let mut last_ns = self.steps.back().map_or(self.bed.now_ns, |(at_ns, ..)| *at_ns);
-        let mut is_ending = false;
+        let (mut is_ending, mut quiet) = (false, 0);
         loop {
             let moved = self.progress().map_err(|error| format!("{error}\n{}", self.state()))?;
             self.take_steps();
@@ -412,8 +420,11 @@ impl<'b> Run<'b> {
             if is_ending && self.bed.now_ns > last_ns + PATIENCE_NS {
                 return Err(format!("it hangs\n{}", self.state()));
             }
-            let most_ns = if moved { 200_000 } else { MS };
-            let ns = self.dice.below(most_ns);
+            // While nothing moves, time passes in larger and larger steps, up to those of a busy
+            // service thread.
+            quiet = if moved { 0 } else { quiet + 1 };
+            let most_ns = 200_000 << (quiet / 8).min(5);
+            let ns = self.dice.below(most_ns).min(5 * MS);
             self.bed.pass(ns);
         }
         Ok(self.channels.iter().flatten().map(Channel::consumed).sum())
@@ -421,7 +432,16 @@ impl<'b> Run<'b> {
 
     fn progress(&mut self) -> std::result::Result<bool, nccl_net_spark::error::Error> {
         let mut moved = false;
-        for channel in self.channels.iter_mut().flatten() {
+        let Self { channels, resume_ns, dice, bed, longest_pause_ns, .. } = self;
+        for (channel, resume_ns) in channels.iter_mut().flatten().zip(resume_ns.iter_mut().flatten()) {
+            if channel.is_idle() {
+                let due_ns = *resume_ns.get_or_insert_with(|| bed.now_ns + dice.below(*longest_pause_ns + 1));
+                if due_ns > bed.now_ns || channel.is_done() {
+                    continue;
+                }
+                *resume_ns = None;
+                channel.begin_operation();
+            }
             moved |= channel.progress()?;
         }
         Ok(moved)
@@ -477,7 +497,7 @@ impl<'b> Run<'b> {
     fn end(&mut self) {
         let [ours, theirs] = &mut self.channels;
         for (one, other) in ours.iter_mut().zip(theirs) {
-            let steps = one.begun().max(other.begun()) + 2 * super::caller::STEPS;
+            let steps = one.begun().max(other.begun());
             one.end_after(steps);
             other.end_after(steps);
         }

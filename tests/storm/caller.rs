@@ -37,6 +37,9 @@ pub struct Terms {
     pub lead: Option<u64>,
     /// True for the protocol LL: optional receives, whose data the receiver polls.
     pub low_latency: bool,
+    /// Number of steps of an operation. Between operations a rank posts and tests nothing: NCCL's
+    /// thread sleeps.
+    pub operation_steps: u64,
 }
 
 impl Terms {
@@ -45,7 +48,7 @@ impl Terms {
         let dice = mix(self.number << 40 ^ rank << 39 ^ step << 3 ^ part as u64);
         match dice % 4 {
             // Most messages of a ring fill their place.
-            0 => 1 + (dice >> 8) as usize % self.place_words,
+            0 => (dice >> 8) as usize % self.place_words,
             _ => self.place_words,
         }
     }
@@ -63,8 +66,10 @@ impl Terms {
 pub struct Channel<S, R> {
     terms: Terms,
     rank: u64,
-    /// Number of steps, once it is known.
-    steps: Option<u64>,
+    /// Number of steps of the operations that have begun.
+    open: u64,
+    /// True once no operation follows.
+    is_last: bool,
     send: SendSide<S>,
     recv: RecvSide<R>,
 }
@@ -99,7 +104,8 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
         Ok(Self {
             terms,
             rank,
-            steps: None,
+            open: 0,
+            is_last: false,
             send: SendSide {
                 comm: send,
                 memory: from,
@@ -121,10 +127,9 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
         })
     }
 
-    /// Number of steps that this rank has begun in either direction. The channel cannot end with
-    /// fewer.
+    /// Number of steps of the operations that this rank has begun.
     pub fn begun(&self) -> u64 {
-        self.send.produced.max(self.recv.posted)
+        self.open
     }
 
     /// Number of steps that this rank has received and checked.
@@ -132,12 +137,22 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
         self.recv.consumed
     }
 
+    /// Begins the last operation: the one that ends with step number `steps`.
     pub fn end_after(&mut self, steps: u64) {
-        self.steps = Some(steps);
+        (self.open, self.is_last) = (steps, true);
+    }
+
+    /// True if all operations that have begun are done.
+    pub fn is_idle(&self) -> bool {
+        self.send.done == self.open && self.recv.consumed == self.open && self.recv.received == self.open
+    }
+
+    pub fn begin_operation(&mut self) {
+        self.open += self.terms.operation_steps;
     }
 
     pub fn is_done(&self) -> bool {
-        self.steps.is_some_and(|steps| self.send.done == steps && self.recv.consumed == steps)
+        self.is_last && self.is_idle()
     }
 
     /// State of the channel, for messages.
@@ -167,14 +182,10 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
         self.recv.comm.close();
     }
 
-    fn limit(&self) -> u64 {
-        self.steps.unwrap_or(u64::MAX)
-    }
-
     /// Plays the kernel's part.
     fn compute(&mut self) -> bool {
         let mut moved = false;
-        let limit = self.limit();
+        let limit = self.open;
         let Self { terms, rank, send, recv, .. } = self;
         let peer = 1 - *rank;
         let arrived = if terms.low_latency { recv.posted } else { recv.received };
@@ -236,7 +247,7 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
     }
 
     fn progress_receives(&mut self) -> Result<bool, Error> {
-        let limit = self.limit();
+        let limit = self.open;
         let Self { terms, rank, recv, .. } = self;
         let peer = 1 - *rank;
         let mut moved = false;
@@ -326,7 +337,11 @@ impl Memory {
         for at in 0..terms.words(rank, step, part) {
             let word = self.word(place + at).load(Ordering::Acquire);
             let right = terms.word(rank, step, part, at);
-            assert!(word == right, "channel {}, step {step}, part {part}, word {at}: {word:#x}, not {right:#x}", terms.number);
+            assert!(
+                word == right,
+                "channel {}, step {step}, part {part}, word {at}: {word:#x}, not {right:#x}",
+                terms.number
+            );
         }
         if !terms.low_latency {
             (0..terms.place_words).for_each(|at| self.word(place + at).store(HANDED_BACK, Ordering::Release));
@@ -337,6 +352,10 @@ impl Memory {
     fn check_handed_back(&self, terms: &Terms, step: u64, part: usize) {
         let place = terms.place(step, part);
         let is_clean = (0..terms.place_words).all(|at| self.word(place + at).load(Ordering::Acquire) == HANDED_BACK);
-        assert!(is_clean, "channel {}: a place was written after its receive was done, before step {step}", terms.number);
+        assert!(
+            is_clean,
+            "channel {}: a place was written after its receive was done, before step {step}",
+            terms.number
+        );
     }
 }

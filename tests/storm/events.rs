@@ -29,6 +29,8 @@ pub struct Event {
     pub away_ms: u64,
     /// Time from one rail of the event to the next.
     pub stagger_ms: u64,
+    /// Order of the changes: rail by rail on both nodes, or one node after the other.
+    pub by_rail: bool,
 }
 
 /// A change of one rail of one node.
@@ -75,17 +77,28 @@ impl Event {
             rails,
             away_ms: some_ms(dice),
             stagger_ms: [0, 0, 5, 25][dice.below(4) as usize],
+            by_rail: dice.one_in(2),
         }
     }
 
     fn changes(&self, start_ms: u64) -> impl Iterator<Item = Change> + use<> {
-        let Self { what, nodes, rails, away_ms, stagger_ms, .. } = *self;
+        let Self { what, nodes, rails, away_ms, stagger_ms, by_rail, .. } = *self;
         let is_in = |set: u8, number: &usize| set >> number & 1 == 1;
-        let places = (0..2).filter(move |node| is_in(nodes, node));
-        let places = places.flat_map(move |node| (0..RAILS.len()).filter(move |rail| is_in(rails, rail)).map(move |rail| (node, rail)));
-        places.enumerate().flat_map(move |(turn, (node, rail))| {
+        let mut places: Vec<(usize, usize)> =
+            (0..2).flat_map(|node| (0..RAILS.len()).map(move |rail| (node, rail))).collect();
+        places.retain(|(node, rail)| is_in(nodes, node) && is_in(rails, rail));
+        if by_rail {
+            places.sort_by_key(|(node, rail)| (*rail, *node));
+        }
+        places.into_iter().enumerate().flat_map(move |(turn, (node, rail))| {
             let leaves_ms = start_ms + turn as u64 * stagger_ms;
-            [(leaves_ms, false), (leaves_ms + away_ms, true)].map(|(at_ms, is_return)| Change { at_ms, node, rail, what, is_return })
+            [(leaves_ms, false), (leaves_ms + away_ms, true)].map(|(at_ms, is_return)| Change {
+                at_ms,
+                node,
+                rail,
+                what,
+                is_return,
+            })
         })
     }
 }
@@ -98,8 +111,12 @@ fn some_ms(dice: &mut Dice) -> u64 {
 
 impl fmt::Display for Storm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Event { after_ms, what, nodes, rails, away_ms, stagger_ms } in &self.0 {
-            writeln!(f, "  after {after_ms} ms: {what:?} of nodes {nodes:02b}, rails {rails:04b}, away {away_ms} ms, {stagger_ms} ms apart")?;
+        for Event { after_ms, what, nodes, rails, away_ms, stagger_ms, by_rail } in &self.0 {
+            writeln!(
+                f,
+                "  after {after_ms} ms: {what:?} of nodes {nodes:02b}, rails {rails:04b}, away {away_ms} ms, {stagger_ms} ms apart{}",
+                if *by_rail { ", rail by rail" } else { "" }
+            )?;
         }
         Ok(())
     }

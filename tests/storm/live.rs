@@ -1,9 +1,10 @@
 //! Storms in real time: two processes on two nodes of a software fabric. The test starts itself
 //! twice as these processes, forwards their handles, and injects the events.
 
-use super::caller::{Channel, STEPS, Terms};
+use super::caller::{Channel, Terms};
 use super::events::{Change, RAILS, Storm, What};
-use crate::common::{LIMIT, fabric_folder, fabric_library, fabric_name, until};
+use crate::common::{LIMIT, fabric_folder, fabric_library, fabric_name, mix, until};
+use crate::sim::Dice;
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
@@ -22,9 +23,27 @@ pub const PROCESS: &str = "one_of_two_processes";
 /// Part of a Spark's rates at which the fabric runs.
 const SCALE: f64 = 0.02;
 
-pub struct Bed {
+/// Injects faults into the fabric.
+#[derive(Clone)]
+struct Switches {
     dir: PathBuf,
     name: String,
+}
+
+/// Lets a storm of `seconds` seconds rage in a running fabric, then mends everything. Prints each
+/// event.
+pub fn rage_in(dir: PathBuf, name: String, dice: &mut Dice, seconds: u64) {
+    let (switches, begun) = (Switches { dir, name }, Instant::now());
+    while begun.elapsed() < Duration::from_secs(seconds) {
+        let storm = Storm::draw(dice, 1);
+        print!("{:.1} s:{storm}", begun.elapsed().as_secs_f64());
+        switches.rage(&storm.changes());
+    }
+    switches.mend();
+}
+
+pub struct Bed {
+    switches: Switches,
     _prepared: Prepared,
     processes: [Process; 2],
 }
@@ -42,49 +61,36 @@ impl Bed {
         let profile = Profile::load("spark-2cable", SCALE).unwrap();
         let prepared = prepare(&dir, &name, &profile, 2).unwrap();
         let processes = [0, 1].map(|node| Process::start(node, &prepared));
-        Self { dir, name, _prepared: prepared, processes }
+        let mut bed = Self { switches: Switches { dir, name }, _prepared: prepared, processes };
+        bed.answers("ready", LIMIT).expect("both processes start");
+        bed
     }
 
     /// Plays a storm over these channels. Returns the number of steps that both processes have
     /// checked, or the reason of the failure.
     pub fn play(&mut self, storm: &Storm, channels: &[Terms], limit: Duration) -> Result<u64, String> {
         let text: Vec<String> = channels.iter().map(Terms::text).collect();
+        // The storm begins before, during or after the set-up of the connections.
+        let switches = self.switches.clone();
+        let changes = storm.changes();
+        let raging = std::thread::spawn(move || {
+            switches.rage(&changes);
+            switches.mend();
+        });
+        std::thread::sleep(Duration::from_millis(storm.0.first().map_or(0, |first| first.away_ms % 100)));
         self.order(&format!("open {}", text.join(" ")));
         self.answers("opened", LIMIT)?;
-        let begun = Instant::now();
-        for change in storm.changes() {
-            let at = Duration::from_millis(200 + change.at_ms);
-            std::thread::sleep(at.saturating_sub(begun.elapsed()));
-            self.change(&change);
-        }
-        self.mend();
+        raging.join().expect("the storm");
         std::thread::sleep(Duration::from_millis(200));
         self.order("stop");
         let steps: Vec<u64> = {
             let [ours, theirs] = self.answers("begun", LIMIT)?;
-            ours.iter().zip(&theirs).map(|(one, other)| one.max(other) + 2 * STEPS).collect()
+            ours.iter().zip(&theirs).map(|(one, other)| *one.max(other)).collect()
         };
         let text: Vec<String> = steps.iter().map(u64::to_string).collect();
         self.order(&format!("steps {}", text.join(" ")));
         let done = self.answers("done", limit)?;
         Ok(done.iter().flatten().sum())
-    }
-
-    fn change(&self, Change { node, rail, what, is_return, .. }: &Change) {
-        let action = match (what, is_return) {
-            (What::Port, false) => Action::Down,
-            (What::Port, true) => Action::Up,
-            (What::Function, false) => Action::Unplug,
-            (What::Function, true) => Action::Plug,
-        };
-        control(&self.dir, &self.name, Some(*node), RAILS[*rail], action).unwrap();
-    }
-
-    fn mend(&self) {
-        for rail in RAILS {
-            control(&self.dir, &self.name, None, rail, Action::Plug).unwrap();
-            control(&self.dir, &self.name, None, rail, Action::Up).unwrap();
-        }
     }
 
     fn order(&mut self, order: &str) {
@@ -127,6 +133,37 @@ impl Bed {
     }
 }
 
+impl Switches {
+    fn rage(&self, changes: &[Change]) {
+        let (begun, mut running) = (Instant::now(), Vec::new());
+        for change in changes {
+            let at = Duration::from_millis(change.at_ms);
+            std::thread::sleep(at.saturating_sub(begun.elapsed()));
+            // On a thread of its own: a removal takes its time, and several may begin together.
+            let (switches, change) = (self.clone(), *change);
+            running.push(std::thread::spawn(move || switches.change(&change)));
+        }
+        running.into_iter().for_each(|thread| thread.join().expect("a change"));
+    }
+
+    fn change(&self, Change { node, rail, what, is_return, .. }: &Change) {
+        let action = match (what, is_return) {
+            (What::Port, false) => Action::Down,
+            (What::Port, true) => Action::Up,
+            (What::Function, false) => Action::Unplug,
+            (What::Function, true) => Action::Plug,
+        };
+        control(&self.dir, &self.name, Some(*node), RAILS[*rail], action).unwrap();
+    }
+
+    fn mend(&self) {
+        for rail in RAILS {
+            control(&self.dir, &self.name, None, rail, Action::Plug).unwrap();
+            control(&self.dir, &self.name, None, rail, Action::Up).unwrap();
+        }
+    }
+}
+
 impl Drop for Bed {
     fn drop(&mut self) {
         for process in &mut self.processes {
@@ -152,26 +189,31 @@ impl Process {
         let orders = child.stdin.take().expect("its input");
         let said = child.stdout.take().expect("its output");
         let (tell, lines) = channel();
-        std::thread::spawn(move || BufReader::new(said).lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        std::thread::spawn(move || {
+            BufReader::new(said).lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
+        });
         Self { child, orders, lines }
     }
 }
 
 impl Terms {
     fn text(&self) -> String {
-        let Self { number, place_words, parts, lead, low_latency } = self;
-        format!("{number},{place_words},{parts},{},{}", lead.unwrap_or(0), u8::from(*low_latency))
+        let Self { number, place_words, parts, lead, low_latency, operation_steps } = self;
+        format!("{number},{place_words},{parts},{},{},{operation_steps}", lead.unwrap_or(0), u8::from(*low_latency))
     }
 
     fn parse(text: &str) -> Self {
         let numbers: Vec<u64> = text.split(',').map(|word| word.parse().expect("a number")).collect();
-        let [number, place_words, parts, lead, low_latency] = numbers[..] else { panic!("terms {text:?}") };
+        let [number, place_words, parts, lead, low_latency, operation_steps] = numbers[..] else {
+            panic!("terms {text:?}")
+        };
         Self {
             number,
             place_words: place_words as usize,
             parts: parts as usize,
             lead: (lead > 0).then_some(lead),
             low_latency: low_latency == 1,
+            operation_steps,
         }
     }
 }
@@ -232,6 +274,13 @@ pub fn run_process() {
         }
         let mut moved = false;
         for channel in &mut channels {
+            if channel.is_idle() && !channel.is_done() {
+                // A pause between operations, in which NCCL's thread sleeps.
+                if mix(channel.begun() << 8 ^ node).is_multiple_of(16) {
+                    std::thread::sleep(Duration::from_millis(mix(channel.begun()) % 300));
+                }
+                channel.begin_operation();
+            }
             match channel.progress() {
                 Ok(has_moved) => moved |= has_moved,
                 Err(error) => {
