@@ -365,9 +365,9 @@ fn a_panic_of_the_service_thread_fails_newly_added_connections_too() {
     let (line, driver, _, _far) = watched(&host, Arc::new(PanicsOnRelease { entered, release: Mutex::new(release) }));
     let faulty = host.setup().service.watch(line, driver, |_, _| Ok(Redialling::Never)).unwrap();
     has_entered.recv().unwrap();
-    // In its next round the service thread finds two commands, this `close` and the `watch` below.
-    // It panics in the `close`.
-    host.setup().service.close(faulty);
+    // The service thread has locked this connection. So in its next round it finds two commands,
+    // this `close` and the `watch` below, and panics in the `close`.
+    host.setup().service.close(&faulty);
     let path = Arc::new(NeverBorrowed::default());
     let (line, driver, _, _far) = watched(&host, path.clone());
     host.setup().service.watch(line, driver, |_, _| Ok(Redialling::Never)).unwrap();

@@ -234,6 +234,19 @@ impl Recovery {
         self.link.queue(ControlMessage::Bye { delivered });
     }
 
+    /// Returns the frames of all messages that the peer has not acknowledged, up to BYE. They must
+    /// be sent in this order over TCP: this side's process may end before any acknowledgement
+    /// arrives. The caller must have executed all actions before. [`Recovery::poll_frame`] repeats
+    /// messages that are not acknowledged later.
+    pub fn last_frames(&mut self, now: u64) -> Vec<ControlFrame> {
+        if self.peer == Peer::Gone {
+            return Vec::new();
+        }
+        self.note_unconfirmed(now);
+        self.sent_at = now;
+        self.link.send_ahead()
+    }
+
     /// Asks the peer for its progress. Sends nothing if `CROWDED` or more messages are queued: the
     /// peer does not acknowledge them.
     pub fn ask_about_stall(&mut self, number: u32) {

@@ -173,12 +173,13 @@ impl Driver {
         self.lanes().zip(&self.rails).map(text).collect::<Vec<_>>().join(", ")
     }
 
-    /// Processes all arrivals, then sends BYE, the last control message.
-    pub fn close(&mut self) {
+    /// Processes all arrivals, then sends BYE, the last control message. `send` is the same as for
+    /// [`Driver::poll`].
+    pub fn close(&mut self, now: Instant, send: &mut dyn FnMut(ControlFrame) -> bool) {
         self.stop_stall_watch();
         // Receives that have arrived count as delivered, even if NCCL has not tested them.
         for _ in 0..MOST_ROUNDS {
-            if !self.take_losses(Instant::now()) {
+            if !self.take_losses(now) {
                 break;
             }
         }
@@ -186,8 +187,13 @@ impl Driver {
         if !self.recovery.was_up() {
             // NCCL no longer needs the connection, so recovery stops trying its rails.
             self.recovery.fail();
+            self.act(now);
         }
         self.recovery.close(delivered);
+        let at = self.clock(now);
+        if !self.recovery.last_frames(at).into_iter().all(send) {
+            self.write_to_mailboxes(&self.recovery.frame());
+        }
     }
 
     /// Handles a port of this host that went down or came back, or whose device was removed.
