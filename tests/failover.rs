@@ -311,7 +311,7 @@ fn a_connection_that_cannot_be_watched_is_dropped_and_the_next_one_works() {
     );
     // Here the last message of the handshake cannot be sent to the peer.
     let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(NeverBorrowed::default()));
-    let cannot_send = |_: &mut Channel, _: &mut RedialHandle| Err(Network::ConnectAgain.into());
+    let cannot_send = |_: &mut Channel, _: &mut RedialHandle| Err(Network::SetupEnded.into());
     assert!(hosts[0].setup().service.watch(channel, driver, cannot_send).is_err());
     assert_eq!(Arc::strong_count(&context), 1, "the service kept the connection");
     let bed = Bed::over(hosts);

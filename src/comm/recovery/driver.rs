@@ -83,10 +83,6 @@ pub struct Driver {
     /// True while the data path has shares or grants to repeat. Set by [`Driver::on_path`].
     has_repeats: bool,
     warnings: u32,
-    /// Approximate time of NCCL's last call on the data path, on recovery's clock: the time of the
-    /// last round that found a call since the round before. If NCCL stops calling before the first
-    /// rail is up, the connection counts as abandoned.
-    asked_at: u64,
 }
 
 impl Driver {
@@ -117,7 +113,7 @@ impl Driver {
         }
         let tcp = tcp::ConnectionTcpOutages::new(&process.tcp_outages, &context.peer.name);
         let stall = Stall::new(&process, &context.peer.name);
-        let (origin, has_repeats, warnings, asked_at) = Default::default();
+        let (origin, has_repeats, warnings) = Default::default();
         Self {
             process,
             context,
@@ -133,7 +129,6 @@ impl Driver {
             stall,
             has_repeats,
             warnings,
-            asked_at,
         }
     }
 
@@ -298,7 +293,6 @@ impl Driver {
         self.recovery.tick(at);
         self.act(now);
         self.warn_of_no_rail(at);
-        self.give_up_if_abandoned(is_unused, at);
         if !self.recovery.recovers() {
             self.outages.ended();
             self.tcp.ended();
