@@ -198,6 +198,12 @@ impl Recovery {
         !self.link.is_waiting() && self.rails_up().count() == self.rails.len()
     }
 
+    /// Returns true while the peer's process may have ended: its TCP was closed without a BYE, and
+    /// it has not answered yet.
+    pub fn suspects_peer(&self) -> bool {
+        matches!(self.peer, Peer::Suspected { .. })
+    }
+
     /// Returns true while a message is not acknowledged.
     pub fn is_waiting(&self) -> bool {
         self.link.is_waiting()

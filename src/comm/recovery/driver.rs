@@ -497,7 +497,12 @@ impl Driver {
                     Role::Receiver => "the peer retries".to_owned(),
                 };
                 let grown = self.process.losses.grown(Some(&self.rails[lane.index()].rail.info.device));
-                self.outages.lost(lane, &cause.to_string(), &(next + &grown), now);
+                let why = cause.to_string();
+                if self.recovery.suspects_peer() {
+                    self.outages.hold_back(lane, why, next + &grown, now);
+                } else {
+                    self.outages.lost(lane, &why, &(next + &grown), now);
+                }
                 self.rails[lane.index()].outages.lost(now);
             }
             (State::Up { .. }, _) => self.returned(lane, now, at),
@@ -527,7 +532,7 @@ impl Driver {
         }
     }
 
-    fn log(&self, entry: &LogEntry) {
+    fn log(&mut self, entry: &LogEntry) {
         let peer = &self.context.peer.name;
         match entry {
             LogEntry::MessageReceived(message) => tracing::debug!("{peer} sent {message:?}"),
@@ -538,6 +543,7 @@ impl Driver {
             }
             LogEntry::OutOfTurn(lane) => tracing::debug!("{peer} sent a control message out of turn for rail {lane}"),
             LogEntry::PeerAnswers => {
+                self.outages.peer_answers();
                 if self.process.log.is_first(peer, Subject::Answered) {
                     tracing::info!("{peer} answers after its TCP was closed; connections continue");
                 }
