@@ -12,7 +12,7 @@ use super::datapath::shared::{Shareable, leave};
 use super::datapath::try_cell::TryCell;
 use super::process::Process;
 use super::rail::registration::{Purpose, Registration};
-use super::recovery::service::{Service, WatchId};
+use super::recovery::service::{Service, Watch};
 use super::streams::context::StreamContext;
 use super::streams::farewell::{FinalBytes, StreamClose};
 use super::streams::recv::StreamRecvPath;
@@ -29,7 +29,7 @@ pub struct Endpoint<P> {
     pub(super) context: Arc<PathContext>,
     pub(super) process: Arc<Process>,
     pub(super) service: Arc<Service>,
-    pub(super) watch: WatchId,
+    pub(super) watch: Watch,
     pub(super) path: Arc<TryCell<P>>,
     pub(super) counted: CountedConnection,
 }
@@ -70,13 +70,15 @@ pub enum RecvComm {
 }
 
 impl<P: Shareable> Endpoint<P> {
-    /// Closes the connection, and sends BYE to a peer that still exists. Does not enter a data path
-    /// in which a thread has panicked. The caller must make this call once, as the last call.
+    /// Closes the connection, and sends BYE to a peer that still exists ([`Service::close`]). Does
+    /// not enter a data path in which a thread has panicked. The caller must make this call once,
+    /// as the last call.
     pub fn close(&self) {
         leave(&*self.path, &self.context.peer);
         self.counted.end();
+        self.service.close(&self.watch);
+        // This call may wait for the ports' counters, so the peer gets BYE before.
         self.process.closed(&self.context.peer.name);
-        self.service.close(self.watch);
     }
 }
 
@@ -141,13 +143,19 @@ impl<P: FinalBytes> StreamEndpoint<P> {
             path.leave();
             final_bytes
         });
-        self.process.closed(&sockets.tcp.peer);
         match final_bytes {
             Some(final_bytes) => {
-                self.service.close_streams(StreamClose::new(Arc::clone(sockets), final_bytes, Instant::now()))
+                let mut farewell = StreamClose::new(Arc::clone(sockets), final_bytes, Instant::now());
+                // Most closes finish in the first call, which this thread makes: it sends the last
+                // bytes and reads the unread ones even if this process ends directly afterwards.
+                if let Err(error) = self.service.repeat(move |now| farewell.poll(now)) {
+                    tracing::warn!("could not notify peer of closed connection: {error}");
+                }
             }
             None => sockets.cut(),
         }
+        // This call may wait for the ports' counters, so the peer gets the last bytes before.
+        self.process.closed(&sockets.tcp.peer);
     }
 }
 

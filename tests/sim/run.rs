@@ -486,7 +486,7 @@ impl<'f> Run<'f> {
         match by {
             BreakOff::Caller => {
                 leave(&*path, &self.pair.contexts[side].peer);
-                self.pair.drivers[side].close();
+                self.close(side);
             }
             BreakOff::Driver => self.pair.drivers[side].give_up(why()),
             BreakOff::DataPath => drop(path.borrow().expect("no panic went through it").end(Box::new(why()))),
@@ -565,13 +565,20 @@ impl<'f> Run<'f> {
         true
     }
 
+    fn close(&mut self, side: usize) {
+        let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
+        // Separate dice, as for `bound`.
+        let (tcp, mut dice) = (&mut self.tcp, Dice::new(self.seed ^ 0xb1e));
+        self.pair.drivers[side].close(now, &mut |frame| tcp.send(side, frame, now_ns, &mut dice));
+    }
+
     /// Closes both sides. Each side learns that the other has closed. The sender also learns how
     /// many groups were delivered.
     fn close_both(&mut self) {
         let first = self.dice.below(2) as usize;
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         for side in [first, 1 - first] {
-            self.pair.drivers[side].close();
+            self.close(side);
             while self.pair.contexts[1 - side].peer.presence() == PeerState::Here {
                 self.watch();
                 self.fabric.pass(1_000_000);

@@ -204,7 +204,7 @@ mod tests {
     fn the_first_error_is_kept() {
         let mut status = Status::default();
         assert!(status.check().is_ok() && !status.has_failed());
-        let (first, another) = (Error::from(Network::ConnectAgain), Error::from(Usage::Closed));
+        let (first, another) = (Error::from(Network::SetupEnded), Error::from(Usage::Closed));
         assert_eq!(status.fail(first), status.fail(another));
         assert!(status.has_failed() && status.check().is_err());
     }

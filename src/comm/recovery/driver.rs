@@ -83,10 +83,6 @@ pub struct Driver {
     /// True while the data path has shares or grants to repeat. Set by [`Driver::on_path`].
     has_repeats: bool,
     warnings: u32,
-    /// Approximate time of NCCL's last call on the data path, on recovery's clock: the time of the
-    /// last round that found a call since the round before. If NCCL stops calling before the first
-    /// rail is up, the connection counts as abandoned.
-    asked_at: u64,
 }
 
 impl Driver {
@@ -117,7 +113,7 @@ impl Driver {
         }
         let tcp = tcp::ConnectionTcpOutages::new(&process.tcp_outages, &context.peer.name);
         let stall = Stall::new(&process, &context.peer.name);
-        let (origin, has_repeats, warnings, asked_at) = Default::default();
+        let (origin, has_repeats, warnings) = Default::default();
         Self {
             process,
             context,
@@ -133,7 +129,6 @@ impl Driver {
             stall,
             has_repeats,
             warnings,
-            asked_at,
         }
     }
 
@@ -173,12 +168,13 @@ impl Driver {
         self.lanes().zip(&self.rails).map(text).collect::<Vec<_>>().join(", ")
     }
 
-    /// Processes all arrivals, then sends BYE, the last control message.
-    pub fn close(&mut self) {
+    /// Processes all arrivals, then sends BYE, the last control message. `send` is the same as for
+    /// [`Driver::poll`].
+    pub fn close(&mut self, now: Instant, send: &mut dyn FnMut(ControlFrame) -> bool) {
         self.stop_stall_watch();
         // Receives that have arrived count as delivered, even if NCCL has not tested them.
         for _ in 0..MOST_ROUNDS {
-            if !self.take_losses(Instant::now()) {
+            if !self.take_losses(now) {
                 break;
             }
         }
@@ -186,8 +182,13 @@ impl Driver {
         if !self.recovery.was_up() {
             // NCCL no longer needs the connection, so recovery stops trying its rails.
             self.recovery.fail();
+            self.act(now);
         }
         self.recovery.close(delivered);
+        let at = self.clock(now);
+        if !self.recovery.last_frames(at).into_iter().all(send) {
+            self.write_to_mailboxes(&self.recovery.frame());
+        }
     }
 
     /// Handles a port of this host that went down or came back, or whose device was removed.
@@ -292,7 +293,6 @@ impl Driver {
         self.recovery.tick(at);
         self.act(now);
         self.warn_of_no_rail(at);
-        self.give_up_if_abandoned(is_unused, at);
         if !self.recovery.recovers() {
             self.outages.ended();
             self.tcp.ended();
@@ -497,7 +497,12 @@ impl Driver {
                     Role::Receiver => "the peer retries".to_owned(),
                 };
                 let grown = self.process.losses.grown(Some(&self.rails[lane.index()].rail.info.device));
-                self.outages.lost(lane, &cause.to_string(), &(next + &grown), now);
+                let why = cause.to_string();
+                if self.recovery.suspects_peer() {
+                    self.outages.hold_back(lane, why, next + &grown, now);
+                } else {
+                    self.outages.lost(lane, &why, &(next + &grown), now);
+                }
                 self.rails[lane.index()].outages.lost(now);
             }
             (State::Up { .. }, _) => self.returned(lane, now, at),
@@ -527,7 +532,7 @@ impl Driver {
         }
     }
 
-    fn log(&self, entry: &LogEntry) {
+    fn log(&mut self, entry: &LogEntry) {
         let peer = &self.context.peer.name;
         match entry {
             LogEntry::MessageReceived(message) => tracing::debug!("{peer} sent {message:?}"),
@@ -538,6 +543,7 @@ impl Driver {
             }
             LogEntry::OutOfTurn(lane) => tracing::debug!("{peer} sent a control message out of turn for rail {lane}"),
             LogEntry::PeerAnswers => {
+                self.outages.peer_answers();
                 if self.process.log.is_first(peer, Subject::Answered) {
                     tracing::info!("{peer} answers after its TCP was closed; connections continue");
                 }
