@@ -240,6 +240,7 @@ mod tests {
     /// one more completion and acknowledges the request, so a poll must not miss the completion:
     /// the peer will not send the bytes again.
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "a folder of its own")]
     fn a_poll_after_the_removal_finds_everything_that_was_acknowledged() {
         let dir = std::env::temp_dir().join(format!("softverbs-removal-{}", std::process::id()));
         let settings = Settings {
