@@ -127,9 +127,7 @@ impl Service {
         if let Some(mut watched) = lock_soon(&watched) {
             watched.close();
         }
-        let mut shared = lock(&self.shared);
-        shared.commands.push(Command::Close(watched));
-        if let Err(error) = self.start_or_wake(&mut shared) {
+        if let Err(error) = self.tell(Command::Close(watched)) {
             tracing::warn!("could not notify peer of closed connection: {error}");
         }
     }
@@ -147,6 +145,17 @@ impl Service {
         self.start_or_wake(&mut shared)?;
         shared.commands.push(Command::Repeat(Box::new(chore)));
         Ok(())
+    }
+
+    /// Gives a command about watched connections to the service thread. If the thread does not run,
+    /// nothing is watched: a connection may end between its close and this call.
+    fn tell(&self, command: Command) -> Result<()> {
+        let mut shared = lock(&self.shared);
+        if shared.waker.is_none() {
+            return Ok(());
+        }
+        shared.commands.push(command);
+        self.start_or_wake(&mut shared)
     }
 
     fn start_or_wake(&self, shared: &mut Shared) -> Result<()> {
@@ -171,13 +180,7 @@ impl Service {
 impl Waker for Service {
     #[cold]
     fn wake(&self) {
-        let mut shared = lock(&self.shared);
-        if shared.waker.is_none() {
-            // Nothing is watched, so no thread runs.
-            return;
-        }
-        shared.commands.push(Command::Poll);
-        if let Err(error) = self.start_or_wake(&mut shared) {
+        if let Err(error) = self.tell(Command::Poll) {
             tracing::warn!("could not report the loss of a rail to the service thread: {error}");
         }
     }
