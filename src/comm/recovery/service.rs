@@ -3,7 +3,8 @@
 //! it handles only the close.
 //!
 //! The thread runs while there is something to watch, and borrows a data path for short times only
-//! ([`crate::comm::datapath::path`]). It keeps the queue pairs of a closed connection for a while,
+//! ([`crate::comm::datapath::path`]). It calls no device, because a call may hang: other threads do.
+//! It keeps the queue pairs of a closed connection for a while,
 //! because the peer may still wait for the acknowledgement of its last write, or write a CTS entry
 //! that this end no longer uses.
 
@@ -67,6 +68,8 @@ struct Watched {
     id: WatchId,
     tcp: Tcp,
     driver: Driver,
+    /// True from NCCL's close until the driver has closed the connection.
+    must_close: bool,
     closing: Option<Instant>,
 }
 
@@ -98,7 +101,7 @@ impl Service {
         shared.next_id += 1;
         let id = WatchId(shared.next_id);
         let tcp = Tcp::new(channel, redialling);
-        shared.commands.push(Command::Watch(Box::new(Watched { id, tcp, driver, closing: None })));
+        shared.commands.push(Command::Watch(Box::new(Watched { id, tcp, driver, must_close: false, closing: None })));
         Ok(id)
     }
 
@@ -224,9 +227,11 @@ fn do_round(
             Command::Poll => is_woken = true,
         }
     }
-    for each in watched.iter_mut().filter(|each| closed.contains(&each.id)) {
-        each.driver.close();
-        each.closing = Some(Instant::now() + LINGER);
+    for each in watched.iter_mut() {
+        each.must_close |= closed.contains(&each.id);
+        if each.must_close && each.driver.close() {
+            (each.must_close, each.closing) = (false, Some(Instant::now() + LINGER));
+        }
     }
     let now = Instant::now();
     closing_streams.retain_mut(|farewell| !farewell.poll(now));
@@ -258,17 +263,33 @@ fn take_redialled(listener: &mut RedialListener, watched: &mut [Watched]) {
 #[cold]
 fn abandon(watched: &mut Vec<Watched>, fault: &str) {
     tracing::warn!("internal error in the service thread, all connections fail; please report it: {fault}");
+    let mut ending = Vec::new();
     for mut each in watched.drain(..) {
         let error = Internal::ServicePanic(fault.to_owned()).into();
         // A second panic must not keep the other connections from failing.
         if catch_unwind(AssertUnwindSafe(|| each.driver.give_up(error))).is_err() {
             tracing::warn!("could not fail the connection with {}: it may hang", each.driver.peer().name);
+        } else {
+            ending.push(each);
         }
+    }
+    // NCCL gets the errors once the queue pairs have stopped. No round is due for any connection,
+    // so this thread may wait. The drivers limit the wait.
+    loop {
+        let now = Instant::now();
+        ending.retain_mut(|each| {
+            let step = AssertUnwindSafe(|| each.driver.end_when_stopped(now));
+            catch_unwind(step).is_ok() && each.driver.is_ending()
+        });
+        if ending.is_empty() {
+            return;
+        }
+        std::thread::sleep(SHORTEST_INTERVAL);
     }
 }
 
 fn wait(watched: &[Watched], devices: &Devices, wakened: &UnixStream) {
-    let is_busy = devices.is_busy() || watched.iter().any(|each| each.driver.is_busy());
+    let is_busy = devices.is_busy() || watched.iter().any(|each| each.must_close || each.driver.is_busy());
     let due = watched.iter().filter_map(|each| each.driver.next_due()).min();
     let until_due =
         due.map_or(IDLE_INTERVAL, |due| due.saturating_duration_since(Instant::now()).max(SHORTEST_INTERVAL));
@@ -295,7 +316,7 @@ fn drain(wakened: &mut UnixStream) {
 impl Watched {
     /// Returns true if the connection was closed and the peer has closed too, or took too long.
     fn is_over(&self) -> bool {
-        let Some(until) = self.closing else { return false };
+        let Some(until) = self.closing.filter(|_| !self.driver.is_ending()) else { return false };
         let peer_has_closed = self.driver.peer().presence() != peer::PeerState::Here;
         Instant::now() >= until || peer_has_closed && (!self.tcp.is_open() || !self.driver.is_waiting())
     }

@@ -101,6 +101,10 @@ impl<P: Shareable> AwaitingRail<P> {
             return Ok(not_entered(&endpoint.path).map(|()| None)?);
         };
         path.rails().status.check()?;
+        if path.rails().status.is_ending() {
+            path.leave();
+            return Ok(None);
+        }
         let has_rail = path.rails().lanes.iter().any(Lane::is_open);
         if has_rail {
             negotiate::report_connected(process, &peer.name, self.role, &path.rails().lanes);
