@@ -8,6 +8,8 @@
 
 #![allow(unsafe_code)]
 
+#[path = "admission/abandoned.rs"]
+mod abandoned;
 mod attack;
 mod common;
 #[path = "admission/path_mtu.rs"]

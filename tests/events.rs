@@ -68,6 +68,43 @@ fn a_rail_lost_by_all_connections_is_one_warning_and_its_return_is_another() {
 }
 
 #[test]
+fn losses_while_the_peer_may_have_ended_are_logged_only_if_it_answers() {
+    let (log, outages, begun) = (CapturedLog::default(), Arc::<RailOutages>::default(), Instant::now());
+    let at = |ms: u64| begun + Duration::from_millis(ms);
+    log.capture(|| {
+        let mut all = members(&outages, CONNECTIONS);
+        let hold_back = |one: &mut ConnectionOutages, number, ms| {
+            one.hold_back(lane(number), "no answer".to_owned(), "retrying in 0.5 s".to_owned(), at(ms));
+        };
+        for one in &mut all {
+            hold_back(one, 0, 0);
+            hold_back(one, 1, 100);
+        }
+        // The first connection recovers a rail before the peer's answer counts.
+        all[0].recovered(lane(1), at(200));
+        assert_eq!(warnings(&log), [""; 0]);
+        all.iter_mut().for_each(ConnectionOutages::peer_answers);
+        let lost = [
+            "rail a:1 to spark-2:470 lost: no answer (peer rail x:1); 1 of 2 rails remains; retrying in 0.5 s",
+            "rail b:1 to spark-2:471 lost: no answer (peer rail y:1); no rail remains, connections fail in 30 s; retrying in 0.5 s",
+        ];
+        assert_eq!(warnings(&log), lost);
+        all.iter_mut().for_each(ConnectionOutages::peer_answers);
+        all.iter_mut().for_each(|one| one.recovered(lane(1), at(1000)));
+        assert_eq!(
+            warnings(&log),
+            ["rail b:1 to spark-2:471 recovered after 0.9 s (peer rail y:1); 1 of 2 rails in use"]
+        );
+        // The peer has ended.
+        all.iter_mut().for_each(|one| hold_back(one, 1, 2000));
+        all.iter_mut().for_each(ConnectionOutages::ended);
+        all.iter_mut().for_each(ConnectionOutages::peer_answers);
+        drop(all);
+        assert_eq!(warnings(&log), [""; 0]);
+    });
+}
+
+#[test]
 fn rails_that_only_other_connections_lost_still_count() {
     let (log, outages, now) = (CapturedLog::default(), Arc::<RailOutages>::default(), Instant::now());
     log.capture(|| {

@@ -313,7 +313,7 @@ fn a_connection_that_cannot_be_watched_is_dropped_and_the_next_one_works() {
     );
     // Here the last message of the handshake cannot be sent to the peer.
     let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(NeverBorrowed::default()));
-    let cannot_send = |_: &mut Channel, _: &mut RedialHandle| Err(Network::ConnectAgain.into());
+    let cannot_send = |_: &mut Channel, _: &mut RedialHandle| Err(Network::SetupEnded.into());
     assert!(hosts[0].setup().service.watch(channel, driver, cannot_send).is_err());
     assert_eq!(Arc::strong_count(&context), 1, "the service kept the connection");
     let bed = Bed::over(hosts);
@@ -367,9 +367,9 @@ fn a_panic_of_the_service_thread_fails_newly_added_connections_too() {
     let (line, driver, _, _far) = watched(&host, Arc::new(PanicsOnRelease { entered, release: Mutex::new(release) }));
     let faulty = host.setup().service.watch(line, driver, |_, _| Ok(Redialling::Never)).unwrap();
     has_entered.recv().unwrap();
-    // In its next round the service thread finds two commands, this `close` and the `watch` below.
-    // It panics in the `close`.
-    host.setup().service.close(faulty);
+    // The service thread has locked this connection. So in its next round it finds two commands,
+    // this `close` and the `watch` below, and panics in the `close`.
+    host.setup().service.close(&faulty);
     let path = Arc::new(NeverBorrowed::default());
     let (line, driver, _, _far) = watched(&host, path.clone());
     host.setup().service.watch(line, driver, |_, _| Ok(Redialling::Never)).unwrap();

@@ -68,13 +68,13 @@ fn a_failed_data_path_is_not_used_again_and_both_ends_close_in_good_order() {
         talk(fabric, &mut pair);
         assert!(matches!(paths[broken].borrow(), Err(NotBorrowed::Broken)), "the data path may be half-changed");
         // On the other end's message, the driver neither touches the data path nor blames the peer.
-        pair.drivers[1 - broken].close();
+        pair.close(1 - broken, fabric.now());
         talk(fabric, &mut pair);
         assert!(
             matches!(pair.contexts[broken].peer.presence(), PeerState::Closed { .. }),
             "the other end's BYE has arrived"
         );
-        pair.drivers[broken].close();
+        pair.close(broken, fabric.now());
         talk(fabric, &mut pair);
         let presence = pair.contexts[1 - broken].peer.presence();
         assert_eq!(presence, PeerState::Closed { delivered: 0 }, "its BYE has arrived");

@@ -324,3 +324,48 @@ fn a_failed_connection_reports_its_error_once_its_queue_pairs_have_stopped() {
         threads::let_return();
     }
 }
+
+/// Closes TCP under the sender, and takes down both rails. The peer answers after `answers_after`
+/// milliseconds, if it still exists. Returns the log's warnings.
+fn warnings_after_a_close(answers_after: Option<u64>) -> Vec<String> {
+    let mut stage = Stage::new(1, 2);
+    let log = CapturedLog::default();
+    log.capture(|| {
+        stage.talk(200, |_| {});
+        let now = stage.fabric().now();
+        stage.pairs[0].drivers[0].tcp_closed_by_peer(now);
+        for rail in 0..2 {
+            stage.fabric().set(rail, false);
+            let (now, port) = (stage.fabric().now(), stage.fabric().hosts[0].process().rails[rail].clone());
+            stage.pairs[0].drivers[0].port_changed(&port, PortChange::Down, now);
+        }
+        let talks_alone = |stage: &mut Stage, ms: u64| {
+            for _ in 0..ms / 20 {
+                stage.fabric().pass(20_000_000);
+                let now = stage.fabric().now();
+                stage.pairs[0].drivers[0].poll(now, true, &mut |_| false);
+            }
+        };
+        talks_alone(&mut stage, answers_after.unwrap_or(4000));
+        let is_warning = |(level, _): &(tracing::Level, String)| *level == tracing::Level::WARN;
+        let early: Vec<_> = log.take().into_iter().filter(is_warning).collect();
+        assert!(early.is_empty(), "before the peer's answer: {early:?}");
+        if answers_after.is_some() {
+            // Another TCP connection is dialled.
+            stage.pairs[0].drivers[0].tcp_opened();
+            stage.talk(200, |_| {});
+        }
+        log.take().into_iter().filter(is_warning).map(|(_, line)| line).collect()
+    })
+}
+
+#[test]
+fn lost_rails_are_no_news_while_the_peer_may_have_ended() {
+    assert_eq!(warnings_after_a_close(None), [""; 0], "the peer has ended: its rails are not the cause");
+    let warnings = warnings_after_a_close(Some(1000));
+    let of_sender: Vec<_> = warnings.iter().filter(|line| line.contains("; retrying in")).collect();
+    assert!(
+        matches!(&of_sender[..], [first, last] if first.contains("1 of 2 rails remains") && last.contains("no rail remains")),
+        "the peer lives: {warnings:#?}"
+    );
+}

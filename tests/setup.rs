@@ -9,6 +9,7 @@ mod common;
 use common::captured_log::CapturedLog;
 use common::comms::{Receiving, Sending};
 use common::{LIMIT, fabric_folder, fabric_name, until};
+use nccl_net_spark::comm::setup::pending::ABANDONED;
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::error::{Error, Result};
@@ -294,6 +295,26 @@ fn a_connection_without_a_rail_fails_in_time_and_names_every_pair_and_attempt() 
         assert!(text.contains("to 192.168.") && text.contains("to fe80::"), "{text}");
     }
     assert!(errors.iter().any(|error| error.to_string().contains("NCCL_SPARK_CONNECT_TIMEOUT_S=8")), "{errors:?}");
+}
+
+#[test]
+fn an_abandoned_connection_without_a_rail_is_given_up_and_its_peer_is_informed() {
+    let bed = Bed::new(&[("NCCL_SPARK_PROBE_TIMEOUT_MS", "100")]);
+    bed.both(Action::Path(PathFault::Silent, true));
+    let (mut pair, mut waiting) = (Pair::new(&bed), 0);
+    // Each side writes this line once its handshake is finished and no rail works.
+    until(|| {
+        assert!(!pair.step(&bed).unwrap());
+        waiting += bed.lines(Level::WARN).iter().filter(|line| line.contains("works after 5 s")).count();
+        (waiting >= 2).then_some(())
+    });
+    bed.hosts[0].pending().give_up_abandoned(Instant::now() + ABANDONED);
+    let error = until(|| pair.listener.accept().err());
+    assert!(matches!(error, Error::PeerGone(_)) && error.to_string().contains("closed the connection"), "{error}");
+    let error = bed.hosts[0].connect(&mut pair.handle, None).map(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("set-up has failed or timed out"), "{error}");
+    let lines = bed.lines(Level::INFO);
+    assert!(lines.iter().any(|line| line.contains("abandoned: NCCL has not asked for it for 60 s")), "{lines:#?}");
 }
 
 #[test]

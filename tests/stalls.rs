@@ -176,7 +176,8 @@ impl Bed {
         self.connect(&[0, 1], 1);
         self.irecv();
         assert_eq!(self.pass(1, |_| ()), []);
-        self.pairs[0].drivers[1 - SENDER].close();
+        let now = self.fabric.now();
+        self.pairs[0].close(1 - SENDER, now);
         assert_eq!(self.pass(80, |_| ()), [], "warned although this side needs its receive no longer");
     }
 

@@ -10,12 +10,14 @@ use nccl_net_spark::flow::control_link::ControlLink;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
 
-/// The protocol's two rules. A control message is sent only after the message before it was
-/// confirmed. A received message is accepted only if its number is the next one.
+/// The protocol's rules. A control message is sent only after the message before it was confirmed,
+/// unless all queued messages are sent ahead. A received message is accepted only if its number is
+/// the next one.
 #[derive(Default)]
 struct Model {
     queued: Vec<ControlMessage>,
     sent: u64,
+    sent_ahead: u64,
     confirmed: u64,
     received: u64,
     is_due: bool,
@@ -35,10 +37,26 @@ impl Model {
         ControlFrame { number: self.sent, received: self.received, awaits_confirmation, message }
     }
 
+    /// Returns the current frame, and the frames of all messages after it.
+    fn send_ahead(&mut self) -> Vec<ControlFrame> {
+        self.is_due = false;
+        let first = self.frame();
+        let later = (self.sent + 1..).zip(&self.queued[self.sent as usize..]);
+        let frame = |(number, message): (u64, &ControlMessage)| ControlFrame {
+            number,
+            awaits_confirmation: true,
+            message: message.encode(),
+            ..first
+        };
+        let frames = std::iter::once(first.clone()).chain(later.map(frame)).collect();
+        self.sent_ahead = self.queued.len() as u64;
+        frames
+    }
+
     /// Takes a frame. Returns true if its message is new.
     fn receive(&mut self, frame: &ControlFrame) -> bool {
-        if frame.received == self.sent {
-            self.confirmed = self.sent;
+        if frame.received >= self.sent && frame.received <= self.sent.max(self.sent_ahead) {
+            (self.sent, self.confirmed) = (frame.received, frame.received);
             self.go_on();
         }
         let is_next = frame.awaits_confirmation && frame.number.checked_sub(1) == Some(self.received);
@@ -55,14 +73,15 @@ pub fn check(data: &[u8]) -> bool {
     let known = messages();
     let mut received_count = 0;
     while let Some(step) = tape.step() {
-        match step % 4 {
-            0 => {
+        match step % 8 {
+            0 | 4 => {
                 let (_, message) = &known[tape.below(known.len())];
                 control_link.queue(message.clone());
                 model.queued.push(message.clone());
                 model.go_on();
             }
-            1 => {
+            7 => assert_eq!(control_link.send_ahead(), model.send_ahead()),
+            1 | 5 => {
                 let expected = std::mem::take(&mut model.is_due).then(|| model.frame());
                 assert_eq!(control_link.next_frame(), expected);
             }

@@ -125,6 +125,7 @@ fn panicked(name: &'static str, health: Option<&Health>, payload: Box<dyn Any + 
 mod tests {
     use super::*;
     use crate::error::{Argument, Call, Network, PeerGone, SettingFault, TimedOut, Usage, Violation};
+    use std::time::Duration;
 
     #[test]
     fn a_panic_breaks_its_own_comm_and_no_other() {
@@ -178,10 +179,10 @@ mod tests {
             (Error::Os { call: Call::Bootstrap, errno: libc::ENOMEM }, NcclResult::SYSTEM_ERROR),
             (Missing::Gid.into(), NcclResult::SYSTEM_ERROR),
             (Argument::Context.into(), NcclResult::INVALID_ARGUMENT),
-            (Network::ConnectAgain.into(), NcclResult::REMOTE_ERROR),
+            (Network::SetupEnded.into(), NcclResult::REMOTE_ERROR),
             (PeerGone::Closed { peer: peer() }.into(), NcclResult::REMOTE_ERROR),
             (Violation::NoPairs { peer: peer() }.into(), NcclResult::REMOTE_ERROR),
-            (TimedOut::Abandoned { peer: peer(), seconds: 60 }.into(), NcclResult::REMOTE_ERROR),
+            (TimedOut::Setup { what: peer(), waited: Duration::ZERO, limit: 1 }.into(), NcclResult::REMOTE_ERROR),
         ];
         for (error, code) in expected {
             assert_eq!(NcclResult::from(&error), code, "{error:?}");

@@ -6,7 +6,7 @@ use crate::wire::message::{HEADER_BYTES, Header, MAX_BODY_BYTES, Message};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Time after which the kernel fails the socket if sent bytes get no acknowledgement.
@@ -22,7 +22,7 @@ const MOST_WAITING_BYTES: usize = HEADER_BYTES + MAX_BODY_BYTES;
 /// One end of a channel.
 #[derive(Debug)]
 pub struct Channel {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
     /// First error of a write, kept because the socket reports an error only once.
@@ -65,7 +65,7 @@ impl Channel {
         SockRef::from(&stream).set_tcp_user_timeout(Some(USER_TIMEOUT)).map_err(trouble)?;
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive).map_err(trouble)?;
-        Ok(Self { stream, inbox: Vec::new(), outbox: Vec::new(), broken: None })
+        Ok(Self { stream: Arc::new(stream), inbox: Vec::new(), outbox: Vec::new(), broken: None })
     }
 
     /// Returns true once the connection is established.
@@ -90,6 +90,11 @@ impl Channel {
         Ok([self.stream.local_addr()?, self.stream.peer_addr()?])
     }
 
+    /// Returns the socket, for a wait that does not borrow the channel.
+    pub fn socket(&self) -> Arc<TcpStream> {
+        Arc::clone(&self.stream)
+    }
+
     /// Sends queued bytes. Returns true once the kernel has all of them.
     pub fn is_flushed(&mut self) -> Result<bool> {
         self.push().map_err(|e| self.failed(&e))?;
@@ -100,10 +105,10 @@ impl Channel {
     /// the kernel's time limit for unacknowledged bytes, because the peer may read nothing for a
     /// long time. The kernel still checks an idle peer, and fails the socket after three failed
     /// checks.
-    pub fn into_stream(self) -> Result<(TcpStream, Vec<u8>)> {
+    pub fn into_stream(self) -> Result<(Arc<TcpStream>, Vec<u8>)> {
         let trouble = |e: std::io::Error| Error::os(Call::Stream, &e);
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(3);
-        let socket = SockRef::from(&self.stream);
+        let socket = SockRef::from(&*self.stream);
         socket.set_tcp_user_timeout(None).map_err(trouble)?;
         socket.set_tcp_keepalive(&keepalive).map_err(trouble)?;
         Ok((self.stream, self.inbox))
@@ -131,7 +136,7 @@ impl Channel {
     }
 
     fn push(&mut self) -> std::io::Result<()> {
-        write_queued(&mut self.outbox, |bytes| self.stream.write(bytes))
+        write_queued(&mut self.outbox, |bytes| (&*self.stream).write(bytes))
             .inspect_err(|e| _ = self.broken.get_or_insert(e.kind()))
     }
 
@@ -145,7 +150,7 @@ impl Channel {
         let mut end = self.push().err();
         while self.inbox.len() < HEADER_BYTES + MAX_BODY_BYTES {
             let mut chunk = [0; 4096];
-            match self.stream.read(&mut chunk) {
+            match (&*self.stream).read(&mut chunk) {
                 Ok(0) => {
                     end = Some(ErrorKind::ConnectionReset.into());
                     break;
@@ -206,12 +211,6 @@ pub fn write_queued(
         }
     }
     Ok(())
-}
-
-impl AsFd for Channel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
-    }
 }
 
 #[cfg(test)]

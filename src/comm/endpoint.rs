@@ -13,7 +13,7 @@ use super::datapath::try_cell::TryCell;
 use super::process::Process;
 use super::rail::registration::{Purpose, Registration};
 use super::recovery::driver::END_LIMIT;
-use super::recovery::service::{Service, WatchId};
+use super::recovery::service::{Service, Watch};
 use super::streams::context::StreamContext;
 use super::streams::farewell::{FinalBytes, StreamClose};
 use super::streams::recv::StreamRecvPath;
@@ -30,7 +30,7 @@ pub struct Endpoint<P> {
     pub(super) context: Arc<PathContext>,
     pub(super) process: Arc<Process>,
     pub(super) service: Arc<Service>,
-    pub(super) watch: WatchId,
+    pub(super) watch: Watch,
     pub(super) path: Arc<TryCell<P>>,
     pub(super) counted: CountedConnection,
 }
@@ -77,17 +77,16 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 const CLOSE_LIMIT: Duration = END_LIMIT.saturating_add(Duration::from_secs(1));
 
 impl<P: Shareable> Endpoint<P> {
-    /// Closes the connection, and sends BYE to a peer that still exists. Does not enter a data path
-    /// in which a thread has panicked. The caller must make this call once, as the last call.
+    /// Closes the connection, and sends BYE to a peer that still exists ([`Service::close`]). Does
+    /// not enter a data path in which a thread has panicked. The caller must make this call once,
+    /// as the last call.
     ///
     /// If requests are running, waits until the service thread has stopped the queue pairs, because
     /// the caller may reuse the buffers of these requests after this call.
     pub fn close(&self) {
         let until = Instant::now() + CLOSE_LIMIT;
         let is_cancelled = wait_until(until, || leave(&*self.path, &self.context).ok()).unwrap_or_default();
-        self.counted.end();
-        self.process.closed(&self.context.peer.name);
-        self.service.close(self.watch);
+        self.close_unused();
         if is_cancelled {
             let has_ended = || match self.path.borrow() {
                 Ok(mut path) => (!path.rails().status.is_ending()).then_some(()),
@@ -96,6 +95,15 @@ impl<P: Shareable> Endpoint<P> {
             };
             wait_until(until, has_ended);
         }
+    }
+
+    /// Closes a connection that NCCL has not got, and on which no request runs. Does not wait for
+    /// queue pairs, because the service thread closes abandoned connections with this call.
+    pub fn close_unused(&self) {
+        self.counted.end();
+        self.service.close(&self.watch);
+        // This call may wait for the ports' counters, so the peer gets BYE before.
+        self.process.closed(&self.context.peer.name);
     }
 }
 
@@ -171,13 +179,19 @@ impl<P: FinalBytes> StreamEndpoint<P> {
             path.leave();
             final_bytes
         });
-        self.process.closed(&sockets.tcp.peer);
         match final_bytes {
             Some(final_bytes) => {
-                self.service.close_streams(StreamClose::new(Arc::clone(sockets), final_bytes, Instant::now()))
+                let mut farewell = StreamClose::new(Arc::clone(sockets), final_bytes, Instant::now());
+                // Most closes finish in the first call, which this thread makes: it sends the last
+                // bytes and reads the unread ones even if this process ends directly afterwards.
+                if let Err(error) = self.service.repeat(move |now| farewell.poll(now)) {
+                    tracing::warn!("could not notify peer of closed connection: {error}");
+                }
             }
             None => sockets.cut(),
         }
+        // This call may wait for the ports' counters, so the peer gets the last bytes before.
+        self.process.closed(&sockets.tcp.peer);
     }
 }
 

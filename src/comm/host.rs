@@ -42,6 +42,11 @@ impl Host {
         self.pending.connect(&self.setup, handle, traffic_class)
     }
 
+    /// Returns the connections that NCCL connects and that are not finished.
+    pub fn pending(&self) -> &PendingConnections {
+        &self.pending
+    }
+
     /// Returns the state that connection set-up needs.
     pub fn setup(&self) -> &Arc<Setup> {
         &self.setup

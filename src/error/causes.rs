@@ -280,8 +280,8 @@ pub enum Network {
     Bootstrap { peer: String, why: String },
     #[error("cannot reach the peer at {address}: {why}")]
     Unreachable { address: SocketAddr, why: String },
-    #[error("connect called again for a connection that has failed or timed out")]
-    ConnectAgain,
+    #[error("called again for a connection whose set-up has failed or timed out")]
+    SetupEnded,
     #[error("the redial listener is on {at}, but this peer reached this host at {own}", own = .own.ip())]
     OtherAddress { at: SocketAddr, own: SocketAddr },
     #[error("{rail} no longer has the agreed address")]
@@ -365,8 +365,6 @@ pub enum Violation {
 pub enum TimedOut {
     #[error("timed out after {waited:.0?} waiting for {what} (NCCL_SPARK_CONNECT_TIMEOUT_S={limit})")]
     Setup { what: String, waited: Duration, limit: u64 },
-    #[error("set-up of the connection with {peer} abandoned: NCCL has not asked for it for {seconds} s")]
-    Abandoned { peer: String, seconds: u64 },
     #[error(
         "rail {rail} to {peer} lost, and its device does not stop within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {rails}"
     )]

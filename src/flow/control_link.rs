@@ -4,6 +4,9 @@
 //! The protocol is stop-and-wait: one control message is under way at a time, and its frame is sent
 //! again until the peer acknowledges the message. A single path that works from time to time is
 //! enough.
+//!
+//! A side that closes cannot wait for acknowledgements, because its process may end. So it also
+//! sends its queued messages ahead ([`ControlLink::send_ahead`]), each in a frame of its own.
 
 use crate::wire::codec::Malformed;
 use crate::wire::control::{ControlFrame, ControlMessage};
@@ -18,6 +21,8 @@ pub struct ControlLink {
     sent: u64,
     /// Encoding of the last control message sent.
     message: Vec<u8>,
+    /// Number of the last control message that was sent ahead, before its turn. 0 if none was.
+    sent_ahead: u64,
     /// Number of the last control message that the peer has acknowledged.
     confirmed: u64,
     /// Number of the last control message received from the peer.
@@ -73,14 +78,31 @@ impl ControlLink {
         ControlFrame { number: self.sent, received: self.received, awaits_confirmation, message }
     }
 
+    /// Returns the current control frame, and a frame for each queued message. On a path that keeps
+    /// their order, the peer accepts all of them. The messages stay queued, because the path may
+    /// lose the frames.
+    pub fn send_ahead(&mut self) -> Vec<ControlFrame> {
+        self.is_due = false;
+        let mut frames = vec![self.frame()];
+        for (number, message) in (self.sent + 1..).zip(&self.waiting) {
+            self.sent_ahead = number;
+            let message = message.encode();
+            frames.push(ControlFrame { number, received: self.received, awaits_confirmation: true, message });
+        }
+        frames
+    }
+
     /// Accepts a control frame, and returns its control message if the message is new.
     ///
     /// # Errors
     /// [`Malformed`] if the control message cannot be decoded. This end still acknowledges the
     /// message, so that the peer sends the next one.
     pub fn receive_frame(&mut self, frame: &ControlFrame) -> Result<Option<ControlMessage>, Malformed> {
-        if frame.received == self.sent {
-            self.confirmed = self.sent;
+        if (self.sent..=self.sent.max(self.sent_ahead)).contains(&frame.received) {
+            // The peer has accepted this number of messages that were sent ahead.
+            let accepted = frame.received - self.sent;
+            self.waiting.drain(..accepted as usize);
+            (self.sent, self.confirmed) = (frame.received, frame.received);
             self.send_next();
         }
         if !frame.awaits_confirmation || frame.number > self.received + 1 {
@@ -128,15 +150,35 @@ mod tests {
         assert!(!one.is_waiting() && one.next_frame().is_none() && other.next_frame().is_none());
     }
 
+    #[test]
+    fn messages_that_were_sent_ahead_arrive_without_acknowledgements() {
+        let (mut one, mut other) = (ControlLink::default(), ControlLink::default());
+        let message = |at| ControlMessage::Live { lane: lane(at) };
+        (0..3).for_each(|at| _ = one.queue(message(at)));
+        let frames = one.send_ahead();
+        assert!(one.next_frame().is_none(), "the current frame was sent ahead too");
+        let received: Vec<_> = frames.iter().map(|frame| other.receive_frame(frame).unwrap()).collect();
+        assert_eq!(received, [0, 1, 2].map(|at| Some(message(at))));
+        // The acknowledgement of the last message is one for all.
+        assert_eq!(one.receive_frame(&other.next_frame().unwrap()), Ok(None));
+        assert!(!one.is_waiting() && one.is_confirmed(3) && one.next_frame().is_none());
+        // A peer cannot acknowledge a message that was not sent.
+        (3..5).for_each(|at| _ = one.queue(message(at)));
+        let early = ControlFrame { number: 0, received: 5, awaits_confirmation: false, message: Vec::new() };
+        assert_eq!(one.receive_frame(&early), Ok(None));
+        assert_eq!((one.under_way(), one.backlog()), (Some(4), 1));
+    }
+
     proptest! {
         #[test]
-        fn every_message_is_delivered_once_and_in_order(script in prop::collection::vec(0..6u8, 0..400), counts in [0..12u64, 0..12u64]) {
+        fn every_message_is_delivered_once_and_in_order(script in prop::collection::vec(0..8u8, 0..400), counts in [0..12u64, 0..12u64]) {
             let mut ends = [ControlLink::default(), ControlLink::default()];
             let mut said = [0, 0];
             let mut received = [Vec::new(), Vec::new()];
             let mut under_way: [VecDeque<ControlFrame>; 2] = Default::default();
             let calm = (0..200).flat_map(|_| [0, 1, 4, 5]);
-            for step in script.into_iter().chain(calm) {
+            // Step 8 delivers all frames in transit, so that the calm steps see few.
+            for step in script.into_iter().chain([8]).chain(calm) {
                 let at = usize::from(step % 2);
                 match step {
                     0 | 1 => {
@@ -147,6 +189,14 @@ mod tests {
                         let frame = ends[at].frame();
                         under_way[at].push_back(frame);
                     }
+                    8 => {
+                        for at in [0, 1] {
+                            for frame in std::mem::take(&mut under_way[at]) {
+                                received[1 - at].extend(ends[1 - at].receive_frame(&frame).unwrap());
+                            }
+                        }
+                    }
+                    6 | 7 => under_way[at].extend(ends[at].send_ahead()),
                     // Step 2 loses a frame. Step 3 delivers the newest frame early; the same frame
                     // is delivered again later.
                     2 => _ = under_way[0].pop_front(),

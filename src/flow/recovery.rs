@@ -198,6 +198,12 @@ impl Recovery {
         !self.link.is_waiting() && self.rails_up().count() == self.rails.len()
     }
 
+    /// Returns true while the peer's process may have ended: its TCP was closed without a BYE, and
+    /// it has not answered yet.
+    pub fn suspects_peer(&self) -> bool {
+        matches!(self.peer, Peer::Suspected { .. })
+    }
+
     /// Returns true while a message is not acknowledged.
     pub fn is_waiting(&self) -> bool {
         self.link.is_waiting()
@@ -232,6 +238,19 @@ impl Recovery {
     /// waits for bytes; 0 from a sender.
     pub fn close(&mut self, delivered: u64) {
         self.link.queue(ControlMessage::Bye { delivered });
+    }
+
+    /// Returns the frames of all messages that the peer has not acknowledged, up to BYE. They must
+    /// be sent in this order over TCP: this side's process may end before any acknowledgement
+    /// arrives. The caller must have executed all actions before. [`Recovery::poll_frame`] repeats
+    /// messages that are not acknowledged later.
+    pub fn last_frames(&mut self, now: u64) -> Vec<ControlFrame> {
+        if self.peer == Peer::Gone {
+            return Vec::new();
+        }
+        self.note_unconfirmed(now);
+        self.sent_at = now;
+        self.link.send_ahead()
     }
 
     /// Asks the peer for its progress. Sends nothing if `CROWDED` or more messages are queued: the

@@ -41,6 +41,11 @@ pub fn show() {
     tracing::subscriber::set_global_default(Listener(|_, words| eprintln!("{words}"))).expect("the first");
 }
 
+/// Passes all later lines of every thread to `see`.
+pub fn see(see: impl Fn(&str) + Send + Sync + 'static) {
+    tracing::subscriber::set_global_default(Listener(move |_, words: String| see(&words))).expect("the first");
+}
+
 struct Listener<F>(F);
 
 struct Words(String);

@@ -9,7 +9,7 @@ use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::datapath::shared::{NotBorrowed, PathGuard, SharedPath};
 use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
-use nccl_net_spark::comm::recovery::service::WatchId;
+use nccl_net_spark::comm::recovery::service::Watch;
 use nccl_net_spark::comm::recovery::tcp::Redialling;
 use nccl_net_spark::verbs::Region;
 use nccl_net_spark::wire::fields::Priority;
@@ -22,7 +22,7 @@ use std::time::Duration;
 pub struct Frozen {
     gate: Arc<Gate>,
     host: Arc<Host>,
-    id: WatchId,
+    watch: Watch,
     /// Kept open, because closing it would close the connection's TCP.
     _far: TcpStream,
 }
@@ -84,8 +84,8 @@ impl Frozen {
             Terms { role: Role::Sender, priority: Priority::default(), first_rail_timeout: Duration::from_secs(60) };
         let driver = Driver::new(process, context, gate.clone(), terms, mailboxes, Vec::new());
         let channel = Channel::from_stream(near).unwrap();
-        let id = host.setup().service.watch(channel, driver, |_, _| Ok(Redialling::Never)).unwrap();
-        Self { gate, host: Arc::clone(host), id, _far: listener.accept().unwrap().0 }
+        let watch = host.setup().service.watch(channel, driver, |_, _| Ok(Redialling::Never)).unwrap();
+        Self { gate, host: Arc::clone(host), watch, _far: listener.accept().unwrap().0 }
     }
 
     pub fn freeze(&self) {
@@ -102,6 +102,6 @@ impl Frozen {
 impl Drop for Frozen {
     fn drop(&mut self) {
         self.thaw();
-        self.host.setup().service.close(self.id);
+        self.host.setup().service.close(&self.watch);
     }
 }

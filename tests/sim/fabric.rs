@@ -99,6 +99,18 @@ pub struct Start {
     pub bound: Option<Arc<Bound>>,
 }
 
+impl Pair {
+    /// Closes one side. Its last frames arrive immediately.
+    pub fn close(&mut self, side: usize, now: Instant) {
+        let mut frames = Vec::new();
+        self.drivers[side].close(now, &mut |frame| {
+            frames.push(frame);
+            true
+        });
+        frames.iter().for_each(|frame| self.drivers[1 - side].receive_frame(frame, now));
+    }
+}
+
 impl Fabric {
     /// Sets up the fabric. A process must do this only once.
     pub fn new() -> Self {

@@ -464,13 +464,21 @@ impl<'f> Run<'f> {
         }
     }
 
+    /// Closes one side of the connection.
+    fn close(&mut self, side: usize) {
+        let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
+        // Separate dice, as for `bound`.
+        let (tcp, mut dice) = (&mut self.tcp, Dice::new(self.seed ^ 0xb1e));
+        while !self.pair.drivers[side].close(now, &mut |frame| tcp.send(side, frame, now_ns, &mut dice)) {}
+    }
+
     /// Closes both sides. Each side learns that the other has closed. The sender also learns how
     /// many groups were delivered.
     fn close_both(&mut self) {
         let first = self.dice.below(2) as usize;
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         for side in [first, 1 - first] {
-            while !self.pair.drivers[side].close() {}
+            self.close(side);
             while self.pair.contexts[1 - side].peer.presence() == PeerState::Here {
                 self.watch();
                 self.fabric.pass(1_000_000);

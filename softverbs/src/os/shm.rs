@@ -153,7 +153,7 @@ impl RailMemory {
     /// Marks the link as up, and clears the neighbour table. The kernel clears that table when the
     /// carrier is lost (`arp_netdev_event` in net/ipv4/arp.c and `ndisc_netdev_event` in
     /// net/ipv6/ndisc.c call `neigh_carrier_down`).
-    pub(crate) fn link_up(&self, now_ns: u64) {
+    pub fn link_up(&self, now_ns: u64) {
         self.neighbours.iter().flatten().for_each(|word| word.store(0, Ordering::Relaxed));
         self.up_since_ns.store(now_ns, Ordering::Release);
     }

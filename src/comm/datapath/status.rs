@@ -213,7 +213,7 @@ mod tests {
     fn the_first_error_is_kept_and_returned_once_the_queue_pairs_have_stopped() {
         let mut status = Status::default();
         assert!(status.check().is_ok() && !status.has_failed());
-        let (first, another) = (Error::from(Network::ConnectAgain), Error::from(Usage::Closed));
+        let (first, another) = (Error::from(Network::SetupEnded), Error::from(Usage::Closed));
         status.end(first.clone().into());
         assert!(status.has_failed() && status.is_ending() && status.check().is_ok(), "queue pairs may run");
         status.end(another.clone().into());

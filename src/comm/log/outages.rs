@@ -11,6 +11,8 @@
 //! - If only some connections recover the rail, a WARN says how many, once the time [`SETTLED`] has
 //!   passed since the last recovery. A later loss is a new outage, with a WARN of its own.
 //! - Connections that have failed, were closed, or whose peer has ended do not delay these lines.
+//! - While the peer's process may have ended, a connection holds its lines about lost rails back.
+//!   If the peer has ended, the rails are not the cause, and the lines are dropped.
 //!
 //! Each call takes a lock. The callers are set-up and the service thread, never the data path.
 
@@ -71,6 +73,16 @@ pub struct ConnectionOutages {
     /// Time without any rail until the connection fails.
     loss_timeout: Duration,
     is_without_one: bool,
+    held_back: Vec<Loss>,
+}
+
+/// A loss that is not recorded yet, because the peer's process may have ended.
+#[derive(Debug)]
+struct Loss {
+    lane: LaneId,
+    why: String,
+    next: String,
+    at: Instant,
 }
 
 impl RailOutages {
@@ -139,7 +151,22 @@ impl ConnectionOutages {
         let path = |(rail, peer_rail)| RailPair { rail, peer_host: host.to_owned(), peer_rail };
         let (paths, peer) = (rails.map(path).collect(), peer.to_owned());
         let id = outages.members.fetch_add(1, Ordering::Relaxed);
-        Self { outages: Arc::clone(outages), id, peer, paths, loss_timeout, is_without_one: false }
+        let outages = Arc::clone(outages);
+        Self { outages, id, peer, paths, loss_timeout, is_without_one: false, held_back: Vec::new() }
+    }
+
+    /// Holds back the record of a loss until [`Self::peer_answers`] or [`Self::ended`]. The
+    /// arguments are those of [`Self::lost`].
+    pub fn hold_back(&mut self, lane: LaneId, why: String, next: String, now: Instant) {
+        tracing::debug!("lane {lane} of the connection with {} lost while its peer may have ended: {why}", self.peer);
+        self.held_back.push(Loss { lane, why, next, at: now });
+    }
+
+    /// Records the losses that were held back, because the peer's process has not ended.
+    pub fn peer_answers(&mut self) {
+        for Loss { lane, why, next, at } in std::mem::take(&mut self.held_back) {
+            self.lost(lane, &why, &next, at);
+        }
     }
 
     /// Records the loss of a rail. `next` describes the next step for the log line.
@@ -182,6 +209,7 @@ impl ConnectionOutages {
 
     /// Records that the connection has recovered a lost rail.
     pub fn recovered(&mut self, lane: LaneId, now: Instant) {
+        self.held_back.retain(|loss| loss.lane != lane);
         let Some(path) = self.paths.get(lane.index()) else { return };
         let mut open = lock(&self.outages.open);
         let Some(at) = open.iter().position(|outage| outage.path == *path) else { return };
@@ -207,6 +235,7 @@ impl ConnectionOutages {
 
     /// Records that the connection has failed or was closed, or that its peer has ended.
     pub fn ended(&mut self) {
+        self.held_back.clear();
         if !std::mem::take(&mut self.is_without_one) {
             return;
         }

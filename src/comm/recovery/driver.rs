@@ -97,10 +97,6 @@ pub struct Driver {
     /// True while the data path has shares or grants to repeat. Set by [`Driver::on_path`].
     has_repeats: bool,
     warnings: u32,
-    /// Approximate time of NCCL's last call on the data path, on recovery's clock: the time of the
-    /// last round that found a call since the round before. If NCCL stops calling before the first
-    /// rail is up, the connection counts as abandoned.
-    asked_at: u64,
 }
 
 /// Work that waits because NCCL's thread used the data path.
@@ -147,7 +143,7 @@ impl Driver {
         let tcp = tcp::ConnectionTcpOutages::new(&process.tcp_outages, &context.peer.name);
         let stall = Stall::new(&process, &context.peer.name);
         let (unused_fences, ending_since, waiting) = Default::default();
-        let (origin, has_repeats, warnings, asked_at) = Default::default();
+        let (origin, has_repeats, warnings) = Default::default();
         Self {
             process,
             context,
@@ -166,7 +162,6 @@ impl Driver {
             waiting,
             has_repeats,
             warnings,
-            asked_at,
         }
     }
 
@@ -206,13 +201,14 @@ impl Driver {
         self.lanes().zip(&self.rails).map(text).collect::<Vec<_>>().join(", ")
     }
 
-    /// Processes all arrivals, then sends BYE, the last control message. Returns false if the data
-    /// path is busy: the caller calls again in the next round.
-    pub fn close(&mut self) -> bool {
+    /// Processes all arrivals, then sends BYE, the last control message. `send` is the same as for
+    /// [`Driver::poll`]. Returns false, and sends nothing, if the data path is busy: the caller
+    /// calls again later.
+    pub fn close(&mut self, now: Instant, send: &mut dyn FnMut(ControlFrame) -> bool) -> bool {
         self.stop_stall_watch();
         // Receives that have arrived count as delivered, even if NCCL has not tested them.
         for _ in 0..MOST_ROUNDS {
-            match self.take_losses(Instant::now()) {
+            match self.take_losses(now) {
                 Ok(true) => {}
                 Ok(false) | Err(NotBorrowed::Broken) => break,
                 Err(NotBorrowed::Busy) => return false,
@@ -226,8 +222,18 @@ impl Driver {
         if !self.recovery.was_up() {
             // NCCL no longer needs the connection, so recovery stops trying its rails.
             self.recovery.fail();
+            self.act(now);
         }
         self.recovery.close(delivered);
+        if self.waiting.action.is_some() {
+            // Recovery's earlier decisions come before BYE, as before every frame.
+            return false;
+        }
+        self.recovery.close(delivered);
+        let at = self.clock(now);
+        if !self.recovery.last_frames(at).into_iter().all(send) {
+            self.write_to_mailboxes(&self.recovery.frame());
+        }
         true
     }
 
@@ -336,7 +342,6 @@ impl Driver {
         self.recovery.tick(at);
         self.act(now);
         self.warn_of_no_rail(at);
-        self.give_up_if_abandoned(is_unused, at);
         if !self.recovery.recovers() {
             self.outages.ended();
             self.tcp.ended();

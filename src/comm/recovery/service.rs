@@ -1,12 +1,22 @@
 //! The service thread. It watches the process's connections: their TCP connections and their rails.
-//! It watches a closed connection until its peer has closed too. For connections over TCP streams
-//! it handles only the close.
+//! It watches a closed connection until its peer has closed too. It also repeats chores: the close
+//! of TCP streams, and the search for connections whose set-up NCCL has abandoned.
 //!
 //! The thread runs while there is something to watch, and borrows a data path for short times only
 //! ([`crate::comm::datapath::path`]). It calls no device, because a call may hang: other threads do.
-//! It keeps the queue pairs of a closed connection for a while,
-//! because the peer may still wait for the acknowledgement of its last write, or write a CTS entry
-//! that this end no longer uses.
+//! It keeps the queue pairs of a closed connection for a while, because the peer may still wait for
+//! the acknowledgement of its last write, or write a CTS entry that this end no longer uses.
+//!
+//! # Closing
+//!
+//! A process may end directly after it has closed its connections. So the closing thread itself
+//! sends BYE: when [`Service::close`] returns, the kernel has BYE, and delivers it even if the
+//! process has ended. For this, the service thread locks each connection only while it works on
+//! that connection, never while it waits. Two cases leave BYE to the service thread:
+//! - Another thread uses the connection or its data path for longer than the closing thread waits
+//!   (50 ms).
+//! - TCP accepts no more bytes, or has failed. Then the closing thread writes BYE over the rails,
+//!   and the service thread repeats it.
 
 use super::devices::{DeviceChange, Devices};
 use super::driver::Driver;
@@ -16,7 +26,6 @@ use crate::comm::channel::Channel;
 use crate::comm::datapath::peer;
 use crate::comm::datapath::waker::Waker;
 use crate::comm::process::Process;
-use crate::comm::streams::farewell::StreamClose;
 use crate::comm::threads;
 use crate::error::{Call, Error, Internal, Result, panic_text};
 use crate::wire::message::Redial;
@@ -25,7 +34,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 /// Longest time that a closed connection waits for its peer to close. A few retransmissions take
@@ -37,10 +46,17 @@ const IDLE_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval between rounds while work is in progress.
 const BUSY_INTERVAL: Duration = Duration::from_millis(5);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
+/// Number of times that a closing thread tries to close its connection, with pauses of
+/// [`TRY_PAUSE`]. A round of the service thread usually takes microseconds.
+const TRIES: usize = 50;
+const TRY_PAUSE: Duration = Duration::from_millis(1);
 
-/// Identifier of a watched connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WatchId(u64);
+/// A watched connection, from the view of its owner.
+#[derive(Debug)]
+pub struct Watch(Weak<Mutex<Watched>>);
+
+/// Work that the service thread repeats in each round until the work returns true.
+type Chore = Box<dyn FnMut(Instant) -> bool + Send>;
 
 /// The service thread of a process, and its queue of commands.
 pub struct Service {
@@ -51,25 +67,26 @@ pub struct Service {
 #[derive(Default)]
 struct Shared {
     commands: Vec<Command>,
-    next_id: u64,
     waker: Option<UnixStream>,
     redial_handle: RedialHandle,
 }
 
 enum Command {
-    Watch(Box<Watched>),
-    Close(WatchId),
-    CloseStreams(StreamClose),
+    Watch(Arc<Mutex<Watched>>),
+    /// NCCL has closed this connection. The closing thread has sent BYE, unless the connection or
+    /// its data path was in use for long.
+    Close(Arc<Mutex<Watched>>),
+    Repeat(Chore),
     /// A data path has lost a rail.
     Poll,
 }
 
 struct Watched {
-    id: WatchId,
     tcp: Tcp,
     driver: Driver,
-    /// True from NCCL's close until the driver has closed the connection.
+    /// True while BYE waits because the data path was busy when NCCL closed the connection.
     must_close: bool,
+    /// Time after which a closed connection no longer waits for its peer.
     closing: Option<Instant>,
 }
 
@@ -91,42 +108,46 @@ impl Service {
         mut channel: Channel,
         driver: Driver,
         send_last_message: impl FnOnce(&mut Channel, &mut RedialHandle) -> Result<Redialling>,
-    ) -> Result<WatchId> {
+    ) -> Result<Watch> {
         let mut shared = lock(&self.shared);
         // The command is added after the call of `send_last_message`. If the command came before
         // and the call failed, the thread would watch a connection that has no owner and is never
         // closed. The thread cannot miss the command, because it takes its commands under the lock.
         self.start_or_wake(&mut shared)?;
         let redialling = send_last_message(&mut channel, &mut shared.redial_handle)?;
-        shared.next_id += 1;
-        let id = WatchId(shared.next_id);
         let tcp = Tcp::new(channel, redialling);
-        shared.commands.push(Command::Watch(Box::new(Watched { id, tcp, driver, must_close: false, closing: None })));
-        Ok(id)
+        let watched = Arc::new(Mutex::new(Watched { tcp, driver, must_close: false, closing: None }));
+        let watch = Watch(Arc::downgrade(&watched));
+        shared.commands.push(Command::Watch(watched));
+        Ok(watch)
     }
 
-    /// Sends BYE, and keeps the connection's queue pairs until the peer has closed too, but at most
-    /// for ten seconds.
-    pub fn close(&self, id: WatchId) {
+    /// Sends BYE without waiting for the peer. Then the service thread keeps the connection's queue
+    /// pairs until the peer has closed too, but at most for ten seconds.
+    pub fn close(&self, watch: &Watch) {
+        // After a panic of the service thread, the connection is no longer watched.
+        let Some(watched) = watch.0.upgrade() else { return };
+        close_soon(&watched);
         let mut shared = lock(&self.shared);
-        shared.commands.push(Command::Close(id));
+        shared.commands.push(Command::Close(watched));
         if let Err(error) = self.start_or_wake(&mut shared) {
             tracing::warn!("could not notify peer of closed connection: {error}");
         }
     }
 
-    /// Keeps the streams of a closed connection until the peer has closed them too.
-    pub fn close_streams(&self, mut farewell: StreamClose) {
-        // Most closes finish in this first call. Because it is made here, the unread bytes are read
-        // even if this process ends before the service thread runs.
-        if farewell.poll(Instant::now()) {
-            return;
+    /// Does `chore` once. If it returns false, the service thread repeats it in each round until it
+    /// returns true.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if no thread can be started. Then the chore is not repeated.
+    pub fn repeat(&self, mut chore: impl FnMut(Instant) -> bool + Send + 'static) -> Result<()> {
+        if chore(Instant::now()) {
+            return Ok(());
         }
         let mut shared = lock(&self.shared);
-        shared.commands.push(Command::CloseStreams(farewell));
-        if let Err(error) = self.start_or_wake(&mut shared) {
-            tracing::warn!("could not notify peer of closed connection: {error}");
-        }
+        self.start_or_wake(&mut shared)?;
+        shared.commands.push(Command::Repeat(Box::new(chore)));
+        Ok(())
     }
 
     fn start_or_wake(&self, shared: &mut Shared) -> Result<()> {
@@ -163,29 +184,46 @@ impl Waker for Service {
     }
 }
 
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-    // A panic while the lock is held leaves the list of commands intact.
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic while the lock is held leaves the list of commands intact. A panic in a connection
+    // either fails all connections (`abandon`), or happens while that connection closes. A closing
+    // connection ends after `LINGER`.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sends BYE if no other thread uses the connection or its data path for long. Does not enter a
+/// connection in which a thread has panicked.
+fn close_soon(watched: &Mutex<Watched>) {
+    for _ in 0..TRIES {
+        let is_over = match watched.try_lock() {
+            Ok(mut watched) => watched.close(),
+            Err(TryLockError::WouldBlock) => false,
+            Err(TryLockError::Poisoned(_)) => true,
+        };
+        if is_over {
+            return;
+        }
+        std::thread::sleep(TRY_PAUSE);
+    }
 }
 
 fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream) {
-    let (mut watched, mut listener): (Vec<Watched>, Option<RedialListener>) = Default::default();
-    let (mut closing_streams, mut devices): (Vec<StreamClose>, Devices) = Default::default();
+    let (mut watched, mut chores): (Vec<Arc<Mutex<Watched>>>, Vec<Chore>) = Default::default();
+    let (mut listener, mut devices): (Option<RedialListener>, Devices) = Default::default();
     loop {
         let (commands, opened) = {
             let mut shared = lock(shared);
             (std::mem::take(&mut shared.commands), shared.redial_handle.take_opened())
         };
         listener = opened.or(listener);
-        let round = AssertUnwindSafe(|| {
-            do_round(process, commands, &mut watched, &mut closing_streams, &mut listener, &mut devices)
-        });
+        let round =
+            AssertUnwindSafe(|| do_round(process, commands, &mut watched, &mut chores, &mut listener, &mut devices));
         if let Err(payload) = catch_unwind(round) {
-            closing_streams.clear();
+            chores.clear();
             abandon(&mut watched, panic_text(&*payload));
         }
-        let is_awaited = watched.iter().any(|each| each.tcp.is_awaited());
-        let is_idle = watched.is_empty() && closing_streams.is_empty();
+        let is_awaited = watched.iter().any(|each| lock(each).tcp.is_awaited());
+        let is_idle = watched.is_empty() && chores.is_empty();
         if is_idle || listener.is_some() && !is_awaited {
             let mut shared = lock(shared);
             let has_commands = !shared.commands.is_empty();
@@ -211,8 +249,8 @@ fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream
 fn do_round(
     process: &Arc<Process>,
     commands: Vec<Command>,
-    watched: &mut Vec<Watched>,
-    closing_streams: &mut Vec<StreamClose>,
+    watched: &mut Vec<Arc<Mutex<Watched>>>,
+    chores: &mut Vec<Chore>,
     listener: &mut Option<RedialListener>,
     devices: &mut Devices,
 ) {
@@ -221,39 +259,35 @@ fn do_round(
     // the connections in `watched`, and so the new ones too.
     for command in commands {
         match command {
-            Command::Watch(new) => watched.push(*new),
-            Command::Close(id) => closed.push(id),
-            Command::CloseStreams(farewell) => closing_streams.push(farewell),
+            Command::Watch(new) => watched.push(new),
+            Command::Close(one) => closed.push(one),
+            Command::Repeat(chore) => chores.push(chore),
             Command::Poll => is_woken = true,
         }
     }
-    for each in watched.iter_mut() {
-        each.must_close |= closed.contains(&each.id);
-        if each.must_close && each.driver.close() {
-            (each.must_close, each.closing) = (false, Some(Instant::now() + LINGER));
-        }
-    }
+    closed.iter().for_each(|one| _ = lock(one).close());
     let now = Instant::now();
-    closing_streams.retain_mut(|farewell| !farewell.poll(now));
+    chores.retain_mut(|chore| !chore(now));
     if !watched.is_empty() {
         for change in devices.round(process, now) {
-            watched.iter_mut().for_each(|each| each.apply(&change, now));
+            watched.iter().for_each(|each| lock(each).apply(&change, now));
         }
         process.tick(now);
     }
     if let Some(listener) = listener {
         take_redialled(listener, watched);
     }
-    watched.iter_mut().for_each(|each| each.poll(is_woken));
-    watched.retain(|each| !each.is_over());
+    watched.iter().for_each(|each| lock(each).poll(is_woken));
+    watched.retain(|each| !lock(each).is_over());
 }
 
-fn take_redialled(listener: &mut RedialListener, watched: &mut [Watched]) {
-    let expects = |redial: &Redial| watched.iter().any(|each| each.tcp.expects(redial, &each.driver));
+fn take_redialled(listener: &mut RedialListener, watched: &[Arc<Mutex<Watched>>]) {
+    let expects = |redial: &Redial| watched.iter().any(|each| lock(each).expects(redial));
     for (channel, redial) in listener.poll(expects, Instant::now()) {
         // If a peer has dialled twice, the later attempt stays.
-        if let Some(each) = watched.iter_mut().find(|each| each.tcp.expects(&redial, &each.driver)) {
-            each.tcp.replace(channel, &redial, &mut each.driver);
+        if let Some(mut each) = watched.iter().map(|each| lock(each)).find(|each| each.expects(&redial)) {
+            let Watched { tcp, driver, .. } = &mut *each;
+            tcp.replace(channel, &redial, driver);
         }
     }
 }
@@ -261,14 +295,14 @@ fn take_redialled(listener: &mut RedialListener, watched: &mut [Watched]) {
 /// Handles a panic of the service thread: fails all connections. Otherwise a connection would hang
 /// after the loss of a rail, because nothing would recover the rail.
 #[cold]
-fn abandon(watched: &mut Vec<Watched>, fault: &str) {
+fn abandon(watched: &mut Vec<Arc<Mutex<Watched>>>, fault: &str) {
     tracing::warn!("internal error in the service thread, all connections fail; please report it: {fault}");
     let mut ending = Vec::new();
-    for mut each in watched.drain(..) {
-        let error = Internal::ServicePanic(fault.to_owned()).into();
+    for each in watched.drain(..) {
+        let give_up = || lock(&each).driver.give_up(Internal::ServicePanic(fault.to_owned()).into());
         // A second panic must not keep the other connections from failing.
-        if catch_unwind(AssertUnwindSafe(|| each.driver.give_up(error))).is_err() {
-            tracing::warn!("could not fail the connection with {}: it may hang", each.driver.peer().name);
+        if catch_unwind(AssertUnwindSafe(give_up)).is_err() {
+            tracing::warn!("could not fail the connection with {}: it may hang", lock(&each).driver.peer().name);
         } else {
             ending.push(each);
         }
@@ -277,9 +311,13 @@ fn abandon(watched: &mut Vec<Watched>, fault: &str) {
     // so this thread may wait. The drivers limit the wait.
     loop {
         let now = Instant::now();
-        ending.retain_mut(|each| {
-            let step = AssertUnwindSafe(|| each.driver.end_when_stopped(now));
-            catch_unwind(step).is_ok() && each.driver.is_ending()
+        ending.retain(|each| {
+            let step = || {
+                let mut each = lock(each);
+                each.driver.end_when_stopped(now);
+                each.driver.is_ending()
+            };
+            catch_unwind(AssertUnwindSafe(step)).unwrap_or_default()
         });
         if ending.is_empty() {
             return;
@@ -288,14 +326,19 @@ fn abandon(watched: &mut Vec<Watched>, fault: &str) {
     }
 }
 
-fn wait(watched: &[Watched], devices: &Devices, wakened: &UnixStream) {
-    let is_busy = devices.is_busy() || watched.iter().any(|each| each.must_close || each.driver.is_busy());
-    let due = watched.iter().filter_map(|each| each.driver.next_due()).min();
+fn wait(watched: &[Arc<Mutex<Watched>>], devices: &Devices, wakened: &UnixStream) {
+    let (mut is_busy, mut due, mut sockets) = (devices.is_busy(), None, Vec::new());
+    for each in watched {
+        let each = lock(each);
+        is_busy |= each.must_close || each.driver.is_busy();
+        due = due.into_iter().chain(each.driver.next_due()).min();
+        sockets.extend(each.tcp.sockets());
+    }
     let until_due =
         due.map_or(IDLE_INTERVAL, |due| due.saturating_duration_since(Instant::now()).max(SHORTEST_INTERVAL));
     let pause = if is_busy { BUSY_INTERVAL } else { IDLE_INTERVAL.min(until_due) };
     let mut fds = vec![PollFd::new(wakened.as_fd(), PollFlags::POLLIN)];
-    fds.extend(watched.iter().flat_map(|each| each.tcp.fds()).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+    fds.extend(sockets.iter().map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)));
     let sources = devices.event_sources();
     let events = sources.iter().filter_map(|pd| pd.context().event_fd());
     fds.extend(events.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
@@ -314,9 +357,29 @@ fn drain(wakened: &mut UnixStream) {
 }
 
 impl Watched {
+    /// Sends BYE, unless another call has done so. Returns false if the data path is busy.
+    fn close(&mut self) -> bool {
+        if self.closing.is_some() && !self.must_close {
+            return true;
+        }
+        let now = Instant::now();
+        // Set first, so that the connection ends even if the next call panics.
+        (self.must_close, self.closing) = (false, Some(now + LINGER));
+        let Self { tcp, driver, .. } = self;
+        self.must_close = !driver.close(now, &mut |frame| tcp.send(frame));
+        !self.must_close
+    }
+
+    fn expects(&self, redial: &Redial) -> bool {
+        self.tcp.expects(redial, &self.driver)
+    }
+
     /// Returns true if the connection was closed and the peer has closed too, or took too long.
     fn is_over(&self) -> bool {
-        let Some(until) = self.closing.filter(|_| !self.driver.is_ending()) else { return false };
+        if self.must_close || self.driver.is_ending() {
+            return false;
+        }
+        let Some(until) = self.closing else { return false };
         let peer_has_closed = self.driver.peer().presence() != peer::PeerState::Here;
         Instant::now() >= until || peer_has_closed && (!self.tcp.is_open() || !self.driver.is_waiting())
     }
@@ -329,6 +392,9 @@ impl Watched {
     }
 
     fn poll(&mut self, is_woken: bool) {
+        if self.must_close {
+            self.close();
+        }
         let now = Instant::now();
         let Self { tcp, driver, .. } = self;
         tcp.poll(driver, now);

@@ -25,8 +25,7 @@ use crate::flow::redial::{Attempts, Need, Step, is_timely};
 use crate::wire::control::ControlFrame;
 use crate::wire::handle::TOKEN_BYTES;
 use crate::wire::message::{Message, Redial, RedialAt};
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -118,8 +117,8 @@ impl Tcp {
         matches!(self.redialling, Redialling::Awaits { .. })
     }
 
-    /// Returns the descriptors to poll for input.
-    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    /// Returns the sockets to poll for input.
+    pub fn sockets(&self) -> impl Iterator<Item = Arc<TcpStream>> {
         let dialled = match &self.redialling {
             Redialling::Dials(dialler) => dialler.dialled.as_ref(),
             Redialling::Awaits { .. } | Redialling::Never => None,
@@ -128,7 +127,7 @@ impl Tcp {
             TcpState::Open(channel) | TcpState::New(channel) => Some(channel),
             TcpState::GivenUp => None,
         };
-        open.into_iter().chain(dialled).map(AsFd::as_fd)
+        open.into_iter().chain(dialled).map(Channel::socket)
     }
 
     /// Sends a control frame. Returns false if it could not be sent.

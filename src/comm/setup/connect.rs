@@ -4,6 +4,7 @@ use super::Setup;
 use super::finish::{Agreed, AgreedPair, AwaitingRail, finish};
 use super::join::{JoinStep, Joining, NewRoute};
 use super::negotiate::{self, KnownRail, LocalRails, in_time, out_of_turn, receive, understood};
+use super::pending::Pending;
 use super::streams::OpeningStreams;
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::lane::{Lane, Role};
@@ -15,7 +16,6 @@ use crate::comm::rail::{Rail, interfaces};
 use crate::comm::recovery::attempt::PathChoice;
 use crate::comm::recovery::redial::RedialHandle;
 use crate::comm::recovery::tcp::Redialling;
-use crate::comm::threads::lock;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::{Internal, Network, Result, Usage, Violation};
@@ -26,10 +26,8 @@ use crate::wire::handle::{HANDLE_BYTES, Handle};
 use crate::wire::ids::RailId;
 use crate::wire::mailbox::MAILBOX_BYTES;
 use crate::wire::message::{Go, Hello, Message, NotYet, Offer, Offered, PairGo, PairOffer, PairReady, Ready};
-use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Pause before redialling a peer that closed the TCP connection before it answered. The peer may
@@ -37,12 +35,7 @@ use std::time::{Duration, Instant};
 /// process has ended, its host refuses the next dial.
 const REDIAL: Duration = Duration::from_millis(10);
 
-struct Connecting {
-    started: Instant,
-    progress: ConnectProgress,
-}
-
-enum ConnectProgress {
+enum Connecting {
     Handshaking(Box<Handshake>),
     AwaitingRail(AwaitingRail<SendPath>),
 }
@@ -96,16 +89,18 @@ enum LaneProgress {
 
 /// Connections that are still being set up. NCCL repeats each `connect` call with the same handle
 /// memory until it gets the connection.
-#[derive(Default)]
-pub struct PendingConnections {
-    table: Mutex<HashMap<u64, Connecting>>,
-    tickets: AtomicU64,
+pub struct PendingConnections(Pending<Connecting>);
+
+impl Default for PendingConnections {
+    fn default() -> Self {
+        Self(Pending::new(Connecting::peer))
+    }
 }
 
 impl PendingConnections {
     /// Starts or continues the connection of `handle`. The first call writes a ticket into the last
-    /// bytes of the handle, and later calls find the connection by that ticket. Returns `None`
-    /// until the connection has its first rail.
+    /// bytes of the handle, and later calls find the connection by that ticket ([`Pending`]).
+    /// Returns `None` until the connection has its first rail.
     ///
     /// # Errors
     /// [`Error::Usage`] for a handle of another network or version, or if no rail is in common;
@@ -118,40 +113,27 @@ impl PendingConnections {
         traffic_class: Option<u8>,
     ) -> Result<Option<SendComm>> {
         let decoded = Handle::decode(handle).map_err(|foreign| Usage::Handle(foreign.to_string()))?;
-        let config = &setup.process.config.setup;
-        let ticket = match Handle::ticket(handle) {
+        let Self(pending) = self;
+        let (ticket, connecting) = match Handle::ticket(handle) {
             0 => {
-                let ticket = self.tickets.fetch_add(1, Ordering::Relaxed) + 1;
+                let ticket = pending.ticket();
                 Handle::set_ticket(handle, ticket);
-                self.keep(ticket, Connecting::begin(decoded, &setup.process, traffic_class)?);
-                ticket
+                (ticket, Connecting::begin(decoded, &setup.process, traffic_class)?)
             }
-            ticket => ticket,
-        };
-        let Some(connecting) = self.take(ticket, config.connect_timeout) else {
-            return Err(Network::ConnectAgain.into());
+            ticket => (ticket, pending.take(ticket)?),
         };
         match connecting.step(setup)? {
             ConnectStep::Done(comm) => Ok(Some(*comm)),
             ConnectStep::Waiting(connecting) => {
-                self.keep(ticket, connecting);
+                pending.keep(&setup.service, ticket, connecting);
                 Ok(None)
             }
         }
     }
 
-    /// Takes an unfinished connection out of the table. Also drops connections that began more than
-    /// twice the `limit` ago: after an abort NCCL never calls again for them.
-    fn take(&self, ticket: u64, limit: Duration) -> Option<Connecting> {
-        let mut table = lock(&self.table);
-        let taken = table.remove(&ticket);
-        let now = Instant::now();
-        table.retain(|_, other| now.duration_since(other.started) < 2 * limit);
-        taken
-    }
-
-    fn keep(&self, ticket: u64, connecting: Connecting) {
-        lock(&self.table).insert(ticket, connecting);
+    /// Gives up the connections that NCCL has abandoned at time `now`, as the service thread does.
+    pub fn give_up_abandoned(&self, now: Instant) {
+        self.0.give_up_abandoned(now);
     }
 }
 
@@ -165,23 +147,28 @@ impl Connecting {
         let channel = dial(process, &handle)?;
         let (started, priority) = (Instant::now(), process.priority(traffic_class));
         let handshake = Handshake { channel, started, priority, handle, stage: ConnectStage::Dialling };
-        Ok(Self { started, progress: ConnectProgress::Handshaking(Box::new(handshake)) })
+        Ok(Self::Handshaking(Box::new(handshake)))
+    }
+
+    fn peer(&self) -> String {
+        match self {
+            Self::Handshaking(handshake) => handshake.handle.address.to_string(),
+            Self::AwaitingRail(awaiting) => awaiting.peer(),
+        }
     }
 
     fn step(self, setup: &Setup) -> Result<ConnectStep> {
-        let started = self.started;
-        let waiting = |progress| ConnectStep::Waiting(Self { started, progress });
-        let mut awaiting = match self.progress {
-            ConnectProgress::AwaitingRail(awaiting) => awaiting,
-            ConnectProgress::Handshaking(handshake) => match handshake.step(setup)? {
-                HandshakeStep::Waiting(handshake) => return Ok(waiting(ConnectProgress::Handshaking(handshake))),
+        let mut awaiting = match self {
+            Self::AwaitingRail(awaiting) => awaiting,
+            Self::Handshaking(handshake) => match handshake.step(setup)? {
+                HandshakeStep::Waiting(handshake) => return Ok(ConnectStep::Waiting(Self::Handshaking(handshake))),
                 HandshakeStep::Streams(comm) => return Ok(ConnectStep::Done(comm)),
                 HandshakeStep::Rails(awaiting) => awaiting,
             },
         };
         Ok(match awaiting.step()? {
             Some(comm) => ConnectStep::Done(Box::new(SendComm::Rails(Box::new(comm)))),
-            None => waiting(ConnectProgress::AwaitingRail(awaiting)),
+            None => ConnectStep::Waiting(Self::AwaitingRail(awaiting)),
         })
     }
 }

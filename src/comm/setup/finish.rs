@@ -90,6 +90,11 @@ pub struct AwaitingRail<P: Shareable> {
 }
 
 impl<P: Shareable> AwaitingRail<P> {
+    /// Returns the peer's name.
+    pub fn peer(&self) -> String {
+        self.endpoint.as_ref().map_or_else(String::new, |endpoint| endpoint.context.peer.name.clone())
+    }
+
     /// Returns the connection once it has a rail, `None` until then.
     ///
     /// # Errors
@@ -122,7 +127,7 @@ impl<P: Shareable> AwaitingRail<P> {
 impl<P: Shareable> Drop for AwaitingRail<P> {
     fn drop(&mut self) {
         if let Some(endpoint) = &self.endpoint {
-            endpoint.close();
+            endpoint.close_unused();
         }
     }
 }

@@ -5,6 +5,7 @@ use super::admission::Admission;
 use super::finish::{Agreed, AgreedPair, AwaitingRail, finish};
 use super::join::{JoinStep, Joining, NewRoute};
 use super::negotiate::{self, KnownRail, LocalRails, in_time, out_of_turn, receive};
+use super::pending::Pending;
 use super::streams::{self, Gathering};
 use crate::comm::channel::Channel;
 use crate::comm::datapath::lane::{Lane, Role};
@@ -42,12 +43,15 @@ const ROUTED: &str =
 pub struct ListenComm {
     setup: Arc<Setup>,
     state: Mutex<Listening>,
+    /// The connection that is being set up, if any.
+    pending: Pending<AcceptProgress>,
 }
 
 struct Listening {
     admission: Admission,
     waiting_since: Option<Instant>,
-    progress: AcceptProgress,
+    /// Ticket of the connection that is being set up.
+    ticket: Option<u64>,
 }
 
 enum AcceptProgress {
@@ -134,9 +138,9 @@ pub fn listen(setup: &Arc<Setup>) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
     let mut token = [0; TOKEN_BYTES];
     getrandom::fill(&mut token)?;
     let handle = Handle { address: listener.local_addr().map_err(trouble)?, token };
-    let progress = AcceptProgress::Idle;
-    let listening = Listening { admission: Admission::new(listener, token), waiting_since: None, progress };
-    Ok((ListenComm { setup: Arc::clone(setup), state: Mutex::new(listening) }, handle.encode()))
+    let listening = Listening { admission: Admission::new(listener, token), waiting_since: None, ticket: None };
+    let (state, pending) = (Mutex::new(listening), Pending::new(AcceptProgress::peer));
+    Ok((ListenComm { setup: Arc::clone(setup), state, pending }, handle.encode()))
 }
 
 impl ListenComm {
@@ -148,9 +152,13 @@ impl ListenComm {
     /// if the peer fails during its handshake or no peer connects in time.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let mut state = lock(&self.state);
-        let Listening { admission, waiting_since, progress } = &mut *state;
+        let Listening { admission, waiting_since, ticket } = &mut *state;
         let since = *waiting_since.get_or_insert_with(Instant::now);
-        let stage = match progress {
+        let mut progress = match ticket.take() {
+            Some(ticket) => self.pending.take(ticket)?,
+            None => AcceptProgress::Idle,
+        };
+        let stage = match &mut progress {
             AcceptProgress::Handshaking(peer) => Some(&mut peer.stage),
             AcceptProgress::Idle | AcceptProgress::AwaitingRail(_) => None,
         };
@@ -160,40 +168,61 @@ impl ListenComm {
             Some(AcceptStage::Gathering(gathering)) => gathering.poll(admission, &self.setup.descriptors),
             _ => {
                 if let Some((channel, hello)) = admission.poll(&self.setup.descriptors) {
-                    *progress = AcceptProgress::Handshaking(Box::new(Accepting::begin(channel, hello)));
+                    progress = AcceptProgress::Handshaking(Box::new(Accepting::begin(channel, hello)));
                 }
             }
         }
-        let comm = match std::mem::replace(progress, AcceptProgress::Idle) {
-            AcceptProgress::Idle => {
+        match progress.step(&self.setup)? {
+            ProgressStep::Done(comm) => {
+                *waiting_since = None;
+                Ok(Some(*comm))
+            }
+            ProgressStep::Waiting(AcceptProgress::Idle) => {
                 let short = admission.shortage().map_or_else(String::new, |why| format!(" ({why})"));
-                in_time(&self.setup.process, since, &format!("the peer to connect{short}"))?;
-                None
+                in_time(&self.setup.process, since, &format!("the peer to connect{short}")).map(|()| None)
             }
-            AcceptProgress::AwaitingRail(awaiting) => progress.await_rail(awaiting)?,
-            AcceptProgress::Handshaking(peer) => match peer.step(&self.setup)? {
-                AcceptStep::Waiting(peer) => {
-                    *progress = AcceptProgress::Handshaking(peer);
-                    None
-                }
-                AcceptStep::Streams(comm) => Some(*comm),
-                AcceptStep::Rails(awaiting) => progress.await_rail(awaiting)?,
-            },
-        };
-        if comm.is_some() {
-            *waiting_since = None;
+            ProgressStep::Waiting(progress) => {
+                let kept = *ticket.insert(self.pending.ticket());
+                self.pending.keep(&self.setup.service, kept, progress);
+                Ok(None)
+            }
         }
-        Ok(comm)
+    }
+
+    /// Gives up a connection that NCCL has abandoned at time `now`, as the service thread does.
+    pub fn give_up_abandoned(&self, now: Instant) {
+        self.pending.give_up_abandoned(now);
     }
 }
 
+enum ProgressStep {
+    Done(Box<RecvComm>),
+    Waiting(AcceptProgress),
+}
+
 impl AcceptProgress {
-    fn await_rail(&mut self, mut awaiting: AwaitingRail<RecvPath>) -> Result<Option<RecvComm>> {
-        let comm = awaiting.step()?;
-        if comm.is_none() {
-            *self = Self::AwaitingRail(awaiting);
+    fn step(self, setup: &Setup) -> Result<ProgressStep> {
+        let mut awaiting = match self {
+            Self::Idle => return Ok(ProgressStep::Waiting(self)),
+            Self::AwaitingRail(awaiting) => awaiting,
+            Self::Handshaking(peer) => match peer.step(setup)? {
+                AcceptStep::Waiting(peer) => return Ok(ProgressStep::Waiting(Self::Handshaking(peer))),
+                AcceptStep::Streams(comm) => return Ok(ProgressStep::Done(comm)),
+                AcceptStep::Rails(awaiting) => awaiting,
+            },
+        };
+        Ok(match awaiting.step()? {
+            Some(comm) => ProgressStep::Done(Box::new(RecvComm::Rails(Box::new(comm)))),
+            None => ProgressStep::Waiting(Self::AwaitingRail(awaiting)),
+        })
+    }
+
+    fn peer(&self) -> String {
+        match self {
+            Self::Idle => String::new(),
+            Self::Handshaking(peer) => peer.peer.clone(),
+            Self::AwaitingRail(awaiting) => awaiting.peer(),
         }
-        Ok(comm.map(|comm| RecvComm::Rails(Box::new(comm))))
     }
 }
 

@@ -3,7 +3,8 @@
 //!
 //! Both sides `negotiate` over a TCP channel and `join` their queue pairs. `finish` hands the
 //! connection to the service thread, and keeps it from NCCL until it has a rail. `streams` connects
-//! hosts that have no rail in common over TCP, if the settings allow this.
+//! hosts that have no rail in common over TCP, if the settings allow this. `pending` keeps the
+//! state between two calls, and gives up connections that NCCL no longer asks for.
 //!
 //! # The handshake
 //!
@@ -46,6 +47,7 @@ pub mod finish;
 pub mod join;
 pub mod listen;
 pub mod negotiate;
+pub mod pending;
 pub mod streams;
 
 use super::descriptors::DescriptorWarning;

@@ -6,12 +6,13 @@ use crate::error::{Error, Network, PeerGone, Result, TcpPath};
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The open streams of one connection.
 #[derive(Debug)]
 pub struct Sockets {
-    streams: Vec<TcpStream>,
+    streams: Vec<Arc<TcpStream>>,
     /// The peer and this host's interface, for log lines.
     pub tcp: TcpPath,
 }
@@ -44,7 +45,7 @@ impl Sockets {
 
     /// Returns the longest time without an acknowledgement among streams with outstanding bytes.
     pub fn unacknowledged(&self) -> Option<Duration> {
-        self.streams.iter().filter_map(caller_memory::unacknowledged).max()
+        self.streams.iter().filter_map(|stream| caller_memory::unacknowledged(stream)).max()
     }
 
     /// Converts an error of a stream to the plugin's error.

@@ -55,7 +55,7 @@ impl Recovery {
     pub fn bootstrap_need(&self, is_open: bool, now: u64) -> Need {
         let has_no_rail = self.rails_up().next().is_none();
         // Urgent even with rails up: they may already be lost, or too slow for `SIGN_OF_LIFE`.
-        let is_suspected = matches!(self.peer, Peer::Suspected { .. });
+        let is_suspected = self.suspects_peer();
         // Before the first rail, the peer may answer late: its kernel needs a second for each
         // address that it cannot resolve.
         let unconfirmed_limit = if self.was_up() { UNCONFIRMED_LIMIT } else { STEP };

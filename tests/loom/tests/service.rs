@@ -13,7 +13,6 @@ use loom_models::comm::recovery::driver::{CallLog, Driver};
 use loom_models::comm::recovery::redial::RedialHandle;
 use loom_models::comm::recovery::service::Service;
 use loom_models::comm::recovery::tcp::Redialling;
-use loom_models::comm::streams::farewell::StreamClose;
 use std::sync::Arc;
 
 /// Maximum number of times that loom interrupts a thread that could continue. Two are enough to
@@ -33,16 +32,16 @@ fn connection(service: &Service, wakes: u32) {
 
 fn connection_with(service: &Service, wakes: u32, redialling: impl FnOnce(&mut RedialHandle) -> Redialling) {
     let log = Arc::new(CallLog::default());
-    let id = service.watch(Channel, Driver::new(&log), |_, redial_handle| Ok(redialling(redial_handle))).unwrap();
+    let watch = service.watch(Channel, Driver::new(&log), |_, redial_handle| Ok(redialling(redial_handle))).unwrap();
     for _ in 0..wakes {
         service.wake();
     }
     if wakes > 0 {
         log.wait_until(|calls| calls.wakes_handled > 0);
     }
-    service.close(id);
+    service.close(&watch);
     let calls = log.wait_until(|calls| calls.is_unwatched);
-    assert!(calls.closed && !calls.failed && calls.wakes_handled <= wakes, "{calls:?}");
+    assert!(calls.closes == 1 && !calls.failed && calls.wakes_handled <= wakes, "{calls:?}");
 }
 
 #[test]
@@ -87,16 +86,24 @@ fn the_listener_is_open_while_a_connection_needs_it() {
 }
 
 #[test]
-fn closed_streams_are_kept_until_their_data_is_delivered() {
+fn a_chore_is_repeated_until_it_is_done() {
     model(|| {
         let service = Arc::new(Service::new(Arc::new(Process)));
         let other = {
             let service = Arc::clone(&service);
             thread::spawn(move || {
                 let log = Arc::new(CallLog::default());
-                // The streams need two rounds: the caller runs the first, the service thread the
+                let (mut rounds, end) = (0, Arc::clone(&log));
+                // The chore needs two rounds: the caller runs the first, the service thread the
                 // second.
-                service.close_streams(StreamClose::new(2, &log));
+                let chore = move |_| {
+                    rounds += 1;
+                    if rounds == 2 {
+                        end.record(|calls| calls.is_unwatched = true);
+                    }
+                    rounds == 2
+                };
+                service.repeat(chore).unwrap();
                 log.wait_until(|calls| calls.is_unwatched);
             })
         };

@@ -32,7 +32,7 @@ impl Run<'_> {
         match by {
             BreakOff::Caller => {
                 leave(&*path, &self.pair.contexts[side]).expect("no other thread uses it");
-                while !self.pair.drivers[side].close() {}
+                self.close(side);
             }
             BreakOff::Driver => self.pair.drivers[side].give_up(why()),
             BreakOff::DataPath => {

@@ -22,7 +22,12 @@ impl Driver {
                     Role::Receiver => "the peer retries".to_owned(),
                 };
                 let grown = self.process.losses.grown(Some(&self.rails[lane.index()].rail.info.device));
-                self.outages.lost(lane, &cause.to_string(), &(next + &grown), now);
+                let why = cause.to_string();
+                if self.recovery.suspects_peer() {
+                    self.outages.hold_back(lane, why, next + &grown, now);
+                } else {
+                    self.outages.lost(lane, &why, &(next + &grown), now);
+                }
                 self.rails[lane.index()].outages.lost(now);
             }
             (State::Up { .. }, _) => self.returned(lane, now, at),
@@ -52,7 +57,7 @@ impl Driver {
         }
     }
 
-    pub(super) fn log(&self, entry: &LogEntry) {
+    pub(super) fn log(&mut self, entry: &LogEntry) {
         let peer = &self.context.peer.name;
         match entry {
             LogEntry::MessageReceived(message) => tracing::debug!("{peer} sent {message:?}"),
@@ -63,6 +68,7 @@ impl Driver {
             }
             LogEntry::OutOfTurn(lane) => tracing::debug!("{peer} sent a control message out of turn for rail {lane}"),
             LogEntry::PeerAnswers => {
+                self.outages.peer_answers();
                 if self.process.log.is_first(peer, Subject::Answered) {
                     tracing::info!("{peer} answers after its TCP was closed; connections continue");
                 }

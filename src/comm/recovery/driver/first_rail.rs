@@ -5,7 +5,7 @@ use super::Driver;
 use crate::comm::datapath::shared::NotBorrowed;
 use crate::comm::log::once::Subject;
 use crate::comm::recovery::attempt::ManagedRail;
-use crate::error::{Error, Network, PeerGone, TimedOut};
+use crate::error::{Error, Network, PeerGone};
 use std::time::Duration;
 
 /// Time without a rail until the first warning.
@@ -13,24 +13,7 @@ const FIRST_WARNING: Duration = Duration::from_secs(5);
 /// Interval between two warnings.
 const NEXT_WARNING: Duration = Duration::from_secs(15);
 
-/// Time without a call from NCCL until a connection without a rail counts as abandoned. NCCL calls
-/// in a loop. After an abort it neither calls again nor closes a connection that it never received.
-const ABANDONED: Duration = Duration::from_secs(60);
-
 impl Driver {
-    /// Gives up a connection without a rail that NCCL has abandoned, and notifies the peer.
-    pub(super) fn give_up_if_abandoned(&mut self, is_unused: bool, at: u64) {
-        if !is_unused {
-            self.asked_at = at;
-        }
-        let unasked = Duration::from_nanos(at.saturating_sub(self.asked_at));
-        if self.recovery.waits_for_first_rail(at).is_some() && unasked > ABANDONED {
-            let (peer, seconds) = (self.context.peer.name.clone(), ABANDONED.as_secs());
-            self.give_up(TimedOut::Abandoned { peer, seconds }.into());
-            self.recovery.close(0);
-        }
-    }
-
     /// Warns, once for all connections with the peer, while a new connection has had no rail.
     pub(super) fn warn_of_no_rail(&mut self, at: u64) {
         let Some(waited) = self.recovery.waits_for_first_rail(at).map(Duration::from_nanos) else { return };

@@ -5,5 +5,4 @@ pub mod datapath;
 pub mod process;
 pub mod rail;
 pub mod recovery;
-pub mod streams;
 pub mod threads;

@@ -4,7 +4,7 @@ use super::driver::Driver;
 use crate::comm::channel::Channel;
 use crate::wire::control::ControlFrame;
 use crate::wire::message::Redial;
-use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -36,8 +36,8 @@ impl Tcp {
         matches!(self.0, Redialling::Awaits(_))
     }
 
-    /// Returns no file descriptors, because nothing arrives.
-    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    /// Returns no sockets, because nothing arrives.
+    pub fn sockets(&self) -> impl Iterator<Item = UnixStream> {
         std::iter::empty()
     }
 

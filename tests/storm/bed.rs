@@ -1,0 +1,526 @@
+//! Two nodes of a software fabric in virtual time, each with a process of the plugin: its rails,
+//! its devices, and both ends of many connections. One thread plays everything: the callers, the
+//! service threads of both processes, and the NICs.
+
+use super::caller::{Channel, Terms};
+use super::events::{Change, RAILS, Storm, What};
+use crate::common::comms::{Receiving, Sending};
+use crate::common::{fabric_folder, fabric_library, fabric_name};
+use crate::sim::{Dice, threads};
+use nccl_net_spark::comm::datapath::context::PathContext;
+use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
+use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
+use nccl_net_spark::comm::datapath::parts::PathParts;
+use nccl_net_spark::comm::datapath::peer::Peer;
+use nccl_net_spark::comm::datapath::recv::RecvPath;
+use nccl_net_spark::comm::datapath::send::SendPath;
+use nccl_net_spark::comm::datapath::shared::SharedPath;
+use nccl_net_spark::comm::datapath::try_cell::TryCell;
+use nccl_net_spark::comm::process::Process;
+use nccl_net_spark::comm::rail::RailSnapshot;
+use nccl_net_spark::comm::recovery::attempt::ManagedRail;
+use nccl_net_spark::comm::recovery::devices::{DeviceChange, Devices};
+use nccl_net_spark::comm::recovery::driver::{Driver, Terms as DriverTerms};
+use nccl_net_spark::comm::setup::negotiate;
+use nccl_net_spark::comm::{Host, HostMemory, Purpose, RecvPart, Registration};
+use nccl_net_spark::config::Config;
+use nccl_net_spark::error::{Quick, Result};
+use nccl_net_spark::flow::paths::End;
+use nccl_net_spark::interfaces;
+use nccl_net_spark::plugin::bring_up;
+use nccl_net_spark::verbs::{CompletionBuffer, Cq, Region};
+use nccl_net_spark::wire::control::ControlFrame;
+use nccl_net_spark::wire::fields::Priority;
+use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
+use softverbs::control::{Prepared, prepare, sysfs_of_node};
+use softverbs::hotplug::Phase;
+use softverbs::os::shm::{self, FabricMemory};
+use softverbs::profile::Profile;
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const MS: u64 = 1_000_000;
+/// Virtual time after the last event within which everything must be done.
+const PATIENCE_NS: u64 = 120_000 * MS;
+/// Time that each phase of a removal takes, as in `softverbs::control`.
+const REMOVAL_STEP_NS: u64 = 10 * MS;
+/// Factor on the rates of a Spark, so that a storm of seconds moves few bytes.
+const SCALE: f64 = 0.0005;
+
+pub struct Bed {
+    memory: &'static FabricMemory,
+    profile: Profile,
+    trees: [PathBuf; 2],
+    nodes: [Node; 2],
+    _prepared: Prepared,
+    begun: Instant,
+    now_ns: u64,
+}
+
+/// One process.
+struct Node {
+    host: Arc<Host>,
+    snapshots: Vec<RailSnapshot>,
+    devices: Devices,
+    /// A completion queue for each rail, which stays empty. Polling them drives the node's NICs.
+    nics: Vec<Cq>,
+}
+
+/// One connection. Index 0 is the sending end, index 1 the receiving end.
+struct Link {
+    drivers: [Driver; 2],
+    /// Node of the sending end.
+    from: usize,
+    /// Control frames on their way to each end over TCP, with the time of their arrival.
+    frames: [VecDeque<(u64, ControlFrame)>; 2],
+}
+
+pub struct SendEnd {
+    path: Arc<TryCell<SendPath>>,
+    context: Arc<PathContext>,
+    process: Arc<Process>,
+}
+
+pub struct RecvEnd {
+    path: Arc<TryCell<RecvPath>>,
+    context: Arc<PathContext>,
+    process: Arc<Process>,
+}
+
+impl Sending for SendEnd {
+    fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
+        self.process.register(memory, Purpose::Send)
+    }
+
+    fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
+        let mut path = self.path.enter().expect("one thread uses the path");
+        let done = path.isend(&self.context, addr, bytes, tag, memory);
+        path.leave();
+        done
+    }
+
+    fn test(&self, request: u16) -> Quick<Option<u64>> {
+        let mut path = self.path.enter().expect("one thread uses the path");
+        let done = path.test(&self.context, request);
+        path.leave();
+        done
+    }
+
+    fn close(&self) {}
+}
+
+impl Receiving for RecvEnd {
+    fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
+        self.process.register(memory, Purpose::Receive)
+    }
+
+    fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
+        let mut path = self.path.enter().expect("one thread uses the path");
+        let done = path.irecv(&self.context, parts, optional);
+        path.leave();
+        done
+    }
+
+    fn test(&self, request: u16, tell: impl FnMut(usize, u64)) -> Quick<bool> {
+        let mut path = self.path.enter().expect("one thread uses the path");
+        let done = path.test(&self.context, request, tell);
+        path.leave();
+        done
+    }
+
+    fn close(&self) {}
+}
+
+impl Bed {
+    /// Sets up the fabric. A process must do this only once.
+    pub fn new() -> Self {
+        threads::replace();
+        let (dir, name) = (fabric_folder(), fabric_name());
+        std::fs::create_dir_all(&dir).unwrap();
+        let profile = Profile::load("spark-2cable", SCALE).unwrap();
+        let prepared = prepare(&dir, &name, &profile, 2).unwrap();
+        let shared = dir.join(&name).join("sys").display().to_string();
+        let trees = [0, 1].map(|node| PathBuf::from(sysfs_of_node(&shared, node)));
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(dir.join(&name).join("fabric")).unwrap();
+        let memory = shm::map(&file).unwrap();
+        // From here on the fabric has no engine threads, and this is its only clock.
+        memory.virtual_clock.store(1, Ordering::Release);
+        let begun = Instant::now();
+        let nodes = [0, 1].map(|node| Node::new(node, &prepared, &trees[node]));
+        Self { memory, profile, trees, nodes, _prepared: prepared, begun, now_ns: 0 }
+    }
+
+    fn now(&self) -> Instant {
+        self.begun + Duration::from_nanos(self.now_ns)
+    }
+
+    /// Lets time pass, and the NICs of both nodes work.
+    fn pass(&mut self, ns: u64) {
+        self.now_ns += ns;
+        self.memory.virtual_clock.store(self.now_ns + 1, Ordering::Release);
+        let mut buffer = CompletionBuffer::new();
+        for nic in self.nodes.iter_mut().flat_map(|node| &mut node.nics) {
+            assert!(nic.poll(&mut buffer).unwrap().is_empty());
+        }
+    }
+
+    fn change(&self, node: usize, rail: usize, step: Step) {
+        let memory = &self.memory.rails[node][rail];
+        match step {
+            Step::Port(is_up) => memory.set_port(is_up, self.now_ns),
+            Step::To(phase) => {
+                memory.move_to(phase);
+                if phase == Phase::Gone && memory.presence().phase == Phase::Gone {
+                    self.profile.show_device(&self.trees[node], rail, false).unwrap();
+                }
+            }
+            Step::Return if memory.presence().phase == Phase::Gone => {
+                self.profile.show_device(&self.trees[node], rail, true).unwrap();
+                memory.link_up(self.now_ns);
+                memory.move_to(Phase::Here);
+            }
+            Step::Return => {}
+        }
+    }
+
+    fn mend(&mut self) {
+        for (node, rail) in places() {
+            let memory = &self.memory.rails[node][rail];
+            if memory.presence().phase != Phase::Here {
+                self.change(node, rail, Step::To(Phase::Gone));
+                self.change(node, rail, Step::Return);
+            }
+            self.change(node, rail, Step::Port(true));
+        }
+    }
+
+    /// Puts all functions on the bus, and lets both processes open them.
+    fn reopen(&mut self) {
+        self.mend();
+        for node in 0..2 {
+            let process = Arc::clone(self.nodes[node].host.process());
+            process.rails.iter().for_each(|rail| _ = rail.device.query_presence(rail.info.port));
+            while process.rails.iter().any(|rail| rail.device.pd().is_err()) {
+                self.pass(1000 * MS);
+                process.look_for_returned(self.now());
+            }
+            process.rails.iter().for_each(|rail| process.backoff.forget(rail));
+            self.nodes[node].devices = Devices::default();
+        }
+    }
+
+    /// Connects one node to the other, over all rails.
+    fn connect(&self, from: usize) -> (Link, SendEnd, RecvEnd) {
+        let nodes = [&self.nodes[from], &self.nodes[1 - from]];
+        let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
+        let mut lanes = lanes(nodes);
+        for (side, region) in mailboxes.iter().enumerate() {
+            lanes[side].iter_mut().for_each(|lane| lane.register_mailbox(region).unwrap());
+        }
+        for rail in 0..RAILS.len() {
+            let rkeys = [0, 1].map(|side: usize| lanes[side][rail].mailbox_rkey());
+            (0..2).for_each(|side: usize| lanes[side][rail].peer_mailbox_rkey = rkeys[1 - side]);
+        }
+        let contexts = [0, 1].map(|side: usize| {
+            let process = nodes[side].host.process();
+            Arc::new(PathContext {
+                peer: Arc::new(Peer::new(format!("node {}", if side == 0 { 1 - from } else { from }))),
+                registrations: Arc::clone(&process.registrations),
+                stall_warn: process.config.data_path.stall_warn,
+                waker: nodes[side].host.setup().service.clone(),
+            })
+        });
+        let path = |lane: &Lane| [End { rail: lane.rail.id, attachment: lane.rail.info.attachment }; 2];
+        let paths: Vec<[End; 2]> = lanes[0].iter().map(path).collect();
+        let queue_count = lanes[0][0].queue_count();
+        let managed = [0, 1].map(|side: usize| {
+            let lanes: Vec<_> = lanes[side].iter().map(|lane| ManagedRail::of(lane, queue_count)).collect();
+            lanes
+        });
+        let mut parts = lanes.into_iter().enumerate().map(|(side, lanes)| PathParts {
+            lanes,
+            region: Arc::clone(&mailboxes[side]),
+            peer_addr: mailboxes[1 - side].addr(),
+            chunk_bytes: 1 << 30,
+            striping: negotiate::striping(nodes[side].host.process(), &paths),
+            bound: None,
+        });
+        let send = Arc::new(TryCell::new(SendPath::new(parts.next().unwrap())));
+        let recv = Arc::new(TryCell::new(RecvPath::new(parts.next().unwrap())));
+        drop(parts);
+        let shared: [(Role, Arc<dyn SharedPath>); 2] = [(Role::Sender, send.clone()), (Role::Receiver, recv.clone())];
+        let mut managed = managed.into_iter();
+        let mut side = 0;
+        let drivers = shared.map(|(role, path)| {
+            let mailboxes = Mailboxes { region: Arc::clone(&mailboxes[side]), peer_addr: mailboxes[1 - side].addr() };
+            let (process, context) = (Arc::clone(nodes[side].host.process()), Arc::clone(&contexts[side]));
+            side += 1;
+            let terms =
+                DriverTerms { role, priority: Priority::default(), first_rail_timeout: Duration::from_secs(3600) };
+            Driver::new(process, context, path, terms, mailboxes, managed.next().unwrap())
+        });
+        let [ours, theirs] = contexts;
+        let process = |side: usize| Arc::clone(nodes[side].host.process());
+        let link = Link { drivers, from, frames: Default::default() };
+        (
+            link,
+            SendEnd { path: send, context: ours, process: process(0) },
+            RecvEnd { path: recv, context: theirs, process: process(1) },
+        )
+    }
+}
+
+fn places() -> impl Iterator<Item = (usize, usize)> {
+    (0..2).flat_map(|node| (0..RAILS.len()).map(move |rail| (node, rail)))
+}
+
+fn lanes(nodes: [&Node; 2]) -> [Vec<Lane>; 2] {
+    let mut lanes: [Vec<Lane>; 2] = Default::default();
+    for rail in 0..RAILS.len() {
+        let mut pair = [(0, Role::Sender), (1, Role::Receiver)]
+            .map(|(side, role): (usize, _)| Lane::open(&nodes[side].host.process().rails[rail], role, 1).unwrap());
+        let ends = [pair[0].ends(), pair[1].ends()];
+        let gids = nodes.map(|node| node.snapshots[rail].addresses[0].gid);
+        for (side, role) in [(1, Role::Receiver), (0, Role::Sender)] {
+            let route = Route {
+                snapshot: &nodes[side].snapshots[rail],
+                gid: gids[side],
+                peer_gid: gids[1 - side],
+                mtu_bytes: 4096,
+                ends: &ends[1 - side],
+                priority: Priority::default(),
+            };
+            let process = nodes[side].host.process();
+            pair[side].connect(role, process.config.qp, &route).unwrap();
+            pair[side].peer_rail = nodes[1 - side].host.process().rails[rail].name();
+        }
+        let [sender, receiver] = pair;
+        lanes[0].push(sender);
+        lanes[1].push(receiver);
+    }
+    lanes
+}
+
+impl Node {
+    fn new(node: usize, prepared: &Prepared, tree: &std::path::Path) -> Self {
+        // Each node has a copy of the fabric's library: a library joins the fabric once, as one
+        // process.
+        let library = prepared.folder().join("lib").join(format!("node-{node}"));
+        std::fs::create_dir_all(library.parent().unwrap()).unwrap();
+        std::fs::copy(fabric_library(), &library).unwrap();
+        let number = node.to_string();
+        let variables = prepared.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        for (name, value) in
+            variables.chain([("SOFTVERBS_NODE", number.as_str()), ("SOFTVERBS_PROFILE", "spark-2cable")])
+        {
+            // SAFETY: the program has one thread at this time, apart from the test's runner, which
+            // does not read the environment.
+            unsafe { std::env::set_var(name, value) };
+        }
+        let settings = [
+            ("NCCL_IBVERBS_LIB", library.display().to_string()),
+            ("NCCL_SPARK_SYSFS", tree.display().to_string()),
+            ("NCCL_SOCKET_IFNAME", "lo".to_owned()),
+            ("NCCL_IB_HCA", RAILS.join(",")),
+            ("NCCL_SPARK_LOSS_TIMEOUT_S", "3600".to_owned()),
+            ("NCCL_SPARK_MIN_SHARE_BYTES", "1024".to_owned()),
+        ];
+        let settings: Vec<_> = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let host = bring_up(Config::from_variables(&settings).unwrap()).unwrap().0;
+        let interfaces = interfaces::all().unwrap();
+        let rails = &host.process().rails;
+        let snapshots = rails.iter().map(|rail| rail.snapshot(&interfaces).unwrap()).collect();
+        let nics = rails.iter().map(|rail| Cq::new(rail.device.pd().unwrap().context(), 1).unwrap()).collect();
+        Self { host, snapshots, devices: Devices::default(), nics }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Port(bool),
+    To(Phase),
+    Return,
+}
+
+/// Steps of a change, each with its time.
+fn steps(change: &Change) -> Vec<(u64, usize, usize, Step)> {
+    let Change { at_ms, node, rail, what, is_return } = *change;
+    let at_ns = at_ms * MS;
+    let steps = match (what, is_return) {
+        (What::Port, _) => vec![(0, Step::Port(is_return))],
+        (What::Function, true) => vec![(2 * REMOVAL_STEP_NS, Step::Return)],
+        (What::Function, false) => [Phase::Cut, Phase::Keyless, Phase::Gone]
+            .into_iter()
+            .enumerate()
+            .map(|(turn, phase)| (turn as u64 * REMOVAL_STEP_NS, Step::To(phase)))
+            .collect(),
+    };
+    steps.into_iter().map(|(after_ns, step)| (at_ns + after_ns, node, rail, step)).collect()
+}
+
+/// One run: connections, a storm, and the caller's traffic.
+pub struct Run<'b> {
+    bed: &'b mut Bed,
+    dice: Dice,
+    links: Vec<Link>,
+    channels: [Vec<Channel<SendEnd, RecvEnd>>; 2],
+    /// By rank and channel: time of the next operation, while the channel is idle.
+    resume_ns: [Vec<Option<u64>>; 2],
+    /// Longest pause between two operations.
+    longest_pause_ns: u64,
+    steps: VecDeque<(u64, usize, usize, Step)>,
+    /// Time of the next round of each node's service thread.
+    rounds_ns: [u64; 2],
+    storm: Storm,
+}
+
+impl<'b> Run<'b> {
+    pub fn new(bed: &'b mut Bed, storm: Storm, channels: &[Terms], mut dice: Dice) -> Self {
+        bed.pass(1000 * MS);
+        bed.reopen();
+        let (mut links, mut both): (Vec<Link>, [Vec<_>; 2]) = Default::default();
+        for terms in channels {
+            let (there, send_0, recv_1) = bed.connect(0);
+            let (back, send_1, recv_0) = bed.connect(1);
+            links.extend([there, back]);
+            both[0].push(Channel::new(*terms, 0, send_0, recv_0).unwrap());
+            both[1].push(Channel::new(*terms, 1, send_1, recv_1).unwrap());
+        }
+        // The storm begins once messages are in flight.
+        let start_ns = bed.now_ns + (20 + dice.below(200)) * MS;
+        let mut steps: Vec<_> = storm.changes().iter().flat_map(steps).collect();
+        steps.iter_mut().for_each(|(at_ns, ..)| *at_ns += start_ns);
+        steps.sort_by_key(|(at_ns, ..)| *at_ns);
+        let rounds_ns = [bed.now_ns; 2];
+        let resume_ns = [vec![None; channels.len()], vec![None; channels.len()]];
+        let longest_pause_ns = [0, 1, 50, 2000][dice.below(4) as usize] * MS;
+        Self { bed, dice, links, channels: both, resume_ns, longest_pause_ns, steps: steps.into(), rounds_ns, storm }
+    }
+
+    /// Plays the run to its end. Returns the number of messages, or a description of the failure.
+    pub fn play(mut self) -> std::result::Result<u64, String> {
+        let mut last_ns = self.steps.back().map_or(self.bed.now_ns, |(at_ns, ..)| *at_ns);
+        let (mut is_ending, mut quiet) = (false, 0);
+        loop {
+            let moved = self.progress().map_err(|error| format!("{error}\n{}", self.state()))?;
+            self.take_steps();
+            self.serve();
+            if self.steps.is_empty() && !is_ending && self.bed.now_ns > last_ns + self.dice.below(2000) * MS {
+                self.bed.mend();
+                self.end();
+                is_ending = true;
+                last_ns = self.bed.now_ns;
+            }
+            if is_ending && self.channels.iter().flatten().all(Channel::is_done) {
+                break;
+            }
+            if is_ending && self.bed.now_ns > last_ns + PATIENCE_NS {
+                return Err(format!("it hangs\n{}", self.state()));
+            }
+            // While nothing moves, time passes in larger and larger steps, up to those of a busy
+            // service thread.
+            quiet = if moved { 0 } else { quiet + 1 };
+            let most_ns = 200_000 << (quiet / 8).min(5);
+            let ns = self.dice.below(most_ns).min(5 * MS);
+            self.bed.pass(ns);
+        }
+        Ok(self.channels.iter().flatten().map(Channel::consumed).sum())
+    }
+
+    fn progress(&mut self) -> std::result::Result<bool, nccl_net_spark::error::Error> {
+        let mut moved = false;
+        let Self { channels, resume_ns, dice, bed, longest_pause_ns, .. } = self;
+        for (channel, resume_ns) in channels.iter_mut().flatten().zip(resume_ns.iter_mut().flatten()) {
+            if channel.is_idle() {
+                let due_ns = *resume_ns.get_or_insert_with(|| bed.now_ns + dice.below(*longest_pause_ns + 1));
+                if due_ns > bed.now_ns || channel.is_done() {
+                    continue;
+                }
+                *resume_ns = None;
+                channel.begin_operation();
+            }
+            moved |= channel.progress()?;
+        }
+        Ok(moved)
+    }
+
+    fn take_steps(&mut self) {
+        while let Some((_, node, rail, step)) = self.steps.pop_front_if(|(at_ns, ..)| *at_ns <= self.bed.now_ns) {
+            self.bed.change(node, rail, step);
+        }
+    }
+
+    /// Lets each service thread whose time has come do a round.
+    fn serve(&mut self) {
+        for node in 0..2 {
+            let now_ns = self.bed.now_ns;
+            if now_ns < self.rounds_ns[node] {
+                continue;
+            }
+            self.round(node);
+            let is_busy = self.links.iter().any(|link| link.driver_on(node).is_busy());
+            let most_ns = if is_busy { 5 * MS } else { 50 * MS };
+            self.rounds_ns[node] = now_ns + self.dice.below(most_ns);
+        }
+    }
+
+    fn round(&mut self, node: usize) {
+        let (now_ns, now) = (self.bed.now_ns, self.bed.now());
+        let process = Arc::clone(self.bed.nodes[node].host.process());
+        let changes = self.bed.nodes[node].devices.round(&process, now);
+        process.tick(now);
+        for link in &mut self.links {
+            let side = link.side_of(node);
+            let Link { drivers, frames, .. } = link;
+            for change in &changes {
+                match change {
+                    DeviceChange::Port(rail, port) => drivers[side].port_changed(rail, *port, now),
+                    DeviceChange::CompletionsLost(cq) => drivers[side].completions_lost(*cq, now),
+                }
+            }
+            while let Some((_, frame)) = frames[side].pop_front_if(|(at_ns, _)| *at_ns <= now_ns) {
+                drivers[side].receive_frame(&frame, now);
+            }
+            let delay_ns = 50_000 + self.dice.below(200_000);
+            let is_woken = self.dice.one_in(2);
+            drivers[side].poll(now, is_woken, &mut |frame| {
+                frames[1 - side].push_back((now_ns + delay_ns, frame));
+                true
+            });
+        }
+    }
+
+    /// Lets both ranks end after the same number of steps.
+    fn end(&mut self) {
+        let [ours, theirs] = &mut self.channels;
+        for (one, other) in ours.iter_mut().zip(theirs) {
+            let steps = one.begun().max(other.begun());
+            one.end_after(steps);
+            other.end_after(steps);
+        }
+    }
+
+    fn state(&self) -> String {
+        let channels = self.channels.iter().flatten().map(|channel| channel.state() + "\n");
+        let drivers = self.links.iter().enumerate().flat_map(|(number, link)| {
+            let text = move |side: usize| {
+                format!("link {number} from node {}, side {side}: {}\n", link.from, link.drivers[side].text())
+            };
+            [text(0), text(1)]
+        });
+        format!("{}{}{}", self.storm, channels.collect::<String>(), drivers.collect::<String>())
+    }
+}
+
+impl Link {
+    fn side_of(&self, node: usize) -> usize {
+        usize::from(node != self.from)
+    }
+
+    fn driver_on(&self, node: usize) -> &Driver {
+        &self.drivers[self.side_of(node)]
+    }
+}

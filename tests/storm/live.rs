@@ -1,0 +1,336 @@
+//! Storms in real time: two processes on two nodes of a software fabric. The test starts itself
+//! twice as these processes, forwards their handles, and injects the events.
+
+use super::caller::{Channel, Terms};
+use super::events::{Change, RAILS, Storm, What};
+use crate::common::{LIMIT, fabric_folder, fabric_library, fabric_name, mix, until};
+use crate::sim::Dice;
+use nccl_net_spark::comm::{Host, ListenComm, RecvComm, SendComm};
+use nccl_net_spark::config::Config;
+use nccl_net_spark::plugin::bring_up;
+use nccl_net_spark::wire::handle::HANDLE_BYTES;
+use softverbs::control::{Action, Prepared, control, prepare, sysfs_of_node};
+use softverbs::profile::Profile;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+/// Name of the ignored test that is one of the two processes.
+pub const PROCESS: &str = "one_of_two_processes";
+/// Part of a Spark's rates at which the fabric runs.
+const SCALE: f64 = 0.02;
+
+/// Injects faults into the fabric.
+#[derive(Clone)]
+struct Switches {
+    dir: PathBuf,
+    name: String,
+}
+
+/// Lets a storm of `seconds` seconds rage in a running fabric, then mends everything. Prints each
+/// event.
+pub fn rage_in(dir: PathBuf, name: String, dice: &mut Dice, seconds: u64) {
+    let (switches, begun) = (Switches { dir, name }, Instant::now());
+    while begun.elapsed() < Duration::from_secs(seconds) {
+        let storm = Storm::draw(dice, 1);
+        print!("{:.1} s:{storm}", begun.elapsed().as_secs_f64());
+        switches.rage(&storm.changes());
+    }
+    switches.mend();
+}
+
+pub struct Bed {
+    switches: Switches,
+    _prepared: Prepared,
+    processes: [Process; 2],
+}
+
+struct Process {
+    child: Child,
+    orders: ChildStdin,
+    lines: Receiver<String>,
+}
+
+impl Bed {
+    pub fn new() -> Self {
+        let (dir, name) = (fabric_folder(), format!("{}-live", fabric_name()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let profile = Profile::load("spark-2cable", SCALE).unwrap();
+        let prepared = prepare(&dir, &name, &profile, 2).unwrap();
+        let processes = [0, 1].map(|node| Process::start(node, &prepared));
+        let mut bed = Self { switches: Switches { dir, name }, _prepared: prepared, processes };
+        bed.answers("ready", LIMIT).expect("both processes start");
+        bed
+    }
+
+    /// Plays a storm over these channels. Returns the number of steps that both processes have
+    /// checked, or the reason of the failure.
+    pub fn play(&mut self, storm: &Storm, channels: &[Terms], limit: Duration) -> Result<u64, String> {
+        let text: Vec<String> = channels.iter().map(Terms::text).collect();
+        // The storm begins before, during or after the set-up of the connections.
+        let switches = self.switches.clone();
+        let changes = storm.changes();
+        let raging = std::thread::spawn(move || {
+            switches.rage(&changes);
+            switches.mend();
+        });
+        std::thread::sleep(Duration::from_millis(storm.0.first().map_or(0, |first| first.away_ms % 100)));
+        self.order(&format!("open {}", text.join(" ")));
+        self.answers("opened", LIMIT)?;
+        raging.join().expect("the storm");
+        std::thread::sleep(Duration::from_millis(200));
+        self.order("stop");
+        let steps: Vec<u64> = {
+            let [ours, theirs] = self.answers("begun", LIMIT)?;
+            ours.iter().zip(&theirs).map(|(one, other)| *one.max(other)).collect()
+        };
+        let text: Vec<String> = steps.iter().map(u64::to_string).collect();
+        self.order(&format!("steps {}", text.join(" ")));
+        let done = self.answers("done", limit)?;
+        Ok(done.iter().flatten().sum())
+    }
+
+    fn order(&mut self, order: &str) {
+        for process in &mut self.processes {
+            writeln!(process.orders, "{order}").expect("the process takes orders");
+        }
+    }
+
+    /// Waits for a line of each process that begins with `begin`, and returns its numbers.
+    /// Meanwhile forwards the lines for the other process.
+    fn answers(&mut self, begin: &str, limit: Duration) -> Result<[Vec<u64>; 2], String> {
+        let (start, mut found) = (Instant::now(), [None, None]);
+        while found.iter().any(Option::is_none) {
+            for node in 0..2 {
+                match self.processes[node].lines.try_recv() {
+                    Ok(line) if line.starts_with("peer ") => {
+                        writeln!(self.processes[1 - node].orders, "{line}").expect("the process takes lines");
+                    }
+                    Ok(line) => {
+                        if let Some(rest) = line.strip_prefix(begin) {
+                            let numbers = rest.split_whitespace().map(|word| word.parse().expect("a number"));
+                            found[node] = Some(numbers.collect());
+                        } else if line.starts_with("failed") {
+                            return Err(format!("node {node}: {line}"));
+                        }
+                    }
+                    Err(TryRecvError::Empty) => {}
+                    Err(TryRecvError::Disconnected) => return Err(format!("node {node}'s process has ended")),
+                }
+            }
+            if start.elapsed() > limit {
+                self.order("state");
+                std::thread::sleep(Duration::from_secs(1));
+                let lines: Vec<String> = self.processes.iter().flat_map(|process| process.lines.try_iter()).collect();
+                return Err(format!("no {begin:?} within {} s\n{}", limit.as_secs(), lines.join("\n")));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(found.map(|numbers| numbers.expect("both were found")))
+    }
+}
+
+impl Switches {
+    fn rage(&self, changes: &[Change]) {
+        let (begun, mut running) = (Instant::now(), Vec::new());
+        for change in changes {
+            let at = Duration::from_millis(change.at_ms);
+            std::thread::sleep(at.saturating_sub(begun.elapsed()));
+            // On a thread of its own: a removal takes its time, and several may begin together.
+            let (switches, change) = (self.clone(), *change);
+            running.push(std::thread::spawn(move || switches.change(&change)));
+        }
+        running.into_iter().for_each(|thread| thread.join().expect("a change"));
+    }
+
+    fn change(&self, Change { node, rail, what, is_return, .. }: &Change) {
+        let action = match (what, is_return) {
+            (What::Port, false) => Action::Down,
+            (What::Port, true) => Action::Up,
+            (What::Function, false) => Action::Unplug,
+            (What::Function, true) => Action::Plug,
+        };
+        control(&self.dir, &self.name, Some(*node), RAILS[*rail], action).unwrap();
+    }
+
+    fn mend(&self) {
+        for rail in RAILS {
+            control(&self.dir, &self.name, None, rail, Action::Plug).unwrap();
+            control(&self.dir, &self.name, None, rail, Action::Up).unwrap();
+        }
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            // The results are ignored: a process that failed has ended already.
+            let _ = process.child.kill();
+            let _ = process.child.wait();
+        }
+        self._prepared.remove();
+    }
+}
+
+impl Process {
+    fn start(node: usize, prepared: &Prepared) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("the test's own path"))
+            .args(["--exact", PROCESS, "--ignored", "--nocapture"])
+            .envs(prepared.environment.iter().map(|(name, value)| (name, value)))
+            .env("SOFTVERBS_PROFILE", "spark-2cable")
+            .env("SOFTVERBS_NODE", node.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program again");
+        let orders = child.stdin.take().expect("its input");
+        let said = child.stdout.take().expect("its output");
+        let (tell, lines) = channel();
+        std::thread::spawn(move || {
+            BufReader::new(said).lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
+        });
+        Self { child, orders, lines }
+    }
+}
+
+impl Terms {
+    fn text(&self) -> String {
+        let Self { number, place_words, parts, lead, low_latency, operation_steps } = self;
+        format!("{number},{place_words},{parts},{},{},{operation_steps}", lead.unwrap_or(0), u8::from(*low_latency))
+    }
+
+    fn parse(text: &str) -> Self {
+        let numbers: Vec<u64> = text.split(',').map(|word| word.parse().expect("a number")).collect();
+        let [number, place_words, parts, lead, low_latency, operation_steps] = numbers[..] else {
+            panic!("terms {text:?}")
+        };
+        Self {
+            number,
+            place_words: place_words as usize,
+            parts: parts as usize,
+            lead: (lead > 0).then_some(lead),
+            low_latency: low_latency == 1,
+            operation_steps,
+        }
+    }
+}
+
+/// One of the two processes: takes orders from standard input until it closes.
+pub fn run_process() {
+    let node: u64 = std::env::var("SOFTVERBS_NODE").expect("the number of the node").parse().expect("0 or 1");
+    let shared = std::env::var("NCCL_SPARK_SYSFS").expect("the fabric's sysfs");
+    let settings = [
+        ("NCCL_IBVERBS_LIB", fabric_library().display().to_string()),
+        ("NCCL_SPARK_SYSFS", sysfs_of_node(&shared, node as usize)),
+        ("NCCL_SOCKET_IFNAME", "lo".to_owned()),
+        ("NCCL_IB_HCA", RAILS.join(",")),
+        ("NCCL_SPARK_LOSS_TIMEOUT_S", "120".to_owned()),
+    ];
+    let settings: Vec<_> = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    if std::env::var_os("SPARK_STORM_LOG").is_some() {
+        crate::common::captured_log::show();
+    }
+    let host = bring_up(Config::from_variables(&settings).unwrap()).unwrap().0;
+    let (tell, lines) = channel();
+    std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+    let mut channels: Vec<Channel<SendComm, RecvComm>> = Vec::new();
+    let mut is_ending = false;
+    println!("\nready");
+    loop {
+        let line = match channels.is_empty() {
+            true => match lines.recv() {
+                Ok(line) => Some(line),
+                Err(_) => return,
+            },
+            false => lines.try_recv().ok(),
+        };
+        let mut words = line.iter().flat_map(|line| line.split_whitespace());
+        let numbers = |channels: &[Channel<_, _>], what: fn(&Channel<SendComm, RecvComm>) -> u64| {
+            channels.iter().map(|channel| what(channel).to_string()).collect::<Vec<_>>().join(" ")
+        };
+        match words.next() {
+            None => {}
+            Some("open") => {
+                let terms: Vec<Terms> = words.map(Terms::parse).collect();
+                channels = open(&host, node, &terms, &lines);
+                is_ending = false;
+                println!("opened");
+            }
+            Some("stop") => {
+                println!("begun {}", numbers(&channels, Channel::begun));
+                // Nothing may begin before the number of steps is known.
+                let Ok(line) = lines.recv() else { return };
+                let steps = line.strip_prefix("steps ").expect("the number of steps").split_whitespace();
+                for (channel, steps) in channels.iter_mut().zip(steps) {
+                    channel.end_after(steps.parse().expect("a number"));
+                }
+                is_ending = true;
+            }
+            Some("state") => channels.iter().for_each(|channel| println!("{}", channel.state())),
+            Some(other) => panic!("unknown order {other:?}"),
+        }
+        let mut moved = false;
+        for channel in &mut channels {
+            if channel.is_idle() && !channel.is_done() {
+                // A pause between operations, in which NCCL's thread sleeps.
+                if mix(channel.begun() << 8 ^ node).is_multiple_of(16) {
+                    std::thread::sleep(Duration::from_millis(mix(channel.begun()) % 300));
+                }
+                channel.begin_operation();
+            }
+            match channel.progress() {
+                Ok(has_moved) => moved |= has_moved,
+                Err(error) => {
+                    println!("failed: {error}; {}", channel.state());
+                    return;
+                }
+            }
+        }
+        if is_ending && channels.iter().all(Channel::is_done) {
+            println!("done {}", numbers(&channels, Channel::consumed));
+            channels.drain(..).for_each(|channel| channel.close());
+        }
+        if !moved {
+            // As NCCL's proxy thread does.
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn open(host: &Arc<Host>, node: u64, terms: &[Terms], lines: &Receiver<String>) -> Vec<Channel<SendComm, RecvComm>> {
+    let mut listeners: Vec<(ListenComm, Option<RecvComm>)> = Vec::new();
+    for at in 0..terms.len() {
+        let (listener, handle) = host.listen().unwrap();
+        let hex: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
+        println!("peer {at} {hex}");
+        listeners.push((listener, None));
+    }
+    let mut handles: Vec<Option<[u8; HANDLE_BYTES]>> = vec![None; terms.len()];
+    let mut sends: Vec<Option<SendComm>> = (0..terms.len()).map(|_| None).collect();
+    until(|| {
+        while let Ok(line) = lines.try_recv() {
+            let mut words = line.strip_prefix("peer ").expect("a handle").split_whitespace();
+            let at: usize = words.next().expect("a number").parse().expect("a number");
+            let hex = words.next().expect("a handle");
+            let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("a byte");
+            handles[at] = Some(std::array::from_fn(byte));
+        }
+        for (handle, send) in handles.iter_mut().zip(&mut sends) {
+            if let (Some(handle), None) = (handle, &send) {
+                *send = host.connect(handle, None).unwrap();
+            }
+        }
+        for (listener, recv) in &mut listeners {
+            if recv.is_none() {
+                *recv = listener.accept().unwrap();
+            }
+        }
+        std::thread::yield_now();
+        (sends.iter().all(Option::is_some) && listeners.iter().all(|(_, recv)| recv.is_some())).then_some(())
+    });
+    let ends = sends.into_iter().zip(listeners).zip(terms);
+    ends.map(|((send, (_, recv)), terms)| Channel::new(*terms, node, send.unwrap(), recv.unwrap()).unwrap()).collect()
+}
