@@ -30,7 +30,7 @@ pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
 const NEIGHBOUR_WORDS: usize = (MAX_NODES * MAX_RAILS).div_ceil(64);
 
 /// Version of the layout below. Raise it when the layout changes.
-pub(crate) const LAYOUT: u64 = 0x5356_000d;
+pub(crate) const LAYOUT: u64 = 0x5356_000e;
 
 /// Layout of the complete file.
 #[repr(C)]
@@ -88,6 +88,9 @@ pub struct RailMemory {
     path: AtomicU64,
     /// Number of completions for which the completion queue will still count as full.
     pub overruns: AtomicU32,
+    /// Number of receives whose completions will still be lost. The bytes of such a receive are
+    /// stored and acknowledged. No NIC may do this; a fault of a NIC or of its driver could.
+    pub lost_arrivals: AtomicU32,
     /// 1: commands to the firmware do not return. Under Linux a command waits for the firmware, for
     /// example while the kernel recovers from a PCIe error. Posting and polling do not wait for it.
     hung: AtomicU32,
