@@ -414,10 +414,8 @@ impl Driver {
                     self.context.peer.vanished();
                 }
                 Action::Fail(failure) => self.fail(&failure),
-                Action::StallQuery(number) => self.reply_to_stall(number, at),
-                Action::StallReply { number, idle_ms, progress } => {
-                    self.receive_stall_reply(number, idle_ms, &progress, at);
-                }
+                Action::StallQuery(question) => self.reply_to_stall(&question, at, now),
+                Action::StallReply(answer) => self.receive_stall_reply(&answer, at),
                 Action::Changed(changed) => self.changed(*changed, now),
                 Action::Log(entry) => self.log(&entry),
             }
