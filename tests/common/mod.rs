@@ -152,7 +152,8 @@ pub fn fabric_name() -> String {
 fn sweep(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = name.strip_prefix("test-").unwrap_or_default();
+        // The number may be followed by a name, if a program has several fabrics.
+        let pid = name.strip_prefix("test-").and_then(|rest| rest.split('-').next()).unwrap_or_default();
         if !pid.is_empty() && !Path::new("/proc").join(pid).exists() {
             // Another test program may sweep at the same time.
             let _ = std::fs::remove_dir_all(entry.path());
