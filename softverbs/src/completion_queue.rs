@@ -14,6 +14,7 @@
 //!   an event and without a message to the peer (`RESPST_ERR_CQ_OVERFLOW` in rxe_resp.c).
 
 use crate::fabric::{Event, EventObject, Node, lock};
+use crate::hotplug::Phase;
 use crate::nic::Nic;
 use crate::os::process::Bell;
 use crate::os::shm::RailMemory;
@@ -117,10 +118,17 @@ impl CompletionQueue {
 
     /// Runs the device's engine, then moves completions to `out` and returns their number. Never
     /// fails.
+    ///
+    /// Once the device is removed, a poll that finds nothing shows that no completion will follow:
+    /// it waits until an engine that another thread runs has put down what it was serving. A device
+    /// that has left the bus acknowledges nothing more.
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, i32> {
         let now = self.node.memory.now_ns();
         self.node.process().polled_ns.store(now, Ordering::Relaxed);
         self.node.run_engine(self.device, now);
+        if self.node.presence(self.device).phase_of(self.generation) == Phase::Gone {
+            drop(lock(self.node.engine(self.device)));
+        }
         self.reap(now);
         let most = match self.node.adversary() {
             // The adversary (`SOFTVERBS_ADVERSARY`) may hold completions back, but only while the
@@ -218,5 +226,50 @@ impl CompletionQueue {
         if let Entries::Kept(queue) = &mut *lock(&self.entries) {
             queue.retain(|completion| completion.qp_num != number);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Settings;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    /// An engine may be serving a queue pair while its function is removed. The engine then adds
+    /// one more completion and acknowledges the request, so a poll must not miss the completion:
+    /// the peer will not send the bytes again.
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "a folder of its own")]
+    fn a_poll_after_the_removal_finds_everything_that_was_acknowledged() {
+        let dir = std::env::temp_dir().join(format!("softverbs-removal-{}", std::process::id()));
+        let settings = Settings {
+            dir: dir.clone(),
+            fabric: "removal".to_owned(),
+            node: Some(0),
+            profile: "unpaced".to_owned(),
+            nic: Nic::Mlx5,
+            scale: 1.0,
+            threads: Some(1),
+            adversary: None,
+        };
+        let node = Node::enter(&settings).unwrap();
+        let queue = CompletionQueue::new(&node, 0, 4).unwrap();
+        let (serves, is_serving) = channel();
+        let engine = {
+            let (node, queue) = (Arc::clone(&node), Arc::clone(&queue));
+            std::thread::spawn(move || {
+                let _engine = lock(node.engine(0));
+                serves.send(()).unwrap();
+                std::thread::sleep(Duration::from_millis(100));
+                queue.push(Completion { wr_id: 7, ..Completion::default() }, false).unwrap();
+            })
+        };
+        is_serving.recv().unwrap();
+        node.rail(0).move_to(Phase::Gone);
+        let mut out = [Completion::default(); 4];
+        assert_eq!((queue.poll(&mut out), out[0].wr_id), (Ok(1), 7));
+        engine.join().unwrap();
+        std::fs::remove_dir_all(dir).unwrap();
     }
 }

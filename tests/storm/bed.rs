@@ -220,9 +220,10 @@ impl Bed {
         for (side, region) in mailboxes.iter().enumerate() {
             lanes[side].iter_mut().for_each(|lane| lane.register_mailbox(region).unwrap());
         }
-        for rail in 0..RAILS.len() {
-            let rkeys = [0, 1].map(|side: usize| lanes[side][rail].mailbox_rkey());
-            (0..2).for_each(|side: usize| lanes[side][rail].peer_mailbox_rkey = rkeys[1 - side]);
+        let [ours, theirs] = &mut lanes;
+        for (one, other) in ours.iter_mut().zip(theirs) {
+            one.peer_mailbox_rkey = other.mailbox_rkey();
+            other.peer_mailbox_rkey = one.mailbox_rkey();
         }
         let contexts = [0, 1].map(|side: usize| {
             let process = nodes[side].host.process();
@@ -361,6 +362,10 @@ fn steps(change: &Change) -> Vec<(u64, usize, usize, Step)> {
     steps.into_iter().map(|(after_ns, step)| (at_ns + after_ns, node, rail, step)).collect()
 }
 
+fn pop_due<T>(queue: &mut VecDeque<T>, is_due: impl Fn(&T) -> bool) -> Option<T> {
+    queue.front().is_some_and(is_due).then(|| queue.pop_front())?
+}
+
 /// One run: connections, a storm, and the caller's traffic.
 pub struct Run<'b> {
     bed: &'b mut Bed,
@@ -448,7 +453,7 @@ impl<'b> Run<'b> {
     }
 
     fn take_steps(&mut self) {
-        while let Some((_, node, rail, step)) = self.steps.pop_front_if(|(at_ns, ..)| *at_ns <= self.bed.now_ns) {
+        while let Some((_, node, rail, step)) = pop_due(&mut self.steps, |(at_ns, ..)| *at_ns <= self.bed.now_ns) {
             self.bed.change(node, rail, step);
         }
     }
@@ -481,7 +486,7 @@ impl<'b> Run<'b> {
                     DeviceChange::CompletionsLost(cq) => drivers[side].completions_lost(*cq, now),
                 }
             }
-            while let Some((_, frame)) = frames[side].pop_front_if(|(at_ns, _)| *at_ns <= now_ns) {
+            while let Some((_, frame)) = pop_due(&mut frames[side], |(at_ns, _)| *at_ns <= now_ns) {
                 drivers[side].receive_frame(&frame, now);
             }
             let delay_ns = 50_000 + self.dice.below(200_000);

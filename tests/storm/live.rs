@@ -104,18 +104,16 @@ impl Bed {
     fn answers(&mut self, begin: &str, limit: Duration) -> Result<[Vec<u64>; 2], String> {
         let (start, mut found) = (Instant::now(), [None, None]);
         while found.iter().any(Option::is_none) {
-            for node in 0..2 {
+            for (node, found) in found.iter_mut().enumerate() {
                 match self.processes[node].lines.try_recv() {
                     Ok(line) if line.starts_with("peer ") => {
                         writeln!(self.processes[1 - node].orders, "{line}").expect("the process takes lines");
                     }
+                    Ok(line) if line.starts_with("failed") => return Err(format!("node {node}: {line}")),
                     Ok(line) => {
-                        if let Some(rest) = line.strip_prefix(begin) {
-                            let numbers = rest.split_whitespace().map(|word| word.parse().expect("a number"));
-                            found[node] = Some(numbers.collect());
-                        } else if line.starts_with("failed") {
-                            return Err(format!("node {node}: {line}"));
-                        }
+                        let numbers = line.strip_prefix(begin).map(str::split_whitespace);
+                        let numbers = numbers.map(|all| all.map(|word| word.parse().expect("a number")).collect());
+                        *found = numbers.or(found.take());
                     }
                     Err(TryRecvError::Empty) => {}
                     Err(TryRecvError::Disconnected) => return Err(format!("node {node}'s process has ended")),
@@ -221,6 +219,15 @@ impl Terms {
 /// One of the two processes: takes orders from standard input until it closes.
 pub fn run_process() {
     let node: u64 = std::env::var("SOFTVERBS_NODE").expect("the number of the node").parse().expect("0 or 1");
+    let host = bring_up(Config::from_variables(&settings(node)).unwrap()).unwrap().0;
+    let (tell, lines) = channel();
+    std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+    println!("\nready");
+    let mut rank = Rank { node, host, lines, channels: Vec::new() };
+    while rank.take_order() && rank.progress() {}
+}
+
+fn settings(node: u64) -> Vec<(String, String)> {
     let shared = std::env::var("NCCL_SPARK_SYSFS").expect("the fabric's sysfs");
     let settings = [
         ("NCCL_IBVERBS_LIB", fabric_library().display().to_string()),
@@ -229,54 +236,65 @@ pub fn run_process() {
         ("NCCL_IB_HCA", RAILS.join(",")),
         ("NCCL_SPARK_LOSS_TIMEOUT_S", "120".to_owned()),
     ];
-    let settings: Vec<_> = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    if std::env::var_os("SPARK_STORM_LOG").is_some() {
-        crate::common::captured_log::show();
-    }
-    let host = bring_up(Config::from_variables(&settings).unwrap()).unwrap().0;
-    let (tell, lines) = channel();
-    std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
-    let mut channels: Vec<Channel<SendComm, RecvComm>> = Vec::new();
-    let mut is_ending = false;
-    println!("\nready");
-    loop {
-        let line = match channels.is_empty() {
-            true => match lines.recv() {
-                Ok(line) => Some(line),
-                Err(_) => return,
+    settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+struct Rank {
+    node: u64,
+    host: Arc<Host>,
+    /// Orders, and lines of the other process.
+    lines: Receiver<String>,
+    channels: Vec<Channel<SendComm, RecvComm>>,
+}
+
+impl Rank {
+    /// Carries out an order, if there is one. Waits for one while no channel is open. Returns false
+    /// once no order can follow.
+    fn take_order(&mut self) -> bool {
+        let line = match self.channels.is_empty() {
+            true => match self.lines.recv() {
+                Ok(line) => line,
+                Err(_) => return false,
             },
-            false => lines.try_recv().ok(),
+            false => match self.lines.try_recv() {
+                Ok(line) => line,
+                Err(error) => return error == TryRecvError::Empty,
+            },
         };
-        let mut words = line.iter().flat_map(|line| line.split_whitespace());
-        let numbers = |channels: &[Channel<_, _>], what: fn(&Channel<SendComm, RecvComm>) -> u64| {
-            channels.iter().map(|channel| what(channel).to_string()).collect::<Vec<_>>().join(" ")
-        };
+        let mut words = line.split_whitespace();
         match words.next() {
-            None => {}
             Some("open") => {
                 let terms: Vec<Terms> = words.map(Terms::parse).collect();
-                channels = open(&host, node, &terms, &lines);
-                is_ending = false;
+                self.channels = open(&self.host, self.node, &terms, &self.lines);
                 println!("opened");
             }
             Some("stop") => {
-                println!("begun {}", numbers(&channels, Channel::begun));
+                self.print("begun", Channel::begun);
                 // Nothing may begin before the number of steps is known.
-                let Ok(line) = lines.recv() else { return };
+                let Ok(line) = self.lines.recv() else { return false };
                 let steps = line.strip_prefix("steps ").expect("the number of steps").split_whitespace();
-                for (channel, steps) in channels.iter_mut().zip(steps) {
+                for (channel, steps) in self.channels.iter_mut().zip(steps) {
                     channel.end_after(steps.parse().expect("a number"));
                 }
-                is_ending = true;
             }
-            Some("state") => channels.iter().for_each(|channel| println!("{}", channel.state())),
-            Some(other) => panic!("unknown order {other:?}"),
+            Some("state") => self.channels.iter().for_each(|channel| println!("{}", channel.state())),
+            other => panic!("unknown order {other:?}"),
         }
+        true
+    }
+
+    fn print(&self, what: &str, number: fn(&Channel<SendComm, RecvComm>) -> u64) {
+        let numbers: Vec<String> = self.channels.iter().map(|channel| number(channel).to_string()).collect();
+        println!("{what} {}", numbers.join(" "));
+    }
+
+    /// Makes each call once that is due, as NCCL's proxy thread does. Returns false after an error.
+    fn progress(&mut self) -> bool {
         let mut moved = false;
-        for channel in &mut channels {
+        for channel in &mut self.channels {
             if channel.is_idle() && !channel.is_done() {
                 // A pause between operations, in which NCCL's thread sleeps.
-                if mix(channel.begun() << 8 ^ node).is_multiple_of(16) {
+                if mix(channel.begun() << 8 ^ self.node).is_multiple_of(16) {
                     std::thread::sleep(Duration::from_millis(mix(channel.begun()) % 300));
                 }
                 channel.begin_operation();
@@ -285,18 +303,18 @@ pub fn run_process() {
                 Ok(has_moved) => moved |= has_moved,
                 Err(error) => {
                     println!("failed: {error}; {}", channel.state());
-                    return;
+                    return false;
                 }
             }
         }
-        if is_ending && channels.iter().all(Channel::is_done) {
-            println!("done {}", numbers(&channels, Channel::consumed));
-            channels.drain(..).for_each(|channel| channel.close());
+        if !self.channels.is_empty() && self.channels.iter().all(Channel::is_done) {
+            self.print("done", Channel::consumed);
+            self.channels.drain(..).for_each(|channel| channel.close());
         }
         if !moved {
-            // As NCCL's proxy thread does.
             std::thread::yield_now();
         }
+        true
     }
 }
 

@@ -128,9 +128,7 @@ impl Service {
         // After a panic of the service thread, the connection is no longer watched.
         let Some(watched) = watch.0.upgrade() else { return };
         close_soon(&watched);
-        let mut shared = lock(&self.shared);
-        shared.commands.push(Command::Close(watched));
-        if let Err(error) = self.start_or_wake(&mut shared) {
+        if let Err(error) = self.tell(Command::Close(watched)) {
             tracing::warn!("could not notify peer of closed connection: {error}");
         }
     }
@@ -148,6 +146,17 @@ impl Service {
         self.start_or_wake(&mut shared)?;
         shared.commands.push(Command::Repeat(Box::new(chore)));
         Ok(())
+    }
+
+    /// Gives a command about watched connections to the service thread. If the thread does not run,
+    /// nothing is watched: a connection may end between its close and this call.
+    fn tell(&self, command: Command) -> Result<()> {
+        let mut shared = lock(&self.shared);
+        if shared.waker.is_none() {
+            return Ok(());
+        }
+        shared.commands.push(command);
+        self.start_or_wake(&mut shared)
     }
 
     fn start_or_wake(&self, shared: &mut Shared) -> Result<()> {
@@ -172,13 +181,7 @@ impl Service {
 impl Waker for Service {
     #[cold]
     fn wake(&self) {
-        let mut shared = lock(&self.shared);
-        if shared.waker.is_none() {
-            // Nothing is watched, so no thread runs.
-            return;
-        }
-        shared.commands.push(Command::Poll);
-        if let Err(error) = self.start_or_wake(&mut shared) {
+        if let Err(error) = self.tell(Command::Poll) {
             tracing::warn!("could not report the loss of a rail to the service thread: {error}");
         }
     }
