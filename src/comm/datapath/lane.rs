@@ -16,6 +16,7 @@ use crate::verbs::{Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCap
 use crate::wire::cts::ENTRY_BYTES;
 use crate::wire::fields::{LaneEnd, Priority, QpEnd};
 use crate::wire::{PARTS, SLOTS};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 pub use crate::flow::recovery::Role;
@@ -57,7 +58,7 @@ pub struct Lane {
     inline_bytes: u32,
     cq: Option<Cq>,
     /// Number of the last completion queue ([`Cq::number`]), also after the loss of the rail.
-    cq_number: Option<usize>,
+    cq_number: Option<NonZeroUsize>,
     /// Queue pairs of the lost rail, until the service thread stops them ([`Lane::take_lost`]).
     lost: Option<Box<LostQueues>>,
     /// Completions of the lost rail's stopped queue pairs that were not processed yet.
@@ -174,7 +175,7 @@ impl Lane {
         }
         let inline_bytes = queues.iter().map(|queue| queue.qp.inline_bytes()).min().unwrap_or(0);
         let mut lane = Self::without_queues(rail, String::new());
-        lane.cq_number = Some(cq.number());
+        lane.cq_number = NonZeroUsize::new(cq.number());
         (lane.generation, lane.queues, lane.inline_bytes, lane.cq) = (generation, queues, inline_bytes, Some(cq));
         Ok(lane)
     }
@@ -215,7 +216,7 @@ impl Lane {
     /// error of the queue also counts after the loss of the rail: the completions that were lost
     /// are missing in the fence.
     pub fn has_cq(&self, cq: usize) -> bool {
-        self.cq_number == Some(cq)
+        self.cq_number.is_some_and(|own| own.get() == cq)
     }
 
     /// Returns the device generation that the queue pairs belong to.
