@@ -61,8 +61,6 @@ pub struct Lane {
     cq_number: Option<NonZeroUsize>,
     /// Queue pairs of the lost rail, until the service thread stops them ([`Lane::take_lost`]).
     lost: Option<Box<LostQueues>>,
-    /// Completions of the lost rail's stopped queue pairs that were not processed yet.
-    late: Vec<Completion>,
     /// Registration of this end's mailbox on this device, kept as long as the queue pairs.
     mailbox_key: Option<Mr>,
     turn: usize,
@@ -184,7 +182,7 @@ impl Lane {
     pub fn without_queues(rail: &Arc<Rail>, peer_rail: String) -> Lane {
         let (path_quality, mailbox_key, peer_mailbox_rkey) = Default::default();
         let (generation, path_mtu_bytes, queues, inline_bytes, cq, cq_number, turn, lost) = Default::default();
-        let (late, pending, backlog_bytes) = Default::default();
+        let (pending, backlog_bytes) = Default::default();
         let rail = Arc::clone(rail);
         Lane {
             rail,
@@ -199,7 +197,6 @@ impl Lane {
             cq,
             cq_number,
             lost,
-            late,
             turn,
             pending,
             backlog_bytes,
@@ -346,19 +343,8 @@ impl Lane {
     pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Quick<&'a [Completion]> {
         match &mut self.cq {
             Some(cq) => cq.poll(buffer),
-            None => Ok(self.poll_late(buffer)),
+            None => Ok(&[]),
         }
-    }
-
-    #[cold]
-    fn poll_late<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> &'a [Completion] {
-        buffer.take_from(&mut self.late)
-    }
-
-    /// Stores the completions of the lane's stopped queue pairs. [`Lane::poll`] returns them.
-    #[cold]
-    pub fn store_late(&mut self, completions: Vec<Completion>) {
-        self.late = completions;
     }
 
     /// Returns true if the lane has queue pairs. It has none while its rail is lost.

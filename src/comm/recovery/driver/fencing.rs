@@ -71,7 +71,7 @@ impl Driver {
         let mut fence = self.rails[lane.index()].fence.take();
         let received = self.on_path(|path, context| {
             if let Some(fence) = &mut fence {
-                path.stopped(context, lane, fence.take_completions());
+                path.stopped(context, lane, &fence.take_completions());
             }
             path.received()
         });
