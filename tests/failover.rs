@@ -7,6 +7,8 @@
 #[path = "failover/bed.rs"]
 mod bed;
 mod common;
+#[path = "failover/hangs.rs"]
+mod hangs;
 
 use bed::{Bed, RAILS, SLOT_BYTES, Stream, WINDOW, host, set};
 use common::comms::{Receiving, Sending};
@@ -16,7 +18,7 @@ use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::Role;
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::peer::Peer;
-use nccl_net_spark::comm::datapath::shared::{PathGuard, SharedPath};
+use nccl_net_spark::comm::datapath::shared::{NotBorrowed, PathGuard, SharedPath};
 use nccl_net_spark::comm::rail::backoff::PathId;
 use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::recovery::redial::RedialHandle;
@@ -245,7 +247,7 @@ fn unused_grants_survive_the_loss_of_their_rail() {
 struct Faulty;
 
 impl SharedPath for Faulty {
-    fn borrow(&self) -> Option<PathGuard<'_>> {
+    fn borrow(&self) -> Result<PathGuard<'_>, NotBorrowed> {
         panic!("on purpose");
     }
 
@@ -261,9 +263,9 @@ struct NeverBorrowed {
 }
 
 impl SharedPath for NeverBorrowed {
-    fn borrow(&self) -> Option<PathGuard<'_>> {
+    fn borrow(&self) -> Result<PathGuard<'_>, NotBorrowed> {
         self.was_asked_for.store(true, Ordering::Release);
-        None
+        Err(NotBorrowed::Broken)
     }
 
     fn is_unused(&self) -> bool {
@@ -346,7 +348,7 @@ struct PanicsOnRelease {
 }
 
 impl SharedPath for PanicsOnRelease {
-    fn borrow(&self) -> Option<PathGuard<'_>> {
+    fn borrow(&self) -> Result<PathGuard<'_>, NotBorrowed> {
         panic!("on purpose");
     }
 

@@ -6,7 +6,7 @@ mod common;
 mod sim;
 
 use nccl_net_spark::comm::datapath::peer::PeerState;
-use nccl_net_spark::comm::datapath::shared::SharedPath;
+use nccl_net_spark::comm::datapath::shared::{NotBorrowed, SharedPath};
 use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair};
@@ -64,9 +64,9 @@ fn a_failed_data_path_is_not_used_again_and_both_ends_close_in_good_order() {
         // Polls by the service thread do not count as use: it polls unused paths in each round.
         assert!(paths.iter().all(|path| path.is_unused()));
         break_path(&pair, broken);
-        assert!(paths[broken].borrow().is_none(), "the data path may be half-changed");
+        assert!(matches!(paths[broken].borrow(), Err(NotBorrowed::Broken)), "the data path may be half-changed");
         talk(fabric, &mut pair);
-        assert!(paths[broken].borrow().is_none(), "the data path may be half-changed");
+        assert!(matches!(paths[broken].borrow(), Err(NotBorrowed::Broken)), "the data path may be half-changed");
         // On the other end's message, the driver neither touches the data path nor blames the peer.
         pair.close(1 - broken, fabric.now());
         talk(fabric, &mut pair);

@@ -41,7 +41,7 @@ fn has_repeats_without_rails(fabric: &mut Fabric) -> bool {
     pair.recv.enter().unwrap().irecv(&pair.contexts[1], &[buffer], false).unwrap().unwrap();
     let mut path = pair.recv.borrow().unwrap();
     for lane in LaneId::all(2) {
-        path.lose(&pair.contexts[1], lane);
+        path.rails().set_aside(lane);
     }
     for lane in LaneId::all(2) {
         path.recover(&pair.contexts[1], lane, &Received::default()).unwrap();

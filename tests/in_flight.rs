@@ -8,8 +8,6 @@ mod common;
 mod sim;
 
 use nccl_net_spark::comm::RecvPart;
-use nccl_net_spark::comm::datapath::path::Faults;
-use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::error::Internal;
 use nccl_net_spark::flow::in_flight::Bound;
 use nccl_net_spark::wire::control::ControlFrame;
@@ -232,8 +230,10 @@ fn a_connection_that_ends_returns_its_bytes_in_flight_once() {
         if drops {
             stage.pairs[0] = None;
         } else {
-            let mut path = stage.pair(0).send.borrow().expect("no panic went through it");
-            path.end(Box::new(Internal::PathPanicked.into()));
+            let now = stage.fabric().now();
+            let driver = &mut stage.pairs[0].as_mut().unwrap().drivers[0];
+            driver.give_up(Internal::PathPanicked.into());
+            driver.poll(now, false, &mut |_| true);
         }
         assert_eq!(stage.bound.reserved_bytes(), 0);
         let other = stage.isend(1, 600).expect("room");

@@ -7,12 +7,14 @@ mod common;
 mod sim;
 
 use common::captured_log::CapturedLog;
-use nccl_net_spark::comm::datapath::lane::Stopped;
+use nccl_net_spark::comm::datapath::lane::Role;
 use nccl_net_spark::comm::datapath::path::Faults;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
+use nccl_net_spark::comm::datapath::stopping::{LostQueues, Stopped};
 use nccl_net_spark::comm::rail::device::DevicePresence;
 use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::comm::{Purpose, RecvPart};
+use nccl_net_spark::error::Internal;
 use nccl_net_spark::verbs::HostMemory;
 use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
 use nccl_net_spark::wire::ids::LaneId;
@@ -263,24 +265,64 @@ fn memory_freed_before_a_resend_ends_with_an_error_that_names_the_peer() {
 fn a_failed_device_counts_as_running_whatever_the_kernel_reports() {
     let mut stage = Stage::new(1, 1);
     let device = |stage: &mut Stage| stage.fabric().hosts[0].process().rails[0].clone();
-    let stop = |stage: &Stage| stage.pairs[0].send.borrow().unwrap().rails().lanes[0].stop();
+    let not_stopped = |queues: Box<LostQueues>| match queues.stop(Role::Sender) {
+        Stopped::NotYet(queues) => queues,
+        Stopped::Done(_) | Stopped::NotFlushed => panic!("the device counts as stopped"),
+    };
+    let rail = device(&mut stage);
+    let lost = {
+        let mut path = stage.pairs[0].send.borrow().unwrap();
+        let lane = &mut path.rails().lanes[0];
+        lane.set_aside();
+        lane.take_lost().unwrap()
+    };
     stage.fabric().move_to(0, Phase::Failed);
     // The device moves queue pairs to the error state without reporting an error.
-    assert_eq!(stop(&stage), Stopped::Not);
-    let rail = device(&mut stage);
+    let lost = not_stopped(lost);
     rail.device.fatal();
-    assert_eq!((rail.device.presence(), stop(&stage)), (DevicePresence::CutOff, Stopped::Not), "the early event");
+    assert_eq!(rail.device.presence(), DevicePresence::CutOff, "the early event");
+    let lost = not_stopped(lost);
     stage.fabric().move_to(0, Phase::Cut);
-    assert_eq!(stop(&stage), Stopped::Not);
+    let lost = not_stopped(lost);
     // The event of the device's failure may also be read late.
     rail.device.fatal();
-    assert_eq!((rail.device.presence(), stop(&stage)), (DevicePresence::CutOff, Stopped::Not));
+    assert_eq!(rail.device.presence(), DevicePresence::CutOff);
+    let lost = not_stopped(lost);
     stage.fabric().move_to(0, Phase::Gone);
-    assert_eq!(stop(&stage), Stopped::Not, "the device's sysfs entry exists");
+    // The device's sysfs entry exists.
+    let lost = not_stopped(lost);
     stage.fabric().show(0, false);
-    assert_eq!(stop(&stage), Stopped::Gone);
+    assert!(matches!(lost.stop(Role::Sender), Stopped::Done(_)));
     drop(std::mem::take(&mut stage.pairs));
     stage.fabric().plug_all();
+}
+
+/// The thread that stops a rail's queue pairs hangs. Until it returns, NCCL does not get the error
+/// of the failed connection, because a NIC may still use its buffers. But there is a limit.
+#[test]
+fn a_failed_connection_reports_its_error_once_its_queue_pairs_have_stopped() {
+    for returns in [true, false] {
+        let (mut stage, log) = (Stage::new(1, 2), CapturedLog::default());
+        threads::hang_fence_after(1);
+        stage.pairs[0].drivers[0].give_up(Internal::PathPanicked.into());
+        let poll = |stage: &mut Stage, ms: u64| {
+            stage.fabric().pass(ms * 1_000_000);
+            let now = stage.fabric().now();
+            log.capture(|| stage.pairs[0].drivers[0].poll(now, false, &mut |_| true));
+            let mut path = stage.pairs[0].send.borrow().unwrap();
+            path.rails().status.check().is_err()
+        };
+        assert!(!poll(&mut stage, 0) && !poll(&mut stage, 2900), "one rail's queue pairs may run");
+        if returns {
+            threads::let_return();
+            assert!(poll(&mut stage, 1));
+        } else {
+            assert!(poll(&mut stage, 200), "the limit has passed");
+        }
+        let warnings = log.take().into_iter().filter(|(_, line)| line.contains("x1:1 has not stopped for 3 s")).count();
+        assert_eq!(warnings, usize::from(!returns));
+        threads::let_return();
+    }
 }
 
 /// Closes TCP under the sender, and takes down both rails. The peer answers after `answers_after`

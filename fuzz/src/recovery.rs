@@ -27,8 +27,8 @@ const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail
 enum Rail {
     /// In use.
     Used,
-    /// Out of use, but not stopped, because their device is cut off.
-    CutOff,
+    /// Out of use, but not stopped.
+    Lost,
     /// No queue pairs. `by_peer` is true if the peer has reported that its queue pairs are stopped,
     /// too.
     Stopped { by_peer: bool },
@@ -74,13 +74,12 @@ pub fn check(data: &[u8]) -> bool {
                 number += 1;
                 caller.receive(number, &on_rail(message.clone(), lane), tape.u64() % 64);
             }
-            2 => caller.lose(lane, Rail::Stopped { by_peer: false }),
+            2 | 8 => caller.lose(lane),
             3 => caller.recovery.port_up(lane, caller.now),
             4 => caller.recovery.rail_down(lane, "port", caller.now),
             5 if lane.index() == RAILS - 1 => caller.recovery.bootstrap_opened(),
             5 => caller.recovery.bootstrap_closed(caller.now),
             6 => caller.probed(lane, tape.below(2) == 0),
-            8 => caller.lose(lane, Rail::CutOff),
             9 => caller.stop(lane),
             10 => caller.report(),
             11 => caller.close(),
@@ -150,17 +149,16 @@ impl Caller {
     }
 
     /// Loses a rail on the data path. `report` tells recovery later.
-    fn lose(&mut self, lane: LaneId, becomes: Rail) {
+    fn lose(&mut self, lane: LaneId) {
         if self.rails[lane.index()] == Rail::Used {
-            self.rails[lane.index()] = becomes;
+            self.rails[lane.index()] = Rail::Lost;
             self.losses[lane.index()] = true;
         }
     }
 
-    /// Stops the queue pairs of a device that was cut off: the device has now left the bus, or
-    /// responds again.
+    /// Stops lost queue pairs: a thread has stopped them, or their device has left the bus.
     fn stop(&mut self, lane: LaneId) {
-        if self.rails[lane.index()] == Rail::CutOff {
+        if self.rails[lane.index()] == Rail::Lost {
             self.rails[lane.index()] = Rail::Stopped { by_peer: false };
         }
     }
@@ -168,13 +166,9 @@ impl Caller {
     /// Takes the losses from the data path's status, as the service thread does.
     fn report(&mut self) {
         for (lane, is_lost) in LaneId::all(RAILS).zip(std::mem::take(&mut self.losses)) {
-            match self.rails[lane.index()] {
-                _ if !is_lost => {}
-                Rail::Used => panic!("a rail in use is not lost"),
-                Rail::CutOff => self.recovery.rail_down(lane, "cut off", self.now),
-                Rail::Stopped { .. } | Rail::Working | Rail::New | Rail::Connected => {
-                    self.recovery.lost(lane, "loss", Received::default(), self.now);
-                }
+            if is_lost {
+                assert_ne!(self.rails[lane.index()], Rail::Used, "a rail in use is not lost");
+                self.recovery.rail_down(lane, "loss", self.now);
             }
         }
     }
@@ -185,7 +179,8 @@ impl Caller {
         }
     }
 
-    /// Fences again each rail in state `Fencing`: the rail's device may have stopped meanwhile.
+    /// Fences again each rail in state `Fencing`: the rail's queue pairs may have stopped
+    /// meanwhile.
     fn fence_again(&mut self) {
         for lane in LaneId::all(RAILS) {
             if matches!(self.recovery.state(lane), Some(State::Fencing { .. })) {
@@ -195,7 +190,7 @@ impl Caller {
     }
 
     fn fence(&mut self, lane: LaneId) {
-        if self.rails[lane.index()] != Rail::CutOff {
+        if self.rails[lane.index()] != Rail::Lost {
             self.rails[lane.index()] = Rail::Stopped { by_peer: false };
             self.recovery.fenced(lane, Received::default(), self.now);
         }
@@ -211,7 +206,7 @@ impl Caller {
             match action {
                 Action::Fence(lane) => {
                     let is_used = self.rails[lane.index()] == Rail::Used;
-                    let was_lost = self.losses[lane.index()] || self.rails[lane.index()] == Rail::CutOff;
+                    let was_lost = self.losses[lane.index()] || self.rails[lane.index()] == Rail::Lost;
                     assert!(is_used || was_lost, "only a rail that was in use is fenced");
                     self.fence(lane);
                 }
@@ -292,7 +287,7 @@ impl Caller {
             Failure::NoFirstRail => has_no_rail && !self.was_up,
             Failure::NoRail(_) => has_no_rail && self.was_up,
             Failure::NotAcknowledged(lane) => self.rails[lane.index()] == Rail::Stopped { by_peer: false },
-            Failure::NotStopped(lane) => self.rails[lane.index()] == Rail::CutOff,
+            Failure::NotStopped(lane) => self.rails[lane.index()] == Rail::Lost,
             Failure::Protocol(_) => true,
         };
         assert!(is_true, "{failure:?} with {:?}", self.rails);
@@ -346,7 +341,7 @@ impl Caller {
             let expected = match self.recovery.state(lane).expect("the rail is there") {
                 State::Up { .. } if self.losses[lane.index()] => *rail,
                 State::Up { .. } => Rail::Used,
-                State::Fencing { .. } => Rail::CutOff,
+                State::Fencing { .. } => Rail::Lost,
                 State::Fenced { .. } => Rail::Stopped { by_peer: false },
                 State::Down { .. } => Rail::Stopped { by_peer: true },
                 State::Opening { .. } | State::Connecting { .. } | State::Answering => Rail::Working,

@@ -319,6 +319,15 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
     Ok(Status { name: fabric.to_owned(), folder, nodes: nodes(memory).into_iter().map(node).collect() })
 }
 
+/// Returns the kernel's numbers of the threads that gave the last commands to a rail's firmware, on
+/// all nodes. The error lists the fabrics that are in use.
+pub fn callers(dir: &Path, fabric: &str, rail: &str) -> Result<Vec<u32>, String> {
+    let (memory, profile) = open_used(dir, fabric)?;
+    let index = profile.rails.iter().position(|spec| spec.name == rail);
+    let index = index.ok_or_else(|| format!("fabric {fabric} has no rail {rail:?}"))?;
+    Ok(memory.rails.iter().flat_map(|rails| rails[index].callers()).collect())
+}
+
 /// Returns the profile of a fabric in use. The profile's rates are those without faults. The error
 /// lists the fabrics that are in use.
 pub fn profile(dir: &Path, fabric: &str) -> Result<Profile, String> {

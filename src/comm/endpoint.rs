@@ -8,10 +8,11 @@ use super::datapath::context::PathContext;
 use super::datapath::fault::not_entered;
 use super::datapath::recv::{RecvPart, RecvPath};
 use super::datapath::send::SendPath;
-use super::datapath::shared::{Shareable, leave};
+use super::datapath::shared::{NotBorrowed, Shareable, SharedPath, leave};
 use super::datapath::try_cell::TryCell;
 use super::process::Process;
 use super::rail::registration::{Purpose, Registration};
+use super::recovery::driver::END_LIMIT;
 use super::recovery::service::{Service, Watch};
 use super::streams::context::StreamContext;
 use super::streams::farewell::{FinalBytes, StreamClose};
@@ -21,7 +22,7 @@ use crate::counters::CountedConnection;
 use crate::error::{Quick, Result};
 use crate::verbs::HostMemory;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// One end of a connection, with the data path of one direction. NCCL calls `isend`, `irecv` and
 /// `test` from one thread at a time, and `register` from any thread.
@@ -69,16 +70,51 @@ pub enum RecvComm {
     Streams(Box<StreamRecvComm>),
 }
 
+/// Interval between the checks of [`Endpoint::close`].
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
+/// Limit for the wait in [`Endpoint::close`]: the driver's own limit, which writes a WARN, and some
+/// rounds of the service thread.
+const CLOSE_LIMIT: Duration = END_LIMIT.saturating_add(Duration::from_secs(1));
+
 impl<P: Shareable> Endpoint<P> {
     /// Closes the connection, and sends BYE to a peer that still exists ([`Service::close`]). Does
     /// not enter a data path in which a thread has panicked. The caller must make this call once,
     /// as the last call.
+    ///
+    /// If requests are running, waits until the service thread has stopped the queue pairs, because
+    /// the caller may reuse the buffers of these requests after this call.
     pub fn close(&self) {
-        leave(&*self.path, &self.context.peer);
+        let until = Instant::now() + CLOSE_LIMIT;
+        let is_cancelled = wait_until(until, || leave(&*self.path, &self.context).ok()).unwrap_or_default();
+        self.close_unused();
+        if is_cancelled {
+            let has_ended = || match self.path.borrow() {
+                Ok(mut path) => (!path.rails().status.is_ending()).then_some(()),
+                Err(NotBorrowed::Broken) => Some(()),
+                Err(NotBorrowed::Busy) => None,
+            };
+            wait_until(until, has_ended);
+        }
+    }
+
+    /// Closes a connection that NCCL has not got, and on which no request runs. Does not wait for
+    /// queue pairs, because the service thread closes abandoned connections with this call.
+    pub fn close_unused(&self) {
         self.counted.end();
         self.service.close(&self.watch);
         // This call may wait for the ports' counters, so the peer gets BYE before.
         self.process.closed(&self.context.peer.name);
+    }
+}
+
+/// Calls `step` until it has a result. Returns `None` after `until`.
+fn wait_until<T>(until: Instant, mut step: impl FnMut() -> Option<T>) -> Option<T> {
+    loop {
+        let done = step();
+        if done.is_some() || Instant::now() > until {
+            return done;
+        }
+        std::thread::sleep(CHECK_INTERVAL);
     }
 }
 

@@ -1,6 +1,7 @@
 //! A rail: a port of an RDMA function that this host uses, with the state that connections share.
 
 pub mod backoff;
+pub mod calls;
 pub mod device;
 pub mod interfaces;
 pub mod neighbours;

@@ -419,8 +419,8 @@ pub enum Internal {
     Panic(String),
     #[error("internal error in the service thread: {0}")]
     ServicePanic(String),
-    #[error("internal error in a thread that connects queue pairs")]
-    ConnectorPanic,
+    #[error("internal error in a thread that connects or stops queue pairs")]
+    WorkerPanic,
     #[error("this connection cannot be used: an earlier call on it panicked")]
     CallPanicked,
     #[error("this connection cannot be used: its data path panicked")]

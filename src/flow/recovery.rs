@@ -7,8 +7,8 @@
 //! - After set-up, `Recovery::transition` is the only function that replaces the state. It emits a
 //!   [`Changed`] for the log and the counters. Two fields of a state change without `transition`:
 //!   `retry_at` when a port comes up, and `peer_received` when the peer's FENCED arrives.
-//! - After a loss, the queue pairs are stopped first ([`Action::Fence`], or the data path's own
-//!   fence). FENCED is sent to the peer after this.
+//! - After a loss, the queue pairs are stopped first ([`Action::Fence`]). FENCED is sent to the
+//!   peer after this.
 //! - [`Action::Resend`] comes after the fences of both sides. From then on, nothing that was posted
 //!   before the fences can arrive.
 //! - The connecting side uses new queue pairs, and sends LIVE, after its test writes are
@@ -266,15 +266,6 @@ impl Recovery {
         self.link.queue(ControlMessage::StallReply { number, idle_ms, progress });
     }
 
-    /// Reports a loss that the data path has found and fenced.
-    pub fn lost(&mut self, lane: LaneId, why: &str, received: Received, now: u64) {
-        // In any other state, recovery has already handled the loss.
-        if matches!(self.state(lane), Some(State::Up { .. })) {
-            self.transition(lane, State::Fencing { since: now, peer_received: None }, Cause::Lost(why.to_owned()), now);
-            self.fenced(lane, received, now);
-        }
-    }
-
     /// Reports that [`Action::Fence`] is done. `received` lists a receiver's open receives and
     /// their arrived shares. A sender passes an empty list.
     pub fn fenced(&mut self, lane: LaneId, received: Received, now: u64) {
@@ -296,7 +287,8 @@ impl Recovery {
         }
     }
 
-    /// Reports that the port of a rail went down, or that its device was removed or is silent.
+    /// Reports the loss of a rail: the data path has found it lost, its port went down, or its
+    /// device was removed or is silent. In any state but [`State::Up`], the loss is known already.
     pub fn rail_down(&mut self, lane: LaneId, why: &str, now: u64) {
         self.fence(lane, Cause::Lost(why.to_owned()), None, now);
     }

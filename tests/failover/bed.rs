@@ -13,6 +13,7 @@ use softverbs::control::{Action, control};
 use softverbs::profile::Profile;
 use std::path::Path;
 use std::sync::{Arc, MutexGuard, Once};
+use std::time::{Duration, Instant};
 
 pub const RAILS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
 /// Number of messages in flight at a time. Each has its own [`SLOT_BYTES`] of the buffers.
@@ -121,6 +122,16 @@ pub struct Stream {
     under_way: Vec<Message>,
     next: u64,
     pub done: u64,
+    /// Duration of the longest call of the data path.
+    pub longest: Duration,
+}
+
+/// Makes a call of the data path. Stores its duration if that is the longest so far.
+fn timed<T>(longest: &mut Duration, call: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let done = call();
+    *longest = begun.elapsed().max(*longest);
+    done
 }
 
 struct Message {
@@ -138,7 +149,7 @@ impl Stream {
         // closed; bytes written by the NIC are read only after the receive is done.
         let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
         let (out, into) = (bed.send.register(memory(&from)).unwrap(), bed.recv.register(memory(&to)).unwrap());
-        Self { from, to, out, into, under_way: Vec::new(), next: 0, done: 0 }
+        Self { from, to, out, into, under_way: Vec::new(), next: 0, done: 0, longest: Duration::ZERO }
     }
 
     fn size(number: u64) -> usize {
@@ -175,7 +186,7 @@ impl Stream {
             self.to[place.clone()].fill(0xee);
             let (addr, bytes) = (self.to.as_ptr() as u64 + place.start as u64, place.len());
             let part = RecvPart { addr, bytes, tag: 3, memory: &self.into };
-            if let Some(receive) = bed.recv.irecv(&[part], false).map_err(|e| *e)? {
+            if let Some(receive) = timed(&mut self.longest, || bed.recv.irecv(&[part], false)).map_err(|e| *e)? {
                 let number = self.next;
                 self.under_way.push(Message { number, send: None, is_sent: false, receive, is_reported: false });
                 self.next += 1;
@@ -189,16 +200,18 @@ impl Stream {
         if let Some(message) = self.under_way.iter_mut().find(|message| message.send.is_none()) {
             let place = Self::place(message.number);
             let addr = self.from.as_ptr() as u64 + place.start as u64;
-            message.send = bed.send.isend(addr, place.len(), 3, &self.out).map_err(|e| *e)?;
+            let (longest, out) = (&mut self.longest, &self.out);
+            message.send = timed(longest, || bed.send.isend(addr, place.len(), 3, out)).map_err(|e| *e)?;
         }
         for message in &mut self.under_way {
             if let Some(send) = message.send.filter(|_| !message.is_sent) {
-                message.is_sent = bed.send.test(send).map_err(|e| *e)?.is_some();
+                message.is_sent = timed(&mut self.longest, || bed.send.test(send)).map_err(|e| *e)?.is_some();
             }
             if !message.is_reported {
                 let size = Self::size(message.number) as u64;
                 let tell = |_: usize, bytes: u64| assert_eq!(bytes, size, "message {}", message.number);
-                message.is_reported = bed.recv.test(message.receive, tell).map_err(|e| *e)?;
+                let test = || bed.recv.test(message.receive, tell);
+                message.is_reported = timed(&mut self.longest, test).map_err(|e| *e)?;
             }
         }
         let (to, done) = (&self.to, &mut self.done);

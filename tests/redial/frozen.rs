@@ -7,7 +7,7 @@ use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::Role;
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::peer::Peer;
-use nccl_net_spark::comm::datapath::shared::{PathGuard, SharedPath};
+use nccl_net_spark::comm::datapath::shared::{NotBorrowed, PathGuard, SharedPath};
 use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::recovery::service::Watch;
 use nccl_net_spark::comm::recovery::tcp::Redialling;
@@ -43,8 +43,8 @@ struct Gate {
 }
 
 impl SharedPath for Gate {
-    fn borrow(&self) -> Option<PathGuard<'_>> {
-        None
+    fn borrow(&self) -> Result<PathGuard<'_>, NotBorrowed> {
+        Err(NotBorrowed::Broken)
     }
 
     fn is_unused(&self) -> bool {

@@ -1,6 +1,7 @@
 //! A fabric of three rails in virtual time, with both ends on one machine.
 
 use super::Dice;
+use super::busy::Busy;
 use super::liar::Liar;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
@@ -453,8 +454,10 @@ impl Fabric {
             Driver::new(process, context, path, terms, mailboxes, rails)
         };
         let [s_rails, r_rails] = rails;
-        let drivers =
-            [driver(0, Role::Sender, send.clone(), s_rails), driver(1, Role::Receiver, recv.clone(), r_rails)];
+        let drivers = [
+            driver(0, Role::Sender, Arc::new(Busy(send.clone())), s_rails),
+            driver(1, Role::Receiver, Arc::new(Busy(recv.clone())), r_rails),
+        ];
         let missing_queue_pairs = 2 * queue_count * not_yet.count_ones() as usize;
         Pair { send, recv, contexts, drivers, mailboxes, missing_queue_pairs, bound }
     }

@@ -1,6 +1,7 @@
 //! The simulation's parts.
 #![allow(dead_code, reason = "each test program uses only a part of this module")]
 
+pub mod busy;
 pub mod fabric;
 pub mod liar;
 pub mod model;

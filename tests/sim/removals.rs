@@ -24,7 +24,7 @@ pub struct Removals {
     hangs: Hangs,
 }
 
-/// Calls that hang while they make or connect queue pairs.
+/// Calls that hang while they make, connect or stop queue pairs.
 struct Hangs {
     /// Separate dice. Hangs were added to the simulation later, and must not change what other dice
     /// draw for a seed.
@@ -32,6 +32,10 @@ struct Hangs {
     left: u64,
     /// Time at which the calls that hang return.
     until_ns: u64,
+    /// Dice for calls that hang while they stop queue pairs. They were added even later.
+    fence_dice: Dice,
+    fences_left: u64,
+    fences_until_ns: u64,
 }
 
 impl Hangs {
@@ -41,7 +45,9 @@ impl Hangs {
         threads::let_return();
         let mut dice = Dice::new(seed ^ 0xca11);
         let left = if dice.one_in(24) { 1 + dice.below(2) } else { 0 };
-        Self { dice, left, until_ns: 0 }
+        let mut fence_dice = Dice::new(seed ^ 0xfe9ce);
+        let fences_left = if fence_dice.one_in(3) { 1 + fence_dice.below(4) } else { 0 };
+        Self { dice, left, until_ns: 0, fence_dice, fences_left, fences_until_ns: 0 }
     }
 
     fn step(&mut self, now_ns: u64) {
@@ -53,7 +59,16 @@ impl Hangs {
             self.until_ns = now_ns + [1_000_000_000, 15_000_000_000][self.dice.below(2) as usize];
         }
         if now_ns >= self.until_ns {
-            threads::let_return();
+            threads::let_connects_return();
+        }
+        if self.fences_left > 0 && self.fence_dice.one_in(16) {
+            self.fences_left -= 1;
+            threads::hang_fence_after(self.fence_dice.below(3) as usize);
+            // Shorter than the time in which the queue pairs of a failed connection must stop.
+            self.fences_until_ns = now_ns + [1_000_000, 30_000_000, 1_000_000_000][self.fence_dice.below(3) as usize];
+        }
+        if now_ns >= self.fences_until_ns {
+            threads::let_fences_return();
         }
     }
 }
@@ -127,7 +142,7 @@ impl Removals {
 
     /// Puts every function back on the bus permanently. Hanging calls return at their planned time.
     pub fn end(&mut self, fabric: &Fabric) {
-        (self.left, self.hangs.left) = (0, 0);
+        (self.left, self.hangs.left, self.hangs.fences_left) = (0, 0, 0);
         threads::hang_no_more();
         self.plan.sort_by_key(|(due_ns, ..)| *due_ns);
         for (_, rail, step) in self.plan.drain(..) {

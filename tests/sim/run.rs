@@ -1,16 +1,16 @@
 //! One run of the simulation. Dice, which are seeded random numbers, draw its events.
 
+mod ending;
+
 use super::fabric::{Fabric, Pair, RAILS, Start};
 use super::model::Model;
 use super::removals::Removals;
 use super::tcp::Tcp;
-use super::{Dice, threads};
+use super::{Dice, busy};
 use nccl_net_spark::comm::RecvPart;
-use nccl_net_spark::comm::datapath::path::Faults;
 use nccl_net_spark::comm::datapath::peer::PeerState;
-use nccl_net_spark::comm::datapath::shared::{SharedPath, leave};
+use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::recovery::driver::PortChange;
-use nccl_net_spark::error::{Error, Internal};
 use nccl_net_spark::flow::in_flight::Bound;
 use std::sync::Arc;
 use std::time::Instant;
@@ -64,13 +64,6 @@ enum Ending {
     BrokenOffInUse { after: usize },
 }
 
-enum BreakOff {
-    Caller,
-    Driver,
-    /// The data path fails, and the driver notices the failure later.
-    DataPath,
-}
-
 #[derive(Default)]
 pub struct Tally {
     pub losses: u64,
@@ -91,6 +84,7 @@ impl<'f> Run<'f> {
         fabric.forget_path_faults();
         fabric.forget_silence();
         fabric.plug_all();
+        busy::begin(seed);
         let rails = 1 + dice.below(RAILS as u64) as usize;
         let queue_count = 1 + dice.below(2) as usize;
         // Separate dice, so that this draw does not change the others.
@@ -383,7 +377,7 @@ impl<'f> Run<'f> {
     /// True if a rail is up on both sides, and no pending fault would cost the rail.
     fn is_usable(&self, rail: usize) -> bool {
         let is_open = |path: &dyn SharedPath| {
-            path.borrow().is_some_and(|mut path| {
+            path.borrow().is_ok_and(|mut path| {
                 let lane = &path.rails().lanes[rail];
                 lane.is_open() && !lane.ends().iter().any(|end| self.fabric.is_in_error(end.number))
             })
@@ -470,106 +464,12 @@ impl<'f> Run<'f> {
         }
     }
 
-    /// One side's connection fails while rails carry, or its caller closes it in the middle of a
-    /// message. The caller then reuses the buffers of this side. The other side must not receive
-    /// the new content of the buffers, and must not overwrite it.
-    fn break_off(mut self) -> Tally {
-        let (side, by) = match (&self.ending, self.dice.below(3)) {
-            (Ending::BrokenOffInUse { .. }, _) => (1, BreakOff::DataPath),
-            (_, 0) => (self.dice.below(2) as usize, BreakOff::Caller),
-            (_, 1) => (self.dice.below(2) as usize, BreakOff::Driver),
-            _ => (self.dice.below(2) as usize, BreakOff::DataPath),
-        };
-        let path: Arc<dyn SharedPath> = if side == 0 { self.pair.send.clone() } else { self.pair.recv.clone() };
-        let holds_buffers = path.borrow().expect("no panic went through it").holds_buffers();
-        let why = || Error::from(Internal::PathPanicked);
-        match by {
-            BreakOff::Caller => {
-                leave(&*path, &self.pair.contexts[side].peer);
-                self.close(side);
-            }
-            BreakOff::Driver => self.pair.drivers[side].give_up(why()),
-            BreakOff::DataPath => drop(path.borrow().expect("no panic went through it").end(Box::new(why()))),
-        }
-        if side == 0 {
-            self.check_that_all_is_given_back();
-        }
-        if side == 1 && (holds_buffers || !matches!(by, BreakOff::Caller)) {
-            self.model.take_back(&mut self.fabric.to);
-        } else if side == 0 {
-            self.model.overwrite_unfinished(&mut self.fabric.from);
-        }
-        for _ in 0..600 {
-            let goes_on = if side == 0 { self.take_what_comes() } else { self.send_on() };
-            if !goes_on && self.dice.one_in(8) {
-                break;
-            }
-            if self.dice.one_in(2) {
-                self.watch();
-            }
-            self.wait(u64::MAX, "the remaining side");
-        }
-        self.model.check_what_was_handed_back(&self.fabric.to);
-        self.tally.messages = self.model.groups.iter().map(|group| group.parts.len() as u64).sum();
-        let Self { fabric, pair, tally, .. } = self;
-        let bound = pair.bound.clone();
-        drop((pair, path));
-        threads::let_return();
-        assert_eq!(fabric.queue_pairs(), 0, "queue pairs are left over");
-        assert_eq!(
-            bound.map_or(0, |bound| bound.reserved_bytes()),
-            0,
-            "the bytes of a dropped connection still count against the bound"
-        );
-        tally
-    }
-
-    /// Sends although the receiver has left. Returns false once an error was reported.
-    fn send_on(&mut self) -> bool {
-        let running =
-            self.model.groups.iter().flat_map(|group| &group.parts).find(|part| part.send.is_some() && !part.is_sent);
-        let mut path = self.pair.send.enter().unwrap();
-        if let Some(request) = running.and_then(|part| part.send)
-            && path.test(&self.pair.contexts[0], request).is_err()
-        {
-            return false;
-        }
-        let Some(group) = self.model.next_to_send() else { return true };
-        let tag = group.parts.iter().position(|part| part.send.is_none()).unwrap();
-        let part = &mut group.parts[tag];
-        Model::fill(&mut self.fabric.from, self.seed, part);
-        let addr = self.fabric.from.as_ptr() as u64 + part.at as u64;
-        match path.isend(&self.pair.contexts[0], addr, part.bytes, tag as i32, &self.fabric.out) {
-            Ok(request) => part.send = request,
-            Err(_) => return false,
-        }
-        true
-    }
-
-    /// Receives although the sender has left. Completed receives must have the right bytes. Returns
-    /// false once an error was reported.
-    fn take_what_comes(&mut self) -> bool {
-        for at in 0..self.model.groups.len() {
-            let group = &mut self.model.groups[at];
-            if group.is_reported {
-                continue;
-            }
-            let mut path = self.pair.recv.enter().unwrap();
-            match path.test(&self.pair.contexts[1], group.receive, |_, _| {}) {
-                Ok(is_reported) => group.is_reported = is_reported,
-                Err(_) => return false,
-            }
-            drop(path);
-            self.model.hand_back(at, self.seed, &mut self.fabric.to);
-        }
-        true
-    }
-
+    /// Closes one side of the connection.
     fn close(&mut self, side: usize) {
         let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
         // Separate dice, as for `bound`.
         let (tcp, mut dice) = (&mut self.tcp, Dice::new(self.seed ^ 0xb1e));
-        self.pair.drivers[side].close(now, &mut |frame| tcp.send(side, frame, now_ns, &mut dice));
+        while !self.pair.drivers[side].close(now, &mut |frame| tcp.send(side, frame, now_ns, &mut dice)) {}
     }
 
     /// Closes both sides. Each side learns that the other has closed. The sender also learns how

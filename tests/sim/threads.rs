@@ -1,19 +1,42 @@
-//! Threads that connect queue pairs. They work in place, or hang until the simulation frees them.
+//! Threads that connect or stop queue pairs. They work in place, or hang until the simulation frees
+//! them.
 
 use nccl_net_spark::comm::threads::{self, Work};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-#[derive(Default)]
 struct Threads {
-    /// Number of threads that will still do their work before one hangs. `None` if no thread is to
-    /// hang.
-    until_one_hangs: Option<usize>,
-    hung: Vec<Work>,
+    connecting: Kind,
+    fencing: Kind,
     /// Number of threads that have hung so far.
     total: usize,
 }
 
-static THREADS: Mutex<Threads> = Mutex::new(Threads { until_one_hangs: None, hung: Vec::new(), total: 0 });
+/// Threads of one kind.
+struct Kind {
+    /// Number of threads that will still do their work before one hangs. `None` if no thread is to
+    /// hang.
+    until_one_hangs: Option<usize>,
+    hung: Vec<Work>,
+}
+
+impl Kind {
+    const NONE: Self = Self { until_one_hangs: None, hung: Vec::new() };
+
+    /// Keeps the work if this thread is the one that hangs. Otherwise returns the work.
+    fn hangs(&mut self, work: Work) -> Option<Work> {
+        match self.until_one_hangs {
+            Some(0) => {
+                self.until_one_hangs = None;
+                self.hung.push(work);
+                return None;
+            }
+            others => self.until_one_hangs = others.map(|others| others - 1),
+        }
+        Some(work)
+    }
+}
+
+static THREADS: Mutex<Threads> = Mutex::new(Threads { connecting: Kind::NONE, fencing: Kind::NONE, total: 0 });
 
 fn lock() -> MutexGuard<'static, Threads> {
     THREADS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -23,33 +46,36 @@ fn lock() -> MutexGuard<'static, Threads> {
 pub fn replace() {
     threads::replace(|name, work| {
         let mut threads = lock();
-        if name == "spark-connect" {
-            threads.until_one_hangs = match threads.until_one_hangs {
-                Some(0) => {
-                    threads.until_one_hangs = None;
-                    threads.hung.push(work);
-                    threads.total += 1;
-                    return;
-                }
-                others => others.map(|others| others - 1),
-            };
-        }
+        let work = match name {
+            "spark-connect" => threads.connecting.hangs(work),
+            "spark-fence" => threads.fencing.hangs(work),
+            _ => Some(work),
+        };
+        threads.total += usize::from(work.is_none());
         drop(threads);
-        work();
+        if let Some(work) = work {
+            work();
+        }
     });
 }
 
-/// Lets one thread hang, after `others` more threads have worked.
+/// Lets one thread that connects hang, after `others` more such threads have worked.
 pub fn hang_after(others: usize) {
-    lock().until_one_hangs = Some(others);
+    lock().connecting.until_one_hangs = Some(others);
+}
+
+/// Lets one thread that stops queue pairs hang, after `others` more such threads have worked.
+pub fn hang_fence_after(others: usize) {
+    lock().fencing.until_one_hangs = Some(others);
 }
 
 pub fn hang_no_more() {
-    lock().until_one_hangs = None;
+    let mut threads = lock();
+    (threads.connecting.until_one_hangs, threads.fencing.until_one_hangs) = (None, None);
 }
 
 pub fn hung() -> usize {
-    lock().hung.len()
+    lock().connecting.hung.len()
 }
 
 pub fn total() -> usize {
@@ -57,6 +83,16 @@ pub fn total() -> usize {
 }
 
 pub fn let_return() {
-    let hung = std::mem::take(&mut lock().hung);
+    let_connects_return();
+    let_fences_return();
+}
+
+pub fn let_fences_return() {
+    let hung = std::mem::take(&mut lock().fencing.hung);
+    hung.into_iter().for_each(|work| work());
+}
+
+pub fn let_connects_return() {
+    let hung = std::mem::take(&mut lock().connecting.hung);
     hung.into_iter().for_each(|work| work());
 }

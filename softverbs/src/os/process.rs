@@ -9,6 +9,12 @@ pub fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
+/// The kernel's number of the calling thread.
+pub fn thread_id() -> u32 {
+    // SAFETY: takes nothing, cannot fail.
+    unsafe { libc::syscall(libc::SYS_gettid) as u32 }
+}
+
 /// Start time of a process, in the kernel's clock ticks; `None` if the process has ended. A PID and
 /// a start time together identify one process, although the kernel reuses PIDs.
 pub fn started(pid: u32) -> Option<u64> {

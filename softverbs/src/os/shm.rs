@@ -5,7 +5,7 @@
 //! mapped until the process ends.
 
 use crate::counters::Counter;
-use crate::os::process::{sleep_while, wake};
+use crate::os::process::{sleep_while, thread_id, wake};
 use crate::pacing::Resource;
 use crate::path::{PathFault, PathFaults};
 use crate::profile::{MAX_NODES, MAX_RAILS, MAX_SHARED};
@@ -30,7 +30,7 @@ pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
 const NEIGHBOUR_WORDS: usize = (MAX_NODES * MAX_RAILS).div_ceil(64);
 
 /// Version of the layout below. Raise it when the layout changes.
-pub(crate) const LAYOUT: u64 = 0x5356_000d;
+pub(crate) const LAYOUT: u64 = 0x5356_000e;
 
 /// Layout of the complete file.
 #[repr(C)]
@@ -65,6 +65,9 @@ pub(crate) struct TwoWay {
     pub(crate) rx: Resource,
 }
 
+/// Number of commands to a rail's firmware whose callers are known.
+const CALLERS: usize = 256;
+
 /// State of a rail, with the faults that are injected into it.
 #[repr(C)]
 pub struct RailMemory {
@@ -91,6 +94,10 @@ pub struct RailMemory {
     /// 1: commands to the firmware do not return. Under Linux a command waits for the firmware, for
     /// example while the kernel recovers from a PCIe error. Posting and polling do not wait for it.
     hung: AtomicU32,
+    /// Number of commands to the firmware.
+    commands: AtomicU32,
+    /// Threads that gave the last commands to the firmware; 0: none.
+    callers: [AtomicU32; CALLERS],
     /// A `hotplug::Presence`.
     pub(crate) presence: AtomicU32,
     up_since_ns: AtomicU64,
@@ -130,7 +137,14 @@ impl RailMemory {
         wake(&self.hung);
     }
 
+    /// The kernel's numbers of the threads that gave the last commands to the firmware.
+    pub(crate) fn callers(&self) -> Vec<u32> {
+        self.callers.iter().map(|caller| caller.load(Ordering::Acquire)).filter(|caller| *caller != 0).collect()
+    }
+
     pub(crate) fn await_firmware(&self) {
+        let number = self.commands.fetch_add(1, Ordering::Relaxed);
+        self.callers[number as usize % CALLERS].store(thread_id(), Ordering::Release);
         while self.hung.load(Ordering::Acquire) != 0 {
             sleep_while(&self.hung, 1, Duration::from_secs(1));
         }

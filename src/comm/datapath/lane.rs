@@ -1,11 +1,10 @@
 //! A lane: one rail within one connection, with its queue pairs and its completion queue. A lane
 //! also counts the work requests for which its queue pairs have room.
 
+use super::stopping::LostQueues;
 use super::wr_id::{Work, WrId};
-use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::path_quality::PathQuality;
 use crate::comm::rail::{Rail, RailSnapshot};
-use crate::comm::threads;
 use crate::config::QpConfig;
 use crate::counters::Record;
 use crate::counters::layout::Word;
@@ -57,9 +56,12 @@ pub struct Lane {
     queues: Vec<LaneQueue>,
     inline_bytes: u32,
     cq: Option<Cq>,
-    /// Queue pairs and completion queue, while the device does not answer, has failed or was cut
-    /// off from programs ([`DevicePresence::CutOff`]). It may still read and write memory.
-    set_aside_queues: Option<(Vec<LaneQueue>, Cq)>,
+    /// Number of the last completion queue ([`Cq::number`]), also after the loss of the rail.
+    cq_number: Option<usize>,
+    /// Queue pairs of the lost rail, until the service thread stops them ([`Lane::take_lost`]).
+    lost: Option<Box<LostQueues>>,
+    /// Completions of the lost rail's stopped queue pairs that were not processed yet.
+    late: Vec<Completion>,
     /// Registration of this end's mailbox on this device, kept as long as the queue pairs.
     mailbox_key: Option<Mr>,
     turn: usize,
@@ -76,22 +78,6 @@ struct LaneQueue {
     room: u32,
     unsignaled: u16,
     used_receives: u32,
-    /// True once a receive completed as flushed: the queue pair has stopped, and the completions of
-    /// everything that it received were polled.
-    is_flushed: bool,
-}
-
-/// State of a lane's queue pairs after a request to stop them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stopped {
-    /// The queue pairs are in the error state. Posted work requests complete as flushed.
-    Flushing,
-    /// Not stopped: the device does not answer, has failed or was cut off. It may still read and
-    /// write memory.
-    Not,
-    /// The device was removed. Its earlier completions can still be polled, and no more will
-    /// arrive.
-    Gone,
 }
 
 /// Keys of both ends' mailboxes on one lane.
@@ -184,10 +170,11 @@ impl Lane {
             let mut qp = Qp::new(&pd, &cq, QpCaps { ..caps })?;
             qp.init(rail.info.port)?;
             let psn = random_psn()?;
-            queues.push(LaneQueue { qp, psn, room, unsignaled: 0, used_receives: 0, is_flushed: false });
+            queues.push(LaneQueue { qp, psn, room, unsignaled: 0, used_receives: 0 });
         }
         let inline_bytes = queues.iter().map(|queue| queue.qp.inline_bytes()).min().unwrap_or(0);
         let mut lane = Self::without_queues(rail, String::new());
+        lane.cq_number = Some(cq.number());
         (lane.generation, lane.queues, lane.inline_bytes, lane.cq) = (generation, queues, inline_bytes, Some(cq));
         Ok(lane)
     }
@@ -195,8 +182,8 @@ impl Lane {
     /// Returns a lane without queue pairs, for a rail that is not connected yet or was lost.
     pub fn without_queues(rail: &Arc<Rail>, peer_rail: String) -> Lane {
         let (path_quality, mailbox_key, peer_mailbox_rkey) = Default::default();
-        let (generation, path_mtu_bytes, queues, inline_bytes, cq, turn, set_aside_queues) = Default::default();
-        let (pending, backlog_bytes) = Default::default();
+        let (generation, path_mtu_bytes, queues, inline_bytes, cq, cq_number, turn, lost) = Default::default();
+        let (late, pending, backlog_bytes) = Default::default();
         let rail = Arc::clone(rail);
         Lane {
             rail,
@@ -209,7 +196,9 @@ impl Lane {
             queues,
             inline_bytes,
             cq,
-            set_aside_queues,
+            cq_number,
+            lost,
+            late,
             turn,
             pending,
             backlog_bytes,
@@ -222,10 +211,11 @@ impl Lane {
         self.queues.iter().map(|queue| QpEnd { number: queue.qp.number(), psn: queue.psn }).collect()
     }
 
-    /// Returns true if `cq` is the number of this lane's completion queue ([`Cq::number`]).
+    /// Returns true if `cq` is the number of this lane's last completion queue ([`Cq::number`]). An
+    /// error of the queue also counts after the loss of the rail: the completions that were lost
+    /// are missing in the fence.
     pub fn has_cq(&self, cq: usize) -> bool {
-        let set_aside_queues = self.set_aside_queues.as_ref().map(|(_, cq)| cq);
-        self.cq.as_ref().or(set_aside_queues).is_some_and(|own| own.number() == cq)
+        self.cq_number == Some(cq)
     }
 
     /// Returns the device generation that the queue pairs belong to.
@@ -286,7 +276,7 @@ impl Lane {
         self.path_mtu_bytes = route.mtu_bytes;
         for (index, (queue, end)) in self.queues.iter_mut().zip(route.ends).enumerate() {
             if role == Role::Receiver {
-                queue.qp.post_receives(RECEIVE_DEPTH, receive_id(index as u8))?;
+                queue.qp.post_receives(RECEIVE_DEPTH, WrId::of_receives(index as u8))?;
             }
             queue.qp.ready_to_receive(&Path {
                 port: self.rail.info.port,
@@ -355,8 +345,19 @@ impl Lane {
     pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Quick<&'a [Completion]> {
         match &mut self.cq {
             Some(cq) => cq.poll(buffer),
-            None => Ok(&[]),
+            None => Ok(self.poll_late(buffer)),
         }
+    }
+
+    #[cold]
+    fn poll_late<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> &'a [Completion] {
+        buffer.take_from(&mut self.late)
+    }
+
+    /// Stores the completions of the lane's stopped queue pairs. [`Lane::poll`] returns them.
+    #[cold]
+    pub fn store_late(&mut self, completions: Vec<Completion>) {
+        self.late = completions;
     }
 
     /// Returns true if the lane has queue pairs. It has none while its rail is lost.
@@ -365,58 +366,38 @@ impl Lane {
         self.cq.is_some()
     }
 
-    /// Stops the queue pairs: no bytes arrive or leave afterwards, and earlier completions can
-    /// still be polled. If the device does not answer, has failed or was cut off, sets the queue
-    /// pairs aside and returns [`Stopped::Not`]: the device may still access memory. A fence then
-    /// repeats the call until it gets another result.
+    /// Ends the use of the queue pairs, without a call into the device: the lane neither posts nor
+    /// polls any longer. The queue pairs continue until the fence stops them, and their completions
+    /// stay in the completion queue, which has room for all of them.
     #[cold]
-    pub fn stop(&mut self) -> Stopped {
-        // A device that does not answer gets no command: the command might not return.
-        match self.set_aside() {
-            Stopped::Flushing => {}
-            stopped => return stopped,
-        }
-        for queue in &mut self.queues {
-            if let Err(error) = queue.qp.fail() {
-                // `record_error` handles a failed or removed device. After any other error, the
-                // destruction of the queue pair stops it.
-                tracing::debug!("{error}");
-                self.rail.device.record_error(&error, self.generation);
-            }
-        }
-        // Check again: for a failed device the kernel reports success without asking the device.
-        self.set_aside()
+    pub fn set_aside(&mut self) {
+        let Some(cq) = self.cq.take() else { return };
+        let queue_pairs = std::mem::take(&mut self.queues).into_iter().map(|queue| queue.qp).collect();
+        let mailbox_key = self.mailbox_key.take();
+        let lost = LostQueues::new(&self.rail, self.generation, queue_pairs, cq, mailbox_key);
+        self.lost = Some(Box::new(lost));
+        (self.pending, self.turn) = (0, 0);
     }
 
-    /// Sets the queue pairs aside if their device does not answer, has failed or was cut off. Queue
-    /// pairs that were set aside are neither used nor polled. Takes them back once the device
-    /// answers or was removed. Stops nothing: [`Stopped::Flushing`] only means that the device is
-    /// present.
+    /// Takes the queue pairs of the lost rail, in order to stop them. The caller keeps them, or the
+    /// thread that stops them, until they have stopped.
     #[cold]
-    pub fn set_aside(&mut self) -> Stopped {
-        self.rail.device.query_presence(self.rail.info.port);
-        match self.rail.device.presence_of(self.generation) {
-            DevicePresence::Here => {
-                self.restore();
-                Stopped::Flushing
-            }
-            DevicePresence::CutOff => {
-                if let Some(cq) = self.cq.take() {
-                    self.set_aside_queues = Some((std::mem::take(&mut self.queues), cq));
-                }
-                Stopped::Not
-            }
-            DevicePresence::Gone => {
-                self.restore();
-                Stopped::Gone
-            }
-        }
+    pub fn take_lost(&mut self) -> Option<Box<LostQueues>> {
+        self.lost.take()
     }
 
-    fn restore(&mut self) {
-        if let Some((queues, cq)) = self.set_aside_queues.take() {
-            (self.queues, self.cq) = (queues, Some(cq));
-        }
+    /// Ends the use of a new lane, and returns its queue pairs in order to stop them.
+    #[cold]
+    pub fn into_lost(mut self) -> Option<Box<LostQueues>> {
+        self.set_aside();
+        self.take_lost()
+    }
+
+    /// Removes the bytes of the lost shares from the backlog of the rail. Called after the last
+    /// completion of the lost queue pairs.
+    #[cold]
+    pub fn drop_backlog(&mut self) {
+        self.rail.settled(std::mem::take(&mut self.backlog_bytes));
     }
 
     /// Posts a test write ([`Work::Probe`]) on every queue pair.
@@ -430,36 +411,6 @@ impl Lane {
             slot.write(&LaneWrite { work: Work::Probe, ..*write }, None)?;
         }
         Ok(())
-    }
-
-    /// Records that a receive completed as flushed. A receiver's queue pair always has posted
-    /// receives, and receives complete in order. So everything received before the flush was
-    /// polled.
-    #[cold]
-    pub fn flushed(&mut self, index: u8) {
-        if let Some(queue) = self.queues.get_mut(usize::from(index)) {
-            queue.is_flushed = true;
-        }
-    }
-
-    /// Returns true if everything that a receiver's stopped queue pairs received was polled.
-    #[cold]
-    pub fn is_drained(&self) -> bool {
-        self.queues.iter().all(|queue| queue.is_flushed)
-    }
-
-    /// Destroys the queue pairs, and discards unpolled completions. If the device does not answer,
-    /// a new thread destroys the queue pairs and the mailbox's registration: the calls that do this
-    /// may not return before the device answers.
-    #[cold]
-    pub fn close(&mut self) {
-        let ended = (std::mem::take(&mut self.queues), self.cq.take(), self.set_aside_queues.take());
-        if self.rail.device.is_stuck() {
-            let ended = (ended, self.mailbox_key.take());
-            threads::detach("spark-device", move || drop(ended));
-        }
-        (self.pending, self.turn) = (0, 0);
-        self.rail.settled(std::mem::take(&mut self.backlog_bytes));
     }
 
     /// Records the completion of a signaled write. Frees the room of this write and of the
@@ -481,7 +432,7 @@ impl Lane {
             return Ok(());
         }
         queue.used_receives = 0;
-        queue.qp.post_receives(REFILL, receive_id(index))
+        queue.qp.post_receives(REFILL, WrId::of_receives(index))
     }
 
     /// Records that a large share was given to this lane. Other connections see its bytes as load
@@ -561,12 +512,9 @@ impl LaneSlot<'_> {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        self.close();
+        self.set_aside();
+        self.drop_backlog();
     }
-}
-
-fn receive_id(queue: u8) -> u64 {
-    WrId::new(Work::Receive, queue, 0).bits()
 }
 
 /// Returns a random 24-bit PSN, so that late packets of earlier connections are refused.

@@ -11,7 +11,9 @@
 //!
 //! NCCL calls a connection's data path from one thread, and may call `regMr` from another. The
 //! service thread, which recovers lost rails, borrows the data path through a `try_cell`. If NCCL's
-//! thread finds the cell taken, the call returns "not yet" to NCCL. After a panic no thread enters
+//! thread finds the cell taken, the call returns "not yet" to NCCL. If the service thread finds it
+//! taken, it comes back in its next round. No call of a data path waits for a device: queue pairs
+//! that are lost are passed to other threads (`stopping`). After a panic no thread enters
 //! the data path again: calls on the connection fail, the service thread stops serving the
 //! connection, and closing it still sends BYE.
 //!
@@ -40,6 +42,7 @@ pub mod send;
 pub mod shared;
 pub mod stall;
 pub mod status;
+pub mod stopping;
 pub mod test_write;
 pub mod try_cell;
 pub mod waker;

@@ -9,8 +9,9 @@ use super::fault::{Fault, OVERRUN};
 use super::lane::{Lane, LaneWrite, Role, lanes_text};
 use super::peer::PeerState;
 use super::rails::Rails;
-use super::status::{Doubt, Fenced, Loss, STRIKES};
+use super::status::{Doubt, Loss, STRIKES};
 use crate::error::{Error, Network, OnRail, Quick, Result, Violation};
+use crate::verbs::Completion;
 use crate::wire::control::{Progress, Received};
 use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
@@ -24,10 +25,8 @@ pub trait DataPath: Send {
     /// begin.
     fn message_range(&self) -> (u64, u64);
 
-    /// Stops the queue pairs of a lost rail, processes their completions, and closes the lane. If
-    /// the device cannot be stopped yet, only ends the use of the lane, and returns
-    /// [`Fenced::NotYet`].
-    fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced;
+    /// Processes the completions of a lost rail's queue pairs, which have stopped.
+    fn stopped(&mut self, context: &PathContext, lane: LaneId, completions: Vec<Completion>);
 
     /// Returns the progress of all requests, for the detection of stalls.
     fn progress(&self) -> Progress;
@@ -44,7 +43,7 @@ pub trait DataPath: Send {
     /// [`Error::Usage`] if memory that a share must be resent from was deregistered.
     fn recover(&mut self, context: &PathContext, lane: LaneId, received: &Received) -> Result<()>;
 
-    /// Uses a closed lane again, with the queue pairs of `new`. If the connection has failed,
+    /// Uses a lost lane again, with the queue pairs of `new`. If the connection has failed,
     /// destroys these queue pairs and returns false.
     fn regain(&mut self, context: &PathContext, lane: LaneId, new: Lane) -> Result<bool>;
 
@@ -73,7 +72,7 @@ pub trait DataPath: Send {
     /// Returns the number of complete receives before the first incomplete one; 0 for a sender.
     fn delivered(&self) -> u64;
 
-    /// Called after the connection has failed and its queue pairs are destroyed. A sender releases
+    /// Called after the connection has failed and its queue pairs have stopped. A sender releases
     /// its reserved bytes of the process-wide limit on bytes in flight. A receiver does nothing.
     fn ended(&mut self) {}
 
@@ -95,11 +94,13 @@ pub trait Faults {
     /// Does nothing if no lane uses the queue.
     fn lose_completions(&mut self, context: &PathContext, cq: usize) -> Quick<()>;
 
-    /// Stops the use of a rail, records the loss, and wakes the service thread.
+    /// Ends the use of a rail, records the loss, and wakes the service thread, which stops the
+    /// rail's queue pairs. Calls no device.
     fn lose_rail(&mut self, context: &PathContext, lane: LaneId, why: String);
 
-    /// Ends the connection ([`Rails::end`]). Returns the first error.
-    fn end(&mut self, error: Box<Error>) -> Box<Error>;
+    /// Ends the connection ([`Rails::end`]), and wakes the service thread, which stops the queue
+    /// pairs. NCCL gets the first error from a later call.
+    fn end(&mut self, context: &PathContext, error: Box<Error>);
 
     /// Posts a write on a lane's first queue pair, if the lane is open and the queue pair has room.
     fn post(&mut self, context: &PathContext, lane: LaneId, write: &LaneWrite);
@@ -113,7 +114,7 @@ impl<P: DataPath + ?Sized> Faults for P {
             // receives that have all their bytes. The peer does not need the other messages, so the
             // failed writes are no fault.
             if let Fault::Device(_) = fault {
-                self.rails().close_lane(lane);
+                self.rails().set_aside(lane);
             }
             return Ok(());
         }
@@ -123,11 +124,11 @@ impl<P: DataPath + ?Sized> Faults for P {
             Fault::KeyRefused(why) => return lose_suspect(self, context, lane, why, Doubt::Key),
             Fault::Fatal(why) => {
                 let failed = failed_on(self.rails(), context, lane, why);
-                return Err(self.end(Box::new(Network::OnRail(failed).into())));
+                self.end(context, Box::new(Network::OnRail(failed).into()));
             }
             Fault::Violation(why) => {
                 let failed = failed_on(self.rails(), context, lane, why.to_string());
-                return Err(self.end(Box::new(Violation::OnRail(failed).into())));
+                self.end(context, Box::new(Violation::OnRail(failed).into()));
             }
         }
         Ok(())
@@ -153,17 +154,16 @@ impl<P: DataPath + ?Sized> Faults for P {
     #[cold]
     fn lose_rail(&mut self, context: &PathContext, lane: LaneId, why: String) {
         if self.rails().lanes[lane.index()].is_open() {
-            let fenced = self.lose(context, lane);
-            self.rails().status.record_loss(Loss { lane, why, fenced });
+            self.rails().set_aside(lane);
+            self.rails().status.record_loss(Loss { lane, why });
             context.waker.wake();
         }
     }
 
     #[cold]
-    fn end(&mut self, error: Box<Error>) -> Box<Error> {
-        let first = self.rails().end(error);
-        self.ended();
-        first
+    fn end(&mut self, context: &PathContext, error: Box<Error>) {
+        self.rails().end(error);
+        context.waker.wake();
     }
 
     fn post(&mut self, context: &PathContext, lane: LaneId, write: &LaneWrite) {

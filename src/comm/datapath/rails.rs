@@ -2,6 +2,7 @@
 
 use super::lane::{Lane, Role};
 use super::status::Status;
+use super::stopping::LostQueues;
 use crate::error::Error;
 use crate::flow::striping::Striping;
 use crate::wire::ids::LaneId;
@@ -31,11 +32,18 @@ impl Rails {
         LaneId::all(self.lanes.len()).filter(is_open).fold(0, |set, lane| set | lane.bit())
     }
 
-    /// Closes a lane, and forgets the lane's measured pace. The caller must already have processed
-    /// the lane's completions, because they update the pace.
+    /// Ends the use of a lane, without a call into its device ([`Lane::set_aside`]).
     #[cold]
-    pub fn close_lane(&mut self, lane: LaneId) {
-        self.lanes[lane.index()].close();
+    pub fn set_aside(&mut self, lane: LaneId) {
+        self.lanes[lane.index()].set_aside();
+        self.striping.lose(lane);
+    }
+
+    /// Forgets what a lost lane had to send, and its measured pace. Called after the completions of
+    /// its stopped queue pairs were processed, because they update both.
+    #[cold]
+    pub fn settle(&mut self, lane: LaneId) {
+        self.lanes[lane.index()].drop_backlog();
         self.striping.lose(lane);
     }
 
@@ -52,12 +60,22 @@ impl Rails {
         true
     }
 
-    /// Ends the connection and returns its first error. Destroys the queue pairs first, because the
-    /// caller may reuse its buffers once it has the error.
+    /// Ends the connection: ends the use of all lanes, and stores the error. The service thread
+    /// then stops the queue pairs, and calls [`Status::stopped`]: only after this NCCL gets the
+    /// error, because it may then reuse its buffers.
     #[cold]
-    pub fn end(&mut self, error: Box<Error>) -> Box<Error> {
-        self.lanes.iter_mut().for_each(|lane| _ = lane.stop());
-        self.lanes.iter_mut().for_each(Lane::close);
-        self.status.fail(error)
+    pub fn end(&mut self, error: Box<Error>) {
+        LaneId::all(self.lanes.len()).for_each(|lane| self.set_aside(lane));
+        self.status.end(error);
+    }
+
+    /// Takes all queue pairs that are no longer used but have not stopped: of lost lanes, and after
+    /// the end of the connection also those that the peer was testing.
+    #[cold]
+    pub fn take_lost(&mut self) -> Vec<(Option<LaneId>, Box<LostQueues>)> {
+        let lanes = LaneId::all(self.lanes.len()).zip(&mut self.lanes);
+        let lost = lanes.filter_map(|(id, lane)| Some((Some(id), lane.take_lost()?)));
+        let untested = if self.status.has_failed() { self.status.take_all() } else { Vec::new() };
+        lost.chain(untested.into_iter().filter_map(|lane| Some((None, lane.into_lost()?)))).collect()
     }
 }

@@ -295,7 +295,7 @@ impl RecvPath {
         let lane = &mut self.rails.lanes[lane.index()];
         for completion in lane.poll(&mut self.buffer).map_err(Fault::of_device)? {
             if completion.status() != 0 {
-                let next = failed(lane, context, completion);
+                let next = failed(context, completion);
                 fault.get_or_insert(next);
                 continue;
             }
@@ -332,7 +332,10 @@ impl RecvPath {
         let waited = waited.unwrap_or_else(|| self.stall.elapsed());
         let stalled = Stalled { direction: Direction::Receive, what, count: self.receives.open() };
         let checked = stalled.check(context, &mut self.stall, waited, &self.rails.lanes);
-        checked.map_err(|error| self.end(error))
+        if let Err(error) = checked {
+            self.end(context, error);
+        }
+        Ok(())
     }
 }
 
@@ -426,12 +429,8 @@ fn stale(context: &PathContext, lane: &mut Lane, completion: &Completion) -> std
 
 #[cold]
 #[inline(never)]
-fn failed(lane: &mut Lane, context: &PathContext, completion: &Completion) -> Box<Fault> {
-    let id = WrId::of(completion.wr_id());
-    if id.work() == Work::Receive {
-        lane.flushed(id.queue());
-    }
-    match (id.work(), completion.blame()) {
+fn failed(context: &PathContext, completion: &Completion) -> Box<Fault> {
+    match (WrId::of(completion.wr_id()).work(), completion.blame()) {
         // Posted receives have no memory, so a length error means that the peer used SEND.
         (Work::Receive, Blame::Request) => without_immediate(context),
         _ => Fault::of_completion(completion),

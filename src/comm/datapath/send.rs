@@ -170,7 +170,8 @@ impl SendPath {
                 return self.stalled(context, "a send without a matching receive", send.bytes as usize).map(|()| None);
             }
             Err(violation) => {
-                return Err(self.end(Box::new(broken_protocol(&context.peer.name, &violation).into())));
+                self.end(context, Box::new(broken_protocol(&context.peer.name, &violation).into()));
+                return Ok(None);
             }
         };
         let most_bytes = self.sizes.most_bytes;
@@ -495,6 +496,9 @@ impl SendPath {
         }
         let stalled = Stalled { direction: Direction::Send, what, count: bytes };
         let checked = stalled.check(context, &mut self.stall, waited, &self.rails.lanes);
-        checked.map_err(|error| self.end(error))
+        if let Err(error) = checked {
+            self.end(context, error);
+        }
+        Ok(())
     }
 }

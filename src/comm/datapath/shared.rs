@@ -1,20 +1,35 @@
 //! A data path that NCCL's thread uses and the service thread borrows, through one [`TryCell`].
 
+use super::context::PathContext;
 use super::path::{DataPath, Faults};
-use super::peer::Peer;
 use super::recv::RecvPath;
 use super::send::SendPath;
 use super::try_cell::{TryCell, TryCellGuard, UNUSED};
 use crate::error::Usage;
 use std::ops::{Deref, DerefMut};
 
+/// Number of attempts to borrow a data path. A call of the data path takes about as long as a few
+/// attempts, unless the kernel interrupts its thread.
+const ATTEMPTS: usize = 64;
+
+/// Reason why a data path is not borrowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotBorrowed {
+    /// Another thread uses the data path. The service thread comes back in its next round.
+    Busy,
+    /// A thread has panicked in the data path, which is not used again.
+    Broken,
+}
+
 /// A data path that the service thread can borrow from NCCL's thread.
 pub trait SharedPath: Send + Sync {
-    /// Borrows the data path as soon as no other thread uses it. The wait is short: a call of the
-    /// data path takes microseconds and does not block. Returns `None` after a panic in the data
-    /// path. For [`Self::is_unused`], a borrow is no use of the data path, and a borrow hides the
-    /// uses before it.
-    fn borrow(&self) -> Option<PathGuard<'_>>;
+    /// Borrows the data path if no other thread uses it, or stops to use it very soon. For
+    /// [`Self::is_unused`], a borrow is no use of the data path, and a borrow hides the uses before
+    /// it.
+    ///
+    /// # Errors
+    /// The reason why the data path is not borrowed.
+    fn borrow(&self) -> Result<PathGuard<'_>, NotBorrowed>;
 
     /// Returns true if NCCL has not used the data path since the last call of this method.
     fn is_unused(&self) -> bool;
@@ -67,16 +82,17 @@ impl Shareable for RecvPath {
 }
 
 impl<P: Shareable> SharedPath for TryCell<P> {
-    fn borrow(&self) -> Option<PathGuard<'_>> {
-        loop {
+    fn borrow(&self) -> Result<PathGuard<'_>, NotBorrowed> {
+        for _ in 0..ATTEMPTS {
             if let Some(path) = self.visit() {
-                return Some(P::guarded(path));
+                return Ok(P::guarded(path));
             }
             if self.is_broken() {
-                return None;
+                return Err(NotBorrowed::Broken);
             }
             std::thread::yield_now();
         }
+        Err(NotBorrowed::Busy)
     }
 
     fn is_unused(&self) -> bool {
@@ -85,12 +101,21 @@ impl<P: Shareable> SharedPath for TryCell<P> {
 }
 
 /// Closes NCCL's side of a connection. If requests are running, cancels them by ending the
-/// connection, so that no NIC accesses NCCL's buffers afterwards. If no request runs, the queue
-/// pairs stay open for writes that the peer still has to confirm.
-pub fn leave(path: &dyn SharedPath, peer: &Peer) {
-    let Some(mut path) = path.borrow() else { return };
+/// connection, and returns true: once the service thread has stopped the queue pairs, no NIC
+/// accesses NCCL's buffers. If no request runs, the queue pairs stay in use for writes that the
+/// peer still has to confirm.
+///
+/// # Errors
+/// [`NotBorrowed::Busy`] while the service thread uses the data path: the caller tries again.
+pub fn leave(path: &dyn SharedPath, context: &PathContext) -> Result<bool, NotBorrowed> {
+    let mut path = match path.borrow() {
+        Ok(path) => path,
+        Err(NotBorrowed::Broken) => return Ok(false),
+        Err(busy) => return Err(busy),
+    };
     if path.holds_buffers() {
-        tracing::debug!("connection with {} closed while requests were running: they are cancelled", peer.name);
-        path.end(Box::new(Usage::ClosedEarly.into()));
+        tracing::debug!("connection with {} closed while requests were running: they are cancelled", context.peer.name);
+        path.end(context, Box::new(Usage::ClosedEarly.into()));
     }
+    Ok(path.rails().status.is_ending())
 }

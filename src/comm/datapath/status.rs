@@ -9,17 +9,6 @@ use crate::wire::ids::LaneId;
 /// together. The number allows for two such failures.
 pub const STRIKES: u8 = 8;
 
-/// State of a lost lane's NIC after a fence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fenced {
-    /// The NIC no longer reads or writes the connection's memory.
-    Now,
-    /// The NIC cannot be stopped yet: it does not answer, has failed, or the kernel has cut this
-    /// process off from it. It may still read and write the connection's memory. The fence must be
-    /// tried again.
-    NotYet,
-}
-
 /// What may have caused the loss of a rail, other than the rail. The losses of each kind are
 /// counted separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +26,6 @@ pub struct Loss {
     pub lane: LaneId,
     /// Text of the failure.
     pub why: String,
-    /// State of the rail's NIC when the loss was found.
-    pub fenced: Fenced,
 }
 
 /// Status of a data path.
@@ -47,9 +34,12 @@ pub struct Status {
     losses: Vec<Loss>,
     /// New queue pairs that the peer is testing. The peer may use them to write into this
     /// connection's buffers before its message LIVE, the end of the test, arrives here. So they are
-    /// destroyed when the connection fails.
+    /// stopped when the connection fails.
     untested_lanes: Vec<(LaneId, Lane)>,
     strikes: [Strikes; 2],
+    /// Error that ends the connection, while its queue pairs are being stopped.
+    ending: Option<Box<Error>>,
+    /// Error of every call.
     failed: Option<Box<Error>>,
 }
 
@@ -81,7 +71,8 @@ impl Strikes {
 }
 
 impl Status {
-    /// Returns the failure as an error if the connection has failed.
+    /// Returns the failure as an error if the connection has failed and its queue pairs have
+    /// stopped.
     #[inline(always)]
     pub fn check(&self) -> Quick<()> {
         match &self.failed {
@@ -90,19 +81,31 @@ impl Status {
         }
     }
 
-    /// Returns true if the connection has failed. NCCL gets the error from the present call or a
-    /// later one, and may then reuse its buffers.
-    #[inline(always)]
+    /// Returns true if the connection has failed. NCCL gets the error from a later call, once the
+    /// queue pairs have stopped.
     pub fn has_failed(&self) -> bool {
-        self.failed.is_some()
+        self.ending.is_some() || self.failed.is_some()
     }
 
-    /// Marks the connection as failed, and returns its first error. Every later call gets that
-    /// error. [`super::rails::Rails::end`] closes the lanes.
+    /// Returns true if the connection has failed, and its queue pairs have not stopped yet.
+    pub fn is_ending(&self) -> bool {
+        self.ending.is_some()
+    }
+
+    /// Marks the connection as failed. [`super::rails::Rails::end`] ends the use of its lanes. The
+    /// first error counts.
     #[cold]
-    pub fn fail(&mut self, error: impl Into<Box<Error>>) -> Box<Error> {
-        self.untested_lanes.clear();
-        self.failed.get_or_insert_with(|| error.into()).clone()
+    pub fn end(&mut self, error: Box<Error>) {
+        if !self.has_failed() {
+            self.ending = Some(error);
+        }
+    }
+
+    /// Records that the queue pairs of a failed connection have stopped. From now on every call
+    /// returns the error.
+    #[cold]
+    pub fn stopped(&mut self) {
+        self.failed = self.failed.take().or_else(|| self.ending.take());
     }
 
     /// Stores queue pairs that the peer will test. If the connection has failed, destroys the queue
@@ -113,6 +116,12 @@ impl Status {
             self.untested_lanes.push((lane, new));
         }
         !self.has_failed()
+    }
+
+    /// Takes all queue pairs that the peer is testing.
+    #[cold]
+    pub fn take_all(&mut self) -> Vec<Lane> {
+        std::mem::take(&mut self.untested_lanes).into_iter().map(|(_, lane)| lane).collect()
     }
 
     /// Takes a lane's queue pairs when their test has ended.
@@ -193,7 +202,7 @@ mod tests {
     fn a_lane_that_carries_again_has_no_loss_left() {
         let mut status = Status::default();
         for at in [0, 1] {
-            status.record_loss(Loss { lane: lane(at), why: String::new(), fenced: Fenced::Now });
+            status.record_loss(Loss { lane: lane(at), why: String::new() });
         }
         status.drop_stale_losses(lane(0));
         let losses: Vec<_> = status.take_losses().into_iter().map(|loss| loss.lane).collect();
@@ -201,11 +210,17 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_is_kept() {
+    fn the_first_error_is_kept_and_returned_once_the_queue_pairs_have_stopped() {
         let mut status = Status::default();
         assert!(status.check().is_ok() && !status.has_failed());
         let (first, another) = (Error::from(Network::SetupEnded), Error::from(Usage::Closed));
-        assert_eq!(status.fail(first), status.fail(another));
-        assert!(status.has_failed() && status.check().is_err());
+        status.end(first.clone().into());
+        assert!(status.has_failed() && status.is_ending() && status.check().is_ok(), "queue pairs may run");
+        status.end(another.clone().into());
+        status.stopped();
+        assert!(status.has_failed() && !status.is_ending());
+        status.end(another.into());
+        status.stopped();
+        assert_eq!(status.check(), Err(first.into()));
     }
 }

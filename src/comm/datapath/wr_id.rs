@@ -58,6 +58,12 @@ impl WrId {
         Self(kind | route | u64::from(share) << 32 | u64::from(request) << 40)
     }
 
+    /// Returns the number to post for every receive on a queue pair.
+    #[inline(always)]
+    pub fn of_receives(queue: u8) -> u64 {
+        Self::new(Work::Receive, queue, 0).bits()
+    }
+
     /// Wraps the number in a completion. Every such number is valid, because only results of
     /// [`WrId::new`] are posted.
     #[inline(always)]

@@ -39,8 +39,19 @@
 //!
 //! An attempt to reconnect a rail creates and connects queue pairs on its own thread. These calls
 //! may hang too, even while the device answers questions. The attempt is then given up. Until the
-//! hanging call returns, [`RailDevice::begin_call`] refuses all further calls on this device, from
+//! hanging call returns, [`DeviceCalls::begin`] refuses all further calls on this device, from
 //! the attempts of every connection.
+//!
+//! # Destruction
+//!
+//! The calls that destroy queue pairs may hang as well. A thread of the device makes them
+//! ([`DeviceCalls::discard`]). If one hangs, `begin` refuses further calls of attempts.
+//!
+//! # Memory
+//!
+//! NCCL's calls that register and deregister memory wait for the device: after `deregMr` the caller
+//! may reuse the memory. If a call takes 3 s, a WARN names the device
+//! ([`DeviceCalls::begin_slow`]).
 //!
 //! # Return
 //!
@@ -54,6 +65,7 @@
 //! Each opening of the device has a number, the device generation. A queue pair or key of an
 //! earlier opening belongs to a removed device, even if the new device is present.
 
+use super::calls::{DeviceCalls, PATIENCE};
 use crate::comm::threads::{self, lock};
 use crate::error::{Error, Missing, Result};
 use crate::verbs::{Context, Library, Pd, PortInfo};
@@ -61,7 +73,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The device of a rail. The fast path does not use it: its methods lock, and some call the kernel.
@@ -74,7 +86,8 @@ pub struct RailDevice {
     /// Number of kernel errors that report the device as removed or failed.
     removal_errors: AtomicU64,
     questions: Questions,
-    given_up: Mutex<GivenUpCalls>,
+    /// Calls into the device that may hang.
+    pub calls: Arc<DeviceCalls>,
     /// Time of the service thread's last question.
     asked: Mutex<Option<Instant>>,
     /// Time of the last search for a returned device, and number of consecutive failures to bring
@@ -124,8 +137,6 @@ pub enum DevicePresence {
     Gone,
 }
 
-/// Time limit for an answer. Firmware takes milliseconds, but a busy host may run the thread late.
-const PATIENCE: Duration = Duration::from_secs(3);
 /// Interval between searches for a removed device that has returned.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Largest number of doublings of [`LOOK_EVERY`] (to 32 s). Each failure to use a returned device
@@ -140,10 +151,11 @@ impl RailDevice {
     pub fn new(pd: Arc<Pd>, entry: PathBuf) -> Self {
         let name = pd.context().name().to_owned();
         let library = pd.context().library();
-        let (removal_errors, questions, given_up, asked, looked_for) = Default::default();
+        let calls = DeviceCalls::new(&name);
+        let (removal_errors, questions, asked, looked_for) = Default::default();
         let opening = Opening { pd, generation: 0, entry: inode(&entry) };
         let state = Mutex::new(DeviceState::Here(opening));
-        Self { name, entry, library, state, removal_errors, questions, given_up, asked, looked_for }
+        Self { name, entry, library, state, removal_errors, questions, calls, asked, looked_for }
     }
 
     /// Returns the protection domain.
@@ -176,12 +188,6 @@ impl RailDevice {
             _ => Missing::Removed,
         };
         missing(self.name.clone()).into()
-    }
-
-    /// Returns true if a further command to the device may never return: the device is stuck, or a
-    /// call of a given-up attempt hangs in it.
-    pub fn is_stuck(&self) -> bool {
-        matches!(&*self.lock(), DeviceState::Stuck(_)) || !self.given_up().calls.is_empty()
     }
 
     /// Returns the same as [`RailDevice::opened`], but also for a device that has returned or
@@ -447,8 +453,10 @@ impl RailDevice {
         }
     }
 
-    /// Marks the device as stuck if its question has had no answer for `PATIENCE`.
+    /// Marks the device as stuck if its question has had no answer for `PATIENCE`. Logs a WARN
+    /// about each call of [`DeviceCalls::begin_slow`] that has lasted as long.
     pub fn check_patience(&self, now: Instant) {
+        self.calls.warn_of_slow(now);
         let since = self.questions.lock();
         let waited = since.map(|asked_at| now.saturating_duration_since(asked_at)).filter(|waited| *waited >= PATIENCE);
         let Some(waited) = waited else { return };
@@ -486,60 +494,6 @@ impl RailDevice {
             drop(tell.send(found));
         });
         Some(answer)
-    }
-}
-
-/// Calls of attempts that were given up. The thread that makes a call keeps the [`Call`] alive.
-#[derive(Default)]
-struct GivenUpCalls {
-    calls: Vec<Weak<Call>>,
-    was_reported: bool,
-}
-
-/// A call that creates or connects queue pairs for an attempt. Dropped when the call has returned.
-#[derive(Debug)]
-pub struct Call {
-    began: Instant,
-}
-
-impl RailDevice {
-    /// Begins a call that creates or connects queue pairs for an attempt. Logs one WARN if an
-    /// earlier attempt's call hangs.
-    ///
-    /// # Errors
-    /// [`Error::Missing`] while a call of a given-up attempt hangs: another would likely hang too.
-    pub fn begin_call(&self, now: Instant) -> Result<Arc<Call>> {
-        let mut given_up = self.given_up();
-        let Some(first) = given_up.calls.iter().find_map(Weak::upgrade) else {
-            given_up.was_reported = false;
-            return Ok(Arc::new(Call { began: now }));
-        };
-        let waited = now.saturating_duration_since(first.began);
-        let is_news = waited >= PATIENCE && !std::mem::replace(&mut given_up.was_reported, true);
-        drop(given_up);
-        if is_news {
-            tracing::warn!(
-                "device {} has not finished a call for {:.0} s: its lost rails are not retried until the call returns; see dmesg",
-                self.name,
-                waited.as_secs_f64()
-            );
-        }
-        Err(Missing::Silent(self.name.clone()).into())
-    }
-
-    /// Records that the attempt of a call was given up. Ignores a call that has returned.
-    pub fn give_up_call(&self, call: &Weak<Call>) {
-        if call.strong_count() > 0 {
-            self.given_up().calls.push(Weak::clone(call));
-        }
-    }
-
-    /// Returns the calls of given-up attempts that have not returned.
-    fn given_up(&self) -> MutexGuard<'_, GivenUpCalls> {
-        // A panic of a holder leaves the list complete.
-        let mut given_up = lock(&self.given_up);
-        given_up.calls.retain(|call| call.strong_count() > 0);
-        given_up
     }
 }
 

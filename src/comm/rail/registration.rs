@@ -16,6 +16,7 @@
 //! would let a peer access neighbouring memory on the heap.
 
 use super::Rail;
+use super::calls::{DeviceCalls, SlowCall};
 use super::device::DevicePresence;
 use crate::comm::threads::lock;
 use crate::error::{Argument, Error, Result};
@@ -65,6 +66,9 @@ struct Regions {
     generation: u32,
     first: Mr,
     relaxed: Option<Mr>,
+    calls: Arc<DeviceCalls>,
+    /// Set while the registrations are being ended. Dropped after them.
+    ending: Option<SlowCall>,
 }
 
 /// Purpose of a registration.
@@ -176,6 +180,7 @@ impl Registration {
             if place.as_ref().is_some_and(|regions| regions.generation == generation) {
                 continue;
             }
+            let _call = rail.device.calls.begin_slow("the registration of memory (regMr)");
             let register = || match self.purpose {
                 Purpose::Send => register_to_send(rail, &pd, self.memory),
                 Purpose::Receive => register_to_receive(rail, &pd, self.memory),
@@ -191,7 +196,7 @@ impl Registration {
                 }
                 made => made?,
             };
-            *place = Some(Regions { generation, first, relaxed });
+            *place = Some(Regions { generation, first, relaxed, calls: Arc::clone(&rail.device.calls), ending: None });
         }
         self.store_keys(&regions);
         Ok(())
@@ -232,6 +237,12 @@ impl Regions {
                 Keys { lkey: bulk.lkey(), relaxed_rkey: bulk.rkey(), strict_rkey: first.rkey() }
             }
         }
+    }
+}
+
+impl Drop for Regions {
+    fn drop(&mut self) {
+        self.ending = Some(self.calls.begin_slow("the deregistration of memory (deregMr)"));
     }
 }
 

@@ -4,8 +4,10 @@
 use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::test_write::LaneTest;
 use crate::comm::rail::backoff::{PathId, Trial};
-use crate::comm::rail::device::{Call, DevicePresence, RailDevice};
+use crate::comm::rail::calls::{Call, DeviceCalls};
+use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::{Rail, RailSnapshot};
+use crate::comm::recovery::fence::Fence;
 use crate::counters::Outages;
 use crate::error::Result;
 use crate::flow::recovery::State;
@@ -44,6 +46,8 @@ pub struct ManagedRail {
     /// State of the current attempt. On the accepting side, the data path takes the new queue pairs
     /// once they are connected ([`crate::comm::datapath::status::Status::keep`]).
     pub attempt: Option<Attempt>,
+    /// Fence of the rail's lost queue pairs, until the data path has processed their completions.
+    pub fence: Option<Fence>,
 }
 
 /// New queue pairs that are not in use yet.
@@ -53,7 +57,10 @@ pub enum Attempt {
     /// Connecting side: JOIN describes the queue pairs to the peer. The peer's answer, which
     /// describes the peer's queue pairs, is awaited.
     Requested(Box<NewQueuePairs>),
-    /// The queue pairs are connected and under test.
+    /// Accepting side: the queue pairs are connected, with the answer for the peer. The data path
+    /// takes the queue pairs as soon as it can be borrowed.
+    Answered(Box<(Lane, JoinAnswer)>),
+    /// Connecting side: the queue pairs are connected and under test.
     Testing(Box<LaneTest>),
 }
 
@@ -61,14 +68,14 @@ pub enum Attempt {
 /// gives up the attempt: the device counts the thread's call as one that may hang.
 pub struct Worker {
     result: Receiver<Done>,
-    device: Arc<RailDevice>,
+    calls: Arc<DeviceCalls>,
     call: Weak<Call>,
 }
 
 impl Worker {
-    /// Returns the state of a thread that makes `call` on `device` and then sends `result`.
-    pub fn new(result: Receiver<Done>, device: &Arc<RailDevice>, call: &Arc<Call>) -> Self {
-        Self { result, device: Arc::clone(device), call: Arc::downgrade(call) }
+    /// Returns the state of a thread that makes `call`, one of `calls`, and then sends `result`.
+    pub fn new(result: Receiver<Done>, calls: &Arc<DeviceCalls>, call: &Arc<Call>) -> Self {
+        Self { result, calls: Arc::clone(calls), call: Arc::downgrade(call) }
     }
 
     /// Takes the thread's result.
@@ -85,7 +92,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.device.give_up_call(&self.call);
+        self.calls.give_up(&self.call);
     }
 }
 
@@ -179,7 +186,7 @@ impl ManagedRail {
         // The handshake was the first attempt of a rail that does not work yet.
         let answers = u32::from(generation.is_none());
         let outages = Outages::of(&lane.record);
-        let (last_paths, stage, failed_attempts, attempt) = Default::default();
+        let (last_paths, stage, failed_attempts, attempt, fence) = Default::default();
         Self {
             rail,
             peer_rail,
@@ -192,6 +199,7 @@ impl ManagedRail {
             stage,
             failed_attempts,
             attempt,
+            fence,
         }
     }
 

@@ -5,14 +5,21 @@
 //! side, the driver owns new queue pairs until they are in use.
 //!
 //! The driver runs on the service thread, which borrows the data path for short times
-//! ([`DataPath`]). Calls that may block run on threads of their own (`reconnect`).
+//! ([`DataPath`]). If NCCL's thread uses the data path, the driver does not wait: it keeps the
+//! work, and comes back in its next round. Calls that may block run on threads of their own
+//! (`fencing`, `reconnect`).
 
+mod changes;
 mod failure;
+mod fencing;
 mod first_rail;
 mod reconnect;
 mod stall;
 
-use super::attempt::ManagedRail;
+pub use fencing::END_LIMIT;
+
+use super::attempt::{Attempt, ManagedRail};
+use super::fence::Fence;
 use super::stall::Stall;
 use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::fault::broken;
@@ -20,19 +27,20 @@ use crate::comm::datapath::lane::Role;
 use crate::comm::datapath::mailbox::Mailboxes;
 use crate::comm::datapath::path::{DataPath, Faults};
 use crate::comm::datapath::peer::Peer;
-use crate::comm::datapath::shared::SharedPath;
-use crate::comm::datapath::status::{Fenced, Loss};
-use crate::comm::log::once::Subject;
+use crate::comm::datapath::shared::{NotBorrowed, SharedPath};
+use crate::comm::datapath::status::Loss;
 use crate::comm::log::outages::ConnectionOutages;
 use crate::comm::log::tcp;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
 use crate::counters::nanos;
-use crate::flow::recovery::{Action, Cause, Changed, Frame, Limits, LogEntry, Recovery, State};
+use crate::error::Error;
+use crate::flow::recovery::{Action, Frame, Limits, Recovery};
 use crate::flow::redial::Need;
-use crate::wire::control::{ControlFrame, Received};
+use crate::wire::control::ControlFrame;
 use crate::wire::fields::Priority;
 use crate::wire::ids::LaneId;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -80,9 +88,30 @@ pub struct Driver {
     /// Contributes this connection to the process's log lines about lost TCP.
     tcp: tcp::ConnectionTcpOutages,
     stall: Stall,
+    /// Fences of new queue pairs that are not used: their attempt or the connection has ended.
+    unused_fences: Vec<Fence>,
+    /// Time since which a failed connection waits until its queue pairs have stopped.
+    ending_since: Option<Instant>,
+    /// Work that waits for the data path.
+    waiting: Waiting,
     /// True while the data path has shares or grants to repeat. Set by [`Driver::on_path`].
     has_repeats: bool,
     warnings: u32,
+}
+
+/// Work that waits because NCCL's thread used the data path.
+#[derive(Default)]
+struct Waiting {
+    /// True if the data path could not be borrowed since the last round began.
+    was_busy: bool,
+    /// Action of recovery. Later actions wait too.
+    action: Option<Action>,
+    /// Control frames from the peer.
+    frames: VecDeque<ControlFrame>,
+    /// Numbers of completion queues that are in error.
+    lost_cqs: Vec<usize>,
+    /// Error that ends the connection.
+    error: Option<Error>,
 }
 
 impl Driver {
@@ -113,6 +142,7 @@ impl Driver {
         }
         let tcp = tcp::ConnectionTcpOutages::new(&process.tcp_outages, &context.peer.name);
         let stall = Stall::new(&process, &context.peer.name);
+        let (unused_fences, ending_since, waiting) = Default::default();
         let (origin, has_repeats, warnings) = Default::default();
         Self {
             process,
@@ -127,6 +157,9 @@ impl Driver {
             outages,
             tcp,
             stall,
+            unused_fences,
+            ending_since,
+            waiting,
             has_repeats,
             warnings,
         }
@@ -144,7 +177,7 @@ impl Driver {
 
     /// Returns true while work is in progress that needs frequent rounds.
     pub fn is_busy(&self) -> bool {
-        self.has_repeats || self.recovery.is_busy()
+        self.has_repeats || self.waiting.was_busy || self.is_stopping() || self.recovery.is_busy()
     }
 
     /// Returns the next time at which this end has work even if nothing else happens.
@@ -169,26 +202,39 @@ impl Driver {
     }
 
     /// Processes all arrivals, then sends BYE, the last control message. `send` is the same as for
-    /// [`Driver::poll`].
-    pub fn close(&mut self, now: Instant, send: &mut dyn FnMut(ControlFrame) -> bool) {
+    /// [`Driver::poll`]. Returns false, and sends nothing, if the data path is busy: the caller
+    /// calls again later.
+    pub fn close(&mut self, now: Instant, send: &mut dyn FnMut(ControlFrame) -> bool) -> bool {
         self.stop_stall_watch();
         // Receives that have arrived count as delivered, even if NCCL has not tested them.
         for _ in 0..MOST_ROUNDS {
-            if !self.take_losses(now) {
-                break;
+            match self.take_losses(now) {
+                Ok(true) => {}
+                Ok(false) | Err(NotBorrowed::Broken) => break,
+                Err(NotBorrowed::Busy) => return false,
             }
         }
-        let delivered = self.on_path(|path, _| path.delivered()).unwrap_or(0);
+        let delivered = match self.on_path(|path, _| path.delivered()) {
+            Ok(delivered) => delivered,
+            Err(NotBorrowed::Broken) => 0,
+            Err(NotBorrowed::Busy) => return false,
+        };
         if !self.recovery.was_up() {
             // NCCL no longer needs the connection, so recovery stops trying its rails.
             self.recovery.fail();
             self.act(now);
         }
         self.recovery.close(delivered);
+        if self.waiting.action.is_some() {
+            // Recovery's earlier decisions come before BYE, as before every frame.
+            return false;
+        }
+        self.recovery.close(delivered);
         let at = self.clock(now);
         if !self.recovery.last_frames(at).into_iter().all(send) {
             self.write_to_mailboxes(&self.recovery.frame());
         }
+        true
     }
 
     /// Handles a port of this host that went down or came back, or whose device was removed.
@@ -258,9 +304,8 @@ impl Driver {
     /// Handles an error of a completion queue of this process. A connection that uses the queue
     /// loses a rail or fails.
     pub fn completions_lost(&mut self, cq: usize, now: Instant) {
-        // `take_losses` handles an error that ends the connection.
-        self.on_path(|path, context| _ = path.lose_completions(context, cq));
-        self.take_losses(now);
+        self.waiting.lost_cqs.push(cq);
+        let _ = self.take_losses(now);
     }
 
     /// Does one round of work. A new control frame goes to `send`, which sends it over TCP, or
@@ -271,6 +316,10 @@ impl Driver {
     /// NCCL's own calls wake the service thread when they find a lost rail. Polls the data path in
     /// any case if `has_news` is true or work is in progress.
     pub fn poll(&mut self, now: Instant, has_news: bool, send: &mut dyn FnMut(ControlFrame) -> bool) {
+        self.waiting.was_busy = false;
+        for frame in std::mem::take(&mut self.waiting.frames) {
+            self.receive_frame(&frame, now);
+        }
         for _ in 0..FRAMES {
             let Some(frame) = self.mailboxes.take_frame() else { break };
             self.receive_frame(&frame, now);
@@ -281,13 +330,13 @@ impl Driver {
         }
         let is_unused = self.path.is_unused();
         if is_unused || has_news || self.is_busy() {
-            self.take_losses(now);
+            let _ = self.take_losses(now);
         }
         let at = self.clock(now);
         self.poll_devices(at);
         self.watch_progress(is_unused, at, now);
         self.act(now);
-        self.retry_fences(at);
+        self.poll_fences(now);
         self.poll_attempts(now, at);
         self.act(now);
         self.recovery.tick(at);
@@ -298,6 +347,10 @@ impl Driver {
             self.tcp.ended();
         }
         self.show_failure();
+        self.end_when_stopped(now);
+        if self.waiting.action.is_some() {
+            return;
+        }
         match self.recovery.poll_frame(at) {
             Some(Frame::First(frame)) => {
                 let by_tcp = send(frame);
@@ -312,27 +365,40 @@ impl Driver {
 
     /// Handles a control frame from the peer.
     pub fn receive_frame(&mut self, frame: &ControlFrame, now: Instant) {
-        // Number of sends that have begun. The peer cannot have received more, so recovery rejects
-        // larger claims. A receiver begins no sends. A frame that awaits no confirmation contains
-        // no control message and so claims nothing: it only acknowledges. For such a frame, the
-        // limit is off (`u64::MAX`). The limit is also off after a panic of the data path: the path
-        // is not used again, so any claim is harmless.
-        let mut begun = if self.role == Role::Sender { u64::MAX } else { 0 };
-        if self.role == Role::Sender
-            && frame.awaits_confirmation
-            && let Some((_, next)) = self.on_path(|path, _| path.message_range())
-        {
-            begun = next;
-        }
+        let Some(begun) = self.begun_sends(frame) else { return self.waiting.frames.push_back(frame.clone()) };
         let at = self.clock(now);
         self.recovery.receive_frame(frame, begun, at);
         self.act(now);
     }
 
+    /// Returns the number of sends that have begun. The peer cannot have received more, so recovery
+    /// rejects larger claims. Returns `None` while the data path is busy, and while earlier frames
+    /// wait.
+    fn begun_sends(&mut self, frame: &ControlFrame) -> Option<u64> {
+        if !self.waiting.frames.is_empty() {
+            return None;
+        }
+        // A receiver begins no sends.
+        if self.role == Role::Receiver {
+            return Some(0);
+        }
+        // A frame that awaits no confirmation has no control message, and so claims nothing.
+        if !frame.awaits_confirmation {
+            return Some(u64::MAX);
+        }
+        match self.on_path(|path, _| path.message_range()) {
+            Ok((_, next)) => Some(next),
+            // The path is not used again, so any claim is harmless.
+            Err(NotBorrowed::Broken) => Some(u64::MAX),
+            Err(NotBorrowed::Busy) => None,
+        }
+    }
+
     fn write_to_mailboxes(&mut self, frame: &ControlFrame) {
         let (bytes, mailboxes) = (self.mailboxes.put_frame(frame), self.mailboxes.clone());
         let up: Vec<_> = self.recovery.rails_up().collect();
-        self.on_path(|path, context| {
+        // A frame that is not written now is repeated later.
+        let _ = self.on_path(|path, context| {
             for lane in up {
                 let write = mailboxes.frame_write(path.rails().lanes[lane.index()].mailbox_keys(), bytes);
                 path.post(context, lane, &write);
@@ -340,19 +406,33 @@ impl Driver {
         });
     }
 
-    /// Processes arrivals and losses on the data path. Returns true if anything arrived.
-    fn take_losses(&mut self, now: Instant) -> bool {
+    /// Processes arrivals and losses on the data path. Starts to stop the lost queue pairs. Returns
+    /// true if anything arrived.
+    ///
+    /// # Errors
+    /// The reason why the data path was not borrowed.
+    fn take_losses(&mut self, now: Instant) -> Result<bool, NotBorrowed> {
+        let lost_cqs = std::mem::take(&mut self.waiting.lost_cqs);
         let found = self.on_path(|path, context| {
+            // The status has an error that ends the connection.
+            lost_cqs.iter().for_each(|cq| _ = path.lose_completions(context, *cq));
             let found = path.poll(context);
-            let losses = path.rails().status.take_losses();
-            let received = if losses.is_empty() { Received::default() } else { path.received() };
-            (found, losses, received, path.rails().status.has_failed())
+            let rails = path.rails();
+            (found, rails.status.take_losses(), rails.take_lost(), rails.status.has_failed())
         });
-        let Some((found, losses, received, has_failed)) = found else {
-            self.give_up(broken());
-            self.act(now);
-            return false;
+        let (found, losses, lost, has_failed) = match found {
+            Ok(found) => found,
+            Err(NotBorrowed::Busy) => {
+                self.waiting.lost_cqs = lost_cqs;
+                return Err(NotBorrowed::Busy);
+            }
+            Err(NotBorrowed::Broken) => {
+                self.give_up(broken());
+                self.act(now);
+                return Err(NotBorrowed::Broken);
+            }
         };
+        self.start_fences(lost);
         if has_failed {
             self.recovery.fail();
         }
@@ -364,77 +444,77 @@ impl Driver {
             }
         };
         let at = self.clock(now);
-        for Loss { lane, why, fenced } in losses {
+        for Loss { lane, why } in losses {
             tracing::debug!("lane {lane} of the connection with {} failed: {why}", self.context.peer.name);
-            match fenced {
-                Fenced::Now => self.recovery.lost(lane, &why, received.clone(), at),
-                Fenced::NotYet => {
-                    let away = self.rails[lane.index()].rail.device.absence_reason();
-                    self.recovery.rail_down(lane, &format!("{away}: {why}"), at);
-                }
-            }
+            let managed = &self.rails[lane.index()];
+            let why = if managed.is_away() { format!("{}: {why}", managed.rail.device.absence_reason()) } else { why };
+            self.recovery.rail_down(lane, &why, at);
         }
         self.act(now);
-        moved
+        Ok(moved)
     }
 
+    /// Executes recovery's actions in order. If an action needs the data path while it is busy, the
+    /// action and all later ones wait for the next round.
     fn act(&mut self, now: Instant) {
-        let at = self.clock(now);
-        while let Some(action) = self.recovery.poll_action() {
-            match action {
-                Action::Fence(lane) => self.fence(lane, at),
-                Action::Resend(lane, received) => self.resend(lane, &received),
-                Action::OpenQps(lane) => {
-                    if let Err(why) = self.open_qps(lane, now) {
-                        self.recovery.opened(lane, Err(why), at);
-                    }
-                }
-                Action::AnswerQps(lane, rail, end) => {
-                    if let Err(why) = self.answer_qps(lane, rail, end, now) {
-                        self.recovery.answered(lane, Err(why), at);
-                    }
-                }
-                Action::ConnectQps(lane, answer) => {
-                    if let Err(why) = self.connect_qps(lane, answer, now) {
-                        self.recovery.connected(lane, Err(why), at);
-                    }
-                }
-                Action::Activate(lane) => {
-                    let outcome = self.activate(lane, now);
-                    self.recovery.activated(lane, outcome, at);
-                }
-                Action::DropQps(lane) => drop(self.take_new(lane)),
-                Action::PeerClosed(delivered) => {
-                    // Called before `said_bye`, so that NCCL's thread sees the reason first.
-                    self.ends_without_rail();
-                    self.context.peer.said_bye(delivered);
-                }
-                Action::PeerGone => {
-                    self.ends_without_rail();
-                    self.context.peer.vanished();
-                }
-                Action::Fail(failure) => self.fail(&failure),
-                Action::StallQuery(number) => self.reply_to_stall(number, at),
-                Action::StallReply { number, idle_ms, progress } => {
-                    self.receive_stall_reply(number, idle_ms, &progress, at);
-                }
-                Action::Changed(changed) => self.changed(*changed, now),
-                Action::Log(entry) => self.log(&entry),
+        while let Some(action) = self.waiting.action.take().or_else(|| self.recovery.poll_action()) {
+            if self.execute(&action, now) == Err(NotBorrowed::Busy) {
+                self.waiting.action = Some(action);
+                return;
             }
         }
     }
 
-    /// Stops a rail. If the rail's device has failed, is stuck or was cut off, the rail cannot be
-    /// stopped yet, and [`Driver::retry_fences`] repeats the call.
-    fn fence(&mut self, lane: LaneId, at: u64) {
-        let fenced = self.on_path(|path, context| match path.lose(context, lane) {
-            Fenced::Now => Some(path.received()),
-            Fenced::NotYet => None,
-        });
-        // After a panic the data path has stopped nothing, so the peer gets no FENCED.
-        if let Some(received) = fenced.flatten() {
-            self.recovery.fenced(lane, received, at);
+    /// Executes an action. The error means that the data path was not borrowed, and that the action
+    /// had no effect.
+    fn execute(&mut self, action: &Action, now: Instant) -> Result<(), NotBorrowed> {
+        let at = self.clock(now);
+        match action {
+            Action::Fence(lane) => self.poll_fence(*lane, now),
+            Action::Resend(lane, received) => {
+                if let Err(error) = self.on_path(|path, context| path.recover(context, *lane, received))? {
+                    self.give_up(error);
+                }
+            }
+            Action::OpenQps(lane) => {
+                if let Err(why) = self.open_qps(*lane, now) {
+                    self.recovery.opened(*lane, Err(why), at);
+                }
+            }
+            Action::AnswerQps(lane, rail, end) => {
+                if let Err(why) = self.answer_qps(*lane, rail.clone(), end.clone(), now) {
+                    self.recovery.answered(*lane, Err(why), at);
+                }
+            }
+            Action::ConnectQps(lane, answer) => {
+                self.on_path(|path, _| path.learn_epoch(*lane, answer.epoch))?;
+                if let Err(why) = self.connect_qps(*lane, answer.clone(), now) {
+                    self.recovery.connected(*lane, Err(why), at);
+                }
+            }
+            Action::Activate(lane) => {
+                let outcome = self.activate(*lane, now)?;
+                self.recovery.activated(*lane, outcome, at);
+            }
+            Action::DropQps(lane) => return self.drop_qps(*lane),
+            Action::PeerClosed(delivered) => {
+                // Called before `said_bye`, so that NCCL's thread sees the reason first.
+                self.ends_without_rail()?;
+                self.context.peer.said_bye(*delivered);
+            }
+            Action::PeerGone => {
+                self.ends_without_rail()?;
+                self.context.peer.vanished();
+            }
+            Action::Fail(failure) => self.fail(failure),
+            Action::StallQuery(number) => return self.reply_to_stall(*number, at),
+            Action::StallReply { number, idle_ms, progress } => {
+                self.receive_stall_reply(*number, *idle_ms, progress, at);
+            }
+            Action::Changed(changed) => self.changed(changed, now),
+            Action::Log(entry) => self.log(entry),
         }
+        Ok(())
     }
 
     /// Detects devices that were removed, and perhaps have returned, without an event.
@@ -444,121 +524,61 @@ impl Driver {
         }
     }
 
-    /// Tries again to fence the rails that could not be stopped. This succeeds once the rail's
-    /// device is removed or answers again.
-    fn retry_fences(&mut self, at: u64) {
-        for lane in self.lanes() {
-            if matches!(self.recovery.state(lane), Some(State::Fencing { .. })) {
-                self.fence(lane, at);
-            }
-        }
-    }
-
-    fn resend(&mut self, lane: LaneId, received: &Received) {
-        if let Some(Err(error)) = self.on_path(|path, context| path.recover(context, lane, received)) {
-            self.give_up(error);
-        }
-    }
-
-    /// Starts to use a rail's new queue pairs.
-    fn activate(&mut self, lane: LaneId, now: Instant) -> std::result::Result<(), String> {
+    /// Starts to use a rail's new queue pairs. The outer error means that the data path was not
+    /// borrowed, and that nothing has changed.
+    fn activate(&mut self, lane: LaneId, now: Instant) -> Result<std::result::Result<(), String>, NotBorrowed> {
         let has_failed = || "the connection has failed".to_owned();
-        // A failed data path has destroyed its new queue pairs.
-        let new = self.take_new(lane).ok_or_else(has_failed)?;
-        let generation = new.generation();
-        match self.on_path(|path, context| path.regain(context, lane, new)) {
-            Some(Ok(true)) => {}
-            Some(Ok(false)) | None => return Err(has_failed()),
-            Some(Err(error)) => {
-                self.give_up(error);
-                return Err(has_failed());
+        let mut new = self.rails[lane.index()].attempt.take();
+        let outcome = self.on_path(|path, context| {
+            // A failed data path stops its new queue pairs.
+            if path.rails().status.has_failed() {
+                return Ok(None);
             }
-        }
+            let tested = match new.take() {
+                Some(Attempt::Testing(test)) => Some(test.lane),
+                _ => path.rails().status.take(lane),
+            };
+            let Some(tested) = tested else { return Ok(None) };
+            let generation = tested.generation();
+            path.regain(context, lane, tested).map(|is_used| is_used.then_some(generation))
+        });
         let managed = &mut self.rails[lane.index()];
+        if outcome == Err(NotBorrowed::Busy) {
+            managed.attempt = new;
+        }
+        let generation = match outcome? {
+            Ok(Some(generation)) => generation,
+            Ok(None) => return Ok(Err(has_failed())),
+            Err(error) => {
+                self.give_up(error);
+                return Ok(Err(has_failed()));
+            }
+        };
         (managed.generation, managed.answers) = (Some(generation), 0);
         managed.failed_attempts.clear();
         if let Some(choice) = managed.last_paths[0] {
             // On the accepting side, the peer's LIVE has shown that the path works.
             self.process.backoff.carried(managed.path(choice), now);
         }
-        Ok(())
+        Ok(Ok(()))
     }
 
-    /// Logs and counts a change of a rail's state. No other function does.
-    fn changed(&mut self, Changed { lane, from, to, cause, at }: Changed, now: Instant) {
-        let (peer, name) = (Arc::clone(&self.context.peer), self.rails[lane.index()].rail.name());
-        tracing::trace!("rail {name} to {}: {from:?}, then {to:?}, {cause}", peer.name);
-        match (&to, &cause) {
-            (State::Fencing { .. }, _) if self.recovery.recovers() => {
-                let next = match self.role {
-                    Role::Sender => {
-                        format!("retrying in {:.1} s", Duration::from_nanos(self.recovery.pause(lane)).as_secs_f64())
-                    }
-                    Role::Receiver => "the peer retries".to_owned(),
-                };
-                let grown = self.process.losses.grown(Some(&self.rails[lane.index()].rail.info.device));
-                let why = cause.to_string();
-                if self.recovery.suspects_peer() {
-                    self.outages.hold_back(lane, why, next + &grown, now);
-                } else {
-                    self.outages.lost(lane, &why, &(next + &grown), now);
-                }
-                self.rails[lane.index()].outages.lost(now);
+    /// Borrows the data path.
+    ///
+    /// # Errors
+    /// The reason why the data path was not borrowed.
+    fn on_path<T>(&mut self, work: impl FnOnce(&mut dyn DataPath, &PathContext) -> T) -> Result<T, NotBorrowed> {
+        match self.path.borrow() {
+            Ok(mut path) => {
+                let done = work(&mut *path, &self.context);
+                self.has_repeats = path.has_repeats();
+                Ok(done)
             }
-            (State::Up { .. }, _) => self.returned(lane, now, at),
-            (State::Down { .. }, Cause::StoppedByBoth) => {}
-            (State::Down { .. }, why) => {
-                if self.recovery.waits_for_first_rail(0).is_some() {
-                    self.rails[lane.index()].failed(&why.to_string());
-                }
-                tracing::debug!("rail {name} to {} not recovered yet: {why}", peer.name);
-            }
-            _ => {}
-        }
-    }
-
-    fn returned(&mut self, lane: LaneId, now: Instant, at: u64) {
-        let managed = &mut self.rails[lane.index()];
-        // The port may have gone down during the test. Recovery ignored that event, because the
-        // rail was not in use yet. So the port is queried again.
-        managed.rail.device.ask_soon();
-        if managed.is_away() {
-            let why = managed.rail.device.absence_reason();
-            self.recovery.rail_down(lane, why, at);
-        } else {
-            let path_mtu_bytes = managed.last_paths[0].map_or(0, |choice| choice.mtu_bytes);
-            managed.outages.recovered(path_mtu_bytes, now);
-            self.outages.recovered(lane, now);
-        }
-    }
-
-    fn log(&mut self, entry: &LogEntry) {
-        let peer = &self.context.peer.name;
-        match entry {
-            LogEntry::MessageReceived(message) => tracing::debug!("{peer} sent {message:?}"),
-            LogEntry::Malformed(why) => tracing::warn!("{peer} sent a malformed control message, ignored: {why}"),
-            LogEntry::NoSuchRail(lane) => {
-                let count = self.rails.len();
-                tracing::warn!("{peer} sent a control message for rail {lane} of {count}: ignored");
-            }
-            LogEntry::OutOfTurn(lane) => tracing::debug!("{peer} sent a control message out of turn for rail {lane}"),
-            LogEntry::PeerAnswers => {
-                self.outages.peer_answers();
-                if self.process.log.is_first(peer, Subject::Answered) {
-                    tracing::info!("{peer} answers after its TCP was closed; connections continue");
-                }
+            Err(why) => {
+                (self.has_repeats, self.waiting.was_busy) = (false, why == NotBorrowed::Busy);
+                Err(why)
             }
         }
-    }
-
-    /// Borrows the data path. Returns `None` after a panic in it.
-    fn on_path<T>(&mut self, work: impl FnOnce(&mut dyn DataPath, &PathContext) -> T) -> Option<T> {
-        let done = self.path.borrow().map(|mut path| {
-            let done = work(&mut *path, &self.context);
-            (done, path.has_repeats())
-        });
-        self.has_repeats = done.as_ref().is_some_and(|(_, has_repeats)| *has_repeats);
-        done.map(|(done, _)| done)
     }
 
     fn lanes(&self) -> impl Iterator<Item = LaneId> + use<> {

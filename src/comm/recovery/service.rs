@@ -3,9 +3,9 @@
 //! of TCP streams, and the search for connections whose set-up NCCL has abandoned.
 //!
 //! The thread runs while there is something to watch, and borrows a data path for short times only
-//! ([`crate::comm::datapath::path`]). It keeps the queue pairs of a closed connection for a while,
-//! because the peer may still wait for the acknowledgement of its last write, or write a CTS entry
-//! that this end no longer uses.
+//! ([`crate::comm::datapath::path`]). It calls no device, because a call may hang: other threads
+//! do. It keeps the queue pairs of a closed connection for a while, because the peer may still wait
+//! for the acknowledgement of its last write, or write a CTS entry that this end no longer uses.
 //!
 //! # Closing
 //!
@@ -13,8 +13,8 @@
 //! sends BYE: when [`Service::close`] returns, the kernel has BYE, and delivers it even if the
 //! process has ended. For this, the service thread locks each connection only while it works on
 //! that connection, never while it waits. Two cases leave BYE to the service thread:
-//! - The service thread works on the connection for longer than the closing thread waits (50 ms),
-//!   for example because a device does not answer.
+//! - Another thread uses the connection or its data path for longer than the closing thread waits
+//!   (50 ms).
 //! - TCP accepts no more bytes, or has failed. Then the closing thread writes BYE over the rails,
 //!   and the service thread repeats it.
 
@@ -46,7 +46,7 @@ const IDLE_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval between rounds while work is in progress.
 const BUSY_INTERVAL: Duration = Duration::from_millis(5);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
-/// Number of times that a closing thread tries to lock its connection, with pauses of
+/// Number of times that a closing thread tries to close its connection, with pauses of
 /// [`TRY_PAUSE`]. A round of the service thread usually takes microseconds.
 const TRIES: usize = 50;
 const TRY_PAUSE: Duration = Duration::from_millis(1);
@@ -73,8 +73,8 @@ struct Shared {
 
 enum Command {
     Watch(Arc<Mutex<Watched>>),
-    /// NCCL has closed this connection. The closing thread has sent BYE, unless the connection was
-    /// locked for long.
+    /// NCCL has closed this connection. The closing thread has sent BYE, unless the connection or
+    /// its data path was in use for long.
     Close(Arc<Mutex<Watched>>),
     Repeat(Chore),
     /// A data path has lost a rail.
@@ -84,6 +84,9 @@ enum Command {
 struct Watched {
     tcp: Tcp,
     driver: Driver,
+    /// True while BYE waits because the data path was busy when NCCL closed the connection.
+    must_close: bool,
+    /// Time after which a closed connection no longer waits for its peer.
     closing: Option<Instant>,
 }
 
@@ -113,7 +116,7 @@ impl Service {
         self.start_or_wake(&mut shared)?;
         let redialling = send_last_message(&mut channel, &mut shared.redial_handle)?;
         let tcp = Tcp::new(channel, redialling);
-        let watched = Arc::new(Mutex::new(Watched { tcp, driver, closing: None }));
+        let watched = Arc::new(Mutex::new(Watched { tcp, driver, must_close: false, closing: None }));
         let watch = Watch(Arc::downgrade(&watched));
         shared.commands.push(Command::Watch(watched));
         Ok(watch)
@@ -124,9 +127,7 @@ impl Service {
     pub fn close(&self, watch: &Watch) {
         // After a panic of the service thread, the connection is no longer watched.
         let Some(watched) = watch.0.upgrade() else { return };
-        if let Some(mut watched) = lock_soon(&watched) {
-            watched.close();
-        }
+        close_soon(&watched);
         if let Err(error) = self.tell(Command::Close(watched)) {
             tracing::warn!("could not notify peer of closed connection: {error}");
         }
@@ -193,17 +194,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Locks a mutex that another thread usually holds for a short time only. Returns `None` if the
-/// lock is not free soon, or after a panic of a thread that held it.
-fn lock_soon<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+/// Sends BYE if no other thread uses the connection or its data path for long. Does not enter a
+/// connection in which a thread has panicked.
+fn close_soon(watched: &Mutex<Watched>) {
     for _ in 0..TRIES {
-        match mutex.try_lock() {
-            Err(TryLockError::WouldBlock) => std::thread::sleep(TRY_PAUSE),
-            Err(TryLockError::Poisoned(_)) => return None,
-            Ok(guard) => return Some(guard),
+        let is_over = match watched.try_lock() {
+            Ok(mut watched) => watched.close(),
+            Err(TryLockError::WouldBlock) => false,
+            Err(TryLockError::Poisoned(_)) => true,
+        };
+        if is_over {
+            return;
         }
+        std::thread::sleep(TRY_PAUSE);
     }
-    None
 }
 
 fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream) {
@@ -264,7 +268,7 @@ fn do_round(
             Command::Poll => is_woken = true,
         }
     }
-    closed.iter().for_each(|one| lock(one).close());
+    closed.iter().for_each(|one| _ = lock(one).close());
     let now = Instant::now();
     chores.retain_mut(|chore| !chore(now));
     if !watched.is_empty() {
@@ -296,13 +300,32 @@ fn take_redialled(listener: &mut RedialListener, watched: &[Arc<Mutex<Watched>>]
 #[cold]
 fn abandon(watched: &mut Vec<Arc<Mutex<Watched>>>, fault: &str) {
     tracing::warn!("internal error in the service thread, all connections fail; please report it: {fault}");
+    let mut ending = Vec::new();
     for each in watched.drain(..) {
-        let mut each = lock(&each);
-        let error = Internal::ServicePanic(fault.to_owned()).into();
+        let give_up = || lock(&each).driver.give_up(Internal::ServicePanic(fault.to_owned()).into());
         // A second panic must not keep the other connections from failing.
-        if catch_unwind(AssertUnwindSafe(|| each.driver.give_up(error))).is_err() {
-            tracing::warn!("could not fail the connection with {}: it may hang", each.driver.peer().name);
+        if catch_unwind(AssertUnwindSafe(give_up)).is_err() {
+            tracing::warn!("could not fail the connection with {}: it may hang", lock(&each).driver.peer().name);
+        } else {
+            ending.push(each);
         }
+    }
+    // NCCL gets the errors once the queue pairs have stopped. No round is due for any connection,
+    // so this thread may wait. The drivers limit the wait.
+    loop {
+        let now = Instant::now();
+        ending.retain(|each| {
+            let step = || {
+                let mut each = lock(each);
+                each.driver.end_when_stopped(now);
+                each.driver.is_ending()
+            };
+            catch_unwind(AssertUnwindSafe(step)).unwrap_or_default()
+        });
+        if ending.is_empty() {
+            return;
+        }
+        std::thread::sleep(SHORTEST_INTERVAL);
     }
 }
 
@@ -310,7 +333,7 @@ fn wait(watched: &[Arc<Mutex<Watched>>], devices: &Devices, wakened: &UnixStream
     let (mut is_busy, mut due, mut sockets) = (devices.is_busy(), None, Vec::new());
     for each in watched {
         let each = lock(each);
-        is_busy |= each.driver.is_busy();
+        is_busy |= each.must_close || each.driver.is_busy();
         due = due.into_iter().chain(each.driver.next_due()).min();
         sockets.extend(each.tcp.sockets());
     }
@@ -337,16 +360,17 @@ fn drain(wakened: &mut UnixStream) {
 }
 
 impl Watched {
-    /// Sends BYE, unless another call has done so.
-    fn close(&mut self) {
-        if self.closing.is_some() {
-            return;
+    /// Sends BYE, unless another call has done so. Returns false if the data path is busy.
+    fn close(&mut self) -> bool {
+        if self.closing.is_some() && !self.must_close {
+            return true;
         }
         let now = Instant::now();
         // Set first, so that the connection ends even if the next call panics.
-        self.closing = Some(now + LINGER);
+        (self.must_close, self.closing) = (false, Some(now + LINGER));
         let Self { tcp, driver, .. } = self;
-        driver.close(now, &mut |frame| tcp.send(frame));
+        self.must_close = !driver.close(now, &mut |frame| tcp.send(frame));
+        !self.must_close
     }
 
     fn expects(&self, redial: &Redial) -> bool {
@@ -355,6 +379,9 @@ impl Watched {
 
     /// Returns true if the connection was closed and the peer has closed too, or took too long.
     fn is_over(&self) -> bool {
+        if self.must_close || self.driver.is_ending() {
+            return false;
+        }
         let Some(until) = self.closing else { return false };
         let peer_has_closed = self.driver.peer().presence() != peer::PeerState::Here;
         Instant::now() >= until || peer_has_closed && (!self.tcp.is_open() || !self.driver.is_waiting())
@@ -368,6 +395,9 @@ impl Watched {
     }
 
     fn poll(&mut self, is_woken: bool) {
+        if self.must_close {
+            self.close();
+        }
         let now = Instant::now();
         let Self { tcp, driver, .. } = self;
         tcp.poll(driver, now);

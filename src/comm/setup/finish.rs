@@ -106,6 +106,10 @@ impl<P: Shareable> AwaitingRail<P> {
             return Ok(not_entered(&endpoint.path).map(|()| None)?);
         };
         path.rails().status.check()?;
+        if path.rails().status.is_ending() {
+            path.leave();
+            return Ok(None);
+        }
         let has_rail = path.rails().lanes.iter().any(Lane::is_open);
         if has_rail {
             negotiate::report_connected(process, &peer.name, self.role, &path.rails().lanes);
@@ -123,7 +127,7 @@ impl<P: Shareable> AwaitingRail<P> {
 impl<P: Shareable> Drop for AwaitingRail<P> {
     fn drop(&mut self) {
         if let Some(endpoint) = &self.endpoint {
-            endpoint.close();
+            endpoint.close_unused();
         }
     }
 }

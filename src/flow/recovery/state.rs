@@ -31,7 +31,8 @@ pub enum State {
     /// In use.
     Up { since: u64 },
     /// [`Action::Fence`](super::Action::Fence) is in progress. It takes long if the device was cut
-    /// off. `peer_received` is the list in the peer's FENCED, if the message has already arrived.
+    /// off or hangs. `peer_received` is the list in the peer's FENCED, if the message has already
+    /// arrived.
     Fencing { since: u64, peer_received: Option<Received> },
     /// This side has stopped the rail and sent FENCED. The peer has not answered yet.
     Fenced { since: u64 },

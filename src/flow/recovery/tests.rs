@@ -80,9 +80,16 @@ impl End {
         }
     }
 
+    /// Loses a rail, and stops it.
+    fn lose(&mut self, lane: LaneId, now: u64) {
+        self.recovery.rail_down(lane, "loss", now);
+        assert!(self.actions().contains(&Action::Fence(lane)));
+        self.recovery.fenced(lane, Received::default(), now);
+    }
+
     /// Loses rail 0. Afterwards both ends have stopped it.
     fn loses_a_rail(&mut self, now: u64) {
-        self.recovery.lost(lane(0), "loss", Received::default(), now);
+        self.lose(lane(0), now);
         assert_eq!(
             self.next_message(now),
             Some(ControlMessage::Fenced { lane: lane(0), received: Received::default() })
@@ -299,8 +306,8 @@ fn the_accepting_side_uses_new_queue_pairs_after_live_and_drops_them_after_not_n
 #[test]
 fn without_a_rail_the_connection_fails_after_the_limit_and_once() {
     let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
-    end.recovery.lost(lane(0), "loss", Received::default(), now);
-    end.recovery.lost(lane(1), "loss", Received::default(), now);
+    end.lose(lane(0), now);
+    end.lose(lane(1), now);
     end.recovery.tick(now);
     end.recovery.tick(now + LIMITS.loss - 1);
     assert_eq!(end.actions(), []);
@@ -312,7 +319,7 @@ fn without_a_rail_the_connection_fails_after_the_limit_and_once() {
 #[test]
 fn a_loss_that_the_peer_does_not_acknowledge_fails_the_connection() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
-    end.recovery.lost(lane(1), "loss", Received::default(), now);
+    end.lose(lane(1), now);
     end.recovery.tick(now + LIMITS.loss);
     assert_eq!(end.actions(), []);
     end.recovery.tick(now + LIMITS.loss + 1);
@@ -345,7 +352,7 @@ fn a_peer_that_has_answered_counts_as_alive_while_later_messages_wait() {
     end.recovery.bootstrap_closed(now);
     assert_eq!(end.next_message(now), Some(ControlMessage::AreYouThere));
     // Both rails are lost, so FENCED messages wait behind the question.
-    LaneId::all(2).for_each(|lane| end.recovery.lost(lane, "", Received::default(), now));
+    LaneId::all(2).for_each(|lane| end.lose(lane, now));
     end.receive(&ControlMessage::AreYouThere, now + SECOND);
     assert!(end.recovery.is_waiting());
     end.recovery.tick(now + SIGN_OF_LIFE + 1);
@@ -356,7 +363,7 @@ fn a_peer_that_has_answered_counts_as_alive_while_later_messages_wait() {
 fn a_peer_whose_tcp_closed_may_answer_over_new_tcp_without_a_rail() {
     for answers in [true, false] {
         let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
-        [0, 1].into_iter().for_each(|at| end.recovery.lost(lane(at), "loss", Received::default(), now));
+        [0, 1].into_iter().for_each(|at| end.lose(lane(at), now));
         end.actions();
         end.recovery.bootstrap_closed(now);
         assert_eq!(end.recovery.bootstrap_need(false, now), Need::Urgent);
@@ -409,11 +416,11 @@ fn without_tcp_the_peer_is_asked_periodically_over_the_rails() {
 #[test]
 fn silent_tcp_is_redialled_where_it_alone_carries_frames() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
-    end.recovery.lost(lane(0), "loss", Received::default(), now);
+    end.lose(lane(0), now);
     assert!(end.next_message(now).is_some());
     assert_eq!(end.recovery.bootstrap_need(true, now + 9 * SECOND), Need::No);
     assert_eq!(end.recovery.bootstrap_need(false, now + 9 * SECOND), Need::NotUrgent);
-    end.recovery.lost(lane(1), "loss", Received::default(), now);
+    end.lose(lane(1), now);
     assert_eq!(end.recovery.bootstrap_need(true, now + 2 * SECOND), Need::No);
     assert_eq!(end.recovery.bootstrap_need(true, now + 2 * SECOND + 1), Need::Urgent);
     // With a new TCP connection, the time without an acknowledgement starts again.
@@ -481,7 +488,7 @@ fn a_question_about_a_stall_gets_its_answer() {
 #[test]
 fn an_unconfirmed_frame_is_sent_again() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
-    end.recovery.lost(lane(0), "loss", Received::default(), now);
+    end.lose(lane(0), now);
     let Some(Frame::First(first)) = end.recovery.poll_frame(now) else { panic!("no frame to send") };
     assert_eq!(end.recovery.poll_frame(now + REPEAT_AFTER_NS - 1), None);
     assert_eq!(end.recovery.poll_frame(now + REPEAT_AFTER_NS), Some(Frame::Repeated(first)));

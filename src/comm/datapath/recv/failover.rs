@@ -5,81 +5,18 @@
 use super::{Found, RecvPath, Source, keys, source_of};
 use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::fault::Fault;
-use crate::comm::datapath::lane::{Lane, Stopped};
+use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::path::{DataPath, Faults};
 use crate::comm::datapath::rails::Rails;
-use crate::comm::datapath::status::Fenced;
 use crate::comm::datapath::wr_id::Work;
-use crate::error::{Error, Network, Result, Usage};
+use crate::error::{Error, Result, Usage};
 use crate::flow::receives::Repeat;
+use crate::verbs::Completion;
 use crate::wire::control::{Progress, Received};
 use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
-use std::time::{Duration, Instant};
-
-/// Interval between checks of the device while the completions of stopped queue pairs are awaited.
-/// The completions usually take microseconds. If they take longer, the device may have been cut off
-/// or removed.
-const FLUSH_LIMIT: Duration = Duration::from_millis(10);
-/// Time in which a device that answers must return all completions of stopped queue pairs.
-/// Otherwise the connection fails.
-const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 impl RecvPath {
-    /// Processes everything that a lane has received, until its queue pairs are flushed. Returns
-    /// [`Stopped::Flushing`] then, or if the connection has failed. Returns [`Stopped::Not`] if the
-    /// device meanwhile does not answer, has failed or was cut off, and [`Stopped::Gone`] if it was
-    /// removed.
-    fn drain(&mut self, context: &PathContext, lane: LaneId) -> Stopped {
-        let begun = Instant::now();
-        let mut asked = begun;
-        while !self.rails.lanes[lane.index()].is_drained() {
-            let is_broken = match self.absorb(context, lane) {
-                Err(fault) => self.is_broken_by(context, lane, *fault),
-                Ok(_) => false,
-            };
-            if !is_broken && asked.elapsed() < FLUSH_LIMIT {
-                continue;
-            }
-            asked = Instant::now();
-            let stopped = self.rails.lanes[lane.index()].set_aside();
-            if stopped != Stopped::Flushing {
-                return stopped;
-            }
-            if is_broken || begun.elapsed() > DRAIN_LIMIT {
-                let (rail, peer) = (self.rails.lanes[lane.index()].rail.name(), context.peer.name.clone());
-                self.end(Box::new(Network::NotFlushed { rail, peer }.into()));
-                break;
-            }
-        }
-        Stopped::Flushing
-    }
-
-    fn take_the_rest(&mut self, context: &PathContext, lane: LaneId) {
-        loop {
-            match self.absorb(context, lane) {
-                Ok(Found::Nothing) => return,
-                Ok(_) => {}
-                Err(fault) => {
-                    if self.is_broken_by(context, lane, *fault) {
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Returns true if a fault of a stopping lane means that its device does not answer. Ends the
-    /// connection on a protocol violation. Ignores other faults, which the lost rail causes.
-    fn is_broken_by(&mut self, context: &PathContext, lane: LaneId, fault: Fault) -> bool {
-        let is_broken = matches!(fault, Fault::Device(_));
-        if let Fault::Violation(_) = fault {
-            // NCCL gets the error from its next call.
-            let _ = self.fault(context, lane, fault);
-        }
-        is_broken
-    }
-
     /// Repeats the grants that may be lost or have old keys, as far as the queue pairs have room.
     fn repeat_grants(&mut self, context: &PathContext) {
         if self.rails.status.has_failed() {
@@ -129,23 +66,22 @@ impl DataPath for RecvPath {
         self.receives.message_range()
     }
 
-    fn lose(&mut self, context: &PathContext, lane: LaneId) -> Fenced {
+    fn stopped(&mut self, context: &PathContext, lane: LaneId, completions: Vec<Completion>) {
+        self.rails.lanes[lane.index()].store_late(completions);
         // Process everything that has arrived on the lane, because the sender does not resend bytes
         // once it has seen the acknowledgement of this host's NIC.
-        let stopped = match self.rails.lanes[lane.index()].stop() {
-            Stopped::Flushing => self.drain(context, lane),
-            stopped => stopped,
-        };
-        match stopped {
-            Stopped::Not => {
-                self.rails.striping.lose(lane);
-                return Fenced::NotYet;
+        loop {
+            match self.absorb(context, lane) {
+                Ok(Found::Nothing) => break,
+                Err(fault) if matches!(*fault, Fault::Violation(_)) => {
+                    // NCCL gets the error from a later call.
+                    let _ = self.fault(context, lane, *fault);
+                }
+                // The lost rail causes the other faults.
+                Ok(_) | Err(_) => {}
             }
-            Stopped::Gone => self.take_the_rest(context, lane),
-            Stopped::Flushing => {}
         }
-        self.rails.close_lane(lane);
-        Fenced::Now
+        self.rails.settle(lane);
     }
 
     fn progress(&self) -> Progress {

@@ -2,14 +2,13 @@
 
 use super::SendPath;
 use crate::comm::datapath::context::PathContext;
-use crate::comm::datapath::fault::Fault;
-use crate::comm::datapath::lane::{Lane, Stopped};
+use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::load::Sending;
 use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::rails::Rails;
-use crate::comm::datapath::status::Fenced;
 use crate::error::{Result, Usage};
 use crate::flow::sends::LocalRoute;
+use crate::verbs::Completion;
 use crate::wire::control::{Progress, Received};
 use crate::wire::cts::Epoch;
 use crate::wire::ids::LaneId;
@@ -57,23 +56,13 @@ impl DataPath for SendPath {
         self.sends.message_range()
     }
 
-    fn lose(&mut self, _context: &PathContext, lane: LaneId) -> Fenced {
-        if self.rails.lanes[lane.index()].stop() == Stopped::Not {
-            self.rails.striping.lose(lane);
-            return Fenced::NotYet;
-        }
+    fn stopped(&mut self, _context: &PathContext, lane: LaneId, completions: Vec<Completion>) {
+        self.rails.lanes[lane.index()].store_late(completions);
         let mut is_read = false;
         // Ignore the errors, which the lost rail causes. The receiver's report shows which shares
         // have arrived.
-        loop {
-            match self.take_in(lane, &mut is_read) {
-                Ok(false) => break,
-                Err(fault) if matches!(*fault, Fault::Device(_)) => break,
-                _ => {}
-            }
-        }
-        self.rails.close_lane(lane);
-        Fenced::Now
+        while !matches!(self.take_in(lane, &mut is_read), Ok(false)) {}
+        self.rails.settle(lane);
     }
 
     fn progress(&self) -> Progress {

@@ -3,6 +3,7 @@
 use super::Driver;
 use crate::comm::datapath::fault::broken_protocol;
 use crate::comm::datapath::path::Faults;
+use crate::comm::datapath::shared::NotBorrowed;
 use crate::comm::log::once::Subject;
 use crate::error::{Error, Network, TimedOut};
 use crate::flow::recovery::Failure;
@@ -25,7 +26,7 @@ impl Driver {
         self.end(error);
     }
 
-    /// Ends the connection. The data path returns the error from its next call.
+    /// Ends the connection. Calls of NCCL return the error once the queue pairs have stopped.
     pub fn give_up(&mut self, error: Error) {
         if self.recovery.has_failed() {
             self.end_path(error);
@@ -55,6 +56,8 @@ impl Driver {
     }
 
     fn end_path(&mut self, error: Error) {
-        self.on_path(|path, _| drop(path.end(Box::new(error))));
+        if self.on_path(|path, context| path.end(context, Box::new(error.clone()))) == Err(NotBorrowed::Busy) {
+            self.waiting.error.get_or_insert(error);
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! up in time.
 
 use super::Driver;
+use crate::comm::datapath::shared::NotBorrowed;
 use crate::comm::log::once::Subject;
 use crate::comm::recovery::attempt::ManagedRail;
 use crate::error::{Error, Network, PeerGone};
@@ -44,10 +45,14 @@ impl Driver {
     }
 
     /// Handles a peer that leaves. Fails the connection if no rail has worked yet.
-    pub(super) fn ends_without_rail(&mut self) {
+    ///
+    /// # Errors
+    /// [`NotBorrowed::Busy`] if the data path has not been given the reason yet.
+    pub(super) fn ends_without_rail(&mut self) -> Result<(), NotBorrowed> {
         if !self.recovery.was_up() && !self.recovery.has_failed() {
             let (peer, rails) = (self.context.peer.name.clone(), self.tries_text());
             self.give_up(PeerGone::Left { peer, rails }.into());
         }
+        if self.waiting.error.is_some() { Err(NotBorrowed::Busy) } else { Ok(()) }
     }
 }

@@ -12,6 +12,7 @@
 
 use super::Driver;
 use crate::comm::datapath::lane::{Lane, Role, Route};
+use crate::comm::datapath::shared::NotBorrowed;
 use crate::comm::datapath::test_write::{LaneTest, TestResult};
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::{PathId, SEARCH, Trial};
@@ -83,7 +84,6 @@ impl Driver {
         let Some(Attempt::Requested(asked)) = self.rails[lane.index()].attempt.take() else {
             return Err("this attempt has no queue pairs to connect".to_owned());
         };
-        self.on_path(|data_path, _| data_path.learn_epoch(lane, answer.epoch));
         let choice = PathChoice { peer_gid: answer.acceptor_gid, mtu_bytes: answer.mtu_bytes };
         let managed = &mut self.rails[lane.index()];
         managed.record_path(choice);
@@ -98,18 +98,8 @@ impl Driver {
         let mut buffer = CompletionBuffer::new();
         for lane in self.lanes() {
             self.take_result(lane, now, now_ns);
+            self.hand_to_data_path(lane, now_ns);
             self.poll_test(lane, &mut buffer, now, now_ns);
-        }
-    }
-
-    /// Removes a rail's new queue pairs from this driver or from the data path, and returns them.
-    /// Returns `None` while a thread works on them: that thread destroys them.
-    pub(super) fn take_new(&mut self, lane: LaneId) -> Option<Lane> {
-        match self.rails[lane.index()].attempt.take() {
-            Some(Attempt::Working(_)) => None,
-            Some(Attempt::Requested(asked)) => Some(asked.lane),
-            Some(Attempt::Testing(test)) => Some(test.lane),
-            None => self.on_path(|data_path, _| data_path.rails().status.take(lane))?,
         }
     }
 
@@ -122,7 +112,7 @@ impl Driver {
         step: impl FnOnce(&Job) -> Done + Send + 'static,
     ) -> std::result::Result<(), String> {
         let managed = &self.rails[lane.index()];
-        let call = managed.rail.device.begin_call(now).map_err(|error| error.to_string())?;
+        let call = managed.rail.device.calls.begin(now).map_err(|error| error.to_string())?;
         let known = managed.last_paths.iter().flatten().map(|choice| managed.path(*choice));
         let job = Job {
             process: Arc::clone(&self.process),
@@ -135,7 +125,7 @@ impl Driver {
             largest_mtu: known.filter_map(|path| self.process.backoff.largest_mtu(path)).min(),
         };
         let (result_sender, result) = sync_channel(1);
-        let worker = Worker::new(result, &managed.rail.device, &call);
+        let worker = Worker::new(result, &managed.rail.device.calls, &call);
         self.rails[lane.index()].attempt = Some(Attempt::Working(worker));
         threads::detach("spark-connect", move || {
             // If the attempt was abandoned, `send` returns the result, and dropping it destroys the
@@ -146,6 +136,7 @@ impl Driver {
         // If no thread could be started, the step has run in `detach`, and its result is ready.
         let now_ns = self.clock(now);
         self.take_result(lane, now, now_ns);
+        self.hand_to_data_path(lane, now_ns);
         Ok(())
     }
 
@@ -155,7 +146,7 @@ impl Driver {
             Ok(done) => self.finish(lane, done, now, now_ns),
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => {
-                self.give_up(Internal::ConnectorPanic.into());
+                self.give_up(Internal::WorkerPanic.into());
             }
         }
     }
@@ -185,9 +176,10 @@ impl Driver {
                     managed.record_path(choice);
                     self.process.backoff.connected(managed.path(choice), outcome.as_ref().err(), now);
                 }
-                let outcome =
-                    outcome.map_err(|error| error.to_string()).and_then(|new| self.hand_to_data_path(lane, *new));
-                self.recovery.answered(lane, outcome, now_ns);
+                match outcome {
+                    Ok(new) => managed.attempt = Some(Attempt::Answered(new)),
+                    Err(error) => self.recovery.answered(lane, Err(error.to_string()), now_ns),
+                }
             }
             Done::Connected { lane: new, choice, trial, outcome } => {
                 let path = managed.path(choice);
@@ -202,31 +194,38 @@ impl Driver {
         }
     }
 
-    /// Gives the accepting side's new queue pairs to the data path. Returns the answer to the peer,
-    /// with its epoch (the generation of the keys in CTS entries).
-    fn hand_to_data_path(
-        &mut self,
-        lane: LaneId,
-        (new, mut answer): (Lane, JoinAnswer),
-    ) -> std::result::Result<JoinAnswer, String> {
-        let has_failed = || "the connection has failed".to_owned();
-        let generation = new.generation();
-        let has_new_keys = self.rails[lane.index()].cts_generation.replace(generation) != Some(generation);
+    /// Gives the accepting side's new queue pairs to the data path, and the answer to recovery,
+    /// with the epoch (the generation of the keys in CTS entries). If the data path is busy, the
+    /// next round tries again.
+    fn hand_to_data_path(&mut self, lane: LaneId, now_ns: u64) {
+        let managed = &mut self.rails[lane.index()];
+        let Some(Attempt::Answered(new)) = managed.attempt.take_if(|attempt| matches!(attempt, Attempt::Answered(_)))
+        else {
+            return;
+        };
+        let generation = new.0.generation();
+        let has_new_keys = managed.cts_generation != Some(generation);
+        let mut new = Some(new);
         let kept = self.on_path(|data_path, context| {
             let epoch = data_path.epoch_of(context, lane, has_new_keys)?;
-            Ok(data_path.rails().status.keep(lane, new).then_some(epoch))
+            let Some((queue_pairs, answer)) = new.take().map(|new| *new) else { return Ok(None) };
+            let is_kept = data_path.rails().status.keep(lane, queue_pairs);
+            Ok(is_kept.then_some(JoinAnswer { epoch, ..answer }))
         });
-        match kept {
-            Some(Ok(Some(epoch))) => {
-                answer.epoch = epoch;
+        let managed = &mut self.rails[lane.index()];
+        let outcome = match kept {
+            Err(NotBorrowed::Busy) => return managed.attempt = new.map(Attempt::Answered),
+            Ok(Ok(Some(answer))) => {
+                managed.cts_generation = Some(generation);
                 Ok(answer)
             }
-            Some(Err(error)) => {
+            Ok(Err(error)) => {
                 self.give_up(error);
-                Err(has_failed())
+                Err("the connection has failed".to_owned())
             }
-            Some(Ok(None)) | None => Err(has_failed()),
-        }
+            Ok(Ok(None)) | Err(NotBorrowed::Broken) => Err("the connection has failed".to_owned()),
+        };
+        self.recovery.answered(lane, outcome, now_ns);
     }
 
     fn poll_test(&mut self, lane: LaneId, buffer: &mut CompletionBuffer, now: Instant, now_ns: u64) {

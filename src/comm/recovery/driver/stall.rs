@@ -4,6 +4,7 @@
 
 use super::Driver;
 use crate::comm::datapath::lane::Role;
+use crate::comm::datapath::shared::NotBorrowed;
 use crate::counters::layout::stall_word;
 use crate::error::{StallCause, TimedOut};
 use crate::flow::stall::{Cause, Verdict};
@@ -31,31 +32,37 @@ impl Driver {
         if self.stall.is_closed || !self.recovery.recovers() || !self.recovery.was_up() {
             self.show_no_stall();
         } else if at >= self.stall.next_sample {
-            self.sample(at);
+            let _ = self.sample(at);
             self.show_stall(at, now);
         }
     }
 
-    pub(super) fn reply_to_stall(&mut self, number: u32, at: u64) {
-        if let Some(progress) = self.sample(at) {
-            self.recovery.reply_to_stall(number, self.stall.watch.idle(at) / 1_000_000, progress);
-        }
+    pub(super) fn reply_to_stall(&mut self, number: u32, at: u64) -> Result<(), NotBorrowed> {
+        let progress = self.sample(at)?;
+        self.recovery.reply_to_stall(number, self.stall.watch.idle(at) / 1_000_000, progress);
+        Ok(())
     }
 
     pub(super) fn receive_stall_reply(&mut self, number: u32, idle_ms: u64, progress: &Progress, at: u64) {
-        self.sample(at);
+        let _ = self.sample(at);
         self.stall.watch.answered(number, idle_ms, progress, at);
     }
 
-    /// Samples the data path, and asks the peer for its progress if that is due. Returns `None` if
-    /// the data path has panicked.
-    fn sample(&mut self, at: u64) -> Option<Progress> {
-        self.stall.next_sample = at + SAMPLE;
-        let progress = self.path.borrow()?.progress();
+    /// Samples the data path, and asks the peer for its progress if that is due.
+    ///
+    /// # Errors
+    /// The reason why the data path was not borrowed. The next round tries again, unless a thread
+    /// has panicked in it.
+    fn sample(&mut self, at: u64) -> Result<Progress, NotBorrowed> {
+        let progress = self.on_path(|path, _| path.progress());
+        if progress != Err(NotBorrowed::Busy) {
+            self.stall.next_sample = at + SAMPLE;
+        }
+        let progress = progress?;
         if let Some(number) = self.stall.watch.sample(progress, at) {
             self.recovery.ask_about_stall(number);
         }
-        Some(progress)
+        Ok(progress)
     }
 
     fn show_no_stall(&mut self) {

@@ -31,8 +31,8 @@ const UNCONNECTED: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy, Default, Hash)]
 pub struct Budget {
     pub losses: u8,
-    /// A device is cut off. Its queue pairs stop later, when it leaves the bus or answers again.
-    pub cut_offs: u8,
+    /// A device is removed. It has new keys when it returns.
+    pub removals: u8,
     /// Number of rails that the connection begins without.
     pub missing: u8,
     /// Lost frames.
@@ -63,7 +63,7 @@ impl Budget {
     fn spend(&mut self, event: Event) {
         let left = match event {
             Event::Lose { .. } => &mut self.losses,
-            Event::CutOff { .. } => &mut self.cut_offs,
+            Event::Remove { .. } => &mut self.removals,
             Event::DropFrame { .. } => &mut self.frames,
             Event::BreakTcp => &mut self.tcp,
             Event::ReceiveFrame { at: 1.., .. } => &mut self.overtakes,
@@ -88,17 +88,19 @@ pub enum Event {
     PostCut,
     Land(usize),
     Confirm(usize),
-    /// A data path detects a lost rail, and stops it. [`Event::Report`] informs recovery later.
+    /// A data path detects a lost rail, and no longer uses it. [`Event::Report`] informs recovery
+    /// later.
     Lose {
         side: usize,
         lane: LaneId,
     },
-    /// A data path detects a lost rail, but cannot stop it, because the device is cut off.
-    CutOff {
+    /// The same, because the device is being removed.
+    Remove {
         side: usize,
         lane: LaneId,
     },
-    /// A device that was cut off leaves the bus or answers again. Its old queue pairs have stopped.
+    /// The queue pairs of a lost rail stop: a thread has stopped them, or their device has left the
+    /// bus.
     Stop {
         side: usize,
         lane: LaneId,
@@ -162,8 +164,8 @@ pub struct World<const N: usize> {
     frames: [Vec<ControlFrame>; 2],
     /// Generation of the queue pairs in use, by side and lane.
     used: [[Option<u32>; RAILS]; 2],
-    /// Generation of lost queue pairs that have not stopped, because their device is cut off.
-    cut_off: [[Option<u32>; RAILS]; 2],
+    /// Lost queue pairs that have not stopped, by side and lane.
+    lost: [[Option<Lost>; RAILS]; 2],
     /// By side and lane: true if the data path's status has a loss that is not reported yet.
     losses: [[bool; RAILS]; 2],
     /// Generation of new queue pairs that are not used yet, by side and lane. The sender's queue
@@ -203,6 +205,13 @@ pub struct World<const N: usize> {
     closing: [Closing; 2],
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Lost {
+    generation: u32,
+    /// True if the device is being removed.
+    is_removed: bool,
+}
+
 #[derive(Debug, Clone, Copy, Default, Hash)]
 struct Closing {
     /// True once the data path has ended and its queue pairs are destroyed.
@@ -231,7 +240,7 @@ impl<const N: usize> World<N> {
             ends,
             frames: Default::default(),
             used,
-            cut_off: Default::default(),
+            lost: Default::default(),
             losses: Default::default(),
             new: Default::default(),
             requests: [0; RAILS],
@@ -278,17 +287,17 @@ impl<const N: usize> World<N> {
             Event::Land(at) => self.land(at)?,
             Event::Confirm(at) => self.confirm(at)?,
             Event::Lose { side, lane } => {
-                self.used[side][lane.index()] = None;
+                self.set_aside(side, lane, false);
                 self.losses[side][lane.index()] = true;
             }
-            Event::CutOff { side, lane } => {
-                self.cut_off[side][lane.index()] = self.used[side][lane.index()].take();
+            Event::Remove { side, lane } => {
+                self.set_aside(side, lane, true);
                 self.losses[side][lane.index()] = true;
             }
             Event::Stop { side, lane } => {
-                self.cut_off[side][lane.index()] = None;
+                let stopped = self.lost[side][lane.index()].take();
                 self.take_in(side, lane)?;
-                if side == 1 {
+                if side == 1 && stopped.is_some_and(|stopped| stopped.is_removed) {
                     self.messages.reopen(lane);
                 }
             }
@@ -356,7 +365,7 @@ impl<const N: usize> World<N> {
                 self.ends[side].bootstrap_away(false, self.now);
             }
             self.act(side)?;
-            // In each round, the driver also checks whether cut-off devices have stopped.
+            // In each round, the driver also checks whether lost queue pairs have stopped.
             for lane in lanes() {
                 if matches!(self.ends[side].rails[lane.index()].state, State::Fencing { .. }) {
                     self.fence(side, lane);

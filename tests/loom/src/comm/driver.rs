@@ -83,11 +83,20 @@ impl Driver {
         false
     }
 
-    /// Closes the connection.
-    pub fn close(&mut self, _: Instant, _: &mut dyn FnMut(ControlFrame) -> bool) {
+    /// Closes the connection. Returns true, because no data path is busy.
+    pub fn close(&mut self, _: Instant, _: &mut dyn FnMut(ControlFrame) -> bool) -> bool {
         self.peer.said_bye(0);
         self.log.record(|calls| calls.closes += 1);
+        true
     }
+
+    /// Returns false, because no connection has queue pairs.
+    pub fn is_ending(&self) -> bool {
+        false
+    }
+
+    /// Does nothing, because no connection has queue pairs.
+    pub fn end_when_stopped(&mut self, _: Instant) {}
 
     /// Returns `None`, because there is no deadline.
     pub fn next_due(&self) -> Option<Instant> {

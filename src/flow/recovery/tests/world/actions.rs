@@ -1,7 +1,7 @@
 //! Executes recovery's actions, and checks recovery's promises.
 
 use super::super::super::{Action, Failure, State};
-use super::{RAILS, UNCONNECTED, World};
+use super::{Lost, RAILS, UNCONNECTED, World};
 use crate::wire::control::JoinAnswer;
 use crate::wire::fields::{Attachment, LaneEnd, QpEnd, RailAdvert};
 use crate::wire::ids::LaneId;
@@ -97,7 +97,7 @@ impl<const N: usize> World<N> {
     }
 
     /// Returns true if a step of an attempt fails: after `Event::FailNext`, or while the thread of
-    /// an earlier attempt hangs, as in `RailDevice::begin_call`.
+    /// an earlier attempt hangs, as in `DeviceCalls::begin`.
     fn fails(&mut self, side: usize, lane: LaneId) -> bool {
         self.hung[side][lane.index()].is_some() || std::mem::take(&mut self.fails_next)
     }
@@ -124,11 +124,18 @@ impl<const N: usize> World<N> {
         Ok(())
     }
 
-    /// Stops a rail, and tells recovery. While the rail's device is cut off (`Event::CutOff`), its
-    /// queue pairs have not stopped: recovery is not told, and `settle` calls this again.
+    /// Ends the use of a rail's queue pairs. They continue until `Event::Stop`.
+    pub(super) fn set_aside(&mut self, side: usize, lane: LaneId, is_removed: bool) {
+        if let Some(generation) = self.used[side][lane.index()].take() {
+            self.lost[side][lane.index()] = Some(Lost { generation, is_removed });
+        }
+    }
+
+    /// Ends the use of a rail, and tells recovery once its queue pairs have stopped: until then
+    /// `settle` calls this again.
     pub(super) fn fence(&mut self, side: usize, lane: LaneId) {
-        self.used[side][lane.index()] = None;
-        if self.cut_off[side][lane.index()].is_none() {
+        self.set_aside(side, lane, false);
+        if self.lost[side][lane.index()].is_none() {
             let received = self.messages.received(side);
             self.ends[side].fenced(lane, received, self.now);
         }
@@ -140,14 +147,9 @@ impl<const N: usize> World<N> {
                 continue;
             }
             if self.used[side][lane.index()].is_some() {
-                return Err(format!("side {side} reports rail {lane} as stopped while it carries"));
+                return Err(format!("side {side} reports rail {lane} as lost while it carries"));
             }
-            if self.cut_off[side][lane.index()].is_some() {
-                self.ends[side].rail_down(lane, "cut off", self.now);
-            } else {
-                let received = self.messages.received(side);
-                self.ends[side].lost(lane, "loss", received, self.now);
-            }
+            self.ends[side].rail_down(lane, "loss", self.now);
         }
         Ok(())
     }
@@ -175,14 +177,14 @@ impl<const N: usize> World<N> {
 
     /// Ends the data path because recovery gives up. Checks that the reason is true.
     fn fail(&mut self, side: usize, failure: &Failure) -> Result<(), String> {
-        let (used, cut_off) = (&self.used[side], &self.cut_off[side]);
+        let (used, lost) = (&self.used[side], &self.lost[side]);
         let is_true = self.may_give_up(side)
             && !self.closing[side].path_ended
             && match failure {
                 Failure::NoFirstRail => *used == [None; RAILS] && !self.was_up[side],
                 Failure::NoRail(_) => *used == [None; RAILS] && self.was_up[side],
-                Failure::NotAcknowledged(lane) => used[lane.index()].is_none() && cut_off[lane.index()].is_none(),
-                Failure::NotStopped(lane) => cut_off[lane.index()].is_some(),
+                Failure::NotAcknowledged(lane) => used[lane.index()].is_none() && lost[lane.index()].is_none(),
+                Failure::NotStopped(lane) => lost[lane.index()].is_some(),
                 Failure::Protocol(_) => false,
             };
         if !is_true {
@@ -195,7 +197,7 @@ impl<const N: usize> World<N> {
     pub(super) fn leave(&mut self, side: usize) {
         self.closing[side].has_left = true;
         (self.used[side], self.new[side]) = Default::default();
-        (self.cut_off[side], self.losses[side], self.hung[side]) = Default::default();
+        (self.lost[side], self.losses[side], self.hung[side]) = Default::default();
         self.frames[side].clear();
         self.tcp_carries = false;
         self.tcp_is_open[side] = false;
@@ -204,6 +206,8 @@ impl<const N: usize> World<N> {
     fn end_path(&mut self, side: usize) {
         self.closing[side].path_ended = true;
         self.used[side] = [None; RAILS];
+        // The caller gets the error once the queue pairs have stopped, or after a limit.
+        self.lost[side] = self.lost[side].map(|lost| lost.filter(|lost| lost.is_removed));
         if side == 1 {
             self.new[side] = [None; RAILS];
             self.messages.drop_unseen(None);
@@ -276,13 +280,14 @@ impl<const N: usize> World<N> {
     /// Returns true while a side has queue pairs of this generation, so that writes on them can
     /// land.
     pub(super) fn has_qps(&self, side: usize, lane: LaneId, generation: u32) -> bool {
-        let all = [&self.used, &self.new, &self.cut_off];
-        all.iter().any(|queue_pairs| queue_pairs[side][lane.index()] == Some(generation))
+        let lost = self.lost[side][lane.index()].map(|lost| lost.generation);
+        [self.used[side][lane.index()], self.new[side][lane.index()], lost].contains(&Some(generation))
     }
 
-    /// Returns true while a side's NIC may send on a rail: its queue pairs are in use or cut off.
+    /// Returns true while a side's NIC may send on a rail: its queue pairs are in use, or are lost
+    /// and have not stopped.
     pub(super) fn may_write(&self, side: usize, lane: LaneId) -> bool {
-        self.used[side][lane.index()].is_some() || self.cut_off[side][lane.index()].is_some()
+        self.used[side][lane.index()].is_some() || self.lost[side][lane.index()].is_some()
     }
 }
 

@@ -13,7 +13,7 @@ impl<const N: usize> World<N> {
         for side in 0..2 {
             events.extend((!self.frames[side].is_empty()).then_some(Event::ReceiveFrame { side, at: 0 }));
             events.extend(self.losses[side].contains(&true).then_some(Event::Report { side }));
-            for lane in lanes().filter(|lane| self.cut_off[side][lane.index()].is_some()) {
+            for lane in lanes().filter(|lane| self.may_stop(side, *lane)) {
                 events.push(Event::Stop { side, lane });
             }
             for lane in lanes().filter(|lane| self.may_return(side, *lane)) {
@@ -93,6 +93,13 @@ impl<const N: usize> World<N> {
         events.extend(self.may_dial().then_some(Event::Dial));
     }
 
+    /// Returns true if lost queue pairs may stop now. A removed device stops by itself. Otherwise
+    /// the driver has them stopped once it has read the loss.
+    fn may_stop(&self, side: usize, lane: LaneId) -> bool {
+        let is_fencing = matches!(self.ends[side].rails[lane.index()].state, State::Fencing { .. });
+        self.lost[side][lane.index()].is_some_and(|lost| lost.is_removed || is_fencing)
+    }
+
     fn may_return(&self, side: usize, lane: LaneId) -> bool {
         match &self.hung[side][lane.index()] {
             None => false,
@@ -128,7 +135,7 @@ impl<const N: usize> World<N> {
             let may_lose = |lane: &LaneId| self.used[side][lane.index()].is_some() && !self.closing[side].peer_is_away;
             for lane in lanes().filter(may_lose) {
                 events.extend((self.budget.losses > 0).then_some(Event::Lose { side, lane }));
-                events.extend((self.budget.cut_offs > 0).then_some(Event::CutOff { side, lane }));
+                events.extend((self.budget.removals > 0).then_some(Event::Remove { side, lane }));
             }
         }
         let may_restart = self.budget.restarts > 0 && !self.closing[0].has_left;
@@ -148,7 +155,7 @@ impl<const N: usize> World<N> {
             events.push(Event::Expire(lane));
         }
         let hangs = (0..2).any(|side| lanes().any(|lane| self.may_return(side, lane)));
-        let waits = !self.tcp_carries || hangs || self.cut_off != [[None; RAILS]; 2];
+        let waits = !self.tcp_carries || hangs || self.lost != [[None; RAILS]; 2];
         events.extend((waits && may_pass(self.next_deadline())).then_some(Event::Wait));
         events.extend((self.budget.tcp > 0 && self.tcp_carries).then_some(Event::BreakTcp));
     }

@@ -37,7 +37,7 @@ pub struct Messages<const N: usize> {
     /// Shares in transit, or with a completion that the sender has not polled. Sorted by `insert`.
     pub(super) shares: Vec<ShareWrite>,
     /// Shares that have landed on queue pairs that the receiver does not poll, because they are not
-    /// in use yet or are cut off.
+    /// in use yet or are lost.
     unseen: Vec<ShareWrite>,
     /// Grants in transit, in the order of their posts.
     pub(super) grants: Vec<GrantWrite>,

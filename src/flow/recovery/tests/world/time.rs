@@ -39,7 +39,7 @@ impl<const N: usize> World<N> {
             self.ends.iter().for_each(|end| hash_end(end, self.now, &mut hasher));
             (self.budget, self.requests, self.answered, self.probed, self.fails_next).hash(&mut hasher);
             self.frames.hash(&mut hasher);
-            (self.used, self.cut_off, self.losses, self.new, self.activated, self.next_generation).hash(&mut hasher);
+            (self.used, self.lost, self.losses, self.new, self.activated, self.next_generation).hash(&mut hasher);
             self.messages.hash_state(&mut hasher);
             (self.is_port_up, self.tcp_carries, self.tcp_is_open).hash(&mut hasher);
             (self.was_up, self.is_late, self.closing).hash(&mut hasher);

@@ -1,0 +1,204 @@
+//! The queue pairs of a lost rail: they are stopped, their completions are collected, and they are
+//! destroyed.
+//!
+//! These are commands to the device's firmware, and may not return for minutes. So no thread that
+//! serves other work makes them: [`LostQueues::stop`] runs on a thread of its own
+//! (`comm::recovery::fence`). If [`LostQueues`] are dropped, a thread of the device destroys them.
+
+use super::wr_id::{Work, WrId};
+use crate::comm::rail::Rail;
+use crate::comm::rail::device::DevicePresence;
+use crate::flow::recovery::Role;
+use crate::verbs::{Completion, CompletionBuffer, Cq, Mr, Qp};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Interval between checks of the device while the completions of stopped queue pairs are awaited.
+/// The completions usually take microseconds. If they take longer, the device may have been cut off
+/// or removed.
+const FLUSH_LIMIT: Duration = Duration::from_millis(10);
+/// Time in which a device that answers must return all completions of stopped queue pairs.
+/// Otherwise the connection fails.
+const DRAIN_LIMIT: Duration = Duration::from_secs(1);
+
+/// Queue pairs of a lost rail, with everything that must live as long as they do. Until they have
+/// stopped, their NIC may read and write the connection's memory.
+pub struct LostQueues {
+    rail: Arc<Rail>,
+    generation: u32,
+    /// `None` once they are destroyed.
+    objects: Option<Objects>,
+    /// Completions that were polled so far, for the data path.
+    completions: Vec<Completion>,
+    /// For each queue pair: true once a receive completed as flushed. Receives complete in order,
+    /// so everything that the queue pair received was polled before.
+    flushed: Vec<bool>,
+}
+
+struct Objects {
+    queue_pairs: Vec<Qp>,
+    cq: Cq,
+    _mailbox_key: Option<Mr>,
+}
+
+/// Result of a request to stop queue pairs.
+pub enum Stopped {
+    /// The queue pairs have stopped, and are destroyed. The list has their completions since they
+    /// were last polled.
+    Done(Vec<Completion>),
+    /// The queue pairs have not stopped: their device does not answer, has failed or was cut off.
+    /// It may still read and write memory.
+    NotYet(Box<LostQueues>),
+    /// The device answers, but has not returned all completions of a receiver's stopped queue
+    /// pairs. The queue pairs are destroyed.
+    NotFlushed,
+}
+
+impl LostQueues {
+    /// Wraps queue pairs that are no longer used. `generation` is the device generation that they
+    /// belong to. `mailbox_key` is the registration of this end's mailbox.
+    pub fn new(rail: &Arc<Rail>, generation: u32, queue_pairs: Vec<Qp>, cq: Cq, mailbox_key: Option<Mr>) -> Self {
+        let flushed = vec![false; queue_pairs.len()];
+        let objects = Some(Objects { queue_pairs, cq, _mailbox_key: mailbox_key });
+        Self { rail: Arc::clone(rail), generation, objects, completions: Vec::new(), flushed }
+    }
+
+    /// Stops the queue pairs: afterwards no bytes arrive or leave. Polls their completions: for a
+    /// receiver, those of everything that arrived, because the sender does not resend bytes that it
+    /// has seen acknowledged. Then destroys the queue pairs. May block for as long as the device
+    /// does not answer.
+    #[must_use]
+    pub fn stop(mut self: Box<Self>, role: Role) -> Stopped {
+        // A device that is known not to answer gets no command: the command might not return.
+        let mut presence = self.query_presence();
+        if presence == DevicePresence::Here {
+            self.fail();
+            // Asked again: for a failed device, the kernel reports success without asking it.
+            presence = self.query_presence();
+        }
+        match (presence, role) {
+            (DevicePresence::Here, Role::Receiver) => self.drain(),
+            (DevicePresence::CutOff, _) => Stopped::NotYet(self),
+            // The receiver's report shows which shares have arrived, so no completion is missed.
+            (DevicePresence::Here, Role::Sender) | (DevicePresence::Gone, _) => self.take_the_rest(),
+        }
+    }
+
+    /// Returns true if another [`LostQueues::stop`] may succeed: the device answers again, or was
+    /// removed. Asks the device nothing.
+    pub fn may_stop(&self) -> bool {
+        self.rail.device.presence_of(self.generation) != DevicePresence::CutOff
+    }
+
+    /// Returns the name of the rail, for messages.
+    pub fn name(&self) -> String {
+        self.rail.name()
+    }
+
+    /// Moves the queue pairs to the error state. Their posted work requests complete as flushed.
+    pub fn fail(&mut self) {
+        for qp in self.objects.iter_mut().flat_map(|objects| &mut objects.queue_pairs) {
+            if let Err(error) = qp.fail() {
+                // `record_error` handles a failed or removed device. After any other error, the
+                // destruction of the queue pair stops it.
+                tracing::debug!("{error}");
+                self.rail.device.record_error(&error, self.generation);
+            }
+        }
+    }
+
+    /// Returns the completions that were polled so far.
+    pub fn completions(&self) -> &[Completion] {
+        &self.completions
+    }
+
+    fn query_presence(&self) -> DevicePresence {
+        self.rail.device.query_presence(self.rail.info.port);
+        self.rail.device.presence_of(self.generation)
+    }
+
+    /// Polls until every queue pair is flushed.
+    fn drain(mut self: Box<Self>) -> Stopped {
+        let begun = Instant::now();
+        let (mut asked, mut has_posted) = (begun, false);
+        while !self.flushed.iter().all(|is_flushed| *is_flushed) {
+            let is_broken = match self.poll() {
+                Ok(true) => continue,
+                Ok(false) => false,
+                Err(()) => true,
+            };
+            if !is_broken && !std::mem::replace(&mut has_posted, true) {
+                self.post_receives();
+                continue;
+            }
+            if !is_broken && asked.elapsed() < FLUSH_LIMIT {
+                std::thread::yield_now();
+                continue;
+            }
+            asked = Instant::now();
+            match self.query_presence() {
+                DevicePresence::Here if is_broken || begun.elapsed() > DRAIN_LIMIT => {
+                    self.objects = None;
+                    return Stopped::NotFlushed;
+                }
+                DevicePresence::Here => {}
+                DevicePresence::CutOff => return Stopped::NotYet(self),
+                DevicePresence::Gone => return self.take_the_rest(),
+            }
+        }
+        self.finish()
+    }
+
+    /// Posts a receive on each queue pair that is not flushed. The peer may have used up all posted
+    /// receives since the lane was last polled, and then nothing would complete as flushed.
+    fn post_receives(&mut self) {
+        let queue_pairs = self.objects.iter_mut().flat_map(|objects| &mut objects.queue_pairs);
+        for ((index, qp), _) in queue_pairs.enumerate().zip(&self.flushed).filter(|(_, is_flushed)| !**is_flushed) {
+            if let Err(error) = qp.post_receives(1, WrId::of_receives(index as u8)) {
+                // The queue is full, so it has a receive to flush.
+                tracing::debug!("{error}");
+            }
+        }
+    }
+
+    /// Polls until there are no more completions.
+    fn take_the_rest(&mut self) -> Stopped {
+        while self.poll() == Ok(true) {}
+        self.finish()
+    }
+
+    /// Destroys the queue pairs before the result is known: this also stops a queue pair that
+    /// refused to stop.
+    fn finish(&mut self) -> Stopped {
+        self.objects = None;
+        Stopped::Done(std::mem::take(&mut self.completions))
+    }
+
+    /// Polls once, and keeps the completions. Returns true if there were any. The error means that
+    /// no more can be polled.
+    #[allow(clippy::result_unit_err, reason = "the error is logged here, and its text has no other use")]
+    pub fn poll(&mut self) -> Result<bool, ()> {
+        let Some(objects) = &mut self.objects else { return Ok(false) };
+        let mut buffer = CompletionBuffer::new();
+        let found = objects.cq.poll(&mut buffer).map_err(|error| tracing::debug!("{error}"))?;
+        for completion in found {
+            let id = WrId::of(completion.wr_id());
+            if completion.status() != 0
+                && id.work() == Work::Receive
+                && let Some(is_flushed) = self.flushed.get_mut(usize::from(id.queue()))
+            {
+                *is_flushed = true;
+            }
+            self.completions.push(*completion);
+        }
+        Ok(!found.is_empty())
+    }
+}
+
+impl Drop for LostQueues {
+    fn drop(&mut self) {
+        if let Some(objects) = self.objects.take() {
+            self.rail.device.calls.discard(objects);
+        }
+    }
+}
