@@ -78,16 +78,6 @@ impl CompletionBuffer {
         // SAFETY: integers and a union of integers; all zero is a valid value.
         Self(unsafe { std::mem::zeroed() })
     }
-
-    /// Moves the first completions of a list into the buffer, and returns them: as many as a poll
-    /// returns at most.
-    pub fn take_from(&mut self, list: &mut Vec<Completion>) -> &[Completion] {
-        let count = list.len().min(Self::CAPACITY);
-        for (place, completion) in self.0.iter_mut().zip(list.drain(..count)) {
-            *place = completion;
-        }
-        &self.0[..count]
-    }
 }
 
 impl Default for CompletionBuffer {

@@ -16,6 +16,7 @@ use crate::verbs::{Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCap
 use crate::wire::cts::ENTRY_BYTES;
 use crate::wire::fields::{LaneEnd, Priority, QpEnd};
 use crate::wire::{PARTS, SLOTS};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 pub use crate::flow::recovery::Role;
@@ -57,11 +58,9 @@ pub struct Lane {
     inline_bytes: u32,
     cq: Option<Cq>,
     /// Number of the last completion queue ([`Cq::number`]), also after the loss of the rail.
-    cq_number: Option<usize>,
+    cq_number: Option<NonZeroUsize>,
     /// Queue pairs of the lost rail, until the service thread stops them ([`Lane::take_lost`]).
     lost: Option<Box<LostQueues>>,
-    /// Completions of the lost rail's stopped queue pairs that were not processed yet.
-    late: Vec<Completion>,
     /// Registration of this end's mailbox on this device, kept as long as the queue pairs.
     mailbox_key: Option<Mr>,
     turn: usize,
@@ -174,7 +173,7 @@ impl Lane {
         }
         let inline_bytes = queues.iter().map(|queue| queue.qp.inline_bytes()).min().unwrap_or(0);
         let mut lane = Self::without_queues(rail, String::new());
-        lane.cq_number = Some(cq.number());
+        lane.cq_number = NonZeroUsize::new(cq.number());
         (lane.generation, lane.queues, lane.inline_bytes, lane.cq) = (generation, queues, inline_bytes, Some(cq));
         Ok(lane)
     }
@@ -183,7 +182,7 @@ impl Lane {
     pub fn without_queues(rail: &Arc<Rail>, peer_rail: String) -> Lane {
         let (path_quality, mailbox_key, peer_mailbox_rkey) = Default::default();
         let (generation, path_mtu_bytes, queues, inline_bytes, cq, cq_number, turn, lost) = Default::default();
-        let (late, pending, backlog_bytes) = Default::default();
+        let (pending, backlog_bytes) = Default::default();
         let rail = Arc::clone(rail);
         Lane {
             rail,
@@ -198,7 +197,6 @@ impl Lane {
             cq,
             cq_number,
             lost,
-            late,
             turn,
             pending,
             backlog_bytes,
@@ -215,7 +213,7 @@ impl Lane {
     /// error of the queue also counts after the loss of the rail: the completions that were lost
     /// are missing in the fence.
     pub fn has_cq(&self, cq: usize) -> bool {
-        self.cq_number == Some(cq)
+        self.cq_number.is_some_and(|own| own.get() == cq)
     }
 
     /// Returns the device generation that the queue pairs belong to.
@@ -345,19 +343,8 @@ impl Lane {
     pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Quick<&'a [Completion]> {
         match &mut self.cq {
             Some(cq) => cq.poll(buffer),
-            None => Ok(self.poll_late(buffer)),
+            None => Ok(&[]),
         }
-    }
-
-    #[cold]
-    fn poll_late<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> &'a [Completion] {
-        buffer.take_from(&mut self.late)
-    }
-
-    /// Stores the completions of the lane's stopped queue pairs. [`Lane::poll`] returns them.
-    #[cold]
-    pub fn store_late(&mut self, completions: Vec<Completion>) {
-        self.late = completions;
     }
 
     /// Returns true if the lane has queue pairs. It has none while its rail is lost.

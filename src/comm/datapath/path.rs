@@ -26,7 +26,7 @@ pub trait DataPath: Send {
     fn message_range(&self) -> (u64, u64);
 
     /// Processes the completions of a lost rail's queue pairs, which have stopped.
-    fn stopped(&mut self, context: &PathContext, lane: LaneId, completions: Vec<Completion>);
+    fn stopped(&mut self, context: &PathContext, lane: LaneId, completions: &[Completion]);
 
     /// Returns the progress of all requests, for the detection of stalls.
     fn progress(&self) -> Progress;

@@ -288,26 +288,12 @@ impl RecvPath {
         }
     }
 
-    /// Processes the completions of one lane, including those after a failed one.
+    /// Polls one lane, and processes its completions.
     #[inline(always)]
     fn absorb(&mut self, context: &PathContext, lane: LaneId) -> std::result::Result<Found, Box<Fault>> {
-        let (mut found, mut fault) = (Found::Nothing, None);
         let lane = &mut self.rails.lanes[lane.index()];
-        for completion in lane.poll(&mut self.buffer).map_err(Fault::of_device)? {
-            if completion.status() != 0 {
-                let next = failed(context, completion);
-                fault.get_or_insert(next);
-                continue;
-            }
-            match arrive(lane, &mut self.receives, context, completion) {
-                Ok(what) => found = what,
-                Err(next) => _ = fault.get_or_insert(next),
-            }
-        }
-        match fault {
-            None => Ok(found),
-            Some(fault) => Err(fault),
-        }
+        let completions = lane.poll(&mut self.buffer).map_err(Fault::of_device)?;
+        absorb_all(lane, &mut self.receives, context, completions)
     }
 
     #[inline(always)]
@@ -366,6 +352,32 @@ enum Found {
     /// A share of a message that is not complete. The message's other shares may arrive on other
     /// lanes, so these are polled. Also the result after a fault that has not ended the connection.
     PartOfMessage,
+}
+
+/// Processes completions of one lane, including those after a failed one.
+#[inline(always)]
+fn absorb_all(
+    lane: &mut Lane,
+    receives: &mut Receives,
+    context: &PathContext,
+    completions: &[Completion],
+) -> std::result::Result<Found, Box<Fault>> {
+    let (mut found, mut fault) = (Found::Nothing, None);
+    for completion in completions {
+        if completion.status() != 0 {
+            let next = failed(context, completion);
+            fault.get_or_insert(next);
+            continue;
+        }
+        match arrive(lane, receives, context, completion) {
+            Ok(what) => found = what,
+            Err(next) => _ = fault.get_or_insert(next),
+        }
+    }
+    match fault {
+        None => Ok(found),
+        Some(fault) => Err(fault),
+    }
 }
 
 #[inline(always)]

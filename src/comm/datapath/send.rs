@@ -26,7 +26,8 @@ use crate::error::Quick;
 use crate::flow::next::{Head, Peek};
 use crate::flow::plan::Shares;
 use crate::flow::sends::{REQUESTS, Route, Sends};
-use crate::verbs::{CompletionBuffer, Region, Remote};
+use crate::flow::striping::Striping;
+use crate::verbs::{Completion, CompletionBuffer, Region, Remote};
 use crate::wire::ids::LaneId;
 use crate::wire::immediate::{Immediate, MAX_FULL_CHUNKS};
 use std::sync::Arc;
@@ -70,6 +71,54 @@ struct Send<'a> {
     bytes: u64,
     tag: i32,
     memory: &'a Registration,
+}
+
+/// Parts of a data path that the completions of a lane change.
+struct Confirmation<'a> {
+    by: LaneId,
+    lane: &'a mut Lane,
+    sends: &'a mut Sends,
+    striping: &'a mut Striping,
+    clock: &'a Clock,
+    now_ns: &'a mut u64,
+    given_ns: &'a [u64; REQUESTS],
+}
+
+impl Confirmation<'_> {
+    /// Processes completions, including those after a failed one. Returns true if there were any.
+    #[inline(always)]
+    fn take_in(self, completions: &[Completion], is_read: &mut bool) -> std::result::Result<bool, Box<Fault>> {
+        let Self { by, lane, sends, striping, clock, now_ns, given_ns } = self;
+        let mut fault = None;
+        for completion in completions {
+            if completion.status() != 0 {
+                let next = Fault::of_completion(completion);
+                fault.get_or_insert(next);
+                continue;
+            }
+            let id = WrId::of(completion.wr_id());
+            lane.retire(id);
+            let Some((request, share, timed)) = id.share() else { continue };
+            let Ok(bytes) = sends.confirmed(request, share) else { continue };
+            lane.count(bytes);
+            if striping.is_counted(bytes) {
+                lane.remove_backlog(bytes);
+            }
+            if !timed {
+                striping.confirmed(by, bytes, None);
+                continue;
+            }
+            if !*is_read {
+                (*now_ns, *is_read) = (clock.now_ns(), true);
+            }
+            lane.count_timed(now_ns.saturating_sub(given_ns[usize::from(request) % REQUESTS]));
+            striping.confirmed(by, bytes, Some(lane.moment(*now_ns)));
+        }
+        match fault {
+            None => Ok(!completions.is_empty()),
+            Some(fault) => Err(fault),
+        }
+    }
 }
 
 impl Send<'_> {
@@ -431,41 +480,13 @@ impl SendPath {
         Ok(moved)
     }
 
-    /// Processes a lane's completions, including those after a failed one. Returns true if there
-    /// were completions.
+    /// Polls a lane, and processes its completions. Returns true if there were completions.
     #[inline(always)]
     fn take_in(&mut self, by: LaneId, is_read: &mut bool) -> std::result::Result<bool, Box<Fault>> {
-        let mut fault = None;
-        let lane = &mut self.rails.lanes[by.index()];
-        let completions = lane.poll(&mut self.buffer).map_err(Fault::of_device)?;
-        for completion in completions {
-            if completion.status() != 0 {
-                let next = Fault::of_completion(completion);
-                fault.get_or_insert(next);
-                continue;
-            }
-            let id = WrId::of(completion.wr_id());
-            lane.retire(id);
-            let Some((request, share, timed)) = id.share() else { continue };
-            let Ok(bytes) = self.sends.confirmed(request, share) else { continue };
-            lane.count(bytes);
-            if self.rails.striping.is_counted(bytes) {
-                lane.remove_backlog(bytes);
-            }
-            if !timed {
-                self.rails.striping.confirmed(by, bytes, None);
-                continue;
-            }
-            if !*is_read {
-                (self.now_ns, *is_read) = (self.clock.now_ns(), true);
-            }
-            lane.count_timed(self.now_ns.saturating_sub(self.given_ns[usize::from(request) % REQUESTS]));
-            self.rails.striping.confirmed(by, bytes, Some(lane.moment(self.now_ns)));
-        }
-        match fault {
-            None => Ok(!completions.is_empty()),
-            Some(fault) => Err(fault),
-        }
+        let Self { sends, rails: Rails { lanes, striping, .. }, clock, now_ns, buffer, given_ns, .. } = self;
+        let lane = &mut lanes[by.index()];
+        let completions = lane.poll(buffer).map_err(Fault::of_device)?;
+        Confirmation { by, lane, sends, striping, clock, now_ns, given_ns }.take_in(completions, is_read)
     }
 
     /// Records a call of NCCL that made no progress. Now and then reads the clock, and counts and

@@ -180,7 +180,7 @@ impl Registration {
             if place.as_ref().is_some_and(|regions| regions.generation == generation) {
                 continue;
             }
-            let _call = rail.device.calls.begin_slow("the registration of memory (regMr)");
+            let _call = rail.device.calls.begin_slow("regMr");
             let register = || match self.purpose {
                 Purpose::Send => register_to_send(rail, &pd, self.memory),
                 Purpose::Receive => register_to_receive(rail, &pd, self.memory),
@@ -242,7 +242,7 @@ impl Regions {
 
 impl Drop for Regions {
     fn drop(&mut self) {
-        self.ending = Some(self.calls.begin_slow("the deregistration of memory (deregMr)"));
+        self.ending = Some(self.calls.begin_slow("deregMr"));
     }
 }
 

@@ -487,7 +487,9 @@ impl Driver {
                 }
             }
             Action::ConnectQps(lane, answer) => {
-                self.on_path(|path, _| path.learn_epoch(*lane, answer.epoch))?;
+                if self.on_path(|path, _| path.learn_epoch(*lane, answer.epoch)) == Err(NotBorrowed::Busy) {
+                    return Err(NotBorrowed::Busy);
+                }
                 if let Err(why) = self.connect_qps(*lane, answer.clone(), now) {
                     self.recovery.connected(*lane, Err(why), at);
                 }
@@ -543,13 +545,14 @@ impl Driver {
             path.regain(context, lane, tested).map(|is_used| is_used.then_some(generation))
         });
         let managed = &mut self.rails[lane.index()];
-        if outcome == Err(NotBorrowed::Busy) {
-            managed.attempt = new;
-        }
-        let generation = match outcome? {
-            Ok(Some(generation)) => generation,
-            Ok(None) => return Ok(Err(has_failed())),
-            Err(error) => {
+        let generation = match outcome {
+            Err(NotBorrowed::Busy) => {
+                managed.attempt = new;
+                return Err(NotBorrowed::Busy);
+            }
+            Ok(Ok(Some(generation))) => generation,
+            Ok(Ok(None)) | Err(NotBorrowed::Broken) => return Ok(Err(has_failed())),
+            Ok(Err(error)) => {
                 self.give_up(error);
                 return Ok(Err(has_failed()));
             }

@@ -2,7 +2,7 @@
 //! arrived, so that the sender resends only the others. It repeats the grants (the CTS entries of a
 //! receive) that may be lost.
 
-use super::{Found, RecvPath, Source, keys, source_of};
+use super::{Found, RecvPath, Source, absorb_all, keys, source_of};
 use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::fault::Fault;
 use crate::comm::datapath::lane::Lane;
@@ -66,19 +66,18 @@ impl DataPath for RecvPath {
         self.receives.message_range()
     }
 
-    fn stopped(&mut self, context: &PathContext, lane: LaneId, completions: Vec<Completion>) {
-        self.rails.lanes[lane.index()].store_late(completions);
+    fn stopped(&mut self, context: &PathContext, lane: LaneId, completions: &[Completion]) {
         // Process everything that has arrived on the lane, because the sender does not resend bytes
-        // once it has seen the acknowledgement of this host's NIC.
-        loop {
-            match self.absorb(context, lane) {
-                Ok(Found::Nothing) => break,
-                Err(fault) if matches!(*fault, Fault::Violation(_)) => {
-                    // NCCL gets the error from a later call.
-                    let _ = self.fault(context, lane, *fault);
-                }
-                // The lost rail causes the other faults.
-                Ok(_) | Err(_) => {}
+        // once it has seen the acknowledgement of this host's NIC. One at a time, because only the
+        // first fault of a list is reported.
+        for completion in completions.chunks(1) {
+            let Self { receives, rails, .. } = self;
+            let absorbed = absorb_all(&mut rails.lanes[lane.index()], receives, context, completion);
+            if let Err(fault) = absorbed
+                && let Fault::Violation(_) = *fault
+            {
+                // NCCL gets the error from a later call. The lost rail causes the other faults.
+                let _ = self.fault(context, lane, *fault);
             }
         }
         self.rails.settle(lane);

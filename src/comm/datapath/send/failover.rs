@@ -1,6 +1,6 @@
 //! Reaction of a sender to lost and returning rails: it resends missing bytes over other rails.
 
-use super::SendPath;
+use super::{Confirmation, SendPath};
 use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::load::Sending;
@@ -56,12 +56,13 @@ impl DataPath for SendPath {
         self.sends.message_range()
     }
 
-    fn stopped(&mut self, _context: &PathContext, lane: LaneId, completions: Vec<Completion>) {
-        self.rails.lanes[lane.index()].store_late(completions);
-        let mut is_read = false;
+    fn stopped(&mut self, _context: &PathContext, lane: LaneId, completions: &[Completion]) {
+        let Self { sends, rails: Rails { lanes, striping, .. }, clock, now_ns, given_ns, .. } = self;
+        let by = &mut lanes[lane.index()];
         // Ignore the errors, which the lost rail causes. The receiver's report shows which shares
         // have arrived.
-        while !matches!(self.take_in(lane, &mut is_read), Ok(false)) {}
+        let _ = Confirmation { by: lane, lane: by, sends, striping, clock, now_ns, given_ns }
+            .take_in(completions, &mut false);
         self.rails.settle(lane);
     }
 

@@ -2,7 +2,7 @@
 //! have stopped.
 
 use super::Driver;
-use crate::comm::datapath::lane::Lane;
+use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::datapath::path::Faults;
 use crate::comm::datapath::shared::NotBorrowed;
 use crate::comm::datapath::stopping::LostQueues;
@@ -23,11 +23,12 @@ impl Driver {
     /// Starts a thread for the queue pairs of each lane. Queue pairs without a lane were under
     /// test.
     pub(super) fn start_fences(&mut self, lost: Vec<(Option<LaneId>, Box<LostQueues>)>) {
+        let waker = &self.context.waker;
         for (lane, queues) in lost {
-            let fence = Fence::start(queues, self.role, &self.context.waker);
             match lane {
-                Some(lane) => self.rails[lane.index()].fence = Some(fence),
-                None => self.unused_fences.push(fence),
+                Some(lane) => self.rails[lane.index()].fence = Some(Fence::start(queues, self.role, waker)),
+                // A sender's fence awaits no arrivals. Here they do not matter either.
+                None => self.unused_fences.push(Fence::start(queues, Role::Sender, waker)),
             }
         }
     }
@@ -71,7 +72,7 @@ impl Driver {
         let mut fence = self.rails[lane.index()].fence.take();
         let received = self.on_path(|path, context| {
             if let Some(fence) = &mut fence {
-                path.stopped(context, lane, fence.take_completions());
+                path.stopped(context, lane, &fence.take_completions());
             }
             path.received()
         });
@@ -137,10 +138,9 @@ impl Driver {
         });
         let (lost, is_ending) = match lost {
             Ok(lost) => lost,
-            Err(why) => {
-                self.waiting.error = error.filter(|_| why == NotBorrowed::Busy);
-                return;
-            }
+            Err(NotBorrowed::Busy) => return self.waiting.error = error,
+            // No call enters the data path again.
+            Err(NotBorrowed::Broken) => (Vec::new(), false),
         };
         if !is_ending {
             return self.ending_since = None;
@@ -149,19 +149,18 @@ impl Driver {
         self.poll_fences(now);
         let since = *self.ending_since.get_or_insert(now);
         let fences = self.rails.iter().filter_map(|managed| managed.fence.as_ref()).chain(&self.unused_fences);
-        let running: Vec<&str> = fences.map(Fence::rail).collect();
-        if !running.is_empty() {
-            if now.saturating_duration_since(since) < END_LIMIT {
-                return;
-            }
-            tracing::warn!(
-                "the connection with {} has failed, and {} has not stopped for {:.0} s: its NIC may still write to the connection's buffers; see dmesg",
-                self.context.peer.name,
-                running.join(", "),
-                END_LIMIT.as_secs_f64()
-            );
+        let running = fences.map(Fence::rail).collect::<Vec<_>>().join(", ");
+        if !running.is_empty() && now.saturating_duration_since(since) < END_LIMIT {
+            return;
         }
-        let ended = self.on_path(|path, _| {
+        let ended = self.on_path(|path, context| {
+            if !running.is_empty() {
+                tracing::warn!(
+                    "the connection with {} has failed, and {running} has not stopped for {:.0} s: its NIC may still write to the connection's buffers; see dmesg",
+                    context.peer.name,
+                    END_LIMIT.as_secs_f64()
+                );
+            }
             path.rails().status.stopped();
             path.ended();
         });
