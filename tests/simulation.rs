@@ -25,7 +25,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[test]
 fn no_message_is_lost_or_duplicated_whatever_happens_to_the_rails() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
-    let mut fabric = Fabric::new();
+    // The shortest limit, so that stalls are examined too.
+    let mut fabric = Fabric::with_settings(&[("NCCL_SPARK_STALL_WARN_S", "1")]);
     let (first, runs) = (number("SPARK_SIM_SEED"), number("SPARK_SIM_RUNS"));
     if first.is_some() && runs.is_none() {
         common::captured_log::show();

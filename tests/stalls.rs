@@ -1,6 +1,7 @@
 //! Requests without progress, in virtual time. Each side with such a request logs one line for each
-//! peer. The line names the cause. After `NCCL_SPARK_STALL_ABORT_S` the connection ends with an
-//! error. Without a waiting request nothing is logged.
+//! peer. The line names the cause. The connection ends with an error after
+//! `NCCL_SPARK_STALL_ABORT_S`, and at both ends if data was acknowledged and never arrived. Without
+//! a waiting request nothing is logged.
 
 #![allow(unsafe_code)]
 
@@ -8,11 +9,14 @@ mod common;
 mod sim;
 
 use common::captured_log::CapturedLog;
-use nccl_net_spark::comm::RecvPart;
-use nccl_net_spark::error::{Quick, StallCause, TimedOut};
+use nccl_net_spark::comm::{Purpose, RecvPart, Registration};
+use nccl_net_spark::error::{Error, Internal, Quick, StallCause, TimedOut};
+use nccl_net_spark::verbs::HostMemory;
 use nccl_net_spark::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair, RAILS, Start};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use tracing::Level;
 
 /// Index of the sending side in a [`Pair`]'s arrays.
 const SENDER: usize = 0;
@@ -25,6 +29,10 @@ struct Bed {
     pairs: Vec<Pair>,
     /// True while the receivers' service thread does not run.
     is_receiver_stopped: bool,
+    /// WARN lines other than those about stalls.
+    warnings: Vec<String>,
+    /// Memory of the sending side's host, for receives of a backward connection.
+    into_sender: Arc<Registration>,
 }
 
 /// Lines about stalls, each with its time in seconds.
@@ -35,7 +43,11 @@ type Lines = Vec<(u64, String)>;
 fn the_stall_warning_names_the_side_that_waits_and_the_cause() {
     // Above 80 s: the scenarios that must not abort wait that long.
     let fabric = Fabric::with_settings(&[("NCCL_SPARK_STALL_ABORT_S", "90")]);
-    let mut bed = Bed { fabric, log: CapturedLog::default(), pairs: Vec::new(), is_receiver_stopped: false };
+    // SAFETY: the arena lives as long as the fabric, and no test reads it.
+    let memory = unsafe { HostMemory::from_caller(fabric.from.as_ptr() as usize, fabric.from.len()) };
+    let into_sender = fabric.hosts[0].process().register(memory, Purpose::Receive).unwrap();
+    let (log, pairs, is_receiver_stopped, warnings) = Default::default();
+    let mut bed = Bed { fabric, log, pairs, is_receiver_stopped, warnings, into_sender };
     bed.nothing_posted();
     bed.no_receive_posted();
     bed.no_send_posted();
@@ -49,6 +61,10 @@ fn the_stall_warning_names_the_side_that_waits_and_the_cause() {
     bed.other_tag();
     bed.no_answer();
     bed.lost_data();
+    bed.lost_arrival();
+    bed.lost_arrival_while_a_rail_is_lost();
+    bed.lost_arrival_delays_the_peer();
+    bed.both_wait_for_each_other();
     bed.aborts();
 }
 
@@ -68,8 +84,13 @@ impl Bed {
                 self.round();
             });
             let at = (self.fabric.now_ns() - begun) / 1_000_000_000;
-            let said = log.take().into_iter().map(|(_, line)| line);
-            lines.extend(said.filter(|line| line.starts_with("no progress with ")).map(|line| (at, line)));
+            for (level, line) in log.take() {
+                match line.starts_with("no progress with ") {
+                    true if level == Level::WARN => lines.push((at, line)),
+                    false if level == Level::WARN => self.warnings.push(line),
+                    _ => {}
+                }
+            }
         }
         lines
     }
@@ -117,8 +138,59 @@ impl Bed {
     }
 
     fn is_received(&self, request: u16) -> bool {
-        let Pair { recv, contexts, .. } = &self.pairs[0];
-        recv.enter().unwrap().test(&contexts[1], request, |_, _| {}).unwrap()
+        self.test_receive(0, request).unwrap()
+    }
+
+    fn test_receive(&self, pair: usize, request: u16) -> Quick<bool> {
+        let Pair { recv, contexts, .. } = &self.pairs[pair];
+        recv.enter().unwrap().test(&contexts[1], request, |_, _| {})
+    }
+
+    /// Adds a connection in the other direction. Its receiving side, on the sending side's host,
+    /// posts a receive. Returns the request.
+    fn connect_backward(&mut self) -> u16 {
+        let start = Start { is_backward: true, ..Start::default() };
+        self.pairs.push(self.fabric.connect_over(&[0, 1], 1, start));
+        let Pair { recv, contexts, .. } = &self.pairs[1];
+        let (addr, memory) = (self.fabric.from.as_ptr() as u64, &self.into_sender);
+        let part = RecvPart { addr, bytes: BYTES, tag: 0, memory };
+        recv.enter().unwrap().irecv(&contexts[1], &[part], false).unwrap().expect("room")
+    }
+
+    /// Sends a message whose arrival the receiver's NIC does not show. Returns the receive.
+    fn lose_an_arrival(&mut self) -> u16 {
+        let receive = self.irecv();
+        assert_eq!(self.pass(1, |_| ()), []);
+        (0..RAILS).for_each(|rail| self.fabric.lose_arrivals(rail, 1));
+        let send = self.isend(0, 0).unwrap().expect("a grant");
+        assert_eq!(self.pass(1, |_| ()), []);
+        (0..RAILS).for_each(|rail| self.fabric.lose_arrivals(rail, 0));
+        assert!(self.is_sent(send) && !self.is_received(receive));
+        receive
+    }
+
+    /// Waits until both ends have failed. Both must name the fault, and the sender must log it.
+    /// Returns the time in seconds until both had failed.
+    fn wait_for_loss(&mut self, receive: u16, seconds: u64) -> u64 {
+        let (mut errors, mut failed_at, begun) = ([None, None], 0, self.fabric.now_ns());
+        self.warnings.clear();
+        let lines = self.pass(seconds, |bed| {
+            let both = [bed.isend(0, 0).err(), bed.test_receive(0, receive).err()];
+            for (kept, error) in errors.iter_mut().zip(both).filter(|(kept, _)| kept.is_none()) {
+                failed_at = (bed.fabric.now_ns() - begun) / 1_000_000_000;
+                *kept = error;
+            }
+        });
+        assert_eq!(lines, [], "the ends fail before the limit for warnings");
+        let [Some(at_sender), Some(at_receiver)] = errors else { panic!("{errors:?}") };
+        assert!(matches!(*at_sender, Error::Internal(Internal::NotArrivedThere { .. })), "{at_sender}");
+        assert!(matches!(*at_receiver, Error::Internal(Internal::NotArrivedHere { .. })), "{at_receiver}");
+        for error in [&at_sender, &at_receiver] {
+            assert!(error.to_string().contains("a fault of this plugin or of a NIC; please report it"), "{error}");
+        }
+        let said: Vec<_> = self.warnings.iter().filter(|line| line.contains("never arrived")).collect();
+        assert_eq!(said, [&at_sender.to_string()], "the sender's caller may make no call");
+        failed_at
     }
 
     /// Posts a receive and a send, and waits until both service threads have seen the data. Returns
@@ -293,6 +365,58 @@ impl Bed {
         }
     }
 
+    fn lost_arrival(&mut self) {
+        self.connect(&[0, 1], 1);
+        let (send, receive) = self.exchange();
+        assert!(self.is_sent(send) && self.is_received(receive));
+        let receive = self.lose_an_arrival();
+        let seconds = self.wait_for_loss(receive, 30);
+        // Two seconds have passed before, and both ends ask.
+        assert!((4..12).contains(&seconds), "after two questions and answers, not after {seconds} s");
+    }
+
+    /// The attempts to reconnect the lost rail do not hide the loss of data.
+    fn lost_arrival_while_a_rail_is_lost(&mut self) {
+        self.connect(&[0, 1], 1);
+        self.fabric.set(1, false);
+        let (send, receive) = self.exchange();
+        assert!(self.is_sent(send) && self.is_received(receive));
+        let receive = self.lose_an_arrival();
+        self.wait_for_loss(receive, 59);
+        self.pairs.clear();
+        self.fabric.set(1, true);
+    }
+
+    fn lost_arrival_delays_the_peer(&mut self) {
+        self.connect(&[0, 1], 1);
+        self.lose_an_arrival();
+        let waiting = self.connect_backward();
+        let lines = self.pass(80, |bed| assert!(!bed.test_receive(1, waiting).unwrap()));
+        assert_one_line(
+            &lines,
+            "end 1",
+            "the peer waits for data of this host on another connection (all data for the peer was acknowledged, and some has not arrived there)",
+            "has made no progress here for",
+        );
+    }
+
+    fn both_wait_for_each_other(&mut self) {
+        self.connect(&[0, 1], 1);
+        let (receive, waiting) = (self.irecv(), self.connect_backward());
+        let lines = self.pass(80, |bed| {
+            assert!(!bed.is_received(receive) && !bed.test_receive(1, waiting).unwrap());
+        });
+        let cause = "the peer waits for data of this host on another connection (this host's rank has posted no send)";
+        for (lines, peer) in by_side(&lines).iter().zip(["end 1", "end 0"]) {
+            assert_one_line(lines, peer, cause, "");
+        }
+        let mut error = None;
+        self.pass(30, |bed| error = error.take().or(bed.test_receive(1, waiting).err()));
+        let error = error.expect("the connection's end").to_string();
+        assert!(error.contains("NCCL_SPARK_STALL_ABORT_S=90") && error.contains(cause), "{error}");
+        self.pairs.clear();
+    }
+
     fn aborts(&mut self) {
         self.connect(&[0, 1], 1);
         let lines = self.repeat_send();
@@ -300,9 +424,7 @@ impl Bed {
         let mut error = None;
         self.pass(30, |bed| error = error.take().or(bed.isend(0, 0).err()));
         let error = *error.expect("the connection's end");
-        let nccl_net_spark::error::Error::TimedOut(TimedOut::Stalled { waited, limit: 90, why, .. }) = &error else {
-            panic!("{error}")
-        };
+        let Error::TimedOut(TimedOut::Stalled { waited, limit: 90, why, .. }) = &error else { panic!("{error}") };
         assert!((90..92).contains(&waited.as_secs()) && matches!(why, StallCause::NoReceive { .. }), "{error}");
         assert!(error.to_string().contains("NCCL_SPARK_STALL_ABORT_S=90"), "{error}");
         // Another cause, so that a new line would be due.

@@ -11,6 +11,7 @@ use crate::target::Seeds;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{
     ControlFrame, ControlMessage, FRAME_WORDS, JoinAnswer, MAX_CONTROL_BYTES, OpenReceive, Progress, Received,
+    StallReport,
 };
 use nccl_net_spark::wire::cts::Epoch;
 use nccl_net_spark::wire::fields::{Address, Attachment, LaneEnd, QpEnd, RailAdvert};
@@ -55,8 +56,8 @@ fn check_message(bytes: &[u8]) -> bool {
         ControlMessage::NotNow { lane, .. } | ControlMessage::Live { lane } => assert_lane(*lane),
         ControlMessage::AreYouThere
         | ControlMessage::Bye { .. }
-        | ControlMessage::StallQuery { .. }
-        | ControlMessage::StallReply { .. } => {}
+        | ControlMessage::StallQuery(_)
+        | ControlMessage::StallReply(_) => {}
     }
     true
 }
@@ -145,12 +146,18 @@ pub fn sign(words: &mut [u64; FRAME_WORDS]) {
     words[3] = state ^ (state >> 32);
 }
 
+fn stall_report(progress: Progress, rail_changes: Option<u32>) -> StallReport {
+    StallReport { number: 1, idle_ms: 61_000, progress, rail_changes }
+}
+
 /// One control message of each kind.
 pub fn messages() -> Vec<(&'static str, ControlMessage)> {
     let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }, QpEnd { number: 18, psn: 0 }];
     let end = LaneEnd { qps, mailbox_rkey: 5 };
     let gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100, 1];
     let open = (0..3).map(|at| OpenReceive { sequence: 40 + at, shares: [at as u8, 1, 0, 0, 0, 0, 0, 0xff] }).collect();
+    let sends = Progress::Sender { begun: 9, is_granted: true, running: 2, lanes: 0b101, untested: 1 };
+    let receives = Progress::Receiver { granted: 9, delivered: 7, open: 2, arrived: 3, untested: 1 };
     let rail = RailAdvert {
         name: "rocep1s0f0:1".into(),
         phys_port: "p0".into(),
@@ -181,23 +188,9 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
         ("live", ControlMessage::Live { lane: lane(2) }),
         ("are-you-there", ControlMessage::AreYouThere),
         ("bye", ControlMessage::Bye { delivered: 1 << 40 }),
-        ("stall-query", ControlMessage::StallQuery { number: 1 }),
-        (
-            "stall-reply-of-sender",
-            ControlMessage::StallReply {
-                number: 1,
-                idle_ms: 61_000,
-                progress: Progress::Sender { begun: 9, is_granted: true, running: 2, lanes: 0b101, untested: 1 },
-            },
-        ),
-        (
-            "stall-reply-of-receiver",
-            ControlMessage::StallReply {
-                number: 1,
-                idle_ms: 61_000,
-                progress: Progress::Receiver { granted: 9, delivered: 7, open: 2, arrived: 3, untested: 1 },
-            },
-        ),
+        ("stall-query", ControlMessage::StallQuery(stall_report(receives, None))),
+        ("stall-reply-of-sender", ControlMessage::StallReply(stall_report(sends, Some(2)))),
+        ("stall-reply-of-receiver", ControlMessage::StallReply(stall_report(receives, Some(0)))),
     ]
 }
 

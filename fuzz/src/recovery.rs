@@ -11,7 +11,7 @@ use crate::target::Seeds;
 use nccl_net_spark::flow::recovery::{Action, Failure, Limits, Recovery, Role, State};
 use nccl_net_spark::flow::redial::Need;
 use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Progress, Received};
+use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Progress, Received, StallReport};
 use nccl_net_spark::wire::cts::Epoch;
 use nccl_net_spark::wire::fields::{LaneEnd, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::LaneId;
@@ -107,7 +107,7 @@ fn on_rail(mut message: ControlMessage, at: LaneId) -> ControlMessage {
         | ControlMessage::NotNow { lane, .. }
         | ControlMessage::Live { lane } => *lane = at,
         ControlMessage::Bye { delivered } => *delivered = 0,
-        ControlMessage::AreYouThere | ControlMessage::StallQuery { .. } | ControlMessage::StallReply { .. } => {}
+        ControlMessage::AreYouThere | ControlMessage::StallQuery(_) | ControlMessage::StallReply(_) => {}
     }
     message
 }
@@ -261,7 +261,8 @@ impl Caller {
                     assert!(!self.recovery.recovers());
                     self.has_ended = true;
                 }
-                Action::StallQuery(number) => {
+                Action::StallQuery(question) => {
+                    self.check_stall_report(&question);
                     let progress = match self.role {
                         Role::Sender => {
                             Progress::Sender { begun: 0, is_granted: false, running: 0, lanes: 0, untested: 0 }
@@ -270,15 +271,18 @@ impl Caller {
                             Progress::Receiver { granted: 0, delivered: 0, open: 0, arrived: 0, untested: 0 }
                         }
                     };
-                    self.recovery.reply_to_stall(number, 0, progress);
+                    let rail_changes = self.recovery.settled_changes();
+                    self.recovery.reply_to_stall(StallReport { progress, rail_changes, ..question });
                 }
-                Action::StallReply { progress, .. } => {
-                    let is_sender = matches!(progress, Progress::Sender { .. });
-                    assert_eq!(is_sender, self.role == Role::Receiver, "the other role's progress");
-                }
+                Action::StallReply(answer) => self.check_stall_report(&answer),
                 Action::Changed(_) | Action::Log(_) => {}
             }
         }
+    }
+
+    fn check_stall_report(&self, report: &StallReport) {
+        let is_sender = matches!(report.progress, Progress::Sender { .. });
+        assert_eq!(is_sender, self.role == Role::Receiver, "the other role's progress");
     }
 
     fn check_failure(&self, failure: &Failure) {

@@ -129,7 +129,8 @@ impl QueuePair {
         while let Some(ending) = local.serving.ending.front().copied().filter(|ending| ending.at_ns <= now_ns) {
             local.serving.ending.pop_front();
             if let Some((completion, solicited)) = ending.completion {
-                match self.recv_cq.push(completion, solicited) {
+                let is_lost = completion.status == 0 && RailMemory::is_due(&self.rail().lost_arrivals);
+                match if is_lost { Ok(()) } else { self.recv_cq.push(completion, solicited) } {
                     Ok(()) => {}
                     Err(CqOverflow::QueueInError) => {
                         self.fail_on_cq_overflow(local);

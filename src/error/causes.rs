@@ -377,7 +377,7 @@ pub enum TimedOut {
 
 /// Cause of a stall. This side asks the peer about its progress. If the peer answers, `idle` is the
 /// time since the peer's last progress. If it does not answer, `silent` is the time since the
-/// question.
+/// question. In [`StallCause::PeerWaits`], `why` is the cause of the peer's own stall.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum StallCause {
     #[error("the peer's rank has posted no receive for {idle:.0?}: its GPU or its program is late")]
@@ -397,7 +397,15 @@ pub enum StallCause {
     #[error("a receive is posted here, and its clear-to-send has not arrived at the peer")]
     NoGrantThere,
     #[error("all data of the peer was acknowledged, and some has not arrived here")]
-    NotArrived,
+    NotArrivedHere,
+    #[error("all data for the peer was acknowledged, and some has not arrived there")]
+    NotArrivedThere,
+    #[error("this host's rank has posted no send")]
+    NotSentHere,
+    #[error(
+        "the peer waits for data of this host on another connection ({why}), and has made no progress here for {idle:.0?}"
+    )]
+    PeerWaits { why: Box<StallCause>, idle: Duration },
     #[error("the peer has not acknowledged the data posted on {rails}")]
     SendNotAcknowledged { rails: String },
     #[error("the peer's data on {rails} is not acknowledged")]
@@ -439,6 +447,14 @@ pub enum Internal {
     NoRoomForCts,
     #[error("queue pair {0} has no room for a test write")]
     NoRoomForTest(usize),
+    #[error(
+        "data of {peer} was acknowledged and never arrived here: a fault of this plugin or of a NIC; please report it, with the logs of both hosts ({rails})"
+    )]
+    NotArrivedHere { peer: String, rails: String },
+    #[error(
+        "data for {peer} was acknowledged and never arrived there: a fault of this plugin or of a NIC; please report it, with the logs of both hosts ({rails})"
+    )]
+    NotArrivedThere { peer: String, rails: String },
     #[error("a listener without a port")]
     NoPort,
     #[error("the kernel mapped memory at address 0")]

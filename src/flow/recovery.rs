@@ -34,7 +34,7 @@ pub use action::{Action, Failure, Frame, LogEntry};
 pub use state::{Cause, Changed, Limits, Role, State};
 
 use super::control_link::ControlLink;
-use crate::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Progress, Received};
+use crate::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Progress, Received, StallReport};
 use crate::wire::fields::{LaneEnd, RailAdvert};
 use crate::wire::ids::LaneId;
 use std::collections::VecDeque;
@@ -84,6 +84,10 @@ pub struct Recovery {
     asked_at: Option<u64>,
     /// Time since which no rail is up.
     no_rail_since: Option<u64>,
+    /// Number of times that a rail left or entered [`State::Up`].
+    rail_changes: u32,
+    /// Number of the last STALL QUERY or STALL REPLY queued.
+    stall_message: u64,
     actions: VecDeque<Action>,
 }
 
@@ -129,6 +133,8 @@ impl Recovery {
             unconfirmed: None,
             asked_at: None,
             no_rail_since: None,
+            rail_changes: 0,
+            stall_message: 0,
             actions: VecDeque::new(),
         }
     }
@@ -212,8 +218,16 @@ impl Recovery {
     /// Returns true while a message is not acknowledged, or a rail is being fenced or reconnected.
     /// The service thread then polls often, because no event wakes it.
     pub fn is_busy(&self) -> bool {
-        let is_under_way = |rail: &Rail| !matches!(rail.state, State::Up { .. } | State::Down { .. });
-        self.link.is_waiting() || self.recovers() && self.rails.iter().any(is_under_way)
+        self.link.is_waiting() || self.recovers() && self.rails.iter().any(Rail::is_changing)
+    }
+
+    /// Returns the number of times that a rail was lost or came back on this side. Returns `None`
+    /// while a rail is being fenced or reconnected, or while the peer has not acknowledged a
+    /// message other than STALL QUERY and STALL REPLY.
+    pub fn settled_changes(&self) -> Option<u32> {
+        let is_only_stall_message = self.link.under_way().is_none_or(|number| number == self.stall_message);
+        let is_settled = is_only_stall_message && self.link.backlog() == 0 && !self.rails.iter().any(Rail::is_changing);
+        is_settled.then_some(self.rail_changes)
     }
 
     /// Returns true while lost rails are recovered: the connection has not failed, and the peer has
@@ -253,17 +267,17 @@ impl Recovery {
         self.link.send_ahead()
     }
 
-    /// Asks the peer for its progress. Sends nothing if `CROWDED` or more messages are queued: the
-    /// peer does not acknowledge them.
-    pub fn ask_about_stall(&mut self, number: u32) {
+    /// Asks the peer for its state, and sends it the state of this side. Sends nothing if `CROWDED`
+    /// or more messages are queued: the peer does not acknowledge them.
+    pub fn ask_about_stall(&mut self, question: StallReport) {
         if self.link.backlog() < CROWDED {
-            self.link.queue(ControlMessage::StallQuery { number });
+            self.stall_message = self.link.queue(ControlMessage::StallQuery(question));
         }
     }
 
-    /// Answers [`Action::StallQuery`] with this side's progress.
-    pub fn reply_to_stall(&mut self, number: u32, idle_ms: u64, progress: Progress) {
-        self.link.queue(ControlMessage::StallReply { number, idle_ms, progress });
+    /// Answers [`Action::StallQuery`] with the state of this side.
+    pub fn reply_to_stall(&mut self, answer: StallReport) {
+        self.stall_message = self.link.queue(ControlMessage::StallReply(answer));
     }
 
     /// Reports that [`Action::Fence`] is done. `received` lists a receiver's open receives and
@@ -402,13 +416,8 @@ impl Recovery {
         let lane = match &message {
             ControlMessage::Bye { delivered } => return self.peer_closed(*delivered),
             ControlMessage::AreYouThere => return,
-            ControlMessage::StallQuery { number } => {
-                return self.actions.push_back(Action::StallQuery(*number));
-            }
-            ControlMessage::StallReply { number, idle_ms, progress } => {
-                let (number, idle_ms, progress) = (*number, *idle_ms, *progress);
-                return self.actions.push_back(Action::StallReply { number, idle_ms, progress });
-            }
+            ControlMessage::StallQuery(report) => return self.actions.push_back(Action::StallQuery(*report)),
+            ControlMessage::StallReply(report) => return self.actions.push_back(Action::StallReply(*report)),
             ControlMessage::Fenced { lane, .. }
             | ControlMessage::Join { lane, .. }
             | ControlMessage::Joined { lane, .. }
@@ -466,9 +475,10 @@ impl Recovery {
             (ControlMessage::Joined { .. }, Role::Receiver) => {
                 Err("the connecting side must not send JOINED".to_owned())
             }
-            (ControlMessage::StallReply { progress: Progress::Sender { .. }, .. }, Role::Sender)
-            | (ControlMessage::StallReply { progress: Progress::Receiver { .. }, .. }, Role::Receiver) => {
-                Err("STALL REPLY has the progress of the wrong side".to_owned())
+            (ControlMessage::StallQuery(report) | ControlMessage::StallReply(report), role)
+                if matches!(report.progress, Progress::Sender { .. }) == (role == Role::Sender) =>
+            {
+                Err("STALL QUERY or STALL REPLY has the progress of the wrong side".to_owned())
             }
             (ControlMessage::Fenced { received, .. }, Role::Sender) if !received.is_possible(begun) => {
                 let (granted, open) = (received.granted, received.open.len());
@@ -492,6 +502,9 @@ impl Recovery {
     /// Replaces a rail's state. After set-up no other function does this.
     fn transition(&mut self, lane: LaneId, to: State, cause: Cause, at: u64) {
         let rail = &mut self.rails[lane.index()];
+        if matches!(rail.state, State::Up { .. }) || matches!(to, State::Up { .. }) {
+            self.rail_changes = self.rail_changes.wrapping_add(1);
+        }
         match (&rail.state, &to) {
             (State::Up { since }, _) if at.saturating_sub(*since) > STEADY => rail.attempts = 0,
             (State::Up { .. }, _) | (_, State::Opening { .. }) => rail.attempts += 1,

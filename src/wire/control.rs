@@ -77,20 +77,41 @@ pub enum ControlMessage {
         delivered: u64,
     },
     /// Asks for the peer's progress, because requests of this side make none.
-    StallQuery {
-        /// Number of the question, counted by the side that asks.
-        number: u32,
-    },
+    StallQuery(StallReport),
     /// Answers a STALL QUERY.
-    StallReply {
-        /// Number of the question.
-        number: u32,
-        /// Milliseconds since a sample of this side's progress last differed from the sample
-        /// before.
-        idle_ms: u64,
-        /// Progress of this side.
-        progress: Progress,
-    },
+    StallReply(StallReport),
+}
+
+/// State of one side of a connection, for the cause of a stall. A question has the state of the
+/// side that asks, so that both sides find the cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StallReport {
+    /// Number of the question, counted by the side that asks.
+    pub number: u32,
+    /// Milliseconds since a sample of this side's progress last differed from the sample before.
+    pub idle_ms: u64,
+    /// Progress of this side.
+    pub progress: Progress,
+    /// Number of times that this side has lost a rail or got it back. `None` if `progress` may not
+    /// include everything that has arrived: a rail is being stopped or reconnected, a message about
+    /// a rail is not acknowledged, or completions are not processed.
+    pub rail_changes: Option<u32>,
+}
+
+impl StallReport {
+    /// Encoding of `None` in [`StallReport::rail_changes`].
+    const UNKNOWN: u32 = u32::MAX;
+
+    fn write(&self, w: &mut Writer) {
+        w.u32(self.number).u64(self.idle_ms).u32(self.rail_changes.unwrap_or(Self::UNKNOWN));
+        self.progress.write(w);
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let (number, idle_ms, rail_changes) = (r.u32()?, r.u64()?, r.u32()?);
+        let rail_changes = (rail_changes != Self::UNKNOWN).then_some(rail_changes);
+        Ok(Self { number, idle_ms, progress: Progress::read(r)?, rail_changes })
+    }
 }
 
 /// The accepting side's answer to a JOIN.
@@ -263,12 +284,8 @@ impl ControlMessage {
             Self::AreYouThere => {
                 w.u8(7);
             }
-            Self::StallQuery { number } => {
-                w.u8(8).u32(*number);
-            }
-            Self::StallReply { number, idle_ms, progress } => {
-                progress.write(w.u8(9).u32(*number).u64(*idle_ms));
-            }
+            Self::StallQuery(report) => report.write(w.u8(8)),
+            Self::StallReply(report) => report.write(w.u8(9)),
         }
         w.into_bytes()
     }
@@ -292,8 +309,8 @@ impl ControlMessage {
             5 => Self::Live { lane: lane(r)? },
             6 => Self::Bye { delivered: r.u64()? },
             7 => Self::AreYouThere,
-            8 => Self::StallQuery { number: r.u32()? },
-            9 => Self::StallReply { number: r.u32()?, idle_ms: r.u64()?, progress: Progress::read(r)? },
+            8 => Self::StallQuery(StallReport::read(r)?),
+            9 => Self::StallReply(StallReport::read(r)?),
             kind => return Err(Malformed::Value { what: "kind of control message", value: u64::from(kind) }),
         };
         reader.end()?;
@@ -425,9 +442,8 @@ mod tests {
             ControlMessage::Live { lane: lane(2) },
             ControlMessage::Bye { delivered: 12 },
             ControlMessage::AreYouThere,
-            ControlMessage::StallQuery { number: u32::MAX },
-            ControlMessage::StallReply {
-                number: 1,
+            ControlMessage::StallQuery(StallReport {
+                number: u32::MAX,
                 idle_ms: u64::MAX,
                 progress: Progress::Sender {
                     begun: u64::MAX,
@@ -436,12 +452,14 @@ mod tests {
                     lanes: 0xff,
                     untested: 256,
                 },
-            },
-            ControlMessage::StallReply {
+                rail_changes: None,
+            }),
+            ControlMessage::StallReply(StallReport {
                 number: 2,
                 idle_ms: 0,
                 progress: Progress::Receiver { granted: 99, delivered: 67, open: 32, arrived: 2048, untested: 31 },
-            },
+                rail_changes: Some(u32::MAX - 1),
+            }),
         ]
     }
 
@@ -497,7 +515,7 @@ mod tests {
         }
 
         #[test]
-        fn a_mix_of_two_frames_is_not_read(which in 0..10usize, other in 0..10usize, mask: u64) {
+        fn a_mix_of_two_frames_is_not_read(which in 0..9usize, other in 0..9usize, mask: u64) {
             let frame = |number, which: usize| {
                 ControlFrame { number, received: 1, awaits_confirmation: true, message: samples()[which].encode() }
             };

@@ -97,6 +97,15 @@ pub struct Start {
     /// Bit mask of the lanes that have no queue pairs when the connection begins.
     pub not_yet: u8,
     pub bound: Option<Arc<Bound>>,
+    /// True if the receiving side's host (`Fabric::hosts`) sends, and the sending side's receives.
+    pub is_backward: bool,
+}
+
+impl Start {
+    /// Indices in [`Fabric::hosts`] of the sender and of the receiver.
+    fn hosts(&self) -> [usize; 2] {
+        if self.is_backward { [1, 0] } else { [0, 1] }
+    }
 }
 
 impl Pair {
@@ -243,6 +252,11 @@ impl Fabric {
         self.node.memory.rails[0][rail].refusals.store(count, Ordering::Release);
     }
 
+    /// Loses the completions of the next `count` receives on a rail. Their data is acknowledged.
+    pub fn lose_arrivals(&self, rail: usize, count: u32) {
+        self.node.memory.rails[0][rail].lost_arrivals.store(count, Ordering::Release);
+    }
+
     /// Lets the next `count` posts on a rail fail, at either end.
     pub fn fail_posts(&self, rail: usize, count: u32) {
         self.node.memory.rails[0][rail].failing_posts.store(count, Ordering::Release);
@@ -354,7 +368,7 @@ impl Fabric {
     /// Connects over these rails. The lanes have the order of `rails`.
     pub fn connect_over(&self, rails: &[usize], queue_count: usize, start: Start) -> Pair {
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
-        self.join(self.lanes(rails, queue_count), mailboxes, None, start)
+        self.join(self.lanes(rails, queue_count, start.hosts()), mailboxes, None, start)
     }
 
     /// Connects over the first rail. A [`Liar`] with its own queue pair is the receiver's peer.
@@ -375,19 +389,20 @@ impl Fabric {
         (self.join(lanes, mailboxes, Some(liar.key()), Start::default()), liar)
     }
 
-    fn lanes(&self, rails: &[usize], queue_count: usize) -> [Vec<Lane>; 2] {
+    fn lanes(&self, rails: &[usize], queue_count: usize, hosts: [usize; 2]) -> [Vec<Lane>; 2] {
         let mut lanes: [Vec<Lane>; 2] = Default::default();
         for &rail in rails {
             let mut pair = [(0, Role::Sender), (1, Role::Receiver)]
-                .map(|(side, role)| Lane::open(&self.hosts[side].process().rails[rail], role, queue_count).unwrap());
+                .map(|(side, role)| (&self.hosts[hosts[side]].process().rails[rail], role))
+                .map(|(rail, role)| Lane::open(rail, role, queue_count).unwrap());
             let snapshot = &self.snapshots[rail];
             let gid = snapshot.addresses[0].gid;
             let ends = [pair[0].ends(), pair[1].ends()];
             for (side, role) in [(1, Role::Receiver), (0, Role::Sender)] {
                 let (mtu_bytes, priority) = (1024, Priority::default());
                 let route = Route { snapshot, gid, peer_gid: gid, mtu_bytes, ends: &ends[1 - side], priority };
-                pair[side].connect(role, self.hosts[side].process().config.qp, &route).unwrap();
-                pair[side].peer_rail = self.hosts[1 - side].process().rails[rail].name();
+                pair[side].connect(role, self.hosts[hosts[side]].process().config.qp, &route).unwrap();
+                pair[side].peer_rail = self.hosts[hosts[1 - side]].process().rails[rail].name();
             }
             let [sender, receiver] = pair;
             lanes[0].push(sender);
@@ -398,13 +413,8 @@ impl Fabric {
 
     /// Builds data paths and drivers. If a liar is the receiver's peer, `far_key` is the key with
     /// which the receiver writes to the liar's mailbox.
-    fn join(
-        &self,
-        mut lanes: [Vec<Lane>; 2],
-        mailboxes: [Arc<Region>; 2],
-        far_key: Option<u32>,
-        Start { not_yet, bound }: Start,
-    ) -> Pair {
+    fn join(&self, mut lanes: [Vec<Lane>; 2], mailboxes: [Arc<Region>; 2], far_key: Option<u32>, start: Start) -> Pair {
+        let (hosts, Start { not_yet, bound, .. }) = (start.hosts(), start);
         let rails = lanes[0].len();
         for (side, region) in mailboxes.iter().enumerate() {
             lanes[side].iter_mut().for_each(|lane| lane.register_mailbox(region).unwrap());
@@ -419,17 +429,17 @@ impl Fabric {
         }
         let far = [1, 0].map(|side: usize| mailboxes[side].addr());
         let contexts = [0, 1].map(|side: usize| {
-            let process = self.hosts[side].process();
+            let process = self.hosts[hosts[side]].process();
             Arc::new(PathContext {
-                peer: Arc::new(Peer::new(format!("end {}", 1 - side))),
+                peer: Arc::new(Peer::new(format!("end {}", hosts[1 - side]))),
                 registrations: Arc::clone(&process.registrations),
                 stall_warn: process.config.data_path.stall_warn,
-                waker: self.hosts[side].setup().service.clone(),
+                waker: self.hosts[hosts[side]].setup().service.clone(),
             })
         });
         let path = |lane: &Lane| [End { rail: lane.rail.id, attachment: lane.rail.info.attachment }; 2];
         let paths: Vec<[End; 2]> = lanes[0].iter().map(path).collect();
-        let mut striping = [0, 1].map(|side: usize| negotiate::striping(self.hosts[side].process(), &paths));
+        let mut striping = hosts.map(|host| negotiate::striping(self.hosts[host].process(), &paths));
         let queue_count = lanes[0][0].queue_count();
         for (striping, lanes) in striping.iter_mut().zip(&mut lanes) {
             for (id, lane) in LaneId::all(rails).zip(lanes).filter(|(id, _)| not_yet & id.bit() != 0) {
@@ -449,7 +459,7 @@ impl Fabric {
         let recv = Arc::new(TryCell::new(RecvPath::new(parts(1, r_lanes, r_striping))));
         let driver = |side: usize, role, path: Arc<dyn SharedPath>, rails| {
             let mailboxes = Mailboxes { region: Arc::clone(&mailboxes[side]), peer_addr: far[side] };
-            let (process, context) = (Arc::clone(self.hosts[side].process()), Arc::clone(&contexts[side]));
+            let (process, context) = (Arc::clone(self.hosts[hosts[side]].process()), Arc::clone(&contexts[side]));
             let terms = Terms { role, priority: Priority::default(), first_rail_timeout: FIRST_RAIL };
             Driver::new(process, context, path, terms, mailboxes, rails)
         };

@@ -98,7 +98,7 @@ impl<'f> Run<'f> {
         };
         // If TCP breaks permanently, rail 0 has to carry the control frames.
         let not_yet = if tcp.breaks_permanently() { not_yet & !1 } else { not_yet };
-        let pair = fabric.connect_as(rails, queue_count, Start { not_yet, bound });
+        let pair = fabric.connect_as(rails, queue_count, Start { not_yet, bound, ..Start::default() });
         fabric.give_path_faults(not_yet, &mut Dice::new(seed ^ 0xfa17));
         let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
         let (refusals_left, failures_left, silences_left) = (dice.below(5), dice.below(5), dice.below(3));

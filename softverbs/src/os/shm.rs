@@ -91,6 +91,9 @@ pub struct RailMemory {
     path: AtomicU64,
     /// Number of completions for which the completion queue will still count as full.
     pub overruns: AtomicU32,
+    /// Number of receives whose completions will still be lost. The bytes of such a receive are
+    /// stored and acknowledged. No NIC may do this; a fault of a NIC or of its driver could.
+    pub lost_arrivals: AtomicU32,
     /// 1: commands to the firmware do not return. Under Linux a command waits for the firmware, for
     /// example while the kernel recovers from a PCIe error. Posting and polling do not wait for it.
     hung: AtomicU32,

@@ -6,6 +6,9 @@
 //!   NCCL opens many connections to a peer, and they stall together.
 //! - A further WARN follows if the greatest cause changes, and for each new stall. At least
 //!   `NCCL_SPARK_STALL_WARN_S` passes between two WARNs.
+//! - While the peer's process waits for data of this process, no WARN and no error blames the
+//!   peer's program for its lateness ([`StallCause::PeerWaits`]). A receiver that waits for data
+//!   asks its sender every few seconds, so the sender's process knows.
 //!
 //! Set-up creates a [`ConnectionStall`] for each connection. All other calls come from the service
 //! thread, and each takes a lock.
@@ -20,6 +23,9 @@ use std::time::{Duration, Instant};
 /// Time for other connections to report their causes. The service thread samples each data path
 /// twice in this time.
 pub const SETTLED: Duration = Duration::from_secs(1);
+/// Time after the peer's question until the peer no longer counts as waiting. A peer that waits
+/// asks again five seconds after an answer, and an answer takes a few seconds if TCP loses packets.
+const ASKED_LATELY: Duration = Duration::from_secs(12);
 
 /// The present stalls of this process's connections.
 #[derive(Debug, Default)]
@@ -32,6 +38,8 @@ pub struct Stalls {
 struct PeerStalls {
     peer: String,
     stalled: Vec<Stalled>,
+    /// Connections on which the peer waits for data of this process.
+    awaited: Vec<Awaited>,
     due: Instant,
     /// Cause that the last line about the present stall has named; `None` before the first line.
     logged: Option<Cause>,
@@ -45,6 +53,15 @@ struct Stalled {
     since: Instant,
 }
 
+#[derive(Debug)]
+struct Awaited {
+    connection: u64,
+    cause: Cause,
+    why: StallCause,
+    /// `None`: until the connection ends.
+    until: Option<Instant>,
+}
+
 /// One connection's entry in the stalls of its peer.
 #[derive(Debug)]
 pub struct ConnectionStall {
@@ -52,6 +69,25 @@ pub struct ConnectionStall {
     id: u64,
     peer: String,
     is_stalled: bool,
+    is_awaited: bool,
+}
+
+impl PeerStalls {
+    /// Returns `why`, or if it would blame the peer's program although the peer waits for data of
+    /// this process, the cause of the peer's wait.
+    fn explained(&self, why: &StallCause) -> StallCause {
+        match (why, self.awaited.iter().max_by_key(|one| one.cause)) {
+            (
+                StallCause::NoReceive { idle } | StallCause::NoSend { idle } | StallCause::NotTested { idle },
+                Some(awaited),
+            ) => StallCause::PeerWaits { why: Box::new(awaited.why.clone()), idle: *idle },
+            _ => why.clone(),
+        }
+    }
+
+    fn forget_old_questions(&mut self, now: Instant) {
+        self.awaited.retain(|one| one.until.is_none_or(|until| now < until));
+    }
 }
 
 impl Stalls {
@@ -59,18 +95,19 @@ impl Stalls {
     /// `losses` returns a text about lost packets, with which each line ends.
     pub fn tick(&self, window: Duration, now: Instant, losses: impl Fn() -> String) {
         let mut peers = lock(&self.peers);
+        peers.iter_mut().for_each(|of| of.forget_old_questions(now));
         // A peer without a stall is kept while its last line is recent.
-        peers.retain(|of| !of.stalled.is_empty() || now < of.due);
-        for PeerStalls { peer, stalled, due, logged } in peers.iter_mut().filter(|of| now >= of.due) {
-            let Some(worst) = stalled.iter().max_by_key(|one| one.cause) else { continue };
-            if *logged != Some(worst.cause) {
-                (*logged, *due) = (Some(worst.cause), now + window);
-                let (waited, why) = (now.saturating_duration_since(worst.since), &worst.why);
-                let connections = match stalled.len() {
+        peers.retain(|of| !of.stalled.is_empty() || !of.awaited.is_empty() || now < of.due);
+        for of in peers.iter_mut().filter(|of| now >= of.due) {
+            let Some(worst) = of.stalled.iter().max_by_key(|one| one.cause) else { continue };
+            if of.logged != Some(worst.cause) {
+                let (waited, why) = (now.saturating_duration_since(worst.since), of.explained(&worst.why));
+                (of.logged, of.due) = (Some(worst.cause), now + window);
+                let connections = match of.stalled.len() {
                     1 => "1 connection".to_owned(),
                     count => format!("{count} connections"),
                 };
-                tracing::warn!("no progress with {peer} for {waited:.0?} on {connections}: {why}{}", losses());
+                tracing::warn!("no progress with {} for {waited:.0?} on {connections}: {why}{}", of.peer, losses());
             }
         }
     }
@@ -80,23 +117,57 @@ impl ConnectionStall {
     /// Adds a connection with `peer`.
     pub fn new(stalls: &Arc<Stalls>, peer: &str) -> Self {
         let id = stalls.members.fetch_add(1, Ordering::Relaxed);
-        Self { stalls: Arc::clone(stalls), id, peer: peer.to_owned(), is_stalled: false }
+        Self { stalls: Arc::clone(stalls), id, peer: peer.to_owned(), is_stalled: false, is_awaited: false }
     }
 
     /// Records the cause of a stall that has lasted since `since`.
     pub fn stalled(&mut self, cause: Cause, why: StallCause, since: Instant, now: Instant) {
         self.is_stalled = true;
+        self.with_peer(now, |of| {
+            if of.stalled.is_empty() {
+                (of.due, of.logged) = (of.due.max(now + SETTLED), None);
+            }
+            of.stalled.retain(|one| one.connection != self.id);
+            of.stalled.push(Stalled { connection: self.id, cause, why, since });
+        });
+    }
+
+    /// Records the peer's question: the peer waits for data of this connection, with this cause.
+    pub fn peer_waits(&mut self, cause: Cause, why: StallCause, now: Instant) {
+        self.awaits(cause, why, Some(now + ASKED_LATELY), now);
+    }
+
+    /// Records that the peer waits for data of this connection, until the connection ends.
+    pub fn peer_waits_until_the_end(&mut self, cause: Cause, why: StallCause, now: Instant) {
+        self.awaits(cause, why, None, now);
+    }
+
+    fn awaits(&mut self, cause: Cause, why: StallCause, until: Option<Instant>, now: Instant) {
+        self.is_awaited = true;
+        self.with_peer(now, |of| {
+            // A wait until the end outlasts later questions.
+            of.awaited.retain(|one| one.connection != self.id || one.until.is_none());
+            of.awaited.push(Awaited { connection: self.id, cause, why, until });
+        });
+    }
+
+    /// Returns `why`, or if the peer waits for data of this process, the cause of the peer's wait
+    /// in place of the lateness of its program.
+    pub fn explained(&self, why: StallCause, now: Instant) -> StallCause {
+        self.with_peer(now, |of| {
+            of.forget_old_questions(now);
+            of.explained(&why)
+        })
+    }
+
+    fn with_peer<T>(&self, now: Instant, use_it: impl FnOnce(&mut PeerStalls) -> T) -> T {
         let mut peers = lock(&self.stalls.peers);
         let at = peers.iter().position(|of| of.peer == self.peer).unwrap_or_else(|| {
-            peers.push(PeerStalls { peer: self.peer.clone(), stalled: Vec::new(), due: now, logged: None });
+            let (peer, stalled, awaited) = (self.peer.clone(), Vec::new(), Vec::new());
+            peers.push(PeerStalls { peer, stalled, awaited, due: now, logged: None });
             peers.len() - 1
         });
-        let of = &mut peers[at];
-        if of.stalled.is_empty() {
-            (of.due, of.logged) = (of.due.max(now + SETTLED), None);
-        }
-        of.stalled.retain(|one| one.connection != self.id);
-        of.stalled.push(Stalled { connection: self.id, cause, why, since });
+        use_it(&mut peers[at])
     }
 
     /// Records that the connection no longer stalls, or that it has ended.
@@ -112,6 +183,11 @@ impl ConnectionStall {
 impl Drop for ConnectionStall {
     fn drop(&mut self) {
         self.ended();
+        if self.is_awaited {
+            for of in lock(&self.stalls.peers).iter_mut() {
+                of.awaited.retain(|one| one.connection != self.id);
+            }
+        }
     }
 }
 
@@ -162,5 +238,39 @@ mod tests {
         drop(members);
         stalls.tick(WINDOW, now + 3 * WINDOW, String::new);
         assert!(logged(&stalls).is_empty());
+    }
+
+    #[test]
+    fn a_peer_that_waits_for_data_is_not_called_late() {
+        let stalls = Arc::new(Stalls::default());
+        let [mut asked, mut lost, late, other] =
+            ["a:1", "a:1", "a:1", "b:1"].map(|of| ConnectionStall::new(&stalls, of));
+        let (now, idle) = (Instant::now(), SECOND);
+        let waits = |why| StallCause::PeerWaits { why: Box::new(why), idle };
+        asked.peer_waits(Cause::NotPosted, StallCause::NotSentHere, now);
+        for why in [StallCause::NoReceive { idle }, StallCause::NoSend { idle }, StallCause::NotTested { idle }] {
+            assert_eq!(late.explained(why.clone(), now), waits(StallCause::NotSentHere));
+            assert_eq!(other.explained(why.clone(), now), why, "another peer");
+        }
+        assert_eq!(late.explained(StallCause::HeldBack, now), StallCause::HeldBack, "this host's own fault");
+        lost.peer_waits_until_the_end(Cause::NotArrived, StallCause::NotArrivedThere, now);
+        let explained = |now| late.explained(StallCause::NoSend { idle }, now);
+        assert_eq!(explained(now), waits(StallCause::NotArrivedThere), "the greatest cause");
+        asked.peer_waits(Cause::NotGranted, StallCause::NoGrantHere, now);
+        lost.peer_waits(Cause::NotArrived, StallCause::NotArrivedThere, now);
+        stalls.tick(WINDOW, now + 2 * WINDOW, String::new);
+        assert_eq!(explained(now + 2 * WINDOW), waits(StallCause::NotArrivedThere));
+        drop(lost);
+        assert_eq!(explained(now + 2 * WINDOW), StallCause::NoSend { idle }, "the question is old");
+        asked.peer_waits(Cause::NotGranted, StallCause::NoGrantHere, now);
+        assert_eq!(explained(now + ASKED_LATELY - SECOND), waits(StallCause::NoGrantHere));
+        assert_eq!(explained(now + ASKED_LATELY), StallCause::NoSend { idle });
+        // A line's text is decided when the line is written.
+        let mut late = late;
+        late.stalled(Cause::NotPosted, StallCause::NoSend { idle }, now, now);
+        asked.peer_waits(Cause::NotGranted, StallCause::NoGrantHere, now);
+        let worst =
+            |peers: &[PeerStalls]| peers.iter().find(|of| of.peer == "a:1").map(|of| of.explained(&of.stalled[0].why));
+        assert_eq!(worst(&lock(&stalls.peers)), Some(waits(StallCause::NoGrantHere)));
     }
 }

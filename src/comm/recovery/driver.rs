@@ -509,10 +509,8 @@ impl Driver {
                 self.context.peer.vanished();
             }
             Action::Fail(failure) => self.fail(failure),
-            Action::StallQuery(number) => return self.reply_to_stall(*number, at),
-            Action::StallReply { number, idle_ms, progress } => {
-                self.receive_stall_reply(*number, *idle_ms, progress, at);
-            }
+            Action::StallQuery(question) => return self.reply_to_stall(question, at, now),
+            Action::StallReply(answer) => return self.receive_stall_reply(answer, at),
             Action::Changed(changed) => self.changed(changed, now),
             Action::Log(entry) => self.log(entry),
         }

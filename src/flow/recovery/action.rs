@@ -1,7 +1,7 @@
 //! Actions that recovery requests from its caller, and the data in them.
 
 use super::Changed;
-use crate::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Progress, Received};
+use crate::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Received, StallReport};
 use crate::wire::fields::{LaneEnd, RailAdvert};
 use crate::wire::ids::LaneId;
 
@@ -35,12 +35,11 @@ pub enum Action {
     PeerGone,
     /// The connection has failed.
     Fail(Failure),
-    /// The peer has sent the question with this number. Answer it with
+    /// The peer has asked a question, with its own state. Answer it with
     /// [`reply_to_stall`](super::Recovery::reply_to_stall).
-    StallQuery(u32),
-    /// The peer has answered question `number`. Its progress has not changed for `idle_ms`.
-    #[allow(missing_docs)]
-    StallReply { number: u32, idle_ms: u64, progress: Progress },
+    StallQuery(StallReport),
+    /// The peer has answered a question.
+    StallReply(StallReport),
     /// Count and log the change of a rail's state.
     Changed(Box<Changed>),
     /// Write a log entry.

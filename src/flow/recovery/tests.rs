@@ -448,13 +448,15 @@ fn a_peer_whose_tcp_was_closed_is_dialled_in_time() {
 #[test]
 fn forbidden_control_messages_fail_the_connection() {
     let fenced = ControlMessage::Fenced { lane: lane(0), received: Received { granted: 99, open: Vec::new() } };
-    let stall_reply = |progress| ControlMessage::StallReply { number: 0, idle_ms: 0, progress };
+    let report = |progress| StallReport { number: 0, idle_ms: 0, progress, rail_changes: None };
     for (role, message, why) in [
         (Role::Sender, ControlMessage::Live { lane: lane(0) }, "must not send LIVE"),
         (Role::Receiver, joined(0, 1), "must not send JOINED"),
         (Role::Sender, ControlMessage::Bye { delivered: 1 }, ""),
-        (Role::Sender, stall_reply(SENDS), "progress of the wrong side"),
-        (Role::Receiver, stall_reply(RECEIVES), "progress of the wrong side"),
+        (Role::Sender, ControlMessage::StallQuery(report(SENDS)), "progress of the wrong side"),
+        (Role::Sender, ControlMessage::StallReply(report(SENDS)), "progress of the wrong side"),
+        (Role::Receiver, ControlMessage::StallQuery(report(RECEIVES)), "progress of the wrong side"),
+        (Role::Receiver, ControlMessage::StallReply(report(RECEIVES)), "progress of the wrong side"),
         (Role::Sender, fenced, ""),
     ] {
         let mut end = End::new(role);
@@ -471,18 +473,53 @@ const RECEIVES: Progress = Progress::Receiver { granted: 1, delivered: 0, open: 
 #[test]
 fn a_question_about_a_stall_gets_its_answer() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
-    end.recovery.ask_about_stall(7);
-    assert_eq!(end.next_message(now), Some(ControlMessage::StallQuery { number: 7 }));
-    let reply = |number, idle_ms, progress| ControlMessage::StallReply { number, idle_ms, progress };
-    end.receive(&reply(7, 5, RECEIVES), now);
-    assert_eq!(end.actions(), [Action::StallReply { number: 7, idle_ms: 5, progress: RECEIVES }]);
-    end.receive(&ControlMessage::StallQuery { number: 3 }, now);
-    assert_eq!(end.actions(), [Action::StallQuery(3)]);
-    end.recovery.reply_to_stall(3, 4, SENDS);
-    assert_eq!(end.next_message(now), Some(reply(3, 4, SENDS)));
+    let report = |number, progress| StallReport { number, idle_ms: 5, progress, rail_changes: Some(2) };
+    end.recovery.ask_about_stall(report(7, SENDS));
+    assert_eq!(end.next_message(now), Some(ControlMessage::StallQuery(report(7, SENDS))));
+    end.receive(&ControlMessage::StallReply(report(7, RECEIVES)), now);
+    assert_eq!(end.actions(), [Action::StallReply(report(7, RECEIVES))]);
+    end.receive(&ControlMessage::StallQuery(report(3, RECEIVES)), now);
+    assert_eq!(end.actions(), [Action::StallQuery(report(3, RECEIVES))]);
+    end.recovery.reply_to_stall(report(3, SENDS));
+    assert_eq!(end.next_message(now), Some(ControlMessage::StallReply(report(3, SENDS))));
     // The number of questions to a peer that confirms nothing is limited.
-    (0..1000).for_each(|number| end.recovery.ask_about_stall(number));
+    (0..1000).for_each(|number| end.recovery.ask_about_stall(report(number, SENDS)));
     assert!(end.recovery.link.backlog() <= CROWDED);
+}
+
+#[test]
+fn changes_of_rails_count_once_they_are_complete_on_both_sides() {
+    let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
+    let report = StallReport { number: 1, idle_ms: 0, progress: RECEIVES, rail_changes: None };
+    assert_eq!(end.recovery.settled_changes(), Some(0));
+    // Messages about a stall may be under way, because they change no rail.
+    end.recovery.ask_about_stall(report);
+    assert_eq!(end.recovery.settled_changes(), Some(0));
+    end.receive(&ControlMessage::AreYouThere, now);
+    end.recovery.rail_down(lane(0), "down", now);
+    assert_eq!(end.recovery.settled_changes(), None, "the rail is being fenced");
+    end.recovery.fenced(lane(0), Received::default(), now);
+    assert_eq!(end.recovery.settled_changes(), None, "the peer has not fenced the rail");
+    end.receive(&ControlMessage::Fenced { lane: lane(0), received: Received::default() }, now);
+    assert_eq!(end.recovery.settled_changes(), Some(1), "the peer has acknowledged FENCED");
+    let join = ControlMessage::Join { lane: lane(0), attempt: 1, rail: advert(), end: new_end() };
+    end.receive(&join, now);
+    assert_eq!(end.recovery.settled_changes(), None, "queue pairs are being connected");
+    end.recovery.answered(lane(0), Ok(answer()), now);
+    assert_eq!(end.recovery.settled_changes(), None, "the peer's LIVE is missing");
+    end.receive(&ControlMessage::Live { lane: lane(0) }, now);
+    end.recovery.activated(lane(0), Ok(()), now);
+    assert_eq!(end.recovery.settled_changes(), Some(2));
+    // The sending side's LIVE is a message about a rail.
+    let mut end = End::new(Role::Sender);
+    end.recovery.link.queue(ControlMessage::Live { lane: lane(0) });
+    assert_eq!(end.recovery.settled_changes(), None, "LIVE is not acknowledged");
+    end.recovery.ask_about_stall(report);
+    assert_eq!(end.recovery.settled_changes(), None, "LIVE is under way");
+    end.receive(&ControlMessage::AreYouThere, now);
+    assert_eq!(end.recovery.settled_changes(), Some(0));
+    end.recovery.link.queue(ControlMessage::AreYouThere);
+    assert_eq!(end.recovery.settled_changes(), None, "a message waits");
 }
 
 #[test]

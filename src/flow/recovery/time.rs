@@ -113,6 +113,11 @@ impl Recovery {
 }
 
 impl Rail {
+    /// Returns true while the rail is being fenced or reconnected.
+    pub(super) fn is_changing(&self) -> bool {
+        !matches!(self.state, State::Up { .. } | State::Down { .. })
+    }
+
     /// Returns the time at which the rail's current wait ends. Only the connecting side acts on it.
     pub(super) fn timeout(&self) -> Option<u64> {
         match self.state {

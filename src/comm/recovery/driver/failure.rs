@@ -5,7 +5,7 @@ use crate::comm::datapath::fault::broken_protocol;
 use crate::comm::datapath::path::Faults;
 use crate::comm::datapath::shared::NotBorrowed;
 use crate::comm::log::once::Subject;
-use crate::error::{Error, Network, TimedOut};
+use crate::error::{Error, Internal, Network, TimedOut};
 use crate::flow::recovery::Failure;
 use crate::wire::ids::LaneId;
 use std::time::Duration;
@@ -46,8 +46,11 @@ impl Driver {
         self.show_failure();
         self.outages.ended();
         self.tcp.ended();
-        // The NCCL call that returns the error logs it as a warning.
-        if self.process.log.is_first(&self.context.peer.name, Subject::Failed) {
+        // The NCCL call that returns the error logs it as a warning. But with this error no request
+        // of this side waits, so perhaps no such call follows.
+        if let Error::Internal(Internal::NotArrivedThere { .. }) = error {
+            tracing::warn!("{error}");
+        } else if self.process.log.is_first(&self.context.peer.name, Subject::Failed) {
             tracing::info!("{error}");
         } else {
             tracing::debug!("{error}");

@@ -1,14 +1,15 @@
 //! Detection of requests without progress. Samples the data path, asks the peer, and reports the
-//! cause to the log and the counters. With `NCCL_SPARK_STALL_ABORT_S`, a long stall fails the
-//! connection. [`crate::flow::stall`] decides when to ask, what the cause is, and when to fail.
+//! cause to the log and the counters. The connection fails if acknowledged data is lost, and with
+//! `NCCL_SPARK_STALL_ABORT_S` after a long stall. [`crate::flow::stall`] decides when to ask, what
+//! the cause is, and when to fail.
 
-use super::Driver;
+use super::{Driver, MOST_ROUNDS};
 use crate::comm::datapath::lane::Role;
 use crate::comm::datapath::shared::NotBorrowed;
 use crate::counters::layout::stall_word;
-use crate::error::{StallCause, TimedOut};
+use crate::error::{Error, Internal, StallCause, TimedOut};
 use crate::flow::stall::{Cause, Verdict};
-use crate::wire::control::Progress;
+use crate::wire::control::{Progress, StallReport};
 use crate::wire::ids::LaneId;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 /// after its limit (`NCCL_SPARK_STALL_WARN_S`, `NCCL_SPARK_STALL_ABORT_S`), which is at least one
 /// second.
 const SAMPLE: u64 = 500_000_000;
+/// Number of consecutive polls of the data path that must find nothing. A device may show a
+/// completion a moment late.
+const EMPTY_POLLS: usize = 8;
 
 impl Driver {
     pub(super) fn stop_stall_watch(&mut self) {
@@ -32,37 +36,83 @@ impl Driver {
         if self.stall.is_closed || !self.recovery.recovers() || !self.recovery.was_up() {
             self.show_no_stall();
         } else if at >= self.stall.next_sample {
-            let _ = self.sample(at);
+            // A connection that makes progress leaves its completions to NCCL's thread.
+            let is_complete = self.stall.watch.waited(at) >= SAMPLE;
+            let _ = self.sample(is_complete, at);
             self.show_stall(at, now);
         }
     }
 
-    pub(super) fn reply_to_stall(&mut self, number: u32, at: u64) -> Result<(), NotBorrowed> {
-        let progress = self.sample(at)?;
-        self.recovery.reply_to_stall(number, self.stall.watch.idle(at) / 1_000_000, progress);
+    pub(super) fn reply_to_stall(&mut self, question: &StallReport, at: u64, now: Instant) -> Result<(), NotBorrowed> {
+        self.sample(true, at)?;
+        if let Some(verdict) = self.stall.watch.peer_asked(question, at) {
+            let why = match verdict.cause {
+                Cause::NotPosted | Cause::NotTested => StallCause::NotSentHere,
+                _ => self.stall_cause(&verdict, at),
+            };
+            self.stall.log.peer_waits(verdict.cause, why, now);
+        }
+        if let Some(answer) = self.stall.watch.report(question.number, at) {
+            self.recovery.reply_to_stall(answer);
+        }
         Ok(())
     }
 
-    pub(super) fn receive_stall_reply(&mut self, number: u32, idle_ms: u64, progress: &Progress, at: u64) {
-        let _ = self.sample(at);
-        self.stall.watch.answered(number, idle_ms, progress, at);
+    pub(super) fn receive_stall_reply(&mut self, answer: &StallReport, at: u64) -> Result<(), NotBorrowed> {
+        self.sample(true, at)?;
+        self.stall.watch.answered(answer, at);
+        Ok(())
     }
 
-    /// Samples the data path, and asks the peer for its progress if that is due.
+    /// Samples the data path, and asks the peer for its state if that is due. With `is_complete`,
+    /// first processes everything that has arrived.
     ///
     /// # Errors
     /// The reason why the data path was not borrowed. The next round tries again, unless a thread
     /// has panicked in it.
-    fn sample(&mut self, at: u64) -> Result<Progress, NotBorrowed> {
-        let progress = self.on_path(|path, _| path.progress());
-        if progress != Err(NotBorrowed::Busy) {
+    fn sample(&mut self, is_complete: bool, at: u64) -> Result<(), NotBorrowed> {
+        let sampled = if is_complete { self.complete_progress() } else { self.progress() };
+        if !matches!(sampled, Err(NotBorrowed::Busy)) {
             self.stall.next_sample = at + SAMPLE;
         }
-        let progress = progress?;
-        if let Some(number) = self.stall.watch.sample(progress, at) {
-            self.recovery.ask_about_stall(number);
+        let (progress, rail_changes) = sampled?;
+        if let Some(question) = self.stall.watch.sample(progress, rail_changes, at) {
+            self.recovery.ask_about_stall(question);
         }
-        Ok(progress)
+        Ok(())
+    }
+
+    fn progress(&mut self) -> Result<(Progress, Option<u32>), NotBorrowed> {
+        self.on_path(|path, _| (path.progress(), None))
+    }
+
+    /// Polls all completion queues until they are empty. Returns the progress, and the number of
+    /// changes of rails ([`StallReport::rail_changes`]).
+    ///
+    /// # Errors
+    /// The reason why the data path was not borrowed.
+    fn complete_progress(&mut self) -> Result<(Progress, Option<u32>), NotBorrowed> {
+        let polled = self.on_path(|path, context| {
+            let mut empty = 0;
+            for _ in 0..MOST_ROUNDS {
+                empty = if path.poll(context)? { 0 } else { empty + 1 };
+                if empty == EMPTY_POLLS {
+                    break;
+                }
+            }
+            Ok::<_, Error>((path.progress(), empty == EMPTY_POLLS, path.rails().open_lanes()))
+        })?;
+        match polled {
+            Ok((progress, is_empty, open)) => {
+                // They differ if the data path has lost a rail and recovery does not know yet.
+                let knows_all = self.recovery.rails_up().fold(0, |set, lane| set | lane.bit()) == open;
+                Ok((progress, self.recovery.settled_changes().filter(|_| is_empty && knows_all)))
+            }
+            Err(error) => {
+                self.give_up(error);
+                self.progress()
+            }
+        }
     }
 
     fn show_no_stall(&mut self) {
@@ -71,15 +121,31 @@ impl Driver {
     }
 
     fn show_stall(&mut self, at: u64, now: Instant) {
-        let Some(verdict) = self.stall.watch.verdict().copied() else { return self.show_no_stall() };
+        if self.stall.watch.has_lost_data(self.recovery.is_waiting(), at) {
+            return self.fail_with_lost_data(now);
+        }
+        let Some(verdict) = self.stall.watch.verdict(at).copied() else { return self.show_no_stall() };
         let (waited, why) = (Duration::from_nanos(self.stall.watch.waited(at)), self.stall_cause(&verdict, at));
         self.show_in_counters(stall_word(verdict.cause as u8, waited.as_secs()));
         if let Some(limit) = self.process.config.recovery.stall_abort_s.filter(|_| self.stall.watch.must_abort(at)) {
-            let peer = self.context.peer.name.clone();
+            let (peer, why) = (self.context.peer.name.clone(), self.stall.log.explained(why, now));
             return self.give_up(TimedOut::Stalled { peer, waited, limit, why }.into());
         }
         let since = now.checked_sub(waited).unwrap_or(now);
         self.stall.log.stalled(verdict.cause, why, since, now);
+    }
+
+    fn fail_with_lost_data(&mut self, now: Instant) {
+        let (peer, rails) = (self.context.peer.name.clone(), self.text());
+        let error = match self.role {
+            Role::Sender => {
+                // The peer's program may wait for the data, and other connections for the program.
+                self.stall.log.peer_waits_until_the_end(Cause::NotArrived, StallCause::NotArrivedThere, now);
+                Internal::NotArrivedThere { peer, rails }
+            }
+            Role::Receiver => Internal::NotArrivedHere { peer, rails },
+        };
+        self.give_up(error.into());
     }
 
     fn show_in_counters(&self, word: u64) {
@@ -102,7 +168,8 @@ impl Driver {
             (Cause::HeldBack, _) => StallCause::HeldBack,
             (Cause::NotGranted, Role::Sender) => StallCause::NoGrantHere,
             (Cause::NotGranted, Role::Receiver) => StallCause::NoGrantThere,
-            (Cause::NotArrived, _) => StallCause::NotArrived,
+            (Cause::NotArrived, Role::Sender) => StallCause::NotArrivedThere,
+            (Cause::NotArrived, Role::Receiver) => StallCause::NotArrivedHere,
             (Cause::NotAcknowledged, Role::Sender) => StallCause::SendNotAcknowledged { rails: rails() },
             (Cause::NotAcknowledged, Role::Receiver) => StallCause::ReceiveNotAcknowledged { rails: rails() },
             (Cause::NoAnswer, _) => StallCause::NoAnswer { silent: idle, unacknowledged: rails() },
