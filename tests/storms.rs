@@ -3,10 +3,10 @@
 //! traffic and during the recovery from the event before. Every byte is checked, and each run must
 //! end.
 //!
-//! The tests without an attribute play in virtual time. `SPARK_STORM_RUNS=5000 cargo test --release
-//! --test storms` sets the number of runs, `SPARK_STORM_SEED=N` repeats the run of a seed and shows
-//! the plugin's log, and both together begin at a seed. tests/long/storms.sh runs the ignored
-//! tests: the same storms with two processes in real time, and storms around real NCCL.
+//! The tests without an attribute play in virtual time. `SPARK_STORM_RUNS` sets the number of runs,
+//! and `SPARK_STORM_SEED` the first seed. With a seed alone, a test plays one run and shows the
+//! plugin's log; a failed run prints that command. tests/long/storms.sh runs the ignored tests: the
+//! same storms with two processes in real time, and storms around real NCCL.
 
 #![allow(unsafe_code)]
 
@@ -19,12 +19,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use storm::caller::Terms;
-use storm::events::{Event, RAILS, Storm, What};
+use storm::events::{ALL_RAILS, Event, Storm, What};
 use storm::{bed, live};
 
 /// Time in which a run must end after its last event, in real time.
 const PATIENCE: Duration = Duration::from_secs(60);
-const ALL_RAILS: u8 = (1 << RAILS.len()) - 1;
 
 #[test]
 fn every_storm_ends() {
@@ -35,7 +34,7 @@ fn every_storm_ends() {
         let storm = Storm::draw(&mut dice, count);
         let channels = draw_channels(&mut dice, &[16, 128, 1024], 3);
         events += count;
-        messages += play(seed, storm, &channels, dice);
+        messages += play("every_storm_ends", seed, storm, &channels, dice);
     }
     println!("{events} events, {messages} messages");
 }
@@ -49,7 +48,7 @@ fn whole_nics_may_leave_and_return_twice() {
         let mut dice = Dice::new(seed);
         let storm = twice(before(seed), &mut dice);
         let channels = draw_channels(&mut dice, &[16, 128, 1024], 3);
-        messages += play(seed, storm, &channels, dice);
+        messages += play("whole_nics_may_leave_and_return_twice", seed, storm, &channels, dice);
     }
     println!("{messages} messages");
 }
@@ -67,7 +66,9 @@ fn in_real_time() {
         println!("seed {seed}: {} channels\n{storm}", channels.len());
         match live::Bed::new().play(&storm, &channels, PATIENCE) {
             Ok(count) => messages += count,
-            Err(why) => panic!("seed {seed} (SPARK_STORM_SEED={seed} repeats it): {why}\n{storm}"),
+            Err(why) => panic!(
+                "SPARK_STORM_SEED={seed} SPARK_STORM_RUNS=1 tests/long/storms.sh repeats this run: {why}\n{storm}"
+            ),
         }
     }
     println!("{events} events, {messages} messages");
@@ -90,18 +91,19 @@ fn one_of_two_processes() {
     live::run_process();
 }
 
-/// Plays one run in virtual time, and returns its number of messages.
-fn play(seed: u64, storm: Storm, channels: &[Terms], dice: Dice) -> u64 {
+/// Plays one run of a test in virtual time, and returns its number of messages.
+fn play(test: &str, seed: u64, storm: Storm, channels: &[Terms], dice: Dice) -> u64 {
     // A process has one fabric in virtual time, so the tests take turns.
     static BED: Mutex<Option<bed::Bed>> = Mutex::new(None);
     let mut bed = BED.lock().unwrap_or_else(PoisonError::into_inner);
     let (bed, text) = (bed.get_or_insert_with(bed::Bed::new), storm.to_string());
     let played = catch_unwind(AssertUnwindSafe(|| bed::Run::new(bed, storm, channels, dice).play()));
-    match played {
-        Ok(Ok(count)) => count,
-        Ok(Err(why)) => panic!("seed {seed} (SPARK_STORM_SEED={seed} repeats it): {why}"),
-        Err(_) => panic!("seed {seed} (SPARK_STORM_SEED={seed} repeats it):\n{text}"),
-    }
+    let why = match played {
+        Ok(Ok(count)) => return count,
+        Ok(Err(why)) => why,
+        Err(_) => format!("a panic, see above\n{text}"),
+    };
+    panic!("SPARK_STORM_SEED={seed} cargo test --release --test storms {test} repeats this run: {why}");
 }
 
 fn seeds(otherwise: u64) -> std::ops::Range<u64> {

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Duration of each of two phases of a removal: [`Phase::Cut`], in which keys are still valid, and
 /// [`Phase::Keyless`], in which they are not. In Linux, the durations depend on the number of
 /// objects to destroy.
-const REMOVAL_STEP: Duration = Duration::from_millis(10);
+pub const REMOVAL_STEP: Duration = Duration::from_millis(10);
 /// Duration of [`Phase::Failed`], in which a function with failed firmware is still registered. The
 /// duration is longer than the sleeps of the fabric's and the plugin's threads, so that both see
 /// the phase. With mlx5, the phase takes seconds.

@@ -1,7 +1,7 @@
 //! Captures the log lines of the code under test, on the thread that drives it, or prints them.
 
 use std::fmt::{Debug, Write};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -36,9 +36,10 @@ pub fn everywhere() -> CapturedLog {
     log
 }
 
-/// Prints all later lines of every thread.
+/// Prints all later lines of every thread. Further calls change nothing.
 pub fn show() {
-    tracing::subscriber::set_global_default(Listener(|_, words| eprintln!("{words}"))).expect("the first");
+    static SHOWN: Once = Once::new();
+    SHOWN.call_once(|| see(|words| eprintln!("{words}")));
 }
 
 /// Passes all later lines of every thread to `see`.

@@ -7,8 +7,8 @@
 #   storms.sh nccl DIR [SECONDS [PROGRAM]...]
 #                             real NCCL on a GPU: DIR is a build of nccl-tests. A storm of SECONDS
 #                             seconds (default 60) for each program (default: all_reduce, the same
-#                             with LL, all_gather, alltoall), with two ranks, which share a GPU under
-#                             MPS if there is only one. Needs spark-lab; SPARK_STORM_SEED as above
+#                             with LL, all_gather, alltoall), with two ranks. If there is only one
+#                             GPU, start MPS before. SPARK_STORM_SEED as above
 #
 # Each run prints its seed and its events. It fails if it does not end, or if a byte is wrong.
 set -euo pipefail
@@ -34,22 +34,22 @@ main() {
 storms() { cargo test --quiet --release --test storms -- "$@" --ignored --nocapture; }
 
 with_nccl() {
-  local dir=$1 seconds=${2:-60} program protocol name log
+  local dir=$1 seconds=${2:-60} program protocol name
   shift $(($# > 2 ? 2 : $#))
   [[ $# -gt 0 ]] || set -- all_reduce all_reduce:LL all_gather alltoall
   cargo build --quiet --release --workspace
-  log=$(mktemp)
-  trap 'rm -f "$log"' EXIT
+  job='' log=$(mktemp)
+  trap 'rm -f "$log"; [[ -z $job ]] || kill -- "-$job"' EXIT
   export SOFTVERBS_DIR=${SOFTVERBS_DIR:-/dev/shm/spark-storms}
   mkdir -p "$SOFTVERBS_DIR"
   for program in "$@"; do
     protocol=${program#*:} program=${program%%:*} name=storm-$SPARK_STORM_SEED
     [[ $protocol != "$program" ]] || protocol=^LL128
     echo "seed $SPARK_STORM_SEED: $program, NCCL_PROTO=$protocol"
-    NCCL_PROTO=$protocol "$bin/spark-lab" as-spark --allow-few-channels "$bin/nccl-spark" nccl-tests "$program" \
+    NCCL_PROTO=$protocol setsid "$bin/spark-lab" as-spark --allow-few-channels "$bin/nccl-spark" nccl-tests "$program" \
       --dir "$dir" --profile spark-2cable --scale 0.1 --fabric-name "$name" -T $((4 * seconds + 60)) \
       -- -b 64M -e 64M -n $((seconds * 12)) -c 1 >"$log" 2>&1 &
-    local job=$!
+    job=$!
     until "$bin/nccl-spark" fabric status --fabric-name "$name" 2>/dev/null | grep -q 'node 1 (process'; do
       kill -0 "$job" 2>/dev/null || { cat "$log"; exit 1; }
       sleep 0.2
@@ -57,7 +57,7 @@ with_nccl() {
     # Until the ranks are connected and send.
     sleep 3
     SOFTVERBS_FABRIC=$name SPARK_STORM_SECONDS=$seconds storms --exact rage_in_a_fabric
-    wait "$job" || { tail -n 20 "$log"; exit 1; }
+    wait "$job" || { job='' && tail -n 20 "$log"; exit 1; }
     grep -E 'bus bandwidth|wrong' "$log"
     SPARK_STORM_SEED=$((SPARK_STORM_SEED + 1))
   done

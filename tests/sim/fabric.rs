@@ -2,6 +2,7 @@
 
 use super::Dice;
 use super::busy::Busy;
+use super::waker::Mark;
 use super::liar::Liar;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
@@ -80,9 +81,10 @@ pub struct Fabric {
 pub struct Pair {
     pub send: Arc<TryCell<SendPath>>,
     pub recv: Arc<TryCell<RecvPath>>,
-    /// The sender's context, then the receiver's. `drivers` and `mailboxes` have the same order.
+    /// The sender's context, then the receiver's. All arrays of this struct have this order.
     pub contexts: [Arc<PathContext>; 2],
     pub drivers: [Driver; 2],
+    pub wakers: [Arc<Mark>; 2],
     /// The memory of each side that the other side writes.
     pub mailboxes: [Arc<Region>; 2],
     /// Number of queue pairs, on both sides, that do not exist yet because their lanes are in
@@ -112,7 +114,7 @@ impl Pair {
     /// Closes one side. Its last frames arrive immediately.
     pub fn close(&mut self, side: usize, now: Instant) {
         let mut frames = Vec::new();
-        self.drivers[side].close(now, &mut |frame| {
+        self.drivers[side].close(now, now, &mut |frame| {
             frames.push(frame);
             true
         });
@@ -428,13 +430,14 @@ impl Fabric {
             lane.peer_mailbox_rkey = far_key.unwrap_or(rkeys[0][at]);
         }
         let far = [1, 0].map(|side: usize| mailboxes[side].addr());
+        let wakers: [Arc<Mark>; 2] = Default::default();
         let contexts = [0, 1].map(|side: usize| {
             let process = self.hosts[hosts[side]].process();
             Arc::new(PathContext {
                 peer: Arc::new(Peer::new(format!("end {}", hosts[1 - side]))),
                 registrations: Arc::clone(&process.registrations),
                 stall_warn: process.config.data_path.stall_warn,
-                waker: self.hosts[hosts[side]].setup().service.clone(),
+                waker: wakers[side].clone(),
             })
         });
         let path = |lane: &Lane| [End { rail: lane.rail.id, attachment: lane.rail.info.attachment }; 2];
@@ -469,7 +472,7 @@ impl Fabric {
             driver(1, Role::Receiver, Arc::new(Busy(recv.clone())), r_rails),
         ];
         let missing_queue_pairs = 2 * queue_count * not_yet.count_ones() as usize;
-        Pair { send, recv, contexts, drivers, mailboxes, missing_queue_pairs, bound }
+        Pair { send, recv, contexts, drivers, wakers, mailboxes, missing_queue_pairs, bound }
     }
 }
 

@@ -9,6 +9,7 @@ pub mod removals;
 pub mod run;
 pub mod tcp;
 pub mod threads;
+pub mod waker;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

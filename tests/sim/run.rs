@@ -356,7 +356,7 @@ impl<'f> Run<'f> {
                     self.pair.drivers[side].port_changed(&rail, change, now);
                 }
             }
-            let has_news = self.dice.one_in(2);
+            let has_news = self.pair.wakers[side].take() || self.dice.one_in(16);
             let (tcp, dice) = (&mut self.tcp, &mut self.dice);
             self.pair.drivers[side].poll(now, has_news, &mut |frame| tcp.send(side, frame, now_ns, dice));
         }
@@ -469,7 +469,7 @@ impl<'f> Run<'f> {
         let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
         // Separate dice, as for `bound`.
         let (tcp, mut dice) = (&mut self.tcp, Dice::new(self.seed ^ 0xb1e));
-        while !self.pair.drivers[side].close(now, &mut |frame| tcp.send(side, frame, now_ns, &mut dice)) {}
+        while !self.pair.drivers[side].close(now, now, &mut |frame| tcp.send(side, frame, now_ns, &mut dice)) {}
     }
 
     /// Closes both sides. Each side learns that the other has closed. The sender also learns how

@@ -3,9 +3,10 @@
 //! service threads of both processes, and the NICs.
 
 use super::caller::{Channel, Terms};
-use super::events::{Change, RAILS, Storm, What};
+use super::events::{Change, RAILS, Storm, What, places};
 use crate::common::comms::{Receiving, Sending};
 use crate::common::{fabric_folder, fabric_library, fabric_name};
+use crate::sim::waker::Mark;
 use crate::sim::{Dice, threads};
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
@@ -32,7 +33,7 @@ use nccl_net_spark::verbs::{CompletionBuffer, Cq, Region};
 use nccl_net_spark::wire::control::ControlFrame;
 use nccl_net_spark::wire::fields::Priority;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
-use softverbs::control::{Prepared, prepare, sysfs_of_node};
+use softverbs::control::{Prepared, REMOVAL_STEP, prepare, sysfs_of_node};
 use softverbs::hotplug::Phase;
 use softverbs::os::shm::{self, FabricMemory};
 use softverbs::profile::Profile;
@@ -45,8 +46,6 @@ use std::time::{Duration, Instant};
 const MS: u64 = 1_000_000;
 /// Virtual time after the last event within which everything must be done.
 const PATIENCE_NS: u64 = 120_000 * MS;
-/// Time that each phase of a removal takes, as in `softverbs::control`.
-const REMOVAL_STEP_NS: u64 = 10 * MS;
 /// Factor on the rates of a Spark, so that a storm of seconds moves few bytes.
 const SCALE: f64 = 0.0005;
 
@@ -65,6 +64,7 @@ struct Node {
     host: Arc<Host>,
     snapshots: Vec<RailSnapshot>,
     devices: Devices,
+    waker: Arc<Mark>,
     /// A completion queue for each rail, which stays empty. Polling them drives the node's NICs.
     nics: Vec<Cq>,
 }
@@ -231,7 +231,7 @@ impl Bed {
                 peer: Arc::new(Peer::new(format!("node {}", if side == 0 { 1 - from } else { from }))),
                 registrations: Arc::clone(&process.registrations),
                 stall_warn: process.config.data_path.stall_warn,
-                waker: nodes[side].host.setup().service.clone(),
+                waker: nodes[side].waker.clone(),
             })
         });
         let path = |lane: &Lane| [End { rail: lane.rail.id, attachment: lane.rail.info.attachment }; 2];
@@ -272,10 +272,6 @@ impl Bed {
             RecvEnd { path: recv, context: theirs, process: process(1) },
         )
     }
-}
-
-fn places() -> impl Iterator<Item = (usize, usize)> {
-    (0..2).flat_map(|node| (0..RAILS.len()).map(move |rail| (node, rail)))
 }
 
 fn lanes(nodes: [&Node; 2]) -> [Vec<Lane>; 2] {
@@ -335,7 +331,7 @@ impl Node {
         let rails = &host.process().rails;
         let snapshots = rails.iter().map(|rail| rail.snapshot(&interfaces).unwrap()).collect();
         let nics = rails.iter().map(|rail| Cq::new(rail.device.pd().unwrap().context(), 1).unwrap()).collect();
-        Self { host, snapshots, devices: Devices::default(), nics }
+        Self { host, snapshots, devices: Devices::default(), waker: Arc::default(), nics }
     }
 }
 
@@ -349,14 +345,14 @@ enum Step {
 /// Steps of a change, each with its time.
 fn steps(change: &Change) -> Vec<(u64, usize, usize, Step)> {
     let Change { at_ms, node, rail, what, is_return } = *change;
-    let at_ns = at_ms * MS;
+    let (at_ns, step_ns) = (at_ms * MS, REMOVAL_STEP.as_nanos() as u64);
     let steps = match (what, is_return) {
         (What::Port, _) => vec![(0, Step::Port(is_return))],
-        (What::Function, true) => vec![(2 * REMOVAL_STEP_NS, Step::Return)],
+        (What::Function, true) => vec![(2 * step_ns, Step::Return)],
         (What::Function, false) => [Phase::Cut, Phase::Keyless, Phase::Gone]
             .into_iter()
             .enumerate()
-            .map(|(turn, phase)| (turn as u64 * REMOVAL_STEP_NS, Step::To(phase)))
+            .map(|(turn, phase)| (turn as u64 * step_ns, Step::To(phase)))
             .collect(),
     };
     steps.into_iter().map(|(after_ns, step)| (at_ns + after_ns, node, rail, step)).collect()
@@ -477,6 +473,7 @@ impl<'b> Run<'b> {
         let process = Arc::clone(self.bed.nodes[node].host.process());
         let changes = self.bed.nodes[node].devices.round(&process, now);
         process.tick(now);
+        let is_woken = self.bed.nodes[node].waker.take() || self.dice.one_in(16);
         for link in &mut self.links {
             let side = link.side_of(node);
             let Link { drivers, frames, .. } = link;
@@ -490,7 +487,6 @@ impl<'b> Run<'b> {
                 drivers[side].receive_frame(&frame, now);
             }
             let delay_ns = 50_000 + self.dice.below(200_000);
-            let is_woken = self.dice.one_in(2);
             drivers[side].poll(now, is_woken, &mut |frame| {
                 frames[1 - side].push_back((now_ns + delay_ns, frame));
                 true

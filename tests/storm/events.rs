@@ -6,6 +6,8 @@ use std::fmt;
 
 /// Rails of a node, as in the profile `spark-2cable`.
 pub const RAILS: [&str; 4] = ["rocep1s0f0", "rocep1s0f1", "roceP2p1s0f0", "roceP2p1s0f1"];
+/// Set of all rails of a node.
+pub const ALL_RAILS: u8 = (1 << RAILS.len()) - 1;
 /// Longest time in milliseconds from an event to the next, and longest time that a rail is away.
 const LONGEST_MS: u64 = 10_000;
 
@@ -64,11 +66,10 @@ impl Storm {
 
 impl Event {
     fn draw(dice: &mut Dice) -> Self {
-        let all = (1 << RAILS.len()) - 1;
         let rails = match dice.below(4) {
             0 => 1 << dice.below(RAILS.len() as u64),
-            1 => 1 + dice.below(all) as u8,
-            _ => all as u8,
+            1 => 1 + dice.below(ALL_RAILS.into()) as u8,
+            _ => ALL_RAILS,
         };
         Self {
             after_ms: some_ms(dice),
@@ -84,8 +85,7 @@ impl Event {
     fn changes(&self, start_ms: u64) -> impl Iterator<Item = Change> + use<> {
         let Self { what, nodes, rails, away_ms, stagger_ms, by_rail, .. } = *self;
         let is_in = |set: u8, number: &usize| set >> number & 1 == 1;
-        let mut places: Vec<(usize, usize)> =
-            (0..2).flat_map(|node| (0..RAILS.len()).map(move |rail| (node, rail))).collect();
+        let mut places: Vec<_> = places().collect();
         places.retain(|(node, rail)| is_in(nodes, node) && is_in(rails, rail));
         if by_rail {
             places.sort_by_key(|(node, rail)| (*rail, *node));
@@ -101,6 +101,11 @@ impl Event {
             })
         })
     }
+}
+
+/// Each rail of each node, as the numbers of the node and of the rail.
+pub fn places() -> impl Iterator<Item = (usize, usize)> {
+    (0..2).flat_map(|node| (0..RAILS.len()).map(move |rail| (node, rail)))
 }
 
 /// A random time: each power of two is equally probable.

@@ -90,6 +90,11 @@ impl LostQueues {
         self.rail.device.presence_of(self.generation) != DevicePresence::CutOff
     }
 
+    /// Returns true if the device counts as stuck.
+    pub fn is_stuck(&self) -> bool {
+        self.rail.device.is_stuck()
+    }
+
     /// Returns the name of the rail, for messages.
     pub fn name(&self) -> String {
         self.rail.name()
@@ -119,8 +124,8 @@ impl LostQueues {
 
     /// Polls until every queue pair is flushed.
     fn drain(mut self: Box<Self>) -> Stopped {
-        let begun = Instant::now();
-        let (mut asked, mut has_posted) = (begun, false);
+        let mut until = Instant::now() + DRAIN_LIMIT;
+        let (mut asked, mut has_posted) = (Instant::now(), false);
         while !self.flushed.iter().all(|is_flushed| *is_flushed) {
             let is_broken = match self.poll() {
                 Ok(true) => continue,
@@ -135,9 +140,13 @@ impl LostQueues {
                 std::thread::yield_now();
                 continue;
             }
+            let (asks, is_late) = (Instant::now(), Instant::now() > until);
+            let presence = self.query_presence();
             asked = Instant::now();
-            match self.query_presence() {
-                DevicePresence::Here if is_broken || begun.elapsed() > DRAIN_LIMIT => {
+            // While the device does not answer, it need not return completions either.
+            until += asked.saturating_duration_since(asks);
+            match presence {
+                DevicePresence::Here if is_broken || is_late && self.poll() != Ok(true) => {
                     self.objects = None;
                     return Stopped::NotFlushed;
                 }

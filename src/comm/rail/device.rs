@@ -224,6 +224,11 @@ impl RailDevice {
         if state.generation() == generation { state.presence() } else { DevicePresence::Gone }
     }
 
+    /// Returns true if the device has not answered for [`PATIENCE`].
+    pub fn is_stuck(&self) -> bool {
+        matches!(&*self.lock(), DeviceState::Stuck(_))
+    }
+
     /// Records the error of a call on a queue pair or other object that belongs to the device
     /// generation `generation`. Returns true if the error means that the device has failed, was cut
     /// off or is removed.

@@ -202,9 +202,10 @@ impl Driver {
     }
 
     /// Processes all arrivals, then sends BYE, the last control message. `send` is the same as for
-    /// [`Driver::poll`]. Returns false, and sends nothing, if the data path is busy: the caller
-    /// calls again later.
-    pub fn close(&mut self, now: Instant, send: &mut dyn FnMut(ControlFrame) -> bool) -> bool {
+    /// [`Driver::poll`]. Returns false, and sends nothing, if the data path is busy, or if arrivals
+    /// are still in the completion queue of a rail that is being stopped (until `fences_until`, as
+    /// its device may hang): the caller calls again later.
+    pub fn close(&mut self, now: Instant, fences_until: Instant, send: &mut dyn FnMut(ControlFrame) -> bool) -> bool {
         self.stop_stall_watch();
         // Receives that have arrived count as delivered, even if NCCL has not tested them.
         for _ in 0..MOST_ROUNDS {
@@ -213,6 +214,10 @@ impl Driver {
                 Ok(false) | Err(NotBorrowed::Broken) => break,
                 Err(NotBorrowed::Busy) => return false,
             }
+        }
+        self.poll_fences(now);
+        if self.role == Role::Receiver && self.is_fencing() && now < fences_until {
+            return false;
         }
         let delivered = match self.on_path(|path, _| path.delivered()) {
             Ok(delivered) => delivered,
@@ -224,7 +229,6 @@ impl Driver {
             self.recovery.fail();
             self.act(now);
         }
-        self.recovery.close(delivered);
         if self.waiting.action.is_some() {
             // Recovery's earlier decisions come before BYE, as before every frame.
             return false;
@@ -316,7 +320,8 @@ impl Driver {
     /// NCCL's own calls wake the service thread when they find a lost rail. Polls the data path in
     /// any case if `has_news` is true or work is in progress.
     pub fn poll(&mut self, now: Instant, has_news: bool, send: &mut dyn FnMut(ControlFrame) -> bool) {
-        self.waiting.was_busy = false;
+        // A wake-up that found the data path busy has had no effect yet.
+        let was_busy = std::mem::take(&mut self.waiting.was_busy);
         for frame in std::mem::take(&mut self.waiting.frames) {
             self.receive_frame(&frame, now);
         }
@@ -329,7 +334,7 @@ impl Driver {
             }
         }
         let is_unused = self.path.is_unused();
-        if is_unused || has_news || self.is_busy() {
+        if is_unused || has_news || was_busy || self.is_busy() {
             let _ = self.take_losses(now);
         }
         let at = self.clock(now);

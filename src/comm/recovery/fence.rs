@@ -46,6 +46,11 @@ impl Fence {
         !matches!(self.progress, Progress::Waiting(_))
     }
 
+    /// Returns true if the queue pairs wait for a device that counts as stuck.
+    pub fn is_stuck(&self) -> bool {
+        matches!(&self.progress, Progress::Waiting(queues) if queues.is_stuck())
+    }
+
     /// Returns the name of the rail, for messages.
     pub fn rail(&self) -> &str {
         &self.rail

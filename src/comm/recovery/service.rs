@@ -40,6 +40,9 @@ use std::time::{Duration, Instant};
 /// Longest time that a closed connection waits for its peer to close. A few retransmissions take
 /// less time.
 const LINGER: Duration = Duration::from_secs(10);
+/// Longest time that BYE waits for the arrivals of rails that are being stopped. That usually takes
+/// microseconds, unless the device hangs.
+const FENCES: Duration = Duration::from_millis(500);
 /// Longest interval between rounds while no work is in progress. Limits the delay until a silent
 /// loss is noticed, and until a control frame from a rail is read.
 const IDLE_INTERVAL: Duration = Duration::from_millis(50);
@@ -367,9 +370,10 @@ impl Watched {
         }
         let now = Instant::now();
         // Set first, so that the connection ends even if the next call panics.
-        (self.must_close, self.closing) = (false, Some(now + LINGER));
+        self.must_close = false;
+        let until = *self.closing.get_or_insert(now + LINGER);
         let Self { tcp, driver, .. } = self;
-        self.must_close = !driver.close(now, &mut |frame| tcp.send(frame));
+        self.must_close = !driver.close(now, until - (LINGER - FENCES), &mut |frame| tcp.send(frame));
         !self.must_close
     }
 
@@ -379,11 +383,8 @@ impl Watched {
 
     /// Returns true if the connection was closed and the peer has closed too, or took too long.
     fn is_over(&self) -> bool {
-        if self.must_close || self.driver.is_ending() {
-            return false;
-        }
-        let Some(until) = self.closing else { return false };
-        let peer_has_closed = self.driver.peer().presence() != peer::PeerState::Here;
+        let Some(until) = self.closing.filter(|_| !self.driver.is_ending()) else { return false };
+        let peer_has_closed = !self.must_close && self.driver.peer().presence() != peer::PeerState::Here;
         Instant::now() >= until || peer_has_closed && (!self.tcp.is_open() || !self.driver.is_waiting())
     }
 

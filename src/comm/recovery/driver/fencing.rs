@@ -115,8 +115,12 @@ impl Driver {
 
     /// Returns true while a thread stops queue pairs, or a failed connection waits for that.
     pub(super) fn is_stopping(&self) -> bool {
-        let mut fences = self.rails.iter().filter_map(|managed| managed.fence.as_ref()).chain(&self.unused_fences);
-        self.is_ending() || fences.any(Fence::is_under_way)
+        self.is_ending() || self.is_fencing() || self.unused_fences.iter().any(Fence::is_under_way)
+    }
+
+    /// Returns true while a thread stops the queue pairs of a lost rail.
+    pub(super) fn is_fencing(&self) -> bool {
+        self.rails.iter().filter_map(|managed| managed.fence.as_ref()).any(Fence::is_under_way)
     }
 
     /// Returns true while a failed connection waits until its queue pairs have stopped.
@@ -148,11 +152,13 @@ impl Driver {
         self.start_fences(lost);
         self.poll_fences(now);
         let since = *self.ending_since.get_or_insert(now);
-        let fences = self.rails.iter().filter_map(|managed| managed.fence.as_ref()).chain(&self.unused_fences);
-        let running = fences.map(Fence::rail).collect::<Vec<_>>().join(", ");
-        if !running.is_empty() && now.saturating_duration_since(since) < END_LIMIT {
+        let fences = || self.rails.iter().filter_map(|managed| managed.fence.as_ref()).chain(&self.unused_fences);
+        // A device that counts as stuck has been silent for `END_LIMIT` already.
+        let may_stop = fences().any(|fence| !fence.is_stuck());
+        if may_stop && now.saturating_duration_since(since) < END_LIMIT {
             return;
         }
+        let running = fences().map(Fence::rail).collect::<Vec<_>>().join(", ");
         let ended = self.on_path(|path, context| {
             if !running.is_empty() {
                 tracing::warn!(

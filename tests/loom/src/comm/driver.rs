@@ -84,7 +84,7 @@ impl Driver {
     }
 
     /// Closes the connection. Returns true, because no data path is busy.
-    pub fn close(&mut self, _: Instant, _: &mut dyn FnMut(ControlFrame) -> bool) -> bool {
+    pub fn close(&mut self, _: Instant, _: Instant, _: &mut dyn FnMut(ControlFrame) -> bool) -> bool {
         self.peer.said_bye(0);
         self.log.record(|calls| calls.closes += 1);
         true
