@@ -103,7 +103,7 @@ fn play(test: &str, seed: u64, storm: Storm, channels: &[Terms], dice: Dice) -> 
         Ok(Err(why)) => why,
         Err(_) => format!("a panic, see above\n{text}"),
     };
-    panic!("SPARK_STORM_SEED={seed} cargo test --release --test storms {test} repeats this run: {why}");
+    panic!("SPARK_STORM_SEED={seed} cargo test --test storms {test} repeats this run: {why}");
 }
 
 fn seeds(otherwise: u64) -> std::ops::Range<u64> {

@@ -30,8 +30,8 @@ main() {
   fi
 }
 
-# Runs an ignored test of tests/storms.rs.
-storms() { cargo test --quiet --release --test storms -- "$@" --ignored --nocapture; }
+# Runs an ignored test of tests/storms.rs, as `cargo test` has built it.
+storms() { cargo test --quiet --test storms -- "$@" --ignored --nocapture; }
 
 with_nccl() {
   local dir=$1 seconds=${2:-60} program protocol name

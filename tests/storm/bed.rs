@@ -44,6 +44,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const MS: u64 = 1_000_000;
+/// Longest step of time while messages move.
+const MOVING_STEP_NS: u64 = 200_000;
+/// Longest step of time: as long as a busy service thread waits.
+const LONGEST_STEP_NS: u64 = 5 * MS;
 /// Virtual time after the last event within which everything must be done.
 const PATIENCE_NS: u64 = 120_000 * MS;
 /// Factor on the rates of a Spark, so that a storm of seconds moves few bytes.
@@ -372,6 +376,11 @@ pub struct Run<'b> {
     resume_ns: [Vec<Option<u64>>; 2],
     /// Longest pause between two operations.
     longest_pause_ns: u64,
+    /// Longest step of time while messages move and no change is near. Most runs hurry through such
+    /// times.
+    calm_step_ns: u64,
+    /// Time of the last change.
+    changed_ns: u64,
     steps: VecDeque<(u64, usize, usize, Step)>,
     /// Time of the next round of each node's service thread.
     rounds_ns: [u64; 2],
@@ -398,7 +407,20 @@ impl<'b> Run<'b> {
         let rounds_ns = [bed.now_ns; 2];
         let resume_ns = [vec![None; channels.len()], vec![None; channels.len()]];
         let longest_pause_ns = [0, 1, 50, 2000][dice.below(4) as usize] * MS;
-        Self { bed, dice, links, channels: both, resume_ns, longest_pause_ns, steps: steps.into(), rounds_ns, storm }
+        let calm_step_ns = [MOVING_STEP_NS, 2 * MS, LONGEST_STEP_NS, LONGEST_STEP_NS][dice.below(4) as usize];
+        Self {
+            changed_ns: bed.now_ns,
+            bed,
+            dice,
+            links,
+            channels: both,
+            resume_ns,
+            longest_pause_ns,
+            calm_step_ns,
+            steps: steps.into(),
+            rounds_ns,
+            storm,
+        }
     }
 
     /// Plays the run to its end. Returns the number of messages, or a description of the failure.
@@ -411,6 +433,7 @@ impl<'b> Run<'b> {
             self.serve();
             if self.steps.is_empty() && !is_ending && self.bed.now_ns > last_ns + self.dice.below(2000) * MS {
                 self.bed.mend();
+                self.changed_ns = self.bed.now_ns;
                 self.end();
                 is_ending = true;
                 last_ns = self.bed.now_ns;
@@ -424,11 +447,19 @@ impl<'b> Run<'b> {
             // While nothing moves, time passes in larger and larger steps, up to those of a busy
             // service thread.
             quiet = if moved { 0 } else { quiet + 1 };
-            let most_ns = 200_000 << (quiet / 8).min(5);
-            let ns = self.dice.below(most_ns).min(5 * MS);
+            let shortest_ns = if self.is_calm() { self.calm_step_ns } else { MOVING_STEP_NS };
+            let most_ns = (shortest_ns << (quiet / 8).min(5)).min(LONGEST_STEP_NS);
+            let ns = self.dice.below(most_ns);
             self.bed.pass(ns);
         }
         Ok(self.channels.iter().flatten().map(Channel::consumed).sum())
+    }
+
+    /// Returns true if no change is near.
+    fn is_calm(&self) -> bool {
+        let now_ns = self.bed.now_ns;
+        let is_far = self.steps.front().is_none_or(|(at_ns, ..)| *at_ns > now_ns + 20 * MS);
+        is_far && now_ns > self.changed_ns + 300 * MS
     }
 
     fn progress(&mut self) -> std::result::Result<bool, nccl_net_spark::error::Error> {
@@ -451,6 +482,7 @@ impl<'b> Run<'b> {
     fn take_steps(&mut self) {
         while let Some((_, node, rail, step)) = pop_due(&mut self.steps, |(at_ns, ..)| *at_ns <= self.bed.now_ns) {
             self.bed.change(node, rail, step);
+            self.changed_ns = self.bed.now_ns;
         }
     }
 
