@@ -23,6 +23,7 @@ use sim::threads;
 use softverbs::hotplug::Phase;
 use softverbs::path::PathFault;
 use std::sync::MutexGuard;
+use std::time::Duration;
 
 struct Stage {
     fabric: MutexGuard<'static, Option<Fabric>>,
@@ -259,6 +260,71 @@ fn memory_freed_before_a_resend_ends_with_an_error_that_names_the_peer() {
     let pair = &mut stage.pairs[0];
     let error = pair.send.enter().unwrap().test(&pair.contexts[0], sent.unwrap()).expect_err("the send fails");
     assert!(error.to_string().contains("deregistered while a send from it to end 1 was running"), "{error}");
+}
+
+/// A message has arrived, the receiver has not polled it, and its rail is lost. The sender does not
+/// resend what was acknowledged, so BYE must count the message.
+#[test]
+fn bye_counts_arrivals_in_the_queue_of_a_rail_that_is_being_stopped() {
+    const BYTES: usize = 64;
+    let mut stage = Stage::new(1, 1);
+    let sent = begin_message(&mut stage, BYTES);
+    let Stage { fabric, pairs } = &mut stage;
+    let (fabric, pair) = (fabric.as_mut().unwrap(), &mut pairs[0]);
+    let is_sent = (0..10_000).any(|_| {
+        fabric.pass(10_000);
+        pair.send.enter().unwrap().test(&pair.contexts[0], sent).unwrap().is_some()
+    });
+    assert!(is_sent, "the message was not acknowledged");
+    threads::hang_fence_after(0);
+    let now = fabric.now();
+    let rail = fabric.hosts[1].process().rails[0].clone();
+    pair.drivers[1].port_changed(&rail, PortChange::Down, now);
+    let mut frames = Vec::new();
+    let mut close = |pair: &mut Pair| {
+        pair.drivers[1].close(now, now + Duration::from_millis(500), &mut |frame| {
+            frames.push(frame);
+            true
+        })
+    };
+    assert!(!close(pair), "BYE does not wait for the fence");
+    threads::let_fences_return();
+    assert!(close(pair));
+    let said: Vec<_> = frames.iter().filter_map(|frame| ControlMessage::decode(&frame.message).ok()).collect();
+    let byes: Vec<_> = said.iter().filter(|message| matches!(message, ControlMessage::Bye { .. })).collect();
+    assert!(matches!(byes[..], [ControlMessage::Bye { delivered: 1 }]), "{said:?}");
+}
+
+/// NCCL's thread loses a rail and wakes the service thread, which finds the data path in use.
+/// NCCL's thread then uses the path in every round.
+#[test]
+fn a_loss_is_found_although_the_data_path_was_busy_at_the_wake_up() {
+    let mut stage = Stage::new(1, 2);
+    let Stage { fabric, pairs } = &mut stage;
+    let (fabric, pair) = (fabric.as_mut().unwrap(), &mut pairs[0]);
+    let lane = LaneId::new(0).unwrap();
+    pair.send.borrow().unwrap().lose_rail(&pair.contexts[0], lane, "a fault of the test".to_owned());
+    let now = fabric.now();
+    let held = pair.send.enter().unwrap();
+    pair.drivers[0].poll(now, true, &mut |_| true);
+    drop(held);
+    drop(pair.send.enter().unwrap());
+    pair.drivers[0].poll(now, false, &mut |_| true);
+    assert!(pair.drivers[0].text().contains("lost"), "{}", pair.drivers[0].text());
+}
+
+/// Begins the transfer of one message, and returns the sender's request.
+fn begin_message(stage: &mut Stage, bytes: usize) -> u16 {
+    let Stage { fabric, pairs } = stage;
+    let (fabric, pair) = (fabric.as_mut().unwrap(), &pairs[0]);
+    let part = RecvPart { addr: fabric.to.as_ptr() as u64, bytes, tag: 0, memory: &fabric.into };
+    pair.recv.enter().unwrap().irecv(&pair.contexts[1], &[part], false).unwrap().expect("a receive");
+    let addr = fabric.from.as_ptr() as u64;
+    let sent = (0..1000).find_map(|_| {
+        fabric.pass(1000);
+        pair.send.enter().unwrap().isend(&pair.contexts[0], addr, bytes, 0, &fabric.out).unwrap()
+    });
+    sent.expect("a send begins")
 }
 
 #[test]

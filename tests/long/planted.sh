@@ -1,7 +1,8 @@
 #!/bin/bash
-# Shows that the simulation and the search through recovery's events find bugs. Plants one bug at a
-# time (tests/long/planted/*.patch) in a copy of the sources. The search has to find the bugs named
-# recovery-*. The simulation has to find the others, and name the seed. Takes half a minute a bug.
+# Shows that the simulation, the storms and the search through recovery's events find bugs. Plants
+# one bug at a time (tests/long/planted/*.patch) in a copy of the sources. The search has to find the
+# bugs named recovery-*, and the storms those named storm-*. The simulation has to find the others.
+# The simulation and the storms have to name the seed. Takes half a minute a bug.
 #
 #   planted.sh [NAME]...     default: all
 set -euo pipefail
@@ -17,8 +18,8 @@ main() {
   trap 'rm -rf "$copy"' EXIT
   git -C "$checkout" archive HEAD | tar -x -C "$copy"
   cd "$copy"
-  # The unchanged sources: `recovery-unchanged` for the search, `unchanged` for the simulation.
-  for name in $(printf '%s\n' "$@" | sed -E 's/^(recovery-)?.*/\1unchanged/' | sort -u); do
+  # The unchanged sources: `recovery-unchanged` for the search, and so on.
+  for name in $(printf '%s\n' "$@" | sed -E 's/^(recovery-|storm-)?.*/\1unchanged/' | sort -u); do
     compile "$name"
     found_by "$name" >/dev/null && die "a test fails on the sources as they are ($name)"
   done
@@ -41,7 +42,7 @@ main() {
 compile() {
   case $1 in
     recovery-*) cargo test --quiet --no-run -p nccl-net-spark --lib ;;
-    *) cargo build --quiet -p softverbs && cargo test --quiet --no-run --test simulation ;;
+    *) cargo build --quiet -p softverbs && cargo test --quiet --no-run --test "$(played_by "$1")" ;;
   esac
 }
 
@@ -49,8 +50,12 @@ compile() {
 found_by() {
   case $1 in
     recovery-*) events_of ;;
-    *) seed_of ;;
+    *) seed_of "$(played_by "$1")" ;;
   esac
+}
+
+played_by() {
+  if [[ $1 == storm-* ]]; then echo storms; else echo simulation; fi
 }
 
 # Prints the number of events that the search needed. Fails if the search finds nothing.
@@ -65,12 +70,12 @@ events_of() {
   rm "$output"
 }
 
-# Prints the seed that the simulation names. Fails if the simulation finds nothing.
+# Prints the seed that the simulation or the storms name. Fails if they find nothing.
 seed_of() {
   local output
   output=$(mktemp)
-  ! SPARK_SIM_RUNS=6000 timeout 300 cargo test --quiet --test simulation >"$output" 2>&1 || { rm "$output"; return 1; }
-  grep -oE 'seed [0-9]+' "$output" | tail -n 1 || { cat "$output" >&2; die "the simulation did not end with a seed"; }
+  ! SPARK_SIM_RUNS=6000 SPARK_STORM_RUNS=200 timeout 300 cargo test --quiet --test "$1" >"$output" 2>&1 || { rm "$output"; return 1; }
+  grep -oE '(SIM|STORM)_SEED=[0-9]+' "$output" | tail -n 1 || { cat "$output" >&2; die "no seed in the output of $1"; }
   rm "$output"
 }
 
