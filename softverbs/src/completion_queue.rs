@@ -120,7 +120,7 @@ impl CompletionQueue {
     /// fails.
     ///
     /// Once the device is removed, a poll that finds nothing shows that no completion will follow:
-    /// it waits until an engine that another thread runs has put down what it was serving. A device
+    /// it waits until no other thread is in the middle of serving a request of this device. A device
     /// that has left the bus acknowledges nothing more.
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, i32> {
         let now = self.node.memory.now_ns();
