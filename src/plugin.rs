@@ -3,7 +3,7 @@
 use crate::comm::process::{Process, TunerIdentity};
 use crate::comm::threads::lock;
 use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
-use crate::config::{Config, RailConfig};
+use crate::config::{Config, RailConfig, RelaxedOrdering};
 use crate::error::{Argument, Error, Internal, Missing, Result, Usage};
 use crate::interfaces;
 use crate::rails::{self, Obstacle, PortFacts, Survey};
@@ -29,6 +29,8 @@ pub const NETWORK_NAME: &CStr = c"Spark";
 
 /// The merged device's name. It must differ from the names of all RDMA devices: NCCL's topology
 /// code looks devices up by name, and would mistake the merged device for one of its rails.
+/// With 0, NCCL marks no receive as optional (`transport/net.cc`).
+const OPTIONAL_RECEIVES: &str = "NCCL_NET_OPTIONAL_RECV_COMPLETION";
 const DEVICE_NAME: &CStr = c"spark-rails";
 
 /// Machine-dependent properties of the merged device, for NCCL. `abi` adds the others.
@@ -65,14 +67,15 @@ static COMMUNICATORS: Mutex<Communicators<ThreadId>> = Mutex::new(Communicators:
 
 /// Starts the network on the first call. After a first success it never fails: a later failure
 /// would make NCCL disable the network on one rank only. `comm_id` is the communicator's id, which
-/// NCCL passes since interface v11. `nccl_version` returns NCCL's version.
+/// NCCL passes since interface v11. `marks_optional` is true if the interface version can mark a
+/// receive as optional, as NCCL does for LL and LL128. `nccl_version` returns NCCL's version.
 ///
 /// # Errors
 /// [`Error::Setting`] for an invalid setting; [`Error::Missing`] without a verbs library or a
 /// usable rail.
-pub fn init(comm_id: Option<u64>, nccl_version: impl FnOnce() -> Option<String>) -> Result<()> {
+pub fn init(comm_id: Option<u64>, marks_optional: bool, nccl_version: impl FnOnce() -> Option<String>) -> Result<()> {
     verbs::watch_for_fork()?;
-    PLUGIN.get_or_try_init(|| Plugin::start(nccl_version()))?;
+    PLUGIN.get_or_try_init(|| Plugin::start(marks_optional, nccl_version()))?;
     INITS.fetch_add(1, Ordering::Relaxed);
     if let Some(id) = comm_id {
         communicators(|all| all.announce(thread::current().id(), id));
@@ -175,11 +178,17 @@ fn device(dev: i32) -> Result<&'static Plugin> {
 type Ports = Vec<(PortFacts, Arc<Context>)>;
 
 impl Plugin {
-    fn start(nccl_version: Option<String>) -> Result<Self> {
-        let config = Config::from_environment()?;
+    fn start(marks_optional: bool, nccl_version: Option<String>) -> Result<Self> {
+        let mut config = Config::from_environment()?;
         TRACE.store(config.trace, Ordering::Relaxed);
         for warning in config.qp.warnings() {
             tracing::warn!("{warning}");
+        }
+        if !marks_optional || std::env::var_os(OPTIONAL_RECEIVES).is_some_and(|value| value == "0") {
+            // The order in which bytes arrive counts for LL and LL128, and their receives look like
+            // all others.
+            config.rails.relaxed_ordering = RelaxedOrdering::Off;
+            tracing::debug!("PCIe relaxed ordering is not used: NCCL does not mark the receives of LL and LL128");
         }
         Self::bring_up(config, nccl_version)
     }

@@ -120,8 +120,8 @@ impl CompletionQueue {
     /// fails.
     ///
     /// Once the device is removed, a poll that finds nothing shows that no completion will follow:
-    /// it waits until no other thread is in the middle of serving a request of this device. A device
-    /// that has left the bus acknowledges nothing more.
+    /// it waits until no other thread is in the middle of serving a request of this device. A
+    /// device that has left the bus acknowledges nothing more.
     pub fn poll(&self, out: &mut [Completion]) -> Result<usize, i32> {
         let now = self.node.memory.now_ns();
         self.node.process().polled_ns.store(now, Ordering::Relaxed);

@@ -23,9 +23,13 @@ use std::ptr;
 /// # Safety
 /// `log` is NULL or NCCL's logger, which any thread may call until the process ends.
 pub(super) unsafe extern "C" fn init(log: Option<DebugLogger>) -> NcclResult {
+    init_of(log, OptionalMark::IfAsked)
+}
+
+pub(super) fn init_of(log: Option<DebugLogger>, optional: OptionalMark) -> NcclResult {
     guard::call("init", |scope| {
         scope.enter()?;
-        Ok(start(log, None)?)
+        Ok(start(log, None, optional)?)
     })
 }
 
@@ -44,16 +48,17 @@ pub(super) unsafe extern "C" fn init_context(
         // SAFETY: guaranteed by the caller.
         let context = unsafe { Out::cleared(context, "ctx", ptr::null_mut()) }?;
         scope.enter()?;
-        start(log, Some(comm_id))?;
+        start(log, Some(comm_id), OptionalMark::IfAsked)?;
         // SAFETY: guaranteed by the caller.
         context.set(handles::context_for(unsafe { traffic_class_of(config) }));
         Ok(())
     })
 }
 
-fn start(log: Option<DebugLogger>, comm_id: Option<u64>) -> Result<()> {
+fn start(log: Option<DebugLogger>, comm_id: Option<u64>, optional: OptionalMark) -> Result<()> {
     logger::install(log);
-    let started = plugin::init(comm_id, || nccl_version::version_of(log));
+    let marks_optional = optional == OptionalMark::IfAsked;
+    let started = plugin::init(comm_id, marks_optional, || nccl_version::version_of(log));
     logger::set_trace(plugin::wants_trace());
     started
 }

@@ -14,7 +14,7 @@ use std::ptr;
 /// The table of interface v8.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclNetPlugin_v8: NetV8 = table(calls::init, calls::listen, connect_v8, isend_v8, irecv_v8, ());
+pub static ncclNetPlugin_v8: NetV8 = table(init_v8, calls::listen, connect_v8, isend_v8, irecv_v8, ());
 
 /// The table of interface v9.
 #[unsafe(no_mangle)]
@@ -85,6 +85,10 @@ const fn table<Init, Properties: FromDevice, Listen, Connect, Isend, Irecv, More
 unsafe impl<Init: Sync, Properties, Listen: Sync, Connect: Sync, Isend: Sync, Irecv: Sync, More: Sync> Sync
     for Net<Init, Properties, Listen, Connect, Isend, Irecv, More>
 {
+}
+
+unsafe extern "C" fn init_v8(log: Option<DebugLogger>) -> NcclResult {
+    calls::init_of(log, OptionalMark::Never)
 }
 
 unsafe extern "C" fn init_v10(log: Option<DebugLogger>, _profiler: Option<ProfilerCallback>) -> NcclResult {

@@ -12,7 +12,9 @@ pub(super) trait FromDevice {
 /// `pci_path` is NULL: from the path of one PCI function, NCCL would take that function's x4 link
 /// as the speed of the merged device. A Spark has no GPUDirect RDMA: its NICs cannot access the
 /// GPU's memory. So only host pointers are supported, and NCCL never needs a flush. `reg_is_global`
-/// is 1, because memory is registered with the device, not with a comm.
+/// is 0, because memory that was registered with a send comm has no key for peers, and cannot be
+/// received into. (With 1, NCCL 2.20 to 2.23 also connects a comm to itself for each
+/// `ncclCommRegister`.)
 impl<Flush: Default, More: FromDevice> FromDevice for Properties<Flush, More> {
     fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self {
         Self {
@@ -20,7 +22,7 @@ impl<Flush: Default, More: FromDevice> FromDevice for Properties<Flush, More> {
             pci_path: ptr::null(),
             guid: of.guid,
             ptr_support: PTR_HOST,
-            reg_is_global: 1,
+            reg_is_global: 0,
             // 0 since v9. In v8 the type is `()`, because v8 has no such field.
             force_flush: Flush::default(),
             speed: of.speed_mbps,

@@ -2,8 +2,8 @@
 
 use super::Dice;
 use super::busy::Busy;
-use super::waker::Mark;
 use super::liar::Liar;
+use super::waker::Mark;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;

@@ -116,7 +116,10 @@ impl RecvPath {
         let Some(grant) = self.receives.grant(parts.iter().map(|part| part.bytes as u64), optional, lane) else {
             return Ok(None);
         };
-        if let Err(error) = self.clear_to_send(lane, grant, parts, optional) {
+        // NCCL reads the bytes of LL and LL128 while they arrive, so their order counts. NCCL marks
+        // their receives as optional, but never a group.
+        let strict = optional || parts.len() > 1;
+        if let Err(error) = self.clear_to_send(lane, grant, parts, strict) {
             // The rail is lost, but not the receive: its grant is sent again over another rail.
             self.lose_rail(context, lane, error.to_string());
         }

@@ -109,7 +109,6 @@ fn every_order_of_events_keeps_the_promises() {
         Budget { missing: 1, losses: 1, failures: 1, ..Budget::default() },
         Budget { missing: 2, frames: 1, early: 1, ..Budget::default() },
         Budget { closes: 1, missing: 1, early: 1, ..Budget::default() },
-        Budget { limits: 1, losses: 1, ..Budget::default() },
         Budget { limits: 1, removals: 1, ..Budget::default() },
         Budget { limits: 1, missing: 2, frames: 1, ..Budget::default() },
         Budget { tcp: 1, ..Budget::default() },
