@@ -67,12 +67,11 @@ impl AdviceInput<'_> {
                 .unwrap_or(&here[0]);
             warned_links.push(at);
             let text = format!(
-                "NCCL_IB_HCA selects {}, which share one PCIe link ({}) and so carry {} together; \
-                 set NCCL_IB_HCA={},{} to use both links.",
+                "NCCL_IB_HCA selects {}, which share one PCIe link ({}) and so carry {} together, and excludes {} \
+                 on another link; unset NCCL_IB_HCA to use all links.",
                 list(here.iter().map(|rail| rail.device.as_str())),
                 rate_text(link),
                 gbps(payload_mbps),
-                keep.device,
                 other.facts.device,
             );
             let pair = [keep.device.as_str(), other.facts.device.as_str()];

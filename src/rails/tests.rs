@@ -98,16 +98,20 @@ fn facts_that_only_root_can_read_change_neither_announced_speed_nor_page() {
 }
 
 #[test]
-fn a_filter_within_one_link_is_a_warning_that_names_the_better_pair() {
+fn a_filter_within_one_link_is_a_warning_that_names_a_device_on_another_link() {
     let host = TestHost::new(&spark(&[0, 1]));
     let found = host.survey("=rocep1s0f0,rocep1s0f1");
     assert_eq!(names(&found), ["rocep1s0f0", "rocep1s0f1"]);
     assert_eq!((found.rails[0].link, found.rails[1].link), (0, 0));
     assert_eq!(found.speed_mbps, 112_027);
     assert!(reason(&found, "roceP2p1s0f0").contains("NCCL_IB_HCA"));
-    assert_warned(&found, 1, &["share one PCIe link (Gen5 x4)", "set NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0 to use both"]);
+    assert_warned(
+        &found,
+        1,
+        &["share one PCIe link (Gen5 x4)", "excludes roceP2p1s0f0 on another link; unset NCCL_IB_HCA"],
+    );
 
-    // The better pair is on one cable if possible, not on another adapter.
+    // That device is on the same cable if possible, not on another adapter.
     let other = Function {
         device: "mlx5_0",
         netdev: Some("ens1np0"),
@@ -118,7 +122,7 @@ fn a_filter_within_one_link_is_a_warning_that_names_the_better_pair() {
     };
     let functions: Vec<_> = spark(&[0, 1]).into_iter().chain([other]).collect();
     let found = TestHost::new(&functions).survey("=rocep1s0f0,rocep1s0f1");
-    assert_warned(&found, 1, &["set NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0 to use both"]);
+    assert_warned(&found, 1, &["excludes roceP2p1s0f0 on another link; unset NCCL_IB_HCA"]);
 
     for both in ["rocep1s0f0,roceP2p1s0f0", "rocep1s0f0,roceP2p1s0f1", "^=rocep1s0f1,roceP2p1s0f1"] {
         let found = host.survey(both);

@@ -26,7 +26,7 @@ fn no_rail(survey: &Survey, found: &mut Vec<Finding>) {
     for (obstacle, ports) in group_by_key(survey.refused.iter().map(|port| (&port.obstacle, port))) {
         let devices: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
         let reason = if ports.len() == 1 { obstacle.to_string() } else { text_for_several(obstacle) };
-        let text = format!("no rail: {} cannot be used: {reason}", list(&devices));
+        let text = format!("no rail: {} cannot be used: {reason}{}", list(&devices), explained(obstacle));
         found.push(Finding { cure: cure_of(obstacle, &ports), ..Id::NoRail.finding(text) });
     }
 }
@@ -46,13 +46,25 @@ fn text_for_several(obstacle: &Obstacle) -> String {
     text.to_owned()
 }
 
-/// Returns the commands that remove this obstacle from the ports.
+/// Returns an explanation in place of a cure, for ports without an address. A command would have to
+/// name an address, and the right one depends on the other ports and on the other host.
+fn explained(obstacle: &Obstacle) -> &'static str {
+    match obstacle {
+        Obstacle::NoGid | Obstacle::NoAddress(_) => NEEDS_ADDRESS,
+        Obstacle::Excluded | Obstacle::LinkLayer(_) | Obstacle::State(_) => "",
+    }
+}
+
+const NEEDS_ADDRESS: &str = ". A function needs an address in a subnet of its own, which only the function at the other \
+                             end of the cable shares (docs/guide/install.md, Addresses)";
+
+/// Returns the commands that remove this obstacle from the ports, if commands can.
 fn cure_of(obstacle: &Obstacle, ports: &[&Refused]) -> Option<String> {
     let netdevs: Vec<&str> = ports.iter().filter_map(|port| port.netdev.as_deref()).collect();
     match obstacle {
-        Obstacle::Excluded => return Some(UNSET_FILTER.to_owned()),
-        Obstacle::LinkLayer(_) => return None,
-        _ if netdevs.is_empty() => return None,
+        Obstacle::Excluded => Some(UNSET_FILTER.to_owned()),
+        Obstacle::LinkLayer(_) => None,
+        _ if netdevs.is_empty() => None,
         Obstacle::State(_) => {
             let mut port_labels: Vec<&str> = ports.iter().filter_map(|port| port.phys_port.as_deref()).collect();
             port_labels.sort_unstable();
@@ -60,14 +72,10 @@ fn cure_of(obstacle: &Obstacle, ports: &[&Refused]) -> Option<String> {
             let several = singular_or_plural(ports, "its port", "their ports").to_owned();
             let port_label = if port_labels.is_empty() { several } else { port_labels.join(" or ") };
             let up = each(&netdevs, |netdev| format!("sudo ip link set {netdev} up"));
-            return Some(format!("{up}    # with a cable in {port_label}"));
+            Some(format!("{up}    # with a cable in {port_label}"))
         }
-        Obstacle::NoGid | Obstacle::NoAddress(_) => {}
+        Obstacle::NoGid | Obstacle::NoAddress(_) => None,
     }
-    let mut subnets = 100_u8..;
-    let add = |netdev: &str| format!("sudo ip address add 192.168.{}.1/24 dev {netdev}", subnets.next().unwrap_or(100));
-    let subnets = singular_or_plural(&netdevs, "choose a subnet that no other rail uses", "a separate subnet for each");
-    Some(format!("{}    # {subnets}", each(&netdevs, add)))
 }
 
 const UNSET_FILTER: &str = "unset NCCL_IB_HCA";
@@ -89,7 +97,8 @@ fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
     let mtu = || each(&devices, |device| format!("sudo ip link set {} mtu 9000", netdev(device)));
     let (id, cure) = match warning.kind {
         WarningKind::FilterAdmitsNothing => (Id::HcaFilterEmpty, UNSET_FILTER.to_owned()),
-        WarningKind::FilterWithinOneLink => (Id::HcaFilterOneLink, format!("export NCCL_IB_HCA={}", devices.join(","))),
+        // On a ring or triangle, a filter for a pair of one cable would cut off a neighbour.
+        WarningKind::FilterWithinOneLink => (Id::HcaFilterOneLink, UNSET_FILTER.to_owned()),
         WarningKind::NamedButUnusable => {
             let other = refused(0)
                 .and_then(|port| cure_of(&port.obstacle, &[port]))
@@ -98,8 +107,9 @@ fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
         }
         WarningKind::HalfUsedCable => {
             let absent = "lspci -d 15b3:    # four functions are expected; in a container: --device /dev/infiniband";
-            let cure = refused(1).map(|twin| cure_of(&twin.obstacle, &[twin]).unwrap_or_else(|| "ip link".to_owned()));
-            (Id::HalfCable, cure.unwrap_or_else(|| absent.to_owned()))
+            let Some(twin) = refused(1) else { return Id::HalfCable.finding(warning.text.clone()).cured_by(absent) };
+            let text = format!("{}{}", warning.text.trim_end_matches('.'), explained(&twin.obstacle));
+            return Finding { cure: cure_of(&twin.obstacle, &[twin]), ..Id::HalfCable.finding(text) };
         }
         WarningKind::SlowLink => {
             let cure = "sudo fwupdmgr update && sudo poweroff    # then the power cable out for a minute";
@@ -110,8 +120,7 @@ fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
         WarningKind::SmallMtu => (Id::SmallMtu, mtu()),
         WarningKind::UnequalMtus => (Id::UnequalMtus, mtu()),
         WarningKind::SharedSubnet => {
-            let remark = "# one subnet for each function: docs/guide/install.md";
-            (Id::SharedSubnet, format!("sudo ip address change ... dev {first}    {remark}"))
+            return Id::SharedSubnet.finding(format!("{}{NEEDS_ADDRESS}", warning.text.trim_end_matches('.')));
         }
         WarningKind::Arp { is_strict } => {
             let loose = if is_strict { " net.ipv4.conf.all.rp_filter=2" } else { "" };
@@ -129,14 +138,10 @@ fn link_local_only_rails(survey: &Survey, found: &mut Vec<Finding>) {
     for rail in survey.rails.iter().filter(|rail| !has_v4(rail)) {
         if let Some(twin) = rail.twin.map(|at| &survey.rails[at]).filter(|twin| has_v4(twin)) {
             let text = format!(
-                "{0} has only link-local addresses, but its twin {1} has IPv4: {0} is used only if the peer's unpaired rail on that cable has a link-local address too",
+                "{0} has only link-local addresses, but its twin {1} has IPv4: {0} is used only if the peer's unpaired rail on that cable has a link-local address too{NEEDS_ADDRESS}",
                 rail.device, twin.device
             );
-            let netdev = rail.netdev.as_deref().unwrap_or("its interface");
-            let cure = format!(
-                "sudo ip address add 192.168.101.1/24 dev {netdev}    # choose a subnet that no other rail uses"
-            );
-            found.push(Id::LinkLocalOnly.finding(text).cured_by(cure));
+            found.push(Id::LinkLocalOnly.finding(text));
         }
     }
 }
@@ -155,14 +160,14 @@ fn foreign_interfaces_in_a_rails_subnet(facts: &Facts, found: &mut Vec<Finding>)
         });
         for ((network, prefix), devices) in group_by_key(shared) {
             let text = format!(
-                "{} is in the subnet of {} ({}/{prefix}) and is no rail: the kernel may route the {} packets over it",
+                "{} is in the subnet of {} ({}/{prefix}) and is no rail: the kernel may route the {} packets over it. \
+                 Give the rails another subnet (docs/guide/install.md, Addresses)",
                 interface.name,
                 list(&devices),
                 Ipv4Addr::from_bits(network),
                 singular_or_plural(&devices, "rail's", "rails'")
             );
-            let cure = format!("sudo ip address flush dev {}    # then an address of another subnet", interface.name);
-            found.push(Id::SubnetClash.finding(text).cured_by(cure));
+            found.push(Id::SubnetClash.finding(text));
         }
     }
 }
@@ -257,7 +262,7 @@ mod tests {
             assert_eq!(cure(Obstacle::State(state)), "sudo ip link set eth0 up    # with a cable in p0");
         }
         for without in [Obstacle::NoGid, Obstacle::NoAddress("eth0".to_owned())] {
-            assert!(cure(without).starts_with("sudo ip address add 192.168.100.1/24 dev eth0"));
+            assert_eq!(cure(without), "");
         }
     }
 }
