@@ -81,6 +81,8 @@ pub struct RailConfig {
     pub gid_index: Option<u16>,
     /// `NCCL_IB_PCI_RELAXED_ORDERING`.
     pub relaxed_ordering: RelaxedOrdering,
+    /// `NCCL_NET_OPTIONAL_RECV_COMPLETION`.
+    pub marks_optional: bool,
     /// `NCCL_SPARK_SYSFS`.
     pub sysfs: PathBuf,
 }
@@ -194,6 +196,8 @@ settings! {
     rails.relaxed_ordering = "NCCL_IB_PCI_RELAXED_ORDERING", "2", relaxed_ordering,
         "0 (off), 1 (on) or 2 (where the device supports it).",
         "PCIe relaxed ordering for bulk data; a device may ignore it.";
+    rails.marks_optional = "NCCL_NET_OPTIONAL_RECV_COMPLETION", "1", switch, "0 or 1.",
+        "NCCL's own setting: with 0, NCCL does not mark the receives of LL and LL128, and relaxed ordering is not used.";
     setup.interfaces = "NCCL_SOCKET_IFNAME", "", NameFilter::parse, "`[^][=]NAME,...` (at most 32 entries).",
         "Network interface for connection set-up (TCP).";
     setup.family = "NCCL_SOCKET_FAMILY", "", socket_family, "AF_INET or AF_INET6.",

@@ -29,8 +29,6 @@ pub const NETWORK_NAME: &CStr = c"Spark";
 
 /// The merged device's name. It must differ from the names of all RDMA devices: NCCL's topology
 /// code looks devices up by name, and would mistake the merged device for one of its rails.
-/// With 0, NCCL marks no receive as optional (`transport/net.cc`).
-const OPTIONAL_RECEIVES: &str = "NCCL_NET_OPTIONAL_RECV_COMPLETION";
 const DEVICE_NAME: &CStr = c"spark-rails";
 
 /// Machine-dependent properties of the merged device, for NCCL. `abi` adds the others.
@@ -184,7 +182,7 @@ impl Plugin {
         for warning in config.qp.warnings() {
             tracing::warn!("{warning}");
         }
-        if !marks_optional || std::env::var_os(OPTIONAL_RECEIVES).is_some_and(|value| value == "0") {
+        if !(marks_optional && config.rails.marks_optional) {
             // The order in which bytes arrive counts for LL and LL128, and their receives look like
             // all others.
             config.rails.relaxed_ordering = RelaxedOrdering::Off;
