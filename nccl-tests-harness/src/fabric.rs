@@ -119,7 +119,7 @@ fn soft(request: &FabricRequest, ranks: usize, why: &str) -> Result<Fabric> {
             places::build_command()
         )
     })?;
-    let dir = settings::dir();
+    let dir = settings::dir().map_err(|error| anyhow!(error))?;
     control::remove_unused(&dir, is_of_a_run);
     let name = request.name.clone().unwrap_or_else(|| own_name(&dir));
     let prepared = control::prepare(&dir, &name, &profile, ranks);
@@ -272,7 +272,8 @@ impl SoftRails {
             return Ok(None);
         }
         let name = settings::fabric().map_err(|error| anyhow!(error))?;
-        let profile = control::profile(&settings::dir(), &name).map_err(|error| anyhow!(error))?;
+        let profile = settings::dir().and_then(|dir| control::profile(&dir, &name));
+        let profile = profile.map_err(|error| anyhow!(error))?;
         Ok(Some(Self(profile)))
     }
 

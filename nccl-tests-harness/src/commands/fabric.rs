@@ -115,7 +115,7 @@ impl Options {
     /// # Errors
     /// There is no such fabric, node or rail.
     pub fn run(self) -> Result<bool> {
-        let dir = settings::dir();
+        let dir = settings::dir().map_err(anyhow::Error::msg)?;
         let name = self.fabric_name.as_deref();
         let (place, action, effect) = match self.what {
             What::Status { json } => return status(&dir, name, json.target),

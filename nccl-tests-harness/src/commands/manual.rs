@@ -19,8 +19,8 @@ const FILES: &str = "\
 ~/.nccl\\-spark.conf, /etc/nccl\\-spark.conf
 Settings, one NAME=value a line; the first of the two that sets something wins, and the environment wins over both.
 .TP
-/dev/shm/softverbs\\-UID/
-The software fabrics of a user that are running.
+$XDG_RUNTIME_DIR/softverbs/, /dev/shm/softverbs\\-UID/
+The software fabrics of a user that are running; the first of the two if the variable names a folder of the user.
 ";
 
 /// The shells with completions, and the path of each file below PREFIX/share.
