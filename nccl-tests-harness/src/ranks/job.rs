@@ -103,6 +103,7 @@ impl<W: Work> Job<W> {
         let (events_in, events) = mpsc::channel();
         let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), end: None, watch };
         for (number, place) in places.into_iter().enumerate() {
+            let is_guest = matches!(place, RankPlace::Guest(_));
             let (process, socket) = match place {
                 RankPlace::Here(environment) => spawn(program, W::COMMAND, number, environment)?,
                 RankPlace::Guest(Guest { hello, line }) => {
@@ -114,7 +115,8 @@ impl<W: Work> Job<W> {
             job.ranks.push(Rank { process, sender, ticks: 0, doing, last_message });
             let events = events_in.clone();
             std::thread::spawn(move || {
-                while let Ok(Some(message)) = receiver.receive() {
+                let mut next = || if is_guest { receiver.receive_plain() } else { receiver.receive() };
+                while let Ok(Some(message)) = next() {
                     if events.send((number, Some(message))).is_err() {
                         return;
                     }

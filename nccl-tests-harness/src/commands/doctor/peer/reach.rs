@@ -2,8 +2,10 @@
 
 use super::messages::{ANSWER_TIMEOUT, Ask, PARTNER_WORD};
 use crate::commands::doctor::ssh::{self, Remote, Ssh};
+use crate::ranks::greeting::PROTOCOL;
 use crate::ranks::line::GreetingStream;
-use crate::ranks::token_port::{self, PROTOCOL, Token};
+use crate::ranks::token::Token;
+use crate::ranks::token_port;
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
