@@ -15,19 +15,16 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub struct TokenPort {
     pub address: SocketAddr,
-    pub token: Token,
     arrivals: Arrivals<()>,
 }
 
 impl TokenPort {
-    /// Listens on a port that the system chooses, with a new token. Fails when this host does not
-    /// have the address, or the system gives no random bytes.
-    pub fn open(address: IpAddr) -> Result<Self> {
+    /// Listens on a port that the system chooses. Fails when this host does not have the address.
+    pub fn open(address: IpAddr, token: &Token) -> Result<Self> {
         let listener = TcpListener::bind((address, 0)).with_context(|| format!("listen on {address}"))?;
         let address = listener.local_addr().context("ask for the port")?;
-        let token = Token::new()?;
-        let arrivals = Arrivals::new(vec![listener], trust(&token), MAX_UNAUTHENTICATED)?;
-        Ok(Self { address, token, arrivals })
+        let arrivals = Arrivals::new(vec![listener], trust(token), MAX_UNAUTHENTICATED)?;
+        Ok(Self { address, arrivals })
     }
 
     /// Waits for the connection that proves the token, and refuses others. Fails if no connection

@@ -11,8 +11,11 @@ fn far() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-fn token_port() -> TokenPort {
-    TokenPort::open([127, 0, 0, 1].into()).unwrap()
+fn token_port() -> (TokenPort, SocketAddr, Token) {
+    let token = Token::new().unwrap();
+    let token_port = TokenPort::open([127, 0, 0, 1].into(), &token).unwrap();
+    let address = token_port.address;
+    (token_port, address, token)
 }
 
 fn dial(address: SocketAddr) -> GreetingStream {
@@ -48,8 +51,7 @@ fn shown(address: SocketAddr, token: &Token, side: Side) -> String {
 
 #[test]
 fn a_token_opens_one_connection_and_clients_without_one_block_no_other() {
-    let token_port = token_port();
-    let (address, token) = (token_port.address, token_port.token.clone());
+    let (token_port, address, token) = token_port();
     let waiting = std::thread::spawn(move || token_port.accept_one(far()));
     let silent = TcpStream::connect(address).unwrap();
     let wrong = Token::new().unwrap();
@@ -93,15 +95,14 @@ fn an_impostor_gets_a_random_number_and_no_proof() {
 
 #[test]
 fn a_listener_without_clients_closes_at_its_limit() {
-    let token_port = token_port();
-    let expected = format!("no doctor connected to {} in time", token_port.address);
+    let (token_port, address, _) = token_port();
+    let expected = format!("no doctor connected to {address} in time");
     assert_eq!(token_port.accept_one(Instant::now() + Duration::from_millis(50)).unwrap_err().to_string(), expected);
 }
 
 #[test]
 fn unknown_clients_do_not_block_the_port() {
-    let token_port = token_port();
-    let (address, token) = (token_port.address, token_port.token.clone());
+    let (token_port, address, token) = token_port();
     let waiting = std::thread::spawn(move || token_port.accept_one(far()));
     let mut unauthenticated: Vec<GreetingStream> = (0..MAX_UNAUTHENTICATED + 8).map(|_| dial(address)).collect();
     // The first clients have 5 s for a message. Connections above the limit are closed immediately.
