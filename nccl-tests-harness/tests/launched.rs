@@ -170,7 +170,7 @@ fn a_rank_says_what_it_waits_for() {
     assert!(quiet.status == Some(1) && !quiet.err.contains(" waits up to "), "{quiet:?}");
 }
 
-/// Starts a rank that ends with an error, because another side is not what it should be.
+/// Starts one of two ranks, with a token and as another user if given.
 fn start_rank(rank: usize, place: &str, token: Option<&str>, uid: Option<u32>) -> Child {
     let mut command = nccl_spark();
     // The plugin is not loaded before the ranks have met, so any file will do.
@@ -255,7 +255,7 @@ fn ranks_with_different_tokens_do_not_meet() {
 }
 
 /// Only root can start processes of other users. The other user's rank has a token, so it does not
-/// itself ask who the first one is.
+/// check the first rank's user.
 #[test]
 fn without_a_token_ranks_of_another_user_are_refused() {
     const NOBODY: u32 = 65534;

@@ -6,13 +6,13 @@
 //! 4. The listening side answers with a welcome, or with the reason of a refusal.
 //!
 //! The listening side proves first, so an impostor on its port gets a version and a random number,
-//! and nothing else. What the proofs do not prevent: a stranger on the path between two hosts can
-//! read and change what follows the greeting.
+//! and nothing else. The later messages are not protected: a program on the path between two hosts
+//! can read and change them.
 //!
 //! Without a token, two processes meet only over loopback and only if the kernel lists the same
 //! user as the owner of both sockets (`socket_owner`). Another user of the machine can open rank
 //! 0's port first, but not with a socket that is listed as this user's. So loopback needs no token.
-//! `--without-token` admits anybody from other addresses.
+//! `--without-token` admits all clients from other addresses.
 
 use crate::output;
 use crate::ranks::line::GreetingStream;

@@ -87,8 +87,8 @@ pub(crate) struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// Makes rank 0 listen. Fails when the host's name cannot be looked up, stands for addresses of
-    /// other machines only, or needs a token, and when the port is taken.
+    /// Makes rank 0 listen. Fails when the host's name cannot be looked up, has no address of this
+    /// machine, or needs a token, and when the port is taken.
     pub fn open(meeting: Meeting) -> Result<Self> {
         let Meeting { host, port, trust, .. } = &meeting;
         let found = addresses(host, *port)?;
@@ -163,7 +163,7 @@ impl Rendezvous {
         remark(&format!("rank 0 waits up to {timeout_s} s at {host}:{port} for ranks {absent}{hint}"));
     }
 
-    /// Returns the end of a sentence if rank 0's name stands for loopback on its own machine. This
+    /// Returns the end of a sentence if rank 0's name is a loopback address on its own machine. This
     /// is common: Debian and Ubuntu write the line `127.0.1.1 NAME` into /etc/hosts.
     fn loopback_hint(&self) -> String {
         let host = &self.meeting.host;
