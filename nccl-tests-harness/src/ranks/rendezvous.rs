@@ -125,21 +125,20 @@ impl Rendezvous {
         let deadline = start + self.meeting.timeout;
         let (mut guests, mut refused, mut has_remarked) = (BTreeMap::new(), Vec::new(), false);
         while guests.len() + 1 < self.meeting.ranks {
-            let (hello, mut line, address) = match self.arrivals.next() {
+            let arrival = self.arrivals.next();
+            ensure!(Instant::now() < deadline, "{}", self.missing(&guests, &refused));
+            if arrival.is_none() && !has_remarked && start.elapsed() >= PATIENCE {
+                has_remarked = true;
+                self.remark_wait(&guests);
+            }
+            let (hello, mut line, address) = match arrival {
                 Some(Arrival::Admitted { hello, line, address }) => (hello.plain(), line, address),
                 Some(Arrival::Refused { address, reason }) => {
                     refused.push(refusal(address, &reason));
                     refused.truncate(SHOWN_REFUSALS);
                     continue;
                 }
-                None => {
-                    ensure!(Instant::now() < deadline, "{}", self.missing(&guests, &refused));
-                    if !has_remarked && start.elapsed() >= PATIENCE {
-                        has_remarked = true;
-                        self.remark_wait(&guests);
-                    }
-                    continue;
-                }
+                None => continue,
             };
             if let Some(reason) = self.objection(&hello, &guests) {
                 refused.push(refusal(address, &reason));
