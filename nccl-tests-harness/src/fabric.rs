@@ -116,7 +116,7 @@ fn soft(request: &FabricRequest, ranks: usize, why: &str) -> Result<Fabric> {
         let profile = &request.profile;
         Err(wrong(format!("{ranks} ranks: the software fabric with --profile {profile} has at most {most}")))?;
     }
-    let library = library(&request.library)?;
+    let library = place::library(&request.library)?;
     let dir = settings::dir().map_err(|error| anyhow!(error))?;
     control::remove_unused(&dir, is_of_a_run);
     let name = request.name.clone().unwrap_or_else(|| own_name(&dir));
@@ -137,17 +137,6 @@ fn soft(request: &FabricRequest, ranks: usize, why: &str) -> Result<Fabric> {
         }
     }
     Ok(Fabric { kind: Kind::Soft, about, environment, soft: Some(soft) })
-}
-
-/// Returns the full path of the software fabric's library.
-fn library(path: &Path) -> Result<PathBuf> {
-    path.canonicalize().with_context(|| {
-        format!(
-            "software fabric {} not found: build it with `{}`, or name it with --softverbs",
-            path.display(),
-            places::build_command()
-        )
-    })
 }
 
 /// Returns a name that no running fabric has. The PID is not enough, because a process in another

@@ -94,7 +94,7 @@ mod tests {
 
     /// A folder in place of `/dev/shm`, and this user's path in it.
     fn shared(name: &str) -> (PathBuf, PathBuf) {
-        let shared = std::env::temp_dir().join(format!("softverbs-own-{name}-{}", std::process::id()));
+        let shared = Path::new("/tmp/softverbs-tests").join(format!("own-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&shared);
         fs::create_dir_all(&shared).unwrap();
         let own = shared.join(format!("softverbs-{}", user()));

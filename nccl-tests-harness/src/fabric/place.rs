@@ -2,6 +2,7 @@
 
 use super::options::parse_fabric_name;
 use crate::output;
+use crate::places;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 use softverbs::nic::Nic;
@@ -48,7 +49,7 @@ impl SoftPlace {
     /// process's own choice or closed to other users, and each rank is its own node.
     pub fn environment_for_guest(&self, rank: usize, library: &Path) -> Result<Vec<(String, String)>> {
         self.check(rank).context("rank 0 sent a place in the software fabric that is not allowed")?;
-        Ok(self.environment(&super::library(library)?))
+        Ok(self.environment(&self::library(library)?))
     }
 
     fn check(&self, rank: usize) -> Result<()> {
@@ -64,6 +65,17 @@ impl SoftPlace {
         Nic::parse(nic).map_err(|error| anyhow!("NIC: {error}"))?;
         Ok(())
     }
+}
+
+/// Returns the full path of the software fabric's library.
+pub(super) fn library(path: &Path) -> Result<PathBuf> {
+    path.canonicalize().with_context(|| {
+        format!(
+            "software fabric {} not found: build it with `{}`, or name it with --softverbs",
+            path.display(),
+            places::build_command()
+        )
+    })
 }
 
 #[cfg(test)]

@@ -2,8 +2,9 @@
 //! exchanges messages with them (`control`). Ranks that the command did not start are first greeted
 //! over a `line`. The `greeting` proves to both sides that the other one belongs to the job, by a
 //! `token` or by the socket's owner (`socket_owner`). A launcher's ranks connect to rank 0
-//! (`launch`, `rendezvous`), and the doctor connects to a `token_port` for the rank on its partner's
-//! host. The other modules are the rank's side: its process, data, activity, log, and use of the plugin's device.
+//! (`launch`, `rendezvous`), and the doctor connects to a `token_port` for the rank on its
+//! partner's host. The other modules are the rank's side: its process, data, activity, log, and use
+//! of the plugin's device.
 
 pub mod activity;
 pub mod control;

@@ -77,8 +77,8 @@ const RETRY: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Number of refused connections that rank 0's error names.
 const SHOWN_REFUSALS: usize = 4;
-/// Maximum number of connections that have not introduced themselves. All ranks of a large job may connect at
-/// the same time.
+/// Maximum number of connections that have not introduced themselves. All ranks of a large job may
+/// connect at the same time.
 const MAX_UNAUTHENTICATED: usize = 4096;
 
 pub(crate) struct Rendezvous {
@@ -115,8 +115,8 @@ impl Rendezvous {
         Ok(Self { arrivals, meeting })
     }
 
-    /// Waits until all other ranks have connected. Returns them in rank order. `welcome` returns the
-    /// data for a rank, or the reason why the rank cannot take part.
+    /// Waits until all other ranks have connected. Returns them in rank order. `welcome` returns
+    /// the data for a rank, or the reason why the rank cannot take part.
     ///
     /// # Errors
     /// Fails when a rank does not connect in time, or cannot take part.
@@ -162,8 +162,8 @@ impl Rendezvous {
         remark(&format!("rank 0 waits up to {timeout_s} s at {host}:{port} for ranks {absent}{hint}"));
     }
 
-    /// Returns the end of a sentence if rank 0's name is a loopback address on its own machine. This
-    /// is common: Debian and Ubuntu write the line `127.0.1.1 NAME` into /etc/hosts.
+    /// Returns the end of a sentence if rank 0's name is a loopback address on its own machine.
+    /// This is common: Debian and Ubuntu write the line `127.0.1.1 NAME` into /etc/hosts.
     fn loopback_hint(&self) -> String {
         let host = &self.meeting.host;
         let listens = self.arrivals.addresses().unwrap_or_default();
