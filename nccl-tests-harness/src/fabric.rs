@@ -5,6 +5,7 @@ pub mod options;
 mod place;
 
 pub use place::SoftPlace;
+pub(crate) use place::parse_fabric_name;
 
 use crate::interrupt;
 use crate::places;

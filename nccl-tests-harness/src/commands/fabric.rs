@@ -1,6 +1,7 @@
 //! `nccl-spark fabric`: injects faults into a job's software fabric, and lists running fabrics.
 
-use crate::fabric::options::{parse_fabric_name, parse_factor};
+use crate::fabric::options::parse_factor;
+use crate::fabric::parse_fabric_name;
 use crate::output;
 use crate::output::report::{self, JsonOption, Target};
 use anyhow::{Result, anyhow, bail};

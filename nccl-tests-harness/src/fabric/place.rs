@@ -1,6 +1,5 @@
 //! The place of a rank in a software fabric, as rank 0 sends it to the ranks of other processes.
 
-use super::options::parse_fabric_name;
 use crate::output;
 use crate::places;
 use anyhow::{Context, Result, anyhow, ensure};
@@ -76,6 +75,15 @@ pub(super) fn library(path: &Path) -> Result<PathBuf> {
             places::build_command()
         )
     })
+}
+
+/// Parses the name of a software fabric. The error names the allowed names.
+pub(crate) fn parse_fabric_name(text: &str) -> Result<String, String> {
+    let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
+    match plain && (1..=64).contains(&text.len()) {
+        true => Ok(text.to_owned()),
+        false => Err("must be at most 64 letters, digits, - and _".to_owned()),
+    }
 }
 
 #[cfg(test)]
