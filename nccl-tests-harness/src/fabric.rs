@@ -2,6 +2,10 @@
 
 pub mod limit;
 pub mod options;
+mod place;
+
+pub use place::SoftPlace;
+pub(crate) use place::parse_fabric_name;
 
 use crate::interrupt;
 use crate::places;
@@ -63,6 +67,7 @@ struct Soft {
     library: PathBuf,
     profile: Profile,
     slow_rails: Vec<(String, f64)>,
+    nic: Nic,
     prepared: Prepared,
 }
 
@@ -112,14 +117,8 @@ fn soft(request: &FabricRequest, ranks: usize, why: &str) -> Result<Fabric> {
         let profile = &request.profile;
         Err(wrong(format!("{ranks} ranks: the software fabric with --profile {profile} has at most {most}")))?;
     }
-    let library = request.library.canonicalize().with_context(|| {
-        let path = request.library.display();
-        format!(
-            "software fabric {path} not found: build it with `{}`, or name it with --softverbs",
-            places::build_command()
-        )
-    })?;
-    let dir = settings::dir();
+    let library = place::library(&request.library)?;
+    let dir = settings::dir().map_err(|error| anyhow!(error))?;
     control::remove_unused(&dir, is_of_a_run);
     let name = request.name.clone().unwrap_or_else(|| own_name(&dir));
     let prepared = control::prepare(&dir, &name, &profile, ranks);
@@ -129,7 +128,7 @@ fn soft(request: &FabricRequest, ranks: usize, why: &str) -> Result<Fabric> {
     environment.push(("NCCL_IBVERBS_LIB".to_owned(), library.display().to_string()));
     environment.push(("SOFTVERBS_NIC".to_owned(), request.nic.name().to_owned()));
     let about = about(request, &name, why);
-    let soft = Soft { dir, name, library, profile, slow_rails: request.slow_rails.clone(), prepared };
+    let soft = Soft { dir, name, library, profile, slow_rails: request.slow_rails.clone(), nic: request.nic, prepared };
     let slowed = request.slow_rails.iter().map(|(rail, factor)| ("--slow-rail", rail, Action::Slow(*factor)));
     let broken = request.path_faults.iter().map(|(rail, fault)| ("--path-fault", rail, Action::Path(*fault, true)));
     for (option, rail, action) in slowed.chain(broken) {
@@ -171,14 +170,14 @@ impl Fabric {
 
     /// Returns the environment of one rank.
     pub fn environment(&self, rank: usize) -> Vec<(String, String)> {
-        let mut environment = self.environment.clone();
-        if self.kind == Kind::Soft {
-            environment.push(("SOFTVERBS_NODE".to_owned(), rank.to_string()));
-            for (_, root) in environment.iter_mut().filter(|(name, _)| name == "NCCL_SPARK_SYSFS") {
-                *root = softverbs::control::sysfs_of_node(root, rank);
-            }
-        }
-        environment
+        let Some((soft, place)) = self.soft.as_ref().zip(self.place(rank)) else { return self.environment.clone() };
+        place.environment(&soft.library)
+    }
+
+    /// Returns the place of one rank in the software fabric, or `None` with RDMA devices.
+    pub fn place(&self, rank: usize) -> Option<SoftPlace> {
+        let Soft { dir, name, nic, .. } = self.soft.as_ref()?;
+        Some(SoftPlace { dir: dir.clone(), fabric: name.clone(), node: rank, nic: nic.name().to_owned() })
     }
 
     /// Makes a folder with links to the software fabric's library under the names of libibverbs,
@@ -272,7 +271,8 @@ impl SoftRails {
             return Ok(None);
         }
         let name = settings::fabric().map_err(|error| anyhow!(error))?;
-        let profile = control::profile(&settings::dir(), &name).map_err(|error| anyhow!(error))?;
+        let profile = settings::dir().and_then(|dir| control::profile(&dir, &name));
+        let profile = profile.map_err(|error| anyhow!(error))?;
         Ok(Some(Self(profile)))
     }
 

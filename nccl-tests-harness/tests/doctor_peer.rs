@@ -67,7 +67,7 @@ impl TestFabric {
         let mut line = String::new();
         out.read_line(&mut line).unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
-        let ["nccl-spark-partner", "2", address, token] = words[..] else { panic!("{line:?}") };
+        let ["nccl-spark-partner", "3", address, token] = words[..] else { panic!("{line:?}") };
         Partner { process, address: address.to_owned(), token: token.to_owned(), _out: out }
     }
 
@@ -283,7 +283,7 @@ fn a_client_with_a_wrong_token_learns_nothing_and_the_partner_keeps_waiting() {
     let arguments = ["doctor", "--peer", &partner.address, "--token-file", wrong.to_str().unwrap()];
     let output: ProgramOutput = fabric.program(0, &arguments).output().unwrap().into();
     assert_eq!((output.status, output.out.as_str()), (Some(1), ""), "{output:?}");
-    let error = "refused this doctor: the token is wrong, or was used before: each start of a partner has a new one\n";
+    let error = "is not trusted: the token is wrong, or was used before: each start of a partner has a new one\n";
     assert!(output.err.starts_with("nccl-spark: ") && output.err.ends_with(error), "{output:?}");
     assert_eq!(output.err.lines().count(), 1, "{output:?}");
     assert!(paths(&json(&fabric.examine(&partner))).len() == 3);
@@ -296,15 +296,14 @@ fn a_silent_or_invalid_partner_is_one_error() {
         return;
     }
     let fabric = TestFabric::new("spark-1cable", 2);
-    let welcome = "{\"Welcome\":{\"environment\":[]}}\n";
-    let long = format!("{welcome}{}", "x".repeat(1 << 20));
-    let other = format!("{welcome}{{\"port\":1,\"token\":\"\",\"expected_mbps\":null}}\n");
+    let long = "x".repeat(1 << 20);
+    let unproved = format!("{{\"Welcome\":{{\"nonce\":\"{}\",\"proof\":\"\"}}}}\n", "0".repeat(32));
     for (speech, error) in [
         ("", "sent no complete message in "),
         ("HTTP/1.1 400 Bad Request\n", "sent no message of nccl-spark: \"HTTP/1.1 400 Bad Request\""),
         ("{\"Refused\":{\"reason\":\"go\\u001b[2J\"}}\n", "refused this doctor: go?[2J"),
         (&long, "sent a line of more than 262144 bytes"),
-        (&other, "sent no message of nccl-spark: \"{\\\"port\\\":1,"),
+        (&unproved, "is not trusted: the token is wrong"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();

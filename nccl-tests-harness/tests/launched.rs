@@ -3,9 +3,15 @@
 
 mod common;
 
+use common::skip::skip;
 use common::{Fake, ProgramOutput, has_mpirun, nccl_spark};
-use std::net::{TcpListener, ToSocketAddrs};
-use std::process::{Command, Output, Stdio};
+use nix::unistd::geteuid;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, TcpListener, ToSocketAddrs, UdpSocket};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Output, Stdio};
+
+const TOKEN: &str = "SPARK_JOB_TOKEN";
 
 /// Runs a process for each environment, all at the same time. Returns the processes' outputs.
 fn launch(arguments: &str, fake: &Fake, environments: &[Vec<(&str, String)>]) -> Vec<ProgramOutput> {
@@ -164,6 +170,142 @@ fn a_rank_says_what_it_waits_for() {
     assert!(quiet.status == Some(1) && !quiet.err.contains(" waits up to "), "{quiet:?}");
 }
 
+/// Starts one of two ranks, with a token and as another user if given.
+fn start_rank(rank: usize, place: &str, token: Option<&str>, uid: Option<u32>) -> Child {
+    let mut command = nccl_spark();
+    // The plugin is not loaded before the ranks have met, so any file will do.
+    let program = command.get_program().to_owned();
+    command.args([
+        "sendrecv",
+        "-b",
+        "64",
+        "-e",
+        "64",
+        "-T",
+        "10",
+        "--fabric",
+        "verbs",
+        "--rendezvous",
+        place,
+        "--plugin",
+    ]);
+    command.arg(program).envs(mpirun(2).remove(rank)).env("PMIX_NAMESPACE", "meeting").current_dir("/");
+    command.env_remove(TOKEN).envs(token.map(|token| (TOKEN, token)));
+    if let Some(uid) = uid {
+        command.uid(uid).gid(uid);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[track_caller]
+fn assert_one_error(rank: Child, texts: &[&str]) {
+    let output: ProgramOutput = rank.wait_with_output().unwrap().into();
+    let errors: Vec<&str> = output.err.lines().filter(|line| !line.contains(" waits up to ")).collect();
+    assert!(output.status == Some(1) && errors.len() == 1, "{output:?}");
+    assert!(texts.iter().all(|text| errors[0].contains(text)), "{texts:?}: {output:?}");
+}
+
+fn free_place() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+/// The impostor answers as earlier versions did, with a library that leaves a file behind.
+#[test]
+fn an_impostor_on_rank_0s_port_runs_nothing() {
+    let fake = Fake::compile(&[]);
+    let source = fake.folder().join("marks.c");
+    let (marks, mark) = (fake.folder().join("marks.so"), fake.folder().join("mark"));
+    let code = format!(
+        "#include <fcntl.h>\n__attribute__((constructor)) static void mark(void) {{ open({:?}, O_CREAT, 0600); }}\n",
+        mark.display().to_string()
+    );
+    std::fs::write(&source, code).unwrap();
+    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&marks).arg(&source).status().unwrap();
+    assert!(compiled.success());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = listener.local_addr().unwrap().to_string();
+    let welcome = format!("{{\"Welcome\":{{\"environment\":[[\"LD_PRELOAD\",\"{}\"]]}}}}\n", marks.display());
+    for token in [None, Some("0123456789abcdef0123456789abcdef")] {
+        let rank = start_rank(1, &place, token, None);
+        let mut stream = listener.accept().unwrap().0;
+        let mut first = String::new();
+        BufReader::new(stream.try_clone().unwrap()).read_line(&mut first).unwrap();
+        stream.write_all(welcome.as_bytes()).unwrap();
+        let mut more = String::new();
+        // The rank may have closed with unread bytes, which is an error here.
+        let _ = stream.read_to_string(&mut more);
+        assert!(!first.contains("host") && more.is_empty(), "{first} {more}");
+        let rank_0 = format!("rank 1: rank 0 at {place} ");
+        assert_one_error(rank, &[&rank_0, "sent no message of nccl-spark"]);
+    }
+    assert!(!mark.exists(), "the impostor's library was loaded");
+}
+
+#[test]
+fn ranks_with_different_tokens_do_not_meet() {
+    let tokens = ["0123456789abcdef0123456789abcdef", "0123456789abcdef0123456789abcde0"];
+    for theirs in [None, Some(tokens[1])] {
+        let place = free_place();
+        let mut first = start_rank(0, &place, Some(tokens[0]), None);
+        let second = start_rank(1, &place, theirs, None);
+        assert_one_error(second, &["rank 1: rank 0 at ", "is not trusted", "SPARK_JOB_TOKEN must be the same"]);
+        first.kill().unwrap();
+        first.wait().unwrap();
+    }
+}
+
+/// Only root can start processes of other users. The other user's rank has a token, so it does not
+/// check the first rank's user.
+#[test]
+fn without_a_token_ranks_of_another_user_are_refused() {
+    const NOBODY: u32 = 65534;
+    if !geteuid().is_root() {
+        return skip("not root");
+    }
+    let token = Some("0123456789abcdef0123456789abcdef");
+    for (users, text) in [
+        ([(token, Some(NOBODY)), (None, None)], "belongs to user 65534, and this process to user 0: "),
+        ([(None, None), (token, Some(NOBODY))], "refused this rank: the process at 127.0.0.1:"),
+    ] {
+        let place = free_place();
+        let mut first = start_rank(0, &place, users[0].0, users[0].1);
+        assert_one_error(start_rank(1, &place, users[1].0, users[1].1), &[text, "SPARK_JOB_TOKEN="]);
+        first.kill().unwrap();
+        first.wait().unwrap();
+    }
+}
+
+/// Returns an address of this machine that is not loopback, if the machine has one.
+fn outer_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    // Sends nothing; the kernel chooses the address from which it would send.
+    socket.connect("192.0.2.1:9").ok()?;
+    Some(socket.local_addr().ok()?.ip()).filter(|address| !address.is_loopback())
+}
+
+#[test]
+fn beyond_loopback_ranks_need_a_token_or_the_option() {
+    let Some(address) = outer_address() else { return skip("no network") };
+    let port = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap().port();
+    let place = format!("{address}:{port}");
+    for rank in [0, 1] {
+        assert_one_error(
+            start_rank(rank, &place, None, None),
+            &["SPARK_JOB_TOKEN=", "--rendezvous HOST:PORT --without-token"],
+        );
+    }
+    let fake = Fake::compile(&[]);
+    let run = |more: &str, token: Option<&str>| {
+        let mut environments = mpirun(2);
+        let token = token.map(|token| (TOKEN, token.to_owned()));
+        environments.iter_mut().for_each(|environment| environment.extend(token.clone()));
+        let arguments = format!("all-reduce -b 8 -e 8M -f 1000 -n 2 --rendezvous {place} {more}");
+        assert_one_table(&launch(&arguments, &fake, &environments), "mpirun");
+    };
+    run("", Some("0123456789abcdef0123456789abcdef"));
+    run("--without-token", None);
+}
+
 /// Needs mpirun (Debian's openmpi-bin), which CI installs.
 #[test]
 fn mpirun_itself_starts_ranks() {
@@ -180,6 +322,12 @@ fn mpirun_itself_starts_ranks() {
     };
     let output = [ProgramOutput::from(run(&[]))];
     assert_one_table(&output, "mpirun");
+    // mpirun gives all ranks a random number, which is a token. So other addresses need no option.
+    if let Some(address) = outer_address() {
+        let port = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap().port();
+        let output = [ProgramOutput::from(run(&["--rendezvous", &format!("{address}:{port}")]))];
+        assert_one_table(&output, "mpirun");
+    }
     let failed = ProgramOutput::from(run(&["--rank-env", "1:FAKE_FAIL=2"]));
     assert_ne!(failed.status, Some(0), "{failed:?}");
     assert!(failed.err.contains("nccl-spark: rank 1: channel 1: isend"), "{failed:?}");

@@ -137,13 +137,15 @@ pub fn prepare(dir: &Path, name: &str, profile: &Profile, nodes: usize) -> Resul
         profile.write_sysfs(&own_sysfs(&folder, node))?;
     }
     let user = folder.lock_as_user()?;
-    let pair = |n: &str, v: String| (n.to_owned(), v);
-    let environment = vec![
-        pair("SOFTVERBS_DIR", dir.display().to_string()),
-        pair("SOFTVERBS_FABRIC", name.to_owned()),
-        pair("NCCL_SPARK_SYSFS", folder.path().join("sys").display().to_string()),
-    ];
-    Ok(Prepared { environment, folder, _user: user })
+    Ok(Prepared { environment: environment(dir, name), folder, _user: user })
+}
+
+/// Returns the variables of a process in the fabric `name`, without `SOFTVERBS_NODE`.
+pub fn environment(dir: &Path, name: &str) -> Vec<(String, String)> {
+    let sysfs = dir.join(name).join("sys").display().to_string();
+    [("SOFTVERBS_DIR", dir.display().to_string()), ("SOFTVERBS_FABRIC", name.to_owned()), ("NCCL_SPARK_SYSFS", sysfs)]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
 }
 
 impl Prepared {

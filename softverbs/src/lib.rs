@@ -24,12 +24,12 @@
 //! # Layers
 //!
 //! From the bottom, each using those before it: `nic`, `counters`, `pacing`, `path`, `status`,
-//! `wiring`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`; `hotplug`;
-//! `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`;
-//! `abi`. A lower layer calls a queue pair through a trait that the lower layer defines: an engine
-//! serves a `Serve`, a completion queue collects from a `SendQueue`. Two modules are out of order.
-//! The registration of memory is `unsafe`, so it is in `os`, although it uses `fabric`. `settings`
-//! uses `os`, which has the user's id.
+//! `wiring`, `own_folder`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`;
+//! `hotplug`; `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`;
+//! `posting`, `serve`; `abi`. A lower layer calls a queue pair through a trait that the lower layer
+//! defines: an engine serves a `Serve`, a completion queue collects from a `SendQueue`. Three
+//! modules are out of order. The registration of memory is `unsafe`, so it is in `os`, although it
+//! uses `fabric`. `settings` and `own_folder` use `os`, which has the user's id.
 //!
 //! # Rules for changes
 //!
@@ -76,6 +76,7 @@ mod folder;
 pub mod hotplug;
 pub mod nic;
 pub mod os;
+pub mod own_folder;
 mod pacing;
 pub mod path;
 mod posting;

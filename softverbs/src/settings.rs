@@ -3,12 +3,14 @@
 #![allow(clippy::disallowed_methods, reason = "the one file that reads the environment")]
 
 use crate::nic::Nic;
-use std::path::PathBuf;
+use crate::own_folder;
+use std::path::{Path, PathBuf};
 
 /// Parameters with which a process joins a fabric.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// `SOFTVERBS_DIR`: folder of all fabrics; default `/dev/shm/softverbs-UID`.
+    /// `SOFTVERBS_DIR`: folder of all fabrics; default `$XDG_RUNTIME_DIR/softverbs` or
+    /// `/dev/shm/softverbs-UID`.
     pub dir: PathBuf,
     /// `SOFTVERBS_FABRIC`: the fabric's name; default "default".
     pub fabric: String,
@@ -42,7 +44,7 @@ impl Settings {
             }
         }
         Ok(Self {
-            dir: dir(),
+            dir: dir()?,
             fabric: fabric()?,
             node: number(read("SOFTVERBS_NODE"), "SOFTVERBS_NODE", 0, 15)?,
             profile: read("SOFTVERBS_PROFILE").unwrap_or_else(|| "spark-1cable".to_owned()),
@@ -70,16 +72,17 @@ fn read(name: &str) -> Option<String> {
     std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// Returns the folder of all fabrics: `SOFTVERBS_DIR`, or this user's folder in `/dev/shm`.
-pub fn dir() -> PathBuf {
+/// Returns the folder of all fabrics: `SOFTVERBS_DIR`, or this user's own folder, which is created
+/// if it is missing. The error says why a folder under that name cannot be used.
+pub fn dir() -> Result<PathBuf, String> {
     let text = std::env::var_os("SOFTVERBS_DIR").unwrap_or_default();
     match text.to_str().map(str::trim) {
-        Some("") => PathBuf::from(format!("/dev/shm/softverbs-{}", crate::os::process::user())),
+        Some("") => own_folder::create(read("XDG_RUNTIME_DIR").as_deref().map(Path::new)),
         given => {
             let given = given.map_or_else(|| PathBuf::from(&text), PathBuf::from);
             // An absolute path, because ranks may run in other directories, and because the links
             // in the fabric's folder are full paths.
-            std::path::absolute(&given).unwrap_or(given)
+            Ok(std::path::absolute(&given).unwrap_or(given))
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `nccl-spark fabric`: injects faults into a job's software fabric, and lists running fabrics.
 
-use crate::fabric::options::{parse_fabric_name, parse_factor};
+use crate::fabric::options::parse_factor;
+use crate::fabric::parse_fabric_name;
 use crate::output;
 use crate::output::report::{self, JsonOption, Target};
 use anyhow::{Result, anyhow, bail};
@@ -115,7 +116,7 @@ impl Options {
     /// # Errors
     /// There is no such fabric, node or rail.
     pub fn run(self) -> Result<bool> {
-        let dir = settings::dir();
+        let dir = settings::dir().map_err(anyhow::Error::msg)?;
         let name = self.fabric_name.as_deref();
         let (place, action, effect) = match self.what {
             What::Status { json } => return status(&dir, name, json.target),

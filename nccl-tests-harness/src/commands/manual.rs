@@ -2,6 +2,7 @@
 //! file, `all` is that definition.
 
 use super::settings::default_text;
+use crate::ranks::launch::TOKEN_VARIABLE;
 use anyhow::{Context, Result};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Command};
@@ -19,8 +20,8 @@ const FILES: &str = "\
 ~/.nccl\\-spark.conf, /etc/nccl\\-spark.conf
 Settings, one NAME=value a line; the first of the two that sets something wins, and the environment wins over both.
 .TP
-/dev/shm/softverbs\\-UID/
-The software fabrics of a user that are running.
+$XDG_RUNTIME_DIR/softverbs/, /dev/shm/softverbs\\-UID/
+The software fabrics of a user that are running; the first of the two if the variable names a folder of the user.
 ";
 
 /// The shells with completions, and the path of each file below PREFIX/share.
@@ -142,6 +143,7 @@ fn environment() -> String {
             "WARN, INFO or TRACE: how much of the plugin's log is shown. -v and -vv do the same.".to_owned(),
         ),
         ("NO_COLOR", "Turns colours off, whatever its value.".to_owned()),
+        (TOKEN_VARIABLE, "Secret of a run's ranks, the same on each: 32 hexadecimal digits.".to_owned()),
         ("SOFTVERBS_DIR", "The folder below which software fabrics keep their files.".to_owned()),
     ];
     let entry = |(name, text): (&str, String)| format!(".TP\n{}\n{}\n", escaped(name), escaped(&text));

@@ -1,5 +1,6 @@
 //! The options that choose the fabric, for all commands that start ranks.
 
+use super::place::parse_fabric_name;
 use super::{FabricRequest, Kind};
 use crate::places;
 use crate::usage::{Suggesting, wrong};
@@ -103,14 +104,5 @@ fn of_rail<T>(text: &str, value: fn(&str) -> Result<T, String>, form: &str) -> R
     match text.split_once('=') {
         Some((rail, text)) if !rail.is_empty() => Ok((rail.to_owned(), value(text)?)),
         _ => Err(form.to_owned()),
-    }
-}
-
-/// Parses the name of a software fabric. The error names the allowed names.
-pub(crate) fn parse_fabric_name(text: &str) -> Result<String, String> {
-    let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
-    match plain && (1..=64).contains(&text.len()) {
-        true => Ok(text.to_owned()),
-        false => Err("must be at most 64 letters, digits, - and _".to_owned()),
     }
 }

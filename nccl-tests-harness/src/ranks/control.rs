@@ -2,9 +2,11 @@
 //! socket is the rank's standard input: a socket pair if the command started the rank, TCP if a
 //! launcher did.
 
+use crate::output;
 use anyhow::{Context, Result, anyhow, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
@@ -90,6 +92,14 @@ impl Sender {
 }
 
 impl Receiver {
+    /// Works like [`Receiver::receive`], for a peer that is not this process's child: a terminal
+    /// would not act on the message's texts ([`output::plain`]).
+    pub fn receive_plain<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
+        let Some(mut message) = self.receive::<Value>()? else { return Ok(None) };
+        make_plain(&mut message);
+        serde_json::from_value(message).map(Some).context("malformed control message")
+    }
+
     /// Returns the next message, or `None` at the end of the stream.
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let mut line = String::new();
@@ -103,5 +113,31 @@ impl Receiver {
             }
             Err(error) => Err(error).context("read from the control socket"),
         }
+    }
+}
+
+fn make_plain(message: &mut Value) {
+    match message {
+        Value::String(text) => *text = output::plain(text),
+        Value::Array(all) => all.iter_mut().for_each(make_plain),
+        Value::Object(all) => all.values_mut().for_each(make_plain),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn texts_of_a_guest_do_not_reach_the_terminal_as_they_are() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let (sender, _) = split(far).unwrap();
+        let reason = "\u{1b}]0;x\u{7}\u{202e}gone".to_owned();
+        sender.send(&FromRank::<u8>::Failed { reason }).unwrap();
+        let (_, mut receiver) = split(near).unwrap();
+        let Some(FromRank::<u8>::Failed { reason }) = receiver.receive_plain().unwrap() else { panic!() };
+        assert_eq!(reason, "?]0;x??gone");
     }
 }

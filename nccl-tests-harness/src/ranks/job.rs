@@ -103,6 +103,7 @@ impl<W: Work> Job<W> {
         let (events_in, events) = mpsc::channel();
         let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), end: None, watch };
         for (number, place) in places.into_iter().enumerate() {
+            let is_guest = matches!(place, RankPlace::Guest(_));
             let (process, socket) = match place {
                 RankPlace::Here(environment) => spawn(program, W::COMMAND, number, environment)?,
                 RankPlace::Guest(Guest { hello, line }) => {
@@ -114,7 +115,8 @@ impl<W: Work> Job<W> {
             job.ranks.push(Rank { process, sender, ticks: 0, doing, last_message });
             let events = events_in.clone();
             std::thread::spawn(move || {
-                while let Ok(Some(message)) = receiver.receive() {
+                let mut next = || if is_guest { receiver.receive_plain() } else { receiver.receive() };
+                while let Ok(Some(message)) = next() {
                     if events.send((number, Some(message))).is_err() {
                         return;
                     }
@@ -382,6 +384,38 @@ pub fn ended(status: ExitStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ranks::rendezvous::Hello;
+    use std::net::{TcpListener, TcpStream};
+
+    /// Work whose messages are texts. Its ranks are never started.
+    struct Texts;
+
+    impl Work for Texts {
+        const COMMAND: &'static str = "texts";
+        type Order = ();
+        type Answer = String;
+
+        fn work(_: Option<&Path>, _: &mpsc::Receiver<()>, _: &dyn Fn(String) -> Result<()>) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The rank is a process of another host, so its texts may be anything.
+    #[test]
+    fn texts_of_a_guest_reach_nothing_as_they_are() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let rank = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (version, job, host, machine) = ("0".into(), "test".into(), "far".into(), "m".into());
+        let hello = Hello { version, job, rank: 0, ranks: 1, pid: 1, host, machine };
+        let guest = RankPlace::Guest(Guest { hello, line: listener.accept().unwrap().0 });
+        let limit = Duration::from_secs(60);
+        let mut job = Job::<Texts>::start(Path::new("/no/program"), vec![guest], limit, Watch::none()).unwrap();
+        let (sender, _) = control::split(rank).unwrap();
+        sender.send(&FromRank::Answer("\u{1b}[2Janswer")).unwrap();
+        assert_eq!(job.order_all(|_| (), Some).unwrap(), ["?[2Janswer"]);
+        sender.send(&FromRank::<()>::Failed { reason: "\u{1b}]0;x\u{7}gone".to_owned() }).unwrap();
+        assert_eq!(job.order_all(|_| (), Some).unwrap_err().to_string(), "rank 0: ?]0;x?gone");
+    }
 
     #[test]
     fn ranks_that_fail_alike_share_a_line() {

@@ -1,7 +1,8 @@
 //! Finds out from the environment whether a launcher (mpirun, torchrun, srun) started this process,
 //! and as which rank of which job.
 
-use anyhow::{Context, Result, bail, ensure};
+use crate::ranks::token::Token;
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
 /// Place of this process among the ranks of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub struct World {
     /// Host and port where rank 0 listens, if the environment tells the host. Only torchrun passes
     /// a port. For other launchers the port is derived from `job`.
     pub place: Option<(String, u16)>,
+    /// Secret of the job, if its ranks have one: the user's ([`TOKEN_VARIABLE`]), else mpirun's.
+    pub token: Option<Token>,
 }
 
 /// A program that starts ranks.
@@ -37,6 +40,13 @@ pub enum Launcher {
 /// The range of the ports that are derived from jobs' names. The range lies below Linux's range of
 /// ports for outgoing connections, which begins at 32768.
 const DERIVED_PORTS: std::ops::Range<u16> = 20000..32000;
+
+/// Variable with the job's token, which the user passes to all ranks.
+pub const TOKEN_VARIABLE: &str = "SPARK_JOB_TOKEN";
+/// Variable in which Open MPI's mpirun gives all ranks a random number for this job, two times 16
+/// hexadecimal digits. mpirun reads the number from /dev/urandom and sends it only with the ranks'
+/// environment (orte/util/pre_condition_transports.c).
+const MPIRUN_KEY: &str = "OMPI_MCA_orte_precondition_transports";
 
 /// Returns this process's place in a launcher's job, or `None` without a launcher or with one rank.
 /// `lookup` returns an environment variable. `parent` is the PID of this process's parent, which
@@ -69,7 +79,8 @@ pub(crate) fn detect(lookup: impl Fn(&str) -> Option<String>, parent: u32) -> Re
         ensure!(rank < ranks, "{rank_name}={rank} and {size_name}={ranks} contradict each other");
         let job = job(launcher, &lookup).unwrap_or_else(|| format!("parent {parent}"));
         let place = place(launcher, &lookup, ranks, &job)?;
-        return Ok(Some(World { launcher, rank, ranks, job, place }));
+        let token = token(launcher, &lookup)?;
+        return Ok(Some(World { launcher, rank, ranks, job, place, token }));
     }
     Ok(None)
 }
@@ -95,6 +106,27 @@ fn job(launcher: Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Option<S
         Launcher::Slurm => slurm(),
         Launcher::Pmix => lookup("PMIX_NAMESPACE").map(|job| format!("pmix {job}")).or_else(slurm),
     }
+}
+
+/// Returns the job's token. Slurm and torchrun have none: their job numbers are no secrets.
+fn token(launcher: Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Token>> {
+    if let Some(text) = lookup(TOKEN_VARIABLE) {
+        return Token::parse(&text).map(Some).map_err(|form| anyhow!("{TOKEN_VARIABLE}: {form}"));
+    }
+    let key = lookup(MPIRUN_KEY).filter(|_| launcher == Launcher::OpenMpi);
+    Ok(key.and_then(|key| random_key(&key)))
+}
+
+/// Returns mpirun's number as a token, or `None` if the number is not random: without /dev/urandom,
+/// and under Slurm, it is made of the time or the job's number, and half of each part is zero.
+fn random_key(key: &str) -> Option<Token> {
+    const ZEROS: &str = "00000000";
+    let (first, second) = key.split_once('-')?;
+    let is_random = |part: &str| part.len() == 16 && !part.starts_with(ZEROS) && !part.ends_with(ZEROS);
+    if !is_random(first) || !is_random(second) {
+        return None;
+    }
+    Token::parse(&format!("{first}{second}")).ok()
 }
 
 /// Returns the host and port where rank 0 listens. The caller uses them only if the command line
@@ -239,6 +271,25 @@ mod tests {
         ] {
             assert_eq!(of(environment).unwrap(), None, "{environment}");
         }
+    }
+
+    #[test]
+    fn the_users_token_comes_before_mpiruns_and_guessable_keys_are_none() {
+        let mpirun = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2";
+        let key = |launcher: &str, key: &str| {
+            let token = world(&format!("{launcher} OMPI_MCA_orte_precondition_transports={key}")).token;
+            token.map(|token| token.text().to_owned())
+        };
+        let random = "cd1a4a10892376fa-0bbf214792cd2491";
+        assert_eq!(key(mpirun, random), Some(random.replace('-', "")));
+        for guessable in ["017569a900000000-017569a900000000", "00000000017569a9-0bbf214792cd2491", "1-2", "x"] {
+            assert_eq!(key(mpirun, guessable), None, "{guessable}");
+        }
+        assert_eq!(key("SLURM_PROCID=1 SLURM_NTASKS=2", random), None, "srun passes on what the user's shell has");
+        let own = "0123456789abcdef0123456789abcdef";
+        assert_eq!(key(&format!("{mpirun} SPARK_JOB_TOKEN={own}"), random), Some(own.to_owned()));
+        let error = of(&format!("{mpirun} SPARK_JOB_TOKEN=secret")).unwrap_err().to_string();
+        assert_eq!(error, "SPARK_JOB_TOKEN: a token has 32 hexadecimal digits");
     }
 
     #[test]

@@ -91,6 +91,10 @@ impl GreetingStream {
         }
     }
 
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
     /// Returns the socket as a control connection, on which reads may take any time. The connection
     /// to a dead machine fails when sent data is not acknowledged for 30 s.
     pub fn settle(self) -> Result<TcpStream> {

@@ -4,9 +4,11 @@
 use crate::fabric::{Fabric, Kind};
 use crate::output;
 use crate::ranks::control::Work;
+use crate::ranks::greeting::Trust;
 use crate::ranks::job::{RankEnv, RankPlace};
 use crate::ranks::launch::World;
-use crate::ranks::rendezvous::{self, Hello, Meeting, Rendezvous};
+use crate::ranks::rendezvous::{self, Hello, Meeting, Rendezvous, Welcome};
+use crate::ranks::token::Token;
 use anyhow::{Context, Result, bail, ensure};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -22,7 +24,7 @@ const MEETING: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// Fails when neither is known.
-pub fn meeting(world: &World, given: Option<(String, u16)>, timeout: Duration) -> Result<Meeting> {
+pub fn meeting(world: &World, given: Option<(String, u16)>, without_token: bool, timeout: Duration) -> Result<Meeting> {
     let Some((host, port)) = given.or_else(|| world.place.clone()) else {
         bail!(
             "{} started ranks on several machines and does not say where rank 0 is: add --rendezvous HOST:PORT with the \
@@ -30,7 +32,19 @@ pub fn meeting(world: &World, given: Option<(String, u16)>, timeout: Duration) -
             world.launcher
         );
     };
-    Ok(Meeting { host, port, job: world.job.clone(), ranks: world.ranks, timeout: timeout.min(MEETING) })
+    let trust = trust(world.token.clone(), without_token);
+    Ok(Meeting { host, port, job: world.job.clone(), ranks: world.ranks, trust, timeout: timeout.min(MEETING) })
+}
+
+/// Conditions on which ranks trust each other.
+pub(crate) fn trust(token: Option<Token>, without_token: bool) -> Trust {
+    Trust {
+        token,
+        trusts_anybody: without_token,
+        mismatch: "the other side has another token, or none: SPARK_JOB_TOKEN must be the same on all ranks",
+        cure: "export SPARK_JOB_TOKEN=$(openssl rand -hex 16) and pass it to all ranks (mpirun -x SPARK_JOB_TOKEN), or, \
+               on a network without strangers, add --rendezvous HOST:PORT --without-token",
+    }
 }
 
 /// Places all ranks in child processes.
@@ -52,11 +66,20 @@ pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> R
             hello.rank,
             hello.host
         );
-        Ok(fabric.environment(hello.rank))
+        Ok(Welcome { soft: fabric.place(hello.rank) })
     })?;
     let mut places = vec![RankPlace::Here(environment(fabric.environment(0), 0, rank_env))];
     places.extend(guests.into_iter().map(RankPlace::Guest));
     Ok(places)
+}
+
+/// Libraries that a rank loads, found on its own machine by its own command line.
+#[derive(Debug, Clone, Copy)]
+pub struct Libraries<'a> {
+    /// The plugin.
+    pub plugin: &'a Path,
+    /// The software fabric.
+    pub fabric: &'a Path,
 }
 
 /// Connects to rank 0. Returns the command that runs this process's rank, with the connection as
@@ -67,14 +90,18 @@ pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> R
 pub fn rank_command<W: Work>(
     world: &World,
     meeting: &Meeting,
-    plugin: &Path,
+    libraries: Libraries<'_>,
     rank_env: &[RankEnv],
     program: &Path,
 ) -> Result<Command> {
     let joined = rendezvous::join(meeting, &hello(world)?);
-    let (line, wanted) = joined.with_context(|| format!("rank {}", world.rank))?;
+    let (line, Welcome { soft }) = joined.with_context(|| format!("rank {}", world.rank))?;
+    let wanted = match &soft {
+        Some(place) => place.environment_for_guest(world.rank, libraries.fabric)?,
+        None => Vec::new(),
+    };
     let mut command = Command::new(program);
-    command.args([W::COMMAND, &world.rank.to_string(), "--launched", "--plugin"]).arg(plugin);
+    command.args([W::COMMAND, &world.rank.to_string(), "--launched", "--plugin"]).arg(libraries.plugin);
     command.stdin(Stdio::from(OwnedFd::from(line)));
     command.stdout(Stdio::from(std::io::stderr()));
     command.envs(environment(wanted, world.rank, rank_env));

@@ -1,15 +1,18 @@
-//! The meeting of the ranks that a launcher started. Rank 0 listens, the others connect and
-//! introduce themselves. The messages of `control` then use these connections.
+//! The meeting of the ranks that a launcher started. Rank 0 listens at the address of the meeting
+//! and nowhere else. The others connect and introduce themselves (`greeting`). The messages of
+//! `control` then use these connections.
+//!
+//! A rank takes from rank 0 only the typed data in [`Welcome`]: no variable, no path of a library.
 
+use crate::fabric::SoftPlace;
 use crate::output;
-use crate::ranks::line::{self, GreetingStream};
+use crate::ranks::greeting::{Answer, Arrival, Arrivals, Trust, greet};
+use crate::ranks::line;
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,6 +28,8 @@ pub struct Meeting {
     pub job: String,
     /// Number of ranks.
     pub ranks: usize,
+    /// Conditions on which the ranks trust each other.
+    pub trust: Trust,
     /// Time that rank 0 waits for the other ranks, and that each other rank waits for rank 0.
     pub timeout: Duration,
 }
@@ -48,10 +53,12 @@ pub struct Hello {
     pub machine: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Answer {
-    Welcome { environment: Vec<(String, String)> },
-    Refused { reason: String },
+/// Data that a rank gets from rank 0.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Welcome {
+    /// The rank's place in rank 0's software fabric; `None` with RDMA devices.
+    pub soft: Option<SoftPlace>,
 }
 
 /// A rank that has connected.
@@ -62,15 +69,16 @@ pub struct Guest {
     pub line: TcpStream,
 }
 
-/// Time for a connected client to send its first message.
-const HELLO: Duration = Duration::from_secs(5);
-/// Pause between two attempts to connect. It is also rank 0's longest pause between two looks for
-/// connections.
+/// Shortest time that a rank waits for rank 0's answer.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(20);
 /// Time after which a waiting rank prints a remark about its wait.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Maximum number of connections without a first message. All ranks of a large job may connect at
-/// the same time.
+/// Number of refused connections that rank 0's error names.
+const SHOWN_REFUSALS: usize = 4;
+/// Maximum number of connections that have not introduced themselves. All ranks of a large job may
+/// connect at the same time.
 const MAX_UNAUTHENTICATED: usize = 4096;
 
 pub(crate) struct Rendezvous {
@@ -78,108 +86,95 @@ pub(crate) struct Rendezvous {
     meeting: Meeting,
 }
 
-/// A port, and the connections to it whose first message has arrived. A connection without a
-/// message does not delay others and is closed after 5 s.
-pub(super) struct Arrivals<T> {
-    listener: TcpListener,
-    hello_sender: mpsc::Sender<(T, GreetingStream, SocketAddr)>,
-    hello_receiver: mpsc::Receiver<(T, GreetingStream, SocketAddr)>,
-    /// Number of connections that have not sent their first message.
-    unauthenticated: Arc<AtomicUsize>,
-    /// Maximum number of `unauthenticated`. Further connections are closed.
-    most: usize,
-}
-
-impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
-    pub(super) fn of(listener: TcpListener, most: usize) -> Result<Self> {
-        listener.set_nonblocking(true).context("set the rendezvous port")?;
-        let (hello_sender, hello_receiver) = mpsc::channel();
-        Ok(Self { listener, hello_sender, hello_receiver, unauthenticated: Arc::default(), most })
-    }
-
-    pub(super) fn address(&self) -> Result<SocketAddr> {
-        self.listener.local_addr().context("ask for the port")
-    }
-
-    /// Returns the next connection whose first message has arrived, if any. Waits at most 20 ms.
-    pub(super) fn next(&self) -> Option<(T, GreetingStream, SocketAddr)> {
-        // An error of `accept` is not reported: no connection is waiting, or the error concerns one
-        // connection or is temporary. The caller has a time limit.
-        let Ok((stream, address)) = self.listener.accept() else { return self.hello_receiver.recv_timeout(RETRY).ok() };
-        if self.unauthenticated.fetch_add(1, Ordering::Relaxed) >= self.most {
-            self.unauthenticated.fetch_sub(1, Ordering::Relaxed);
-            return self.hello_receiver.try_recv().ok();
-        }
-        let (hello_sender, unauthenticated) = (self.hello_sender.clone(), Arc::clone(&self.unauthenticated));
-        std::thread::spawn(move || {
-            let mut line = GreetingStream::new(stream, address.to_string(), Instant::now() + HELLO);
-            let hello = line.as_mut().ok().and_then(|line| line.receive(HELLO).ok());
-            unauthenticated.fetch_sub(1, Ordering::Relaxed);
-            if let (Ok(line), Some(hello)) = (line, hello) {
-                // The listening side may have ended.
-                let _ = hello_sender.send((hello, line, address));
-            }
-        });
-        self.hello_receiver.try_recv().ok()
-    }
-}
-
 impl Rendezvous {
-    /// Makes rank 0 listen. Fails when the host's name cannot be looked up, or the port is taken.
+    /// Makes rank 0 listen. Fails when the host's name cannot be looked up, has no address of this
+    /// machine, or needs a token, and when the port is taken.
     pub fn open(meeting: Meeting) -> Result<Self> {
-        let Meeting { host, port, .. } = &meeting;
-        let loopback = addresses(host, *port)?.iter().all(|address| address.ip().is_loopback());
-        // The host's name may stand for another address on other machines. So rank 0 listens on all
-        // addresses, unless the host is given as a loopback address.
-        let opened = match loopback && host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
-            true => TcpListener::bind((host.as_str(), *port)),
-            false => TcpListener::bind((Ipv6Addr::UNSPECIFIED, *port))
-                .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port))),
-        };
-        let listener = opened.map_err(|error| {
-            let hint = match error.kind() {
-                ErrorKind::AddrInUse => "; --rendezvous HOST:PORT sets another one, the same on every rank",
-                _ => "",
-            };
-            anyhow!("rank 0 cannot listen on port {port} for the other ranks: {error}{hint}")
-        })?;
-        Ok(Self { arrivals: Arrivals::of(listener, MAX_UNAUTHENTICATED)?, meeting })
+        let Meeting { host, port, trust, .. } = &meeting;
+        let found = addresses(host, *port)?;
+        for address in &found {
+            trust.check_address(address.ip()).with_context(|| format!("rank 0 does not listen at {host}:{port}"))?;
+        }
+        let (mut listeners, mut foreign) = (Vec::new(), None);
+        for address in found {
+            match TcpListener::bind(address) {
+                Ok(listener) => listeners.push(listener),
+                Err(error) if error.kind() == ErrorKind::AddrInUse => bail!(
+                    "rank 0 cannot listen at {address} for the other ranks: {error}; --rendezvous HOST:PORT sets \
+                     another port, the same on every rank"
+                ),
+                Err(error) => foreign = Some(anyhow!("{address}: {error}")),
+            }
+        }
+        if let (true, Some(error)) = (listeners.is_empty(), foreign) {
+            return Err(error.context(format!(
+                "rank 0 cannot listen at {host}:{port}: --rendezvous must name an address of rank 0's machine"
+            )));
+        }
+        let arrivals = Arrivals::new(listeners, trust.clone(), MAX_UNAUTHENTICATED)?;
+        Ok(Self { arrivals, meeting })
     }
 
-    /// Waits until all other ranks have connected. Returns them in rank order. `environment`
-    /// returns the variables for a rank, or the reason why the rank cannot take part.
+    /// Waits until all other ranks have connected. Returns them in rank order. `welcome` returns
+    /// the data for a rank, or the reason why the rank cannot take part.
     ///
     /// # Errors
     /// Fails when a rank does not connect in time, or cannot take part.
-    pub(crate) fn gather(self, environment: impl Fn(&Hello) -> Result<Vec<(String, String)>>) -> Result<Vec<Guest>> {
+    pub(crate) fn gather(self, welcome: impl Fn(&Hello) -> Result<Welcome>) -> Result<Vec<Guest>> {
         let start = Instant::now();
         let deadline = start + self.meeting.timeout;
         let (mut guests, mut refused, mut has_remarked) = (BTreeMap::new(), Vec::new(), false);
         while guests.len() + 1 < self.meeting.ranks {
-            let Some((hello, mut line, address)) = self.arrivals.next() else {
-                ensure!(Instant::now() < deadline, "{}", self.missing(&guests, &refused));
-                if !has_remarked && start.elapsed() >= PATIENCE {
-                    has_remarked = true;
-                    let Meeting { host, port, timeout, .. } = &self.meeting;
-                    let place = format!("at {host}:{port} for ranks {}", self.absent(&guests));
-                    remark(&format!("rank 0 waits up to {} s {place}", timeout.as_secs()));
+            let arrival = self.arrivals.next();
+            ensure!(Instant::now() < deadline, "{}", self.missing(&guests, &refused));
+            if arrival.is_none() && !has_remarked && start.elapsed() >= PATIENCE {
+                has_remarked = true;
+                self.remark_wait(&guests);
+            }
+            let (hello, mut line, address) = match arrival {
+                Some(Arrival::Admitted { hello, line, address }) => (hello.plain(), line, address),
+                Some(Arrival::Refused { address, reason }) => {
+                    refused.push(refusal(address, &reason));
+                    refused.truncate(SHOWN_REFUSALS);
+                    continue;
                 }
-                continue;
+                None => continue,
             };
             if let Some(reason) = self.objection(&hello, &guests) {
-                refused.push(format!("{address} was refused: {reason}"));
+                refused.push(refusal(address, &reason));
                 // The other end may have closed, so errors are ignored.
-                let _ = line.send(&Answer::Refused { reason });
+                let _ = line.send(&Answer::<Welcome>::Refused { reason });
                 continue;
             }
-            let environment = environment(&hello).inspect_err(|error| {
-                let _ = line.send(&Answer::Refused { reason: format!("{error:#}") });
+            let welcome = welcome(&hello).inspect_err(|error| {
+                let _ = line.send(&Answer::<Welcome>::Refused { reason: format!("{error:#}") });
             })?;
-            let sent = line.send(&Answer::Welcome { environment });
+            let sent = line.send(&Answer::Welcome(welcome));
             sent.with_context(|| format!("lost the connection to rank {} ({})", hello.rank, hello.host))?;
             guests.insert(hello.rank, Guest { hello, line: line.settle()? });
         }
         Ok(guests.into_values().collect())
+    }
+
+    fn remark_wait(&self, guests: &BTreeMap<usize, Guest>) {
+        let Meeting { host, port, timeout, .. } = &self.meeting;
+        let (timeout_s, absent, hint) = (timeout.as_secs(), self.absent(guests), self.loopback_hint());
+        remark(&format!("rank 0 waits up to {timeout_s} s at {host}:{port} for ranks {absent}{hint}"));
+    }
+
+    /// Returns the end of a sentence if rank 0's name is a loopback address on its own machine.
+    /// This is common: Debian and Ubuntu write the line `127.0.1.1 NAME` into /etc/hosts.
+    fn loopback_hint(&self) -> String {
+        let host = &self.meeting.host;
+        let listens = self.arrivals.addresses().unwrap_or_default();
+        let is_on_purpose = host == "localhost" || host.parse::<IpAddr>().is_ok();
+        match listens.first() {
+            Some(first) if !is_on_purpose && listens.iter().all(|address| address.ip().is_loopback()) => format!(
+                "; here {host} is {}, which other machines cannot reach: name an address of this machine instead",
+                first.ip()
+            ),
+            _ => String::new(),
+        }
     }
 
     fn objection(&self, hello: &Hello, guests: &BTreeMap<usize, Guest>) -> Option<String> {
@@ -211,44 +206,41 @@ impl Rendezvous {
         let Meeting { host, port, ranks, timeout, .. } = &self.meeting;
         let mut text = format!(
             "rank 0 waited {} s at {host}:{port}; of ranks 1 to {} did not connect: {}; --rendezvous HOST:PORT sets \
-             another place, -r N starts all ranks on this machine",
+             another place, -r N starts all ranks on this machine{}",
             timeout.as_secs(),
             ranks - 1,
-            self.absent(guests)
+            self.absent(guests),
+            self.loopback_hint()
         );
-        refused.iter().take(4).for_each(|line| text += &format!("\n{line}"));
+        refused.iter().take(SHOWN_REFUSALS).for_each(|line| text += &format!("\n{line}"));
         text
     }
 }
 
-/// Connects to rank 0. Returns the connection, and the variables that rank 0 sets for this rank.
+fn refusal(address: SocketAddr, reason: &str) -> String {
+    format!("{address} was refused: {}", output::plain(reason))
+}
+
+impl Hello {
+    /// Returns the message with texts that a terminal would not act on.
+    fn plain(self) -> Self {
+        let [version, job, host, machine] =
+            [self.version, self.job, self.host, self.machine].map(|text| output::plain(&text));
+        Self { version, job, host, machine, ..self }
+    }
+}
+
+/// Connects to rank 0. Returns the connection, and rank 0's data for this rank.
 ///
 /// # Errors
-/// Fails when rank 0 is not found in time, or refuses this rank.
-pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Vec<(String, String)>)> {
+/// Fails when rank 0 is not found in time, is not trusted, or refuses this rank.
+pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Welcome)> {
     let deadline = Instant::now() + meeting.timeout;
     let stream = dial(meeting, hello.rank, deadline)?;
     let rank_0 = format!("rank 0 at {}:{}", meeting.host, meeting.port);
     // Rank 0 answers one rank after another, so its answer may take all the time that is left.
-    let left = deadline.saturating_duration_since(Instant::now()).max(HELLO);
-    greet(stream, &rank_0, hello, left, "rank")
-}
-
-/// Sends the first message on a connection to [`Arrivals`], and waits up to `limit` for the answer.
-/// `other` and `own` name both sides, for errors. Fails when no answer comes, or `other` refuses.
-pub(super) fn greet(
-    stream: TcpStream,
-    other: &str,
-    first: &impl Serialize,
-    limit: Duration,
-    own: &str,
-) -> Result<(TcpStream, Vec<(String, String)>)> {
-    let mut line = GreetingStream::new(stream, other, Instant::now() + limit)?;
-    line.send(first)?;
-    match line.receive(limit)? {
-        Answer::Refused { reason } => bail!("{other} refused this {own}: {}", output::plain(&reason)),
-        Answer::Welcome { environment } => Ok((line.settle()?, environment)),
-    }
+    let left = deadline.saturating_duration_since(Instant::now()).max(ANSWER);
+    greet(stream, [&rank_0, "rank"], &meeting.trust, hello, left)
 }
 
 fn dial(meeting: &Meeting, rank: usize, deadline: Instant) -> Result<TcpStream> {
@@ -257,7 +249,12 @@ fn dial(meeting: &Meeting, rank: usize, deadline: Instant) -> Result<TcpStream> 
     let waiting = Waiting::start(format!("rank {rank} waits up to {timeout_s} s for rank 0 at {host}:{port}"));
     loop {
         // Each attempt looks up the host's name, which may become known only after the ranks start.
-        match addresses(host, *port).and_then(|addresses| line::connect(&addresses, deadline)) {
+        let found = addresses(host, *port);
+        for address in found.iter().flatten() {
+            let checked = meeting.trust.check_address(address.ip());
+            checked.with_context(|| format!("rank {rank} does not connect to {host}:{port}"))?;
+        }
+        match found.and_then(|addresses| line::connect(&addresses, deadline)) {
             Ok(stream) => return Ok(stream),
             Err(error) if Instant::now() >= deadline => bail!(
                 "rank 0 was not found at {host}:{port} in {timeout_s} s ({error:#}); --rendezvous HOST:PORT sets \
@@ -304,7 +301,13 @@ fn remark(text: &str) {
 
 fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
     let found = (host, port).to_socket_addrs().with_context(|| format!("look up the host {host}"))?;
-    Ok(found.collect())
+    let mut distinct = Vec::new();
+    for address in found {
+        if !distinct.contains(&address) {
+            distinct.push(address);
+        }
+    }
+    Ok(distinct)
 }
 
 /// Parses `HOST:PORT`.
@@ -321,90 +324,4 @@ pub fn parse_place(text: &str) -> Result<(String, u16), String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn meeting(port: u16, ranks: usize, timeout_ms: u64) -> Meeting {
-        let timeout = Duration::from_millis(timeout_ms);
-        Meeting { host: "127.0.0.1".into(), port, job: "test".into(), ranks, timeout }
-    }
-
-    fn hello(rank: usize, ranks: usize) -> Hello {
-        Hello {
-            version: env!("CARGO_PKG_VERSION").into(),
-            job: "test".into(),
-            rank,
-            ranks,
-            pid: 1,
-            host: "here".into(),
-            machine: "m".into(),
-        }
-    }
-
-    fn open(ranks: usize, timeout_ms: u64) -> (Rendezvous, u16) {
-        let rendezvous = Rendezvous::open(meeting(0, ranks, timeout_ms)).unwrap();
-        let port = rendezvous.arrivals.address().unwrap().port();
-        (rendezvous, port)
-    }
-
-    #[test]
-    fn ranks_come_in_any_order_and_other_clients_are_refused() {
-        let (rendezvous, port) = open(3, 20_000);
-        let silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        let gathering =
-            std::thread::spawn(move || rendezvous.gather(|hello| Ok(vec![("A".into(), hello.rank.to_string())])));
-        let refused = |hello: Hello, why: &str| {
-            let error = join(&meeting(port, 3, 20_000), &hello).unwrap_err().to_string();
-            assert!(error.contains("refused this rank") && error.contains(why), "{error}");
-        };
-        refused(Hello { job: "other".into(), ..hello(1, 3) }, "belongs to the job \"other\"");
-        refused(Hello { version: "0".into(), ..hello(1, 3) }, "runs nccl-spark 0");
-        refused(hello(1, 4), "expects 4 ranks");
-        refused(hello(3, 3), "rank 3");
-        refused(hello(0, 3), "rank 0");
-        let two = join(&meeting(port, 3, 20_000), &hello(2, 3)).unwrap();
-        refused(hello(2, 3), "has connected already");
-        let one = join(&meeting(port, 3, 20_000), &hello(1, 3)).unwrap();
-        assert_eq!((&one.1[0].1, &two.1[0].1), (&"1".to_owned(), &"2".to_owned()));
-        let guests = gathering.join().unwrap().unwrap();
-        assert_eq!(guests.iter().map(|guest| guest.hello.rank).collect::<Vec<_>>(), [1, 2]);
-        // The message after the greeting is not lost.
-        let end = |line: &TcpStream| {
-            GreetingStream::new(line.try_clone().unwrap(), "the other", Instant::now() + Duration::from_secs(60))
-                .unwrap()
-        };
-        end(&guests[0].line).send(&"next").unwrap();
-        assert_eq!(end(&one.0).receive::<String>(Duration::from_secs(60)).unwrap(), "next");
-        drop(silent);
-    }
-
-    #[test]
-    fn missing_ranks_are_named() {
-        let (rendezvous, port) = open(3, 300);
-        let waiting = std::thread::spawn(move || rendezvous.gather(|_| Ok(Vec::new())));
-        let one = join(&meeting(port, 3, 20_000), &hello(1, 3)).unwrap();
-        let error = waiting.join().unwrap().map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains("did not connect: 2;") && error.contains("--rendezvous"), "{error}");
-        drop(one);
-    }
-
-    #[test]
-    fn a_rank_that_cannot_take_part_ends_the_run_and_gets_the_reason() {
-        let (rendezvous, port) = open(2, 20_000);
-        let waiting = std::thread::spawn(move || rendezvous.gather(|_| bail!("another machine")));
-        let error = join(&meeting(port, 2, 20_000), &hello(1, 2)).unwrap_err().to_string();
-        assert!(error.contains("another machine"), "{error}");
-        assert!(waiting.join().unwrap().is_err());
-    }
-
-    #[test]
-    fn a_missing_rank_0_is_reported() {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let error = join(&meeting(port, 2, 200), &hello(1, 2)).unwrap_err().to_string();
-        assert!(error.contains(&format!("127.0.0.1:{port}")) && error.contains("refused"), "{error}");
-        let (rendezvous, port) = open(2, 200);
-        let error = Rendezvous::open(meeting(port, 2, 200)).map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains("in use") && error.contains("--rendezvous"), "{error}");
-        drop(rendezvous);
-    }
-}
+mod tests;

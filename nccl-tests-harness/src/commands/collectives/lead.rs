@@ -12,12 +12,13 @@ use crate::ranks::control::answer;
 use crate::ranks::device::Network;
 use crate::ranks::job::{Job, RankEnv};
 use crate::ranks::launch::World;
-use crate::ranks::placement;
+use crate::ranks::placement::{self, Libraries};
 use crate::ranks::rendezvous::Meeting;
 use crate::sizes::{self, Step};
 use anyhow::Result;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 #[derive(Debug, Clone)]
@@ -54,11 +55,17 @@ impl Plan {
 /// rank fails or hangs, or a write fails.
 pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     if let Some((world, meeting)) = plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
-        let rank = placement::rank_command::<Collectives>(world, meeting, &plan.plugin, &plan.rank_env, program)?;
-        return placement::become_rank(rank);
+        return placement::become_rank(rank_command(plan, world, meeting, program)?);
     }
     let watch = Watch::start("sizes", || plan.sizes().count() as u64);
     report::of_run(plan.json.as_ref(), Report::new(plan.terms), |out, report| lead(plan, program, &watch, out, report))
+}
+
+/// Connects to rank 0. Returns the command that runs this process's rank. Fails when rank 0 is not
+/// found, is not trusted, or refuses the rank.
+pub fn rank_command(plan: &Plan, world: &World, meeting: &Meeting, program: &Path) -> Result<Command> {
+    let libraries = Libraries { plugin: &plan.plugin, fabric: &plan.fabric.library };
+    placement::rank_command::<Collectives>(world, meeting, libraries, &plan.rank_env, program)
 }
 
 /// Starts the ranks, or waits for the ranks that a launcher started. Then measures all sizes.

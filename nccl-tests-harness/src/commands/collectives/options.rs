@@ -72,6 +72,10 @@ pub struct Run {
     /// the port after MASTER_PORT].
     #[arg(long, value_name = "HOST:PORT", value_parser = rendezvous::parse_place)]
     rendezvous: Option<(String, u16)>,
+    /// Lets the ranks meet at --rendezvous without a token. Anybody who reaches rank 0's port can
+    /// then take part in the run, and anybody who answers there can direct a rank.
+    #[arg(long, requires = "rendezvous")]
+    without_token: bool,
     #[command(flatten)]
     fabric: FabricOptions,
 }
@@ -103,7 +107,7 @@ impl Run {
         let timeout = Duration::from_secs(self.timeout);
         let launched = match world {
             Some(world) => {
-                let meeting = placement::meeting(&world, self.rendezvous, timeout)?;
+                let meeting = placement::meeting(&world, self.rendezvous, self.without_token, timeout)?;
                 Some((world, meeting))
             }
             None if self.rendezvous.is_some() => Err(wrong(
@@ -226,6 +230,7 @@ mod tests {
             (&["--rnaks", "2"], "--rnaks", "--ranks"),
             (&["--rendezvous", "a:1"], "--rendezvous", "launcher"),
             (&["--rendezvous", "a"], "--rendezvous", "HOST:PORT"),
+            (&["--without-token"], "--rendezvous", "HOST:PORT"),
             (&["--fabric", "hard"], "--fabric", "soft, verbs"),
             (&["--fabric", "verbs", "--scale", "2"], "--scale", "--fabric verbs"),
             (&["--scale", "0"], "--scale", "must be 0.000001 to 1000000"),
@@ -262,6 +267,7 @@ mod tests {
             ranks: 4,
             job: "j".into(),
             place: place.map(|(host, port)| (host.to_owned(), port)),
+            token: None,
         };
         let (_, meeting) = plan_in(&[], Some(world(Some(("a", 7))))).unwrap().launched.unwrap();
         assert_eq!((meeting.host.as_str(), meeting.port, meeting.ranks), ("a", 7, 4));

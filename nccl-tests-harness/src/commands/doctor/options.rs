@@ -4,7 +4,7 @@ use super::peer::Peer;
 use super::ssh::{self, Ssh};
 use crate::output::report::JsonOption;
 use crate::ranks::rendezvous::parse_place;
-use crate::ranks::token_port::Token;
+use crate::ranks::token::Token;
 use crate::usage::wrong;
 use clap::{ArgGroup, Args};
 use std::net::IpAddr;

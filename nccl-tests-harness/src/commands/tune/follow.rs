@@ -4,11 +4,12 @@
 
 use super::judge::Candidate;
 use super::options::Tune;
-use crate::commands::collectives::rank::Collectives;
+use crate::commands::collectives::lead::{self, Plan};
+use crate::output;
 use crate::ranks::control::{self, Sender};
 use crate::ranks::launch::World;
 use crate::ranks::placement;
-use crate::ranks::rendezvous::{self, Meeting, Rendezvous};
+use crate::ranks::rendezvous::{self, Meeting, Rendezvous, Welcome};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -39,7 +40,7 @@ impl Followers {
     pub fn gather(meeting: Meeting) -> Result<Self> {
         let mut seen = vec![placement::machine()?];
         let mut followers = Vec::new();
-        for guest in Rendezvous::open(meeting)?.gather(|_| Ok(Vec::new()))? {
+        for guest in Rendezvous::open(meeting)?.gather(|_| Ok(Welcome::default()))? {
             let (line, _) = control::split(guest.line)?;
             followers.push(Follower { line, writes: !seen.contains(&guest.hello.machine) });
             seen.push(guest.hello.machine);
@@ -84,18 +85,17 @@ pub fn follow(tune: &Tune, world: &World, meeting: &Meeting, program: &Path) -> 
         match order {
             Order::Run { number, candidate } => {
                 let (world, meeting) = of_run(world, meeting, number);
-                let rank_env = tune.rank_env(candidate);
                 // The command is dropped at the end of this statement. Its copy of the rank's
                 // socket would otherwise keep the connection open after the rank has ended.
-                let rank =
-                    placement::rank_command::<Collectives>(&world, &meeting, &tune.plan.plugin, &rank_env, program)?
-                        .spawn();
+                let plan = Plan { rank_env: tune.rank_env(candidate), ..tune.plan.clone() };
+                let rank = lead::rank_command(&plan, &world, &meeting, program)?.spawn();
                 // The exit status is ignored: rank 0 gets the reason from the rank itself.
                 rank.and_then(|mut rank| rank.wait()).context("start the rank")?;
             }
             Order::Keep { chosen, remark } => {
                 let who = format!("rank {} on {}", world.rank, placement::local_host_name());
-                for line in tune.write(chosen, &remark).context(who.clone())? {
+                // A line break would end the comment, and the rest would be a setting.
+                for line in tune.write(chosen, &output::plain(&remark)).context(who.clone())? {
                     println!("# {who}: {line}");
                 }
             }
@@ -122,8 +122,10 @@ mod tests {
         let tune = options.checked(Path::new("/nowhere/nccl-spark"), None, |_| None).unwrap();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let (job, timeout) = ("test".to_owned(), Duration::from_secs(20));
-        let meeting = Meeting { host: "127.0.0.1".into(), port, job: job.clone(), ranks: 2, timeout };
-        let world = World { launcher: crate::ranks::launch::Launcher::OpenMpi, rank: 1, ranks: 2, job, place: None };
+        let trust = placement::trust(None, false);
+        let meeting = Meeting { host: "127.0.0.1".into(), port, job: job.clone(), ranks: 2, trust, timeout };
+        let launcher = crate::ranks::launch::Launcher::OpenMpi;
+        let world = World { launcher, rank: 1, ranks: 2, job, place: None, token: None };
         let leading = std::thread::spawn({
             let meeting = meeting.clone();
             move || {

@@ -119,7 +119,7 @@ impl Measurements<'_> {
     /// Starts a rank on the peer. Lowers the expected rate of `path` if the peer's rails are
     /// slower.
     fn guest(&mut self, path: &mut MeasuredPath) -> Result<Guest> {
-        let RankPort { port, token, expected_mbps } = self.partner.ask(&Ask::Rank { rails: path.there.clone() })?;
+        let RankPort { port, expected_mbps } = self.partner.ask(&Ask::Rank { rails: path.there.clone() })?;
         let theirs = expected_mbps.filter(|mbps| mbps.is_finite() && *mbps > 0.0);
         path.expected_mbps = path.expected_mbps.into_iter().chain(theirs).reduce(f64::min);
         let hello = Hello {
@@ -131,7 +131,7 @@ impl Measurements<'_> {
             host: self.there.host.clone(),
             machine: String::new(),
         };
-        Ok(Guest { hello, line: self.partner.connect_to_port(port, &token, self.end)? })
+        Ok(Guest { hello, line: self.partner.connect_to_port(port, self.end)? })
     }
 
     /// Measures the direction from rank 0 to rank 1. `own` is the number of this host's rank.

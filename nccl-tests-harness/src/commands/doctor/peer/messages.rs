@@ -17,12 +17,11 @@ pub enum Ask {
     },
 }
 
-/// The answer to [`Ask::Rank`]: port and token of a `ranks::token_port` at the partner's address.
-/// The connection to this port becomes the rank's control connection.
+/// The answer to [`Ask::Rank`]: port of a `ranks::token_port` at the partner's address, with the
+/// partner's token. The connection to this port becomes the rank's control connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RankPort {
     pub port: u16,
-    pub token: String,
     /// Expected payload rate of the rank's rails in Mb/s, if the partner's host knows it.
     pub expected_mbps: Option<f64>,
 }

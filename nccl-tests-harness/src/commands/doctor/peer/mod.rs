@@ -2,11 +2,11 @@
 //! hosts' doctors. Measures each pair of rails alone, then all pairs together.
 //!
 //! On the other host, ssh (`reach`) or the user starts a partner. The partner listens on one
-//! address for one doctor, for at most five minutes. The doctor connects with a token
-//! (`ranks::token_port`). The control connection of each rank there has its own port and token. A
-//! token is valid for one connection. The partner sends the result of its host's doctor (a
-//! `sheet`), and starts a rank for each direction of a measurement. The ranks run this program's
-//! broadcast (`measure`), so this module transfers no data itself. `compare`, `grade` and
+//! address for one doctor, for at most five minutes. Doctor and partner prove a token to each other
+//! (`ranks::token_port`). The control connection of each rank there has its own port, which asks
+//! for the same token. The token itself is never sent. The partner sends the result of its host's
+//! doctor (a `sheet`), and starts a rank for each direction of a measurement. The ranks run this
+//! program's broadcast (`measure`), so this module transfers no data itself. `compare`, `grade` and
 //! `neighbours::judge` do no I/O.
 //!
 //! With the token, a doctor can do two things: get the result of that host's doctor, and run ranks

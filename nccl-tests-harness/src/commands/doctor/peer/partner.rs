@@ -7,12 +7,14 @@ use super::messages::{ANSWER_TIMEOUT, Ask, PARTNER_WORD, RankPort};
 use crate::commands::collectives::rank::Collectives;
 use crate::output;
 use crate::ranks::control::Work;
+use crate::ranks::greeting::PROTOCOL;
 use crate::ranks::line::GreetingStream;
-use crate::ranks::token_port::{PROTOCOL, TokenPort};
+use crate::ranks::token::Token;
+use crate::ranks::token_port::TokenPort;
 use crate::usage::wrong;
 use anyhow::{Context, Result};
 use std::io::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -23,8 +25,9 @@ use std::time::Instant;
 /// # Errors
 /// No doctor connects before `end`, or the connection to the doctor fails.
 pub fn run(host: &Host, address: IpAddr, program: &Path, end: Instant) -> Result<()> {
-    let token_port = TokenPort::open(address)?;
-    announce(&token_port, end)?;
+    let token = Token::new()?;
+    let token_port = TokenPort::open(address, &token)?;
+    announce(token_port.address, &token, end)?;
     let mut line = GreetingStream::new(token_port.accept_one(end)?, "the doctor that connected", end)?;
     let mut rank = None;
     // The next message may come as late as `end`, because the doctor may measure that long.
@@ -34,15 +37,16 @@ pub fn run(host: &Host, address: IpAddr, program: &Path, end: Instant) -> Result
             Ask::Rank { rails } => {
                 // The previous measurement's rank may hang, so it is ended first.
                 drop(rank.take());
-                rank = Some(take_part(host, &rails, address, &mut line, program)?);
+                let rank_port = TokenPort::open(address, &token)?;
+                rank = Some(take_part(host, &rails, rank_port, &mut line, program)?);
             }
         }
     }
     Ok(())
 }
 
-fn announce(token_port: &TokenPort, end: Instant) -> Result<()> {
-    let (address, token) = (token_port.address, token_port.token.text());
+fn announce(address: SocketAddr, token: &Token, end: Instant) -> Result<()> {
+    let token = token.text();
     let seconds = end.saturating_duration_since(Instant::now()).as_secs();
     let mut out = output::standard();
     writeln!(out, "{PARTNER_WORD} {PROTOCOL} {address} {token}")
@@ -68,14 +72,13 @@ impl Drop for Rank {
 fn take_part(
     host: &Host,
     rails: &[String],
-    address: IpAddr,
+    rank_port: TokenPort,
     line: &mut GreetingStream,
     program: &Path,
 ) -> Result<Rank> {
     let (expected_mbps, environment) = (host.expected_mbps(rails)?, host.environment(rails)?);
-    let token_port = TokenPort::open(address)?;
-    line.send(&RankPort { port: token_port.address.port(), token: token_port.token.text().to_owned(), expected_mbps })?;
-    let control = OwnedFd::from(token_port.accept_one(Instant::now() + ANSWER_TIMEOUT)?);
+    line.send(&RankPort { port: rank_port.address.port(), expected_mbps })?;
+    let control = OwnedFd::from(rank_port.accept_one(Instant::now() + ANSWER_TIMEOUT)?);
     let mut command = Command::new(program);
     command.args([Collectives::COMMAND, "1", "--launched", "--plugin"]).arg(&host.plugin).envs(environment);
     command.stdin(Stdio::from(control)).stdout(Stdio::from(std::io::stderr()));

@@ -2,8 +2,10 @@
 
 use super::messages::{ANSWER_TIMEOUT, Ask, PARTNER_WORD};
 use crate::commands::doctor::ssh::{self, Remote, Ssh};
+use crate::ranks::greeting::PROTOCOL;
 use crate::ranks::line::GreetingStream;
-use crate::ranks::token_port::{self, PROTOCOL, Token};
+use crate::ranks::token::Token;
+use crate::ranks::token_port;
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -28,6 +30,7 @@ pub struct Partner {
     line: GreetingStream,
     pub name: String,
     address: SocketAddr,
+    token: Token,
     /// The ssh process that started the partner, if any. Dropping it ends the partner.
     _remote: Option<Remote>,
 }
@@ -64,7 +67,8 @@ impl Partner {
     ) -> Result<Self> {
         let stream = token_port::connect(addresses, &name, token, end)?;
         let address = stream.peer_addr().with_context(|| format!("lost the connection to {name}"))?;
-        Ok(Self { line: GreetingStream::new(stream, &name, end)?, name, address, _remote: remote })
+        let line = GreetingStream::new(stream, &name, end)?;
+        Ok(Self { line, name, address, token: token.clone(), _remote: remote })
     }
 
     /// Sends `ask`, and returns the answer.
@@ -76,12 +80,11 @@ impl Partner {
         self.line.receive(ANSWER_TIMEOUT)
     }
 
-    /// Connects to another port of the partner. This port accepts one connection, with `token`.
-    pub fn connect_to_port(&self, port: u16, token: &str, end: Instant) -> Result<TcpStream> {
-        let token = Token::parse(token).map_err(anyhow::Error::msg)?;
+    /// Connects to another port of the partner, which accepts one connection.
+    pub fn connect_to_port(&self, port: u16, end: Instant) -> Result<TcpStream> {
         let mut address = self.address;
         address.set_port(port);
-        token_port::connect(&[address], &self.name, &token, end)
+        token_port::connect(&[address], &self.name, &self.token, end)
     }
 }
 

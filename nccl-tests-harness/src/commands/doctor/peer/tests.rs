@@ -363,13 +363,13 @@ fn a_rate_is_graded_against_the_expected_one() {
 #[test]
 fn a_partners_output_is_checked() {
     let token = "0123456789abcdef0123456789abcdef";
-    let (address, parsed) = parse(&format!(" 2 192.168.1.12:40001 {token}")).unwrap();
+    let (address, parsed) = parse(&format!(" 3 192.168.1.12:40001 {token}")).unwrap();
     assert!(address.to_string() == "192.168.1.12:40001" && parsed.text() == token);
-    assert!(parse(&format!(" 2 [fd00::2]:40001 {token}")).is_ok());
+    assert!(parse(&format!(" 3 [fd00::2]:40001 {token}")).is_ok());
     let error = |text: &str| format!("{:#}", parse(text).unwrap_err());
     assert!(error(&format!(" 1 192.168.1.12:40001 {token}")).contains("version 1"));
-    assert!(error(" 2 spark-2 x").contains("token"));
-    assert!(error(&format!(" 2 192.168.1.12 {token}")).contains("its address"));
+    assert!(error(" 3 spark-2 x").contains("token"));
+    assert!(error(&format!(" 3 192.168.1.12 {token}")).contains("its address"));
     assert!(error("").contains("are expected"));
 }
 
