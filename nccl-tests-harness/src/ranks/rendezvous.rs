@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -96,7 +96,7 @@ impl Rendezvous {
             trust.check_address(address.ip()).with_context(|| format!("rank 0 does not listen at {host}:{port}"))?;
         }
         let (mut listeners, mut foreign) = (Vec::new(), None);
-        for address in found {
+        for address in places_to_listen(&meeting, found) {
             match TcpListener::bind(address) {
                 Ok(listener) => listeners.push(listener),
                 Err(error) if error.kind() == ErrorKind::AddrInUse => bail!(
@@ -162,14 +162,13 @@ impl Rendezvous {
         remark(&format!("rank 0 waits up to {timeout_s} s at {host}:{port} for ranks {absent}{hint}"));
     }
 
-    /// Returns the end of a sentence if rank 0's name is a loopback address on its own machine.
-    /// This is common: Debian and Ubuntu write the line `127.0.1.1 NAME` into /etc/hosts.
+    /// Returns the end of a sentence if rank 0's name is a loopback address on its own machine, and
+    /// without a token rank 0 listens nowhere else.
     fn loopback_hint(&self) -> String {
         let host = &self.meeting.host;
         let listens = self.arrivals.addresses().unwrap_or_default();
-        let is_on_purpose = host == "localhost" || host.parse::<IpAddr>().is_ok();
         match listens.first() {
-            Some(first) if !is_on_purpose && listens.iter().all(|address| address.ip().is_loopback()) => format!(
+            Some(first) if is_only_loopback_here(host, &listens) => format!(
                 "; here {host} is {}, which other machines cannot reach: name an address of this machine instead",
                 first.ip()
             ),
@@ -297,6 +296,28 @@ impl Waiting {
 fn remark(text: &str) {
     // A rank also works without standard error, so an error is ignored.
     let _ = writeln!(output::error(), "# {text}");
+}
+
+/// Returns the addresses at which rank 0 listens: those of the host that it was given. If these are
+/// only loopback although the host is a name, rank 0 listens everywhere, so that other machines
+/// can connect. The proof of the token protects the port. Without a token, rank 0 keeps to
+/// loopback.
+fn places_to_listen(meeting: &Meeting, found: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let Meeting { host, port, trust, .. } = meeting;
+    if trust.token.is_none() || !is_only_loopback_here(host, &found) {
+        return found;
+    }
+    // A machine without IPv6 has no such socket.
+    let has_ipv6 = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).is_ok();
+    let everywhere = if has_ipv6 { IpAddr::from(Ipv6Addr::UNSPECIFIED) } else { Ipv4Addr::UNSPECIFIED.into() };
+    vec![SocketAddr::new(everywhere, *port)]
+}
+
+/// Returns true if `host` is a machine's name that stands for loopback addresses on that machine
+/// itself. Debian and Ubuntu write the line `127.0.1.1 NAME` into /etc/hosts.
+fn is_only_loopback_here(host: &str, found: &[SocketAddr]) -> bool {
+    let is_on_purpose = host == "localhost" || host.parse::<IpAddr>().is_ok();
+    !is_on_purpose && !found.is_empty() && found.iter().all(|address| address.ip().is_loopback())
 }
 
 fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {

@@ -195,6 +195,21 @@ fn rank_0_listens_at_the_given_address_alone() {
     assert!(error.starts_with("rank 0 cannot listen at 192.0.2.77:29501: --rendezvous must name"), "{error}");
 }
 
+/// On Ubuntu a machine's own name is 127.0.1.1, so other machines could not connect.
+#[test]
+fn with_a_token_rank_0_listens_everywhere_if_its_name_is_loopback_here() {
+    let own: Vec<SocketAddr> = vec![SocketAddr::from(([127, 0, 1, 1], 29501))];
+    let named = |host: &str, meeting: Meeting| Meeting { host: host.into(), ..meeting };
+    let token = Token::new().unwrap();
+    let proved = with_token(meeting(29501, 2, 1), &token);
+    let places = places_to_listen(&named("spark-1", proved.clone()), own.clone());
+    assert!(places.len() == 1 && places[0].ip().is_unspecified() && places[0].port() == 29501, "{places:?}");
+    for kept in [named("127.0.1.1", proved.clone()), named("localhost", proved), named("spark-1", meeting(29501, 2, 1))]
+    {
+        assert_eq!(places_to_listen(&kept, own.clone()), own);
+    }
+}
+
 #[test]
 fn without_a_token_ranks_meet_on_loopback_alone() {
     let outside = |trust| Meeting { host: "192.0.2.77".into(), trust, ..meeting(29501, 2, 1) };
