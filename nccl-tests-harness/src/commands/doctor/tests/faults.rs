@@ -222,7 +222,7 @@ faults! {
         Note "nccl-unreadable" ["libnccl.so.2"] "";
     "an NCCL that is too old": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
         text: "NCCL version 2.18.5+cuda12.2", ..Object::new()
-    })) => Broken "nccl-too-old" ["2.18.5"] "";
+    })) => Broken "nccl-too-old" ["2.18.5"] "nvidia-nccl-cu13>=2.29.3";
     "a bad NCCL in PyTorch's own folder": with(one(), |bed| {
         bed.write("venv/bin/python3", "\u{7f}ELF");
         bed.write("venv/pyvenv.cfg", "home = /usr/bin\ninclude-system-site-packages = false\n");
