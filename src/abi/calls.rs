@@ -26,6 +26,7 @@ pub(super) unsafe extern "C" fn init(log: Option<DebugLogger>) -> NcclResult {
     init_of(log, OptionalMark::IfAsked)
 }
 
+/// Starts the plugin for an interface version that marks optional receives as `optional` says.
 pub(super) fn init_of(log: Option<DebugLogger>, optional: OptionalMark) -> NcclResult {
     guard::call("init", |scope| {
         scope.enter()?;

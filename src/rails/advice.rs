@@ -58,13 +58,8 @@ impl AdviceInput<'_> {
                 !port.is_admitted && port.obstacle.is_none() && port.slot().is_some() && !is_in_use
             };
             let cables: Vec<_> = here.iter().filter_map(|rail| self.port_of(rail)).map(|p| p.cable()).collect();
-            let mut better: Vec<&Port> = self.seen.iter().filter(left_out).collect();
-            better.sort_by_key(|port| !cables.contains(&port.cable()));
-            let Some(other) = better.first() else { continue };
-            let keep = here
-                .iter()
-                .find(|rail| self.port_of(rail).is_some_and(|port| port.cable() == other.cable()))
-                .unwrap_or(&here[0]);
+            let candidates = self.seen.iter().filter(left_out);
+            let Some(other) = candidates.min_by_key(|port| !cables.contains(&port.cable())) else { continue };
             warned_links.push(at);
             let text = format!(
                 "NCCL_IB_HCA selects {}, which share one PCIe link ({}) and so carry {} together, and excludes {} \
@@ -74,8 +69,7 @@ impl AdviceInput<'_> {
                 gbps(payload_mbps),
                 other.facts.device,
             );
-            let pair = [keep.device.as_str(), other.facts.device.as_str()];
-            found.push(Warning::new(WarningKind::FilterWithinOneLink, pair, text));
+            found.push(Warning::new(WarningKind::FilterWithinOneLink, [other.facts.device.as_str()], text));
         }
         warned_links
     }

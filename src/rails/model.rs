@@ -54,8 +54,8 @@ pub struct Warning {
 pub enum WarningKind {
     /// `NCCL_IB_HCA` matches no device.
     FilterAdmitsNothing,
-    /// `NCCL_IB_HCA` selects several functions of one PCIe link. [`Warning::devices`] has the two
-    /// devices to select instead.
+    /// `NCCL_IB_HCA` selects several functions of one PCIe link. [`Warning::devices`] has an
+    /// excluded device on another link.
     FilterWithinOneLink,
     /// `NCCL_IB_HCA` names a port that is not usable.
     NamedButUnusable,

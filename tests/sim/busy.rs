@@ -15,8 +15,8 @@ fn lock() -> MutexGuard<'static, Option<(Dice, u64)>> {
     BUSY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes paths busy in every third run. Separate dice: what other dice draw for a seed stays as it
-/// was.
+/// Makes paths busy in every third run. Has dice of its own, so that other dice draw the same for a
+/// seed as before.
 pub fn begin(seed: u64) {
     let mut dice = Dice::new(seed ^ 0xb05e);
     let busy = dice.one_in(3).then(|| 2 + dice.below(6));

@@ -32,7 +32,7 @@ struct Hangs {
     left: u64,
     /// Time at which the calls that hang return.
     until_ns: u64,
-    /// Dice for calls that hang while they stop queue pairs. They were added even later.
+    /// Dice for calls that hang while they stop queue pairs, also separate.
     fence_dice: Dice,
     fences_left: u64,
     fences_until_ns: u64,

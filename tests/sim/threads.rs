@@ -59,12 +59,12 @@ pub fn replace() {
     });
 }
 
-/// Lets one thread that connects hang, after `others` more such threads have worked.
+/// Lets a thread that connects queue pairs hang: the first after `others` more of its kind.
 pub fn hang_after(others: usize) {
     lock().connecting.until_one_hangs = Some(others);
 }
 
-/// Lets one thread that stops queue pairs hang, after `others` more such threads have worked.
+/// Lets a thread that stops queue pairs hang: the first after `others` more of its kind.
 pub fn hang_fence_after(others: usize) {
     lock().fencing.until_one_hangs = Some(others);
 }

@@ -220,19 +220,20 @@ pub(super) fn greet<W: DeserializeOwned>(
     let mut line = GreetingStream::new(stream, other, Instant::now() + limit)?;
     let nonce = token::nonce()?;
     line.send(&ClientHello { protocol: PROTOCOL, nonce: nonce.clone() })?;
-    let accepted = |answer| match answer {
-        Answer::Welcome(challenge) => Ok(challenge),
-        Answer::Refused { reason } => bail!("{other} refused this {own}: {}", output::plain(&reason)),
-    };
-    let Challenge { nonce: theirs, proof } = accepted(line.receive(limit)?)?;
+    let Challenge { nonce: theirs, proof } = accepted(line.receive(limit)?, other, own)?;
     trust.check_peer(line.stream()).with_context(|| format!("{other} is not trusted"))?;
     let nonces = Nonces { connecting: &nonce, listening: &theirs };
     let is_proved = token::is_nonce(&theirs) && trust.is_proved(Side::Listening, nonces, "", &proof);
     ensure!(is_proved, "{other} is not trusted: {}", trust.mismatch);
     let hello = serde_json::to_string(hello).context("encode a message")?;
     line.send(&Introduction { proof: trust.prove(Side::Connecting, nonces, &hello), hello })?;
-    match line.receive(limit)? {
-        Answer::Welcome(welcome) => Ok((line.settle()?, welcome)),
+    let welcome = accepted(line.receive(limit)?, other, own)?;
+    Ok((line.settle()?, welcome))
+}
+
+fn accepted<T>(answer: Answer<T>, other: &str, own: &str) -> Result<T> {
+    match answer {
+        Answer::Welcome(accepted) => Ok(accepted),
         Answer::Refused { reason } => bail!("{other} refused this {own}: {}", output::plain(&reason)),
     }
 }

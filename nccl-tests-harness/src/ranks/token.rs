@@ -2,9 +2,10 @@
 //! (HMAC-SHA256) of the numbers that both sides have drawn for this connection. So it tells the
 //! other side nothing about the token, and is of no use on another connection.
 
+use crate::digest::hex;
 use anyhow::{Context, Result};
 use sha2::{Digest as _, Sha256};
-use std::fmt::{self, Write};
+use std::fmt;
 use std::io::Read;
 
 /// A secret of 128 bits, as 32 hexadecimal digits.
@@ -86,14 +87,6 @@ fn random_digits() -> Result<String> {
     let random = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     random.context("read /dev/urandom for a token")?;
     Ok(hex(&bytes))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// HMAC-SHA256 (RFC 2104). `key` has at most [`BLOCK_BYTES`] bytes.

@@ -23,7 +23,7 @@ pub enum NotBorrowed {
 
 /// A data path that the service thread can borrow from NCCL's thread.
 pub trait SharedPath: Send + Sync {
-    /// Borrows the data path if no other thread uses it, or stops to use it very soon. For
+    /// Borrows the data path if no other thread uses it, or will stop using it very soon. For
     /// [`Self::is_unused`], a borrow is no use of the data path, and a borrow hides the uses before
     /// it.
     ///

@@ -73,7 +73,7 @@ impl LostQueues {
         let mut presence = self.query_presence();
         if presence == DevicePresence::Here {
             self.fail();
-            // Asked again: for a failed device, the kernel reports success without asking it.
+            // Ask a second time: for a failed device, the kernel reports success without asking it.
             presence = self.query_presence();
         }
         match (presence, role) {

@@ -6,8 +6,8 @@
 //!
 //! The cell never waits for the word. If NCCL's thread finds it taken, the call returns "no request
 //! yet" or "not done yet", which NCCL's interface allows for every call of a data path. If the
-//! service thread finds it taken, it yields a few times and tries again, and then comes back in its
-//! next round.
+//! service thread finds it taken, it yields and tries again a few times. Then its next round tries
+//! again.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;

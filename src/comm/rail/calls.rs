@@ -1,5 +1,5 @@
-//! Calls into a device that may not return: those of attempts, those that destroy objects, and
-//! those for which NCCL waits.
+//! Calls into a device that may not return. Three kinds are watched: calls of attempts, calls that
+//! destroy objects, and calls for which NCCL waits.
 
 use crate::comm::threads::{self, lock};
 #[cfg(doc)]

@@ -5,8 +5,8 @@
 //! side, the driver owns new queue pairs until they are in use.
 //!
 //! The driver runs on the service thread, which borrows the data path for short times
-//! ([`DataPath`]). If NCCL's thread uses the data path, the driver does not wait: it keeps the
-//! work, and comes back in its next round. Calls that may block run on threads of their own
+//! ([`DataPath`]). If NCCL's thread uses the data path, the driver does not wait: its next
+//! round tries the same work again. Calls that may block run on threads of their own
 //! (`fencing`, `reconnect`).
 
 mod changes;

@@ -3,9 +3,10 @@
 //! of TCP streams, and the search for connections whose set-up NCCL has abandoned.
 //!
 //! The thread runs while there is something to watch, and borrows a data path for short times only
-//! ([`crate::comm::datapath::path`]). It calls no device, because a call may hang: other threads
-//! do. It keeps the queue pairs of a closed connection for a while, because the peer may still wait
-//! for the acknowledgement of its last write, or write a CTS entry that this end no longer uses.
+//! ([`crate::comm::datapath::path`]). A call into a device may hang, so other threads make these
+//! calls. The service thread keeps the queue pairs of a closed connection for a while, because the
+//! peer may still wait for the acknowledgement of its last write, or write a CTS entry that this
+//! end no longer uses.
 //!
 //! # Closing
 //!

@@ -27,7 +27,7 @@ impl Driver {
         for (lane, queues) in lost {
             match lane {
                 Some(lane) => self.rails[lane.index()].fence = Some(Fence::start(queues, self.role, waker)),
-                // A sender's fence awaits no arrivals. Here they do not matter either.
+                // No arrival on these queue pairs counts, so the fence awaits none: as a sender's.
                 None => self.unused_fences.push(Fence::start(queues, Role::Sender, waker)),
             }
         }

@@ -26,7 +26,7 @@ fn no_rail(survey: &Survey, found: &mut Vec<Finding>) {
     for (obstacle, ports) in group_by_key(survey.refused.iter().map(|port| (&port.obstacle, port))) {
         let devices: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
         let reason = if ports.len() == 1 { obstacle.to_string() } else { text_for_several(obstacle) };
-        let text = format!("no rail: {} cannot be used: {reason}{}", list(&devices), explained(obstacle));
+        let text = explained(obstacle, format!("no rail: {} cannot be used: {reason}", list(&devices)));
         found.push(Finding { cure: cure_of(obstacle, &ports), ..Id::NoRail.finding(text) });
     }
 }
@@ -46,17 +46,23 @@ fn text_for_several(obstacle: &Obstacle) -> String {
     text.to_owned()
 }
 
-/// Returns an explanation in place of a cure, for ports without an address. A command would have to
-/// name an address, and the right one depends on the other ports and on the other host.
-fn explained(obstacle: &Obstacle) -> &'static str {
+/// Adds an explanation to the text about ports without an address.
+fn explained(obstacle: &Obstacle, text: String) -> String {
     match obstacle {
-        Obstacle::NoGid | Obstacle::NoAddress(_) => NEEDS_ADDRESS,
-        Obstacle::Excluded | Obstacle::LinkLayer(_) | Obstacle::State(_) => "",
+        Obstacle::NoGid | Obstacle::NoAddress(_) => with_addresses_explained(&text),
+        Obstacle::Excluded | Obstacle::LinkLayer(_) | Obstacle::State(_) => text,
     }
 }
 
-const NEEDS_ADDRESS: &str = ". A function needs an address in a subnet of its own, which only the function at the other \
-                             end of the cable shares (docs/guide/install.md, Addresses)";
+/// Adds an explanation in place of a cure. A command would have to name an address, and the right
+/// one depends on the other ports and on the other host.
+fn with_addresses_explained(text: &str) -> String {
+    format!(
+        "{}. A function needs an address in a subnet of its own, which only the function at the other end of the cable \
+         shares (docs/guide/install.md, Addresses)",
+        text.trim_end_matches('.')
+    )
+}
 
 /// Returns the commands that remove this obstacle from the ports, if commands can.
 fn cure_of(obstacle: &Obstacle, ports: &[&Refused]) -> Option<String> {
@@ -108,7 +114,7 @@ fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
         WarningKind::HalfUsedCable => {
             let absent = "lspci -d 15b3:    # four functions are expected; in a container: --device /dev/infiniband";
             let Some(twin) = refused(1) else { return Id::HalfCable.finding(warning.text.clone()).cured_by(absent) };
-            let text = format!("{}{}", warning.text.trim_end_matches('.'), explained(&twin.obstacle));
+            let text = explained(&twin.obstacle, warning.text.clone());
             return Finding { cure: cure_of(&twin.obstacle, &[twin]), ..Id::HalfCable.finding(text) };
         }
         WarningKind::SlowLink => {
@@ -120,7 +126,7 @@ fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
         WarningKind::SmallMtu => (Id::SmallMtu, mtu()),
         WarningKind::UnequalMtus => (Id::UnequalMtus, mtu()),
         WarningKind::SharedSubnet => {
-            return Id::SharedSubnet.finding(format!("{}{NEEDS_ADDRESS}", warning.text.trim_end_matches('.')));
+            return Id::SharedSubnet.finding(with_addresses_explained(&warning.text));
         }
         WarningKind::Arp { is_strict } => {
             let loose = if is_strict { " net.ipv4.conf.all.rp_filter=2" } else { "" };
@@ -138,10 +144,10 @@ fn link_local_only_rails(survey: &Survey, found: &mut Vec<Finding>) {
     for rail in survey.rails.iter().filter(|rail| !has_v4(rail)) {
         if let Some(twin) = rail.twin.map(|at| &survey.rails[at]).filter(|twin| has_v4(twin)) {
             let text = format!(
-                "{0} has only link-local addresses, but its twin {1} has IPv4: {0} is used only if the peer's unpaired rail on that cable has a link-local address too{NEEDS_ADDRESS}",
+                "{0} has only link-local addresses, but its twin {1} has IPv4: {0} is used only if the peer's unpaired rail on that cable has a link-local address too",
                 rail.device, twin.device
             );
-            found.push(Id::LinkLocalOnly.finding(text));
+            found.push(Id::LinkLocalOnly.finding(with_addresses_explained(&text)));
         }
     }
 }

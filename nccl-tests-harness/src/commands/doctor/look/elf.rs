@@ -1,6 +1,7 @@
 //! Build id, compilers, version strings and search paths of a shared library, read from its file.
 //! The library is not loaded.
 
+use crate::digest::hex;
 use object::read::elf::{Dyn, FileHeader, SectionHeader};
 use object::read::{ReadCache, ReadRef};
 use object::{Architecture, Object, ObjectSection, elf};
@@ -37,7 +38,6 @@ pub fn read(path: &Path) -> Result<Library, String> {
     let data = ReadCache::new(file);
     let parsed =
         object::read::elf::ElfFile64::<object::Endianness, _>::parse(&data).map_err(|error| error.to_string())?;
-    let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let mut library = Library {
         build_id: parsed.build_id().ok().flatten().map(hex).unwrap_or_default(),
         is_aarch64: parsed.architecture() == Architecture::Aarch64,
