@@ -44,8 +44,8 @@ struct Caller {
     recovery: Recovery,
     role: Role,
     rails: [Rail; RAILS],
-    /// True for each rail whose loss the data path has noted, but [`Caller::report`] has not yet
-    /// passed on to recovery.
+    /// True for each rail whose loss the data path has noted, until recovery fences it. Its queue
+    /// pairs may stop before that.
     losses: [bool; RAILS],
     /// For each rail, the content of the peer's FENCED messages since the rail was last in use.
     fenced_by_peer: [Vec<Received>; RAILS],
@@ -163,10 +163,10 @@ impl Caller {
         }
     }
 
-    /// Takes the losses from the data path's status, as the service thread does.
+    /// Reports the losses of the data path's status to recovery, as the service thread does.
     fn report(&mut self) {
-        for (lane, is_lost) in LaneId::all(RAILS).zip(std::mem::take(&mut self.losses)) {
-            if is_lost {
+        for lane in LaneId::all(RAILS) {
+            if self.losses[lane.index()] {
                 assert_ne!(self.rails[lane.index()], Rail::Used, "a rail in use is not lost");
                 self.recovery.rail_down(lane, "loss", self.now);
             }
@@ -206,8 +206,8 @@ impl Caller {
             match action {
                 Action::Fence(lane) => {
                     let is_used = self.rails[lane.index()] == Rail::Used;
-                    let was_lost = self.losses[lane.index()] || self.rails[lane.index()] == Rail::Lost;
-                    assert!(is_used || was_lost, "only a rail that was in use is fenced");
+                    let was_lost = std::mem::take(&mut self.losses[lane.index()]);
+                    assert!(is_used || was_lost, "only a rail that was in use is fenced, and only once");
                     self.fence(lane);
                 }
                 Action::Resend(lane, received) => {
@@ -372,8 +372,9 @@ fn advert() -> RailAdvert {
 }
 
 /// A rail that is lost and returns, on either side; a connection that fails while it tries to
-/// bring back a rail; a device that is cut off, and stops only after the peer's FENCED; a start
-/// without a rail, and a close.
+/// bring back a rail; a device that is cut off, and stops only after the peer's FENCED; a device
+/// that is removed, so that its queue pairs stop before the loss is reported; a start without a
+/// rail, and a close.
 pub fn seeds() -> Seeds {
     let at =
         |name: &str| messages().iter().position(|(of, _)| of.contains(name)).expect("a message of that name") as u8;
@@ -405,6 +406,9 @@ pub fn seeds() -> Seeds {
     cut_off.u8(0).u8(8).u8(0).u8(10).u8(0);
     receive(&mut cut_off, at("fenced"));
     cut_off.u8(9).u8(0).u8(12).u8(1);
+    let mut removed = Writer::default();
+    removed.u8(0).u8(8).u8(0).u8(9).u8(0).u8(10).u8(0);
+    receive(&mut removed, at("fenced"));
     let mut closed = Writer::default();
     closed.u8(1 + 2);
     receive(&mut closed, at("join"));
@@ -416,6 +420,7 @@ pub fn seeds() -> Seeds {
         ("receiver", receiver.into_bytes()),
         ("dark", dark.into_bytes()),
         ("cut_off", cut_off.into_bytes()),
+        ("removed", removed.into_bytes()),
         ("closed", closed.into_bytes()),
     ]
 }
