@@ -72,7 +72,6 @@ static COMMUNICATORS: Mutex<Communicators<ThreadId>> = Mutex::new(Communicators:
 /// [`Error::Setting`] for an invalid setting; [`Error::Missing`] without a verbs library or a
 /// usable rail.
 pub fn init(comm_id: Option<u64>, marks_optional: bool, nccl_version: impl FnOnce() -> Option<String>) -> Result<()> {
-    verbs::watch_for_fork()?;
     PLUGIN.get_or_try_init(|| Plugin::start(marks_optional, nccl_version()))?;
     INITS.fetch_add(1, Ordering::Relaxed);
     if let Some(id) = comm_id {
@@ -192,6 +191,7 @@ impl Plugin {
     }
 
     fn bring_up(config: Config, nccl_version: Option<String>) -> Result<Self> {
+        verbs::watch_for_fork()?;
         wait_for_link(&config.rails, config.setup.connect_timeout)?;
         let (survey, rails) = retry_removals(|| open_rails(&config.rails))?;
         let properties = DeviceProperties::new(&survey, &rails, config.setup.qps_per_rail);

@@ -14,14 +14,15 @@ use common::captured_log;
 use common::comms::{Receiving, Sending};
 use common::{turn, until};
 use frozen::Frozen;
-use nccl_net_spark::comm::{HostMemory, RecvPart};
+use nccl_net_spark::comm::{Host, HostMemory, RecvComm, RecvPart, Registration, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
 use std::io::{BufRead, BufReader};
-use std::sync::{Condvar, Mutex, Once};
+use std::os::unix::process::ExitStatusExt;
+use std::sync::{Arc, Condvar, Mutex, Once};
 use std::thread::ThreadId;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Checks that the error is about a peer that has closed, not about one that was lost.
 fn assert_closed(error: &Error) {
@@ -54,11 +55,8 @@ fn the_peer_gets_bye_although_the_service_thread_is_blocked() {
     }
 }
 
-/// Process of [`a_process_that_ends_directly_after_close_says_goodbye`]. Prints its handle,
-/// receives one message, closes, and ends.
-#[test]
-#[ignore = "another test's process"]
-fn closing_process() {
+/// Process of another test: prints its handle, and receives one message.
+fn receiving_process() -> (Arc<Host>, RecvComm) {
     let given =
         |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: another test runs this one"));
     let names = ["NCCL_IBVERBS_LIB", "NCCL_SPARK_SYSFS"];
@@ -71,12 +69,65 @@ fn closing_process() {
     println!("\nhandle {hex}");
     let recv = until(|| listener.accept().unwrap());
     let to = [0_u8; 8];
-    // SAFETY: the buffer lives as long as the process.
+    // SAFETY: the buffer lives until the message has arrived, and is registered no longer.
     let memory = unsafe { HostMemory::from_caller(to.as_ptr() as usize, to.len()) };
     let into = recv.register(memory).unwrap();
     let part = RecvPart { addr: to.as_ptr() as u64, bytes: to.len(), tag: 3, memory: &into };
     let receive = until(|| recv.irecv(&[part], false).unwrap());
     until(|| recv.test(receive, |_, _| {}).unwrap().then_some(()));
+    (host, recv)
+}
+
+/// Process that another test has started, connected to this one, which has sent it one message.
+struct Peer {
+    process: std::process::Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    send: SendComm,
+    from: Vec<u8>,
+    out: Arc<Registration>,
+}
+
+impl Peer {
+    fn start(name: &str) -> Self {
+        let own = host(0, &[]);
+        let (_, library) = common::test_rails();
+        let mut process = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--ignored", "--nocapture"])
+            .envs(library)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let hex = find(&mut lines, "handle ");
+        let mut handle = std::array::from_fn(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap());
+        let send = until(|| own.connect(&mut handle, None).unwrap());
+        let from = vec![7_u8; SLOT_BYTES];
+        // SAFETY: the buffer lives until the connection has failed, and is not read after that.
+        let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
+        let out = send.register(memory).unwrap();
+        let request = until(|| send.isend(from.as_ptr() as u64, 8, 3, &out).unwrap());
+        // The send succeeds although the peer may end before it acknowledges: BYE confirms it.
+        until(|| send.test(request).unwrap());
+        Self { process, lines, send, from, out }
+    }
+
+    /// Sends until the connection fails.
+    fn error(&self) -> Error {
+        *until(|| self.send.isend(self.from.as_ptr() as u64, 8, 3, &self.out).err())
+    }
+}
+
+/// Returns the rest of the next line that begins with `start`.
+fn find(lines: &mut impl Iterator<Item = std::io::Result<String>>, start: &str) -> String {
+    let mut rest = lines.map_while(Result::ok).filter_map(|line| line.strip_prefix(start).map(str::to_owned));
+    rest.next().unwrap_or_else(|| panic!("the process prints no line with {start:?}"))
+}
+
+/// Process of [`a_process_that_ends_directly_after_close_says_goodbye`].
+#[test]
+#[ignore = "another test's process"]
+fn closing_process() {
+    let (host, recv) = receiving_process();
     // The service thread does not run again in this process, however late the process ends.
     let frozen = Frozen::new(&host);
     frozen.freeze();
@@ -87,29 +138,48 @@ fn closing_process() {
 #[test]
 fn a_process_that_ends_directly_after_close_says_goodbye() {
     let _turn = turn();
-    let own = host(0, &[]);
-    let (_, library) = common::test_rails();
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "closing_process", "--ignored", "--nocapture"])
-        .envs(library)
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let hex = lines.by_ref().map_while(Result::ok).find_map(|line| line.strip_prefix("handle ").map(str::to_owned));
-    let hex = hex.expect("the closing process prints its handle");
-    let mut handle = std::array::from_fn(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap());
-    let send = until(|| own.connect(&mut handle, None).unwrap());
-    let from = vec![7_u8; SLOT_BYTES];
-    // SAFETY: the buffer lives until the connection has failed, and is not read after that.
-    let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
-    let out = send.register(memory).unwrap();
-    let request = until(|| send.isend(from.as_ptr() as u64, 8, 3, &out).unwrap());
-    // The send succeeds although the peer's process ends before it acknowledges: BYE confirms it.
-    until(|| send.test(request).unwrap());
-    assert!(child.wait().unwrap().success());
-    assert_closed(&until(|| send.isend(from.as_ptr() as u64, 8, 3, &out).err()));
-    send.close();
+    let mut peer = Peer::start("closing_process");
+    assert!(peer.process.wait().unwrap().success());
+    assert_closed(&peer.error());
+    peer.send.close();
+}
+
+/// Process of [`a_killed_process_is_noticed_although_its_child_lives`]. Forks a child, as PyTorch's
+/// DataLoader does, prints the child's number, and kills itself.
+#[test]
+#[ignore = "another test's process"]
+fn forking_process() {
+    let _connection = receiving_process();
+    // SAFETY: the child calls nothing but `pause`, which is allowed in a child of a threaded
+    // process.
+    let child = match unsafe { libc::fork() } {
+        0 => loop {
+            // SAFETY: takes no memory.
+            unsafe { libc::pause() };
+        },
+        child => child,
+    };
+    println!("\nchild {child}");
+    // SAFETY: takes no memory.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+}
+
+#[test]
+fn a_killed_process_is_noticed_although_its_child_lives() {
+    let _turn = turn();
+    let mut peer = Peer::start("forking_process");
+    let child: libc::pid_t = find(&mut peer.lines, "child ").parse().unwrap();
+    assert_eq!(peer.process.wait().unwrap().signal(), Some(libc::SIGKILL));
+    let killed = Instant::now();
+    let error = peer.error();
+    let took = killed.elapsed();
+    // SAFETY: takes no memory. The child lives until this call.
+    assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0, "the child was alive all the time");
+    println!("noticed after {took:.1?}: {error}");
+    assert!(matches!(error, Error::PeerGone(_)), "{error}");
+    // Without the end of TCP, the kernel's limit for unacknowledged bytes decides: 60 s.
+    assert!(took < Duration::from_secs(30), "noticed after {took:?}: {error}");
+    peer.send.close();
 }
 
 /// The thread whose close is watched, and the number of times that a peer has received BYE.

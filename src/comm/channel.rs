@@ -2,6 +2,7 @@
 //! handshake, then control frames. Calls do not block, and buffers are bounded.
 
 use crate::error::{Call, Error, Network, PeerGone, Result, Violation};
+use crate::verbs::OwnSocket;
 use crate::wire::message::{HEADER_BYTES, Header, MAX_BODY_BYTES, Message};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io::{ErrorKind, Read, Write};
@@ -22,7 +23,7 @@ const MOST_WAITING_BYTES: usize = HEADER_BYTES + MAX_BODY_BYTES;
 /// One end of a channel.
 #[derive(Debug)]
 pub struct Channel {
-    stream: Arc<TcpStream>,
+    stream: Arc<OwnSocket<TcpStream>>,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
     /// First error of a write, kept because the socket reports an error only once.
@@ -65,7 +66,7 @@ impl Channel {
         SockRef::from(&stream).set_tcp_user_timeout(Some(USER_TIMEOUT)).map_err(trouble)?;
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive).map_err(trouble)?;
-        Ok(Self { stream: Arc::new(stream), inbox: Vec::new(), outbox: Vec::new(), broken: None })
+        Ok(Self { stream: Arc::new(OwnSocket::new(stream)), inbox: Vec::new(), outbox: Vec::new(), broken: None })
     }
 
     /// Returns true once the connection is established.
@@ -91,7 +92,7 @@ impl Channel {
     }
 
     /// Returns the socket, for a wait that does not borrow the channel.
-    pub fn socket(&self) -> Arc<TcpStream> {
+    pub fn socket(&self) -> Arc<OwnSocket<TcpStream>> {
         Arc::clone(&self.stream)
     }
 
@@ -105,10 +106,10 @@ impl Channel {
     /// the kernel's time limit for unacknowledged bytes, because the peer may read nothing for a
     /// long time. The kernel still checks an idle peer, and fails the socket after three failed
     /// checks.
-    pub fn into_stream(self) -> Result<(Arc<TcpStream>, Vec<u8>)> {
+    pub fn into_stream(self) -> Result<(Arc<OwnSocket<TcpStream>>, Vec<u8>)> {
         let trouble = |e: std::io::Error| Error::os(Call::Stream, &e);
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(3);
-        let socket = SockRef::from(&*self.stream);
+        let socket = SockRef::from(&**self.stream);
         socket.set_tcp_user_timeout(None).map_err(trouble)?;
         socket.set_tcp_keepalive(&keepalive).map_err(trouble)?;
         Ok((self.stream, self.inbox))
@@ -136,7 +137,7 @@ impl Channel {
     }
 
     fn push(&mut self) -> std::io::Result<()> {
-        write_queued(&mut self.outbox, |bytes| (&*self.stream).write(bytes))
+        write_queued(&mut self.outbox, |bytes| (&**self.stream).write(bytes))
             .inspect_err(|e| _ = self.broken.get_or_insert(e.kind()))
     }
 
@@ -150,7 +151,7 @@ impl Channel {
         let mut end = self.push().err();
         while self.inbox.len() < HEADER_BYTES + MAX_BODY_BYTES {
             let mut chunk = [0; 4096];
-            match (&*self.stream).read(&mut chunk) {
+            match (&**self.stream).read(&mut chunk) {
                 Ok(0) => {
                     end = Some(ErrorKind::ConnectionReset.into());
                     break;

@@ -9,6 +9,7 @@
 
 use super::channel::{Channel, Received};
 use super::descriptors::{DescriptorWarning, shortage_text};
+use crate::verbs::OwnSocket;
 use crate::wire::message::Message;
 use std::net::{IpAddr, TcpListener};
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ const QUIET: Duration = Duration::from_secs(60);
 
 /// A listening socket and its connections that have not sent a token.
 pub struct Unauthenticated {
-    listener: TcpListener,
+    listener: OwnSocket<TcpListener>,
     connections: Vec<Connection>,
     shortage: Option<String>,
     rejections: Rejections,
@@ -71,7 +72,12 @@ pub type Judge<'a> = &'a mut dyn FnMut(&Message, &Channel) -> Verdict;
 impl Unauthenticated {
     /// Creates the set for a non-blocking listener.
     pub fn new(listener: TcpListener) -> Self {
-        Self { listener, connections: Vec::new(), shortage: None, rejections: Rejections::Each }
+        Self {
+            listener: OwnSocket::new(listener),
+            connections: Vec::new(),
+            shortage: None,
+            rejections: Rejections::Each,
+        }
     }
 
     /// Creates the set for a listener that lasts as long as the job, and limits its log lines.

@@ -28,7 +28,7 @@ pub use context::{Context, DeviceLimits, Pd};
 pub use cq::{Blame, Completion, CompletionBuffer, Cq};
 pub use datapath::{Remote, Write};
 pub use event::AsyncEvent;
-pub use fork::{forked, watch_for_fork};
+pub use fork::{OwnSocket, forked, watch_for_fork};
 pub use library::{Device, Library};
 pub use memory::{Access, HostMemory, Mr, Readable, Region};
 pub use port::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};

@@ -22,6 +22,7 @@ use crate::comm::descriptors::{DescriptorWarning, waits_for_descriptors};
 use crate::counters::nanos;
 use crate::error::{Error, PeerGone, Result};
 use crate::flow::redial::{Attempts, Need, Step, is_timely};
+use crate::verbs::OwnSocket;
 use crate::wire::control::ControlFrame;
 use crate::wire::handle::TOKEN_BYTES;
 use crate::wire::message::{Message, Redial, RedialAt};
@@ -118,7 +119,7 @@ impl Tcp {
     }
 
     /// Returns the sockets to poll for input.
-    pub fn sockets(&self) -> impl Iterator<Item = Arc<TcpStream>> {
+    pub fn sockets(&self) -> impl Iterator<Item = Arc<OwnSocket<TcpStream>>> {
         let dialled = match &self.redialling {
             Redialling::Dials(dialler) => dialler.dialled.as_ref(),
             Redialling::Awaits { .. } | Redialling::Never => None,

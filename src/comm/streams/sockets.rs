@@ -3,6 +3,7 @@
 use super::caller_memory;
 use crate::comm::channel::Channel;
 use crate::error::{Error, Network, PeerGone, Result, TcpPath};
+use crate::verbs::OwnSocket;
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{Shutdown, TcpStream};
@@ -12,7 +13,7 @@ use std::time::Duration;
 /// The open streams of one connection.
 #[derive(Debug)]
 pub struct Sockets {
-    streams: Vec<Arc<TcpStream>>,
+    streams: Vec<Arc<OwnSocket<TcpStream>>>,
     /// The peer and this host's interface, for log lines.
     pub tcp: TcpPath,
 }
