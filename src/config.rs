@@ -401,6 +401,7 @@ const REMOVED: &[&str] = &[
     "NCCL_SPARK_FORMER",
 ];
 const SETTINGS_FILE: &str = "NCCL_SPARK_SETTINGS_FILE";
+const LIBRARY: &str = "NCCL_IBVERBS_LIB";
 /// Settings file for all users, named like NCCL's `/etc/nccl.conf`.
 const MACHINE_FILE: &str = "/etc/nccl-spark.conf";
 /// Settings file in the user's home folder, named like NCCL's `~/.nccl.conf`.
@@ -449,6 +450,10 @@ fn check(file: &SettingsFile) -> Result<()> {
         let row = known(&line.name, &line.value, &place)?;
         if row.name == SETTINGS_FILE {
             return Err(Error::Setting { name: place, value: line.value.clone(), fault: SettingFault::NamesAFile });
+        }
+        if let (LIBRARY, Some(why)) = (row.name, &file.distrust) {
+            let fault = SettingFault::Untrusted(why.clone());
+            return Err(Error::Setting { name: place, value: line.value.clone(), fault });
         }
         if !line.value.is_empty() {
             row.parse(&mut Config::default(), &line.value, &place)?;

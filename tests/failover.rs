@@ -290,7 +290,7 @@ fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<Path
     let terms =
         Terms { role: Role::Sender, priority: Priority::default(), first_rail_timeout: Duration::from_secs(60) };
     let driver = Driver::new(process, Arc::clone(&context), path, terms, mailboxes, Vec::new());
-    (Channel::from_stream(stream).unwrap(), driver, context, far_end)
+    (Channel::new(stream, listener.local_addr().unwrap()).unwrap(), driver, context, far_end)
 }
 
 #[test]

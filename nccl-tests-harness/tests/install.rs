@@ -4,7 +4,7 @@ mod common;
 
 use common::{Fake, ProgramOutput, nccl_spark, say};
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -253,6 +253,35 @@ fn an_unwritable_place_is_named_before_anything_is_written() {
     assert_fails(&output, &["permission denied", "sudo"]);
     assert_eq!(place.files(), files, "nothing is removed unless all can be");
     fs::set_permissions(place.file("bin"), Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn root_removes_nothing_below_a_folder_that_another_user_can_replace() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    const NOBODY: u32 = 65534;
+    let place = Place::new();
+    assert_eq!(place.install().status, Some(0));
+    let (folder, bin, files) = (place.fake.folder().to_owned(), place.file("bin"), place.files());
+    let refused = |open: &Path, because: &str| {
+        assert_fails(&place.uninstall(), &[open.to_str().unwrap(), because, "as the user who installed it"]);
+        assert_eq!(place.files(), files, "nothing is removed");
+    };
+    for open in [&folder, &place.prefix, &bin] {
+        chown(open, Some(NOBODY), None).unwrap();
+        refused(open, "uid 65534");
+        chown(open, Some(0), None).unwrap();
+    }
+    fs::set_permissions(&bin, Permissions::from_mode(0o757)).unwrap();
+    refused(&bin, "mode 0757");
+    fs::set_permissions(&bin, Permissions::from_mode(0o775)).unwrap();
+    chown(&bin, None, Some(NOBODY)).unwrap();
+    refused(&bin, "gid 65534");
+    // A group of root's, and a folder where others cannot replace root's files.
+    chown(&bin, None, Some(0)).unwrap();
+    fs::set_permissions(&place.prefix, Permissions::from_mode(0o1777)).unwrap();
+    assert_eq!(place.uninstall().status, Some(0));
 }
 
 /// Makes a root folder with the program as in the Debian package, and dpkg's list of that package.

@@ -24,6 +24,8 @@ const MOST_WAITING_BYTES: usize = HEADER_BYTES + MAX_BODY_BYTES;
 #[derive(Debug)]
 pub struct Channel {
     stream: Arc<OwnSocket<TcpStream>>,
+    /// Name of the peer, or its address while the name is unknown.
+    peer: String,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
     /// First error of a write, kept because the socket reports an error only once.
@@ -54,19 +56,20 @@ impl Channel {
             Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) && e.kind() != ErrorKind::WouldBlock => {
                 Err(trouble(&e))
             }
-            _ => Self::from_stream(socket.into()),
+            _ => Self::new(socket.into(), address),
         }
     }
 
-    /// Creates a channel from an accepted or dialled stream.
-    pub fn from_stream(stream: TcpStream) -> Result<Self> {
+    /// Creates a channel from an accepted or dialled stream and the address of its other end.
+    pub fn new(stream: TcpStream, peer: SocketAddr) -> Result<Self> {
         let trouble = |e: std::io::Error| Error::os(Call::Bootstrap, &e);
         stream.set_nonblocking(true).map_err(trouble)?;
         stream.set_nodelay(true).map_err(trouble)?;
         SockRef::from(&stream).set_tcp_user_timeout(Some(USER_TIMEOUT)).map_err(trouble)?;
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive).map_err(trouble)?;
-        Ok(Self { stream: Arc::new(OwnSocket::new(stream)), inbox: Vec::new(), outbox: Vec::new(), broken: None })
+        let stream = Arc::new(OwnSocket::new(stream));
+        Ok(Self { stream, peer: peer.to_string(), inbox: Vec::new(), outbox: Vec::new(), broken: None })
     }
 
     /// Returns true once the connection is established.
@@ -81,9 +84,14 @@ impl Channel {
         }
     }
 
-    /// Returns the peer's address, for log lines.
+    /// Returns the peer's name, for log lines. Before [`Channel::name_peer`] it is the address.
     pub fn peer(&self) -> String {
-        self.stream.peer_addr().map_or_else(|_| "an unknown address".to_owned(), |a| a.to_string())
+        self.peer.clone()
+    }
+
+    /// Sets the name that the peer's first message has.
+    pub fn name_peer(&mut self, name: &str) {
+        name.clone_into(&mut self.peer);
     }
 
     /// Returns the addresses of both ends, this side's first.
@@ -223,7 +231,8 @@ mod tests {
     fn pair() -> (Channel, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (Channel::from_stream(listener.accept().unwrap().0).unwrap(), stream)
+        let (accepted, client) = listener.accept().unwrap();
+        (Channel::new(accepted, client).unwrap(), stream)
     }
 
     fn wait(channel: &mut Channel) -> Result<Received> {
@@ -259,6 +268,23 @@ mod tests {
         }
         writer.join().unwrap();
         assert!(matches!(wait(&mut channel), Ok(Received::Closed)));
+    }
+
+    #[test]
+    fn a_peer_that_has_closed_is_still_named() {
+        let (mut channel, stream) = pair();
+        let address = stream.local_addr().unwrap().to_string();
+        drop(stream);
+        assert!(matches!(wait(&mut channel), Ok(Received::Closed)));
+        assert_eq!(channel.peer(), address);
+        channel.name_peer("spark-2:77");
+        let error = loop {
+            match channel.send(&Message::Resumed) {
+                Ok(()) => std::thread::yield_now(),
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(error.contains("spark-2:77") && !error.contains(&address), "{error}");
     }
 
     #[test]

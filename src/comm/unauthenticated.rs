@@ -19,8 +19,7 @@ use std::time::{Duration, Instant};
 const MOST_UNAUTHENTICATED: usize = 64;
 /// Time within which a client must send its first message.
 const TOKEN_LIMIT: Duration = Duration::from_secs(10);
-/// Shortest time between two log lines about rejections, for a listener that exists as long as the
-/// job.
+/// Shortest time between two log lines about rejections at one listener.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// A listening socket and its connections that have not sent a token.
@@ -31,11 +30,12 @@ pub struct Unauthenticated {
     rejections: Rejections,
 }
 
-enum Rejections {
-    /// Logs each rejection.
-    Each,
-    /// Logs at most one rejection in each [`QUIET`], and counts the others.
-    Seldom { said: Option<Instant>, others: u64 },
+/// Logs at most one rejection in each [`QUIET`], and counts the others: any program in the network
+/// can cause rejections.
+#[derive(Default)]
+struct Rejections {
+    said: Option<Instant>,
+    others: u64,
 }
 
 /// The owner's decision about a client's first message.
@@ -76,13 +76,8 @@ impl Unauthenticated {
             listener: OwnSocket::new(listener),
             connections: Vec::new(),
             shortage: None,
-            rejections: Rejections::Each,
+            rejections: Rejections::default(),
         }
-    }
-
-    /// Creates the set for a listener that lasts as long as the job, and limits its log lines.
-    pub fn lasting(listener: TcpListener) -> Self {
-        Self { rejections: Rejections::Seldom { said: None, others: 0 }, ..Self::new(listener) }
     }
 
     /// Returns the reason why connections cannot be accepted at the moment.
@@ -120,7 +115,7 @@ impl Unauthenticated {
                     if self.connections.len() >= MOST_UNAUTHENTICATED {
                         admitted.extend(self.make_room(judge));
                     }
-                    match Channel::from_stream(stream) {
+                    match Channel::new(stream, from) {
                         Ok(channel) => {
                             let (since, from) = (Instant::now(), from.ip());
                             self.connections.push(Connection { since, from, channel });
@@ -213,7 +208,7 @@ fn ask(mut connection: Connection, judge: Judge<'_>, rejections: &mut Rejections
 
 impl Rejections {
     fn tell(&mut self, text: &str, now: Instant) {
-        let Self::Seldom { said, others } = self else { return tracing::info!("{text}") };
+        let Self { said, others } = self;
         if said.is_some_and(|said| now.saturating_duration_since(said) < QUIET) {
             *others += 1;
             return tracing::debug!("{text}");
@@ -232,11 +227,8 @@ mod tests {
 
     #[test]
     fn suppressed_lines_are_counted_and_a_minute_later_another_is_logged() {
-        let (mut rejections, now) = (Rejections::Seldom { said: None, others: 0 }, Instant::now());
-        let unsaid = |rejections: &Rejections| match rejections {
-            Rejections::Seldom { said, others } => (said.map(|said| said - now), *others),
-            Rejections::Each => panic!("each has a line"),
-        };
+        let (mut rejections, now) = (Rejections::default(), Instant::now());
+        let unsaid = |Rejections { said, others }: &Rejections| (said.map(|said| said - now), *others);
         let second = Duration::from_secs(1);
         (0..3).for_each(|at| rejections.tell("no", now + at * second));
         assert_eq!(unsaid(&rejections), (Some(Duration::ZERO), 2));

@@ -2,14 +2,18 @@
 //! of a line or after white space.
 
 use crate::error::{Error, Missing, Result, SettingFault};
-use std::fs::{self, File};
+use nix::unistd::{getegid, geteuid};
+use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug)]
 pub(super) struct SettingsFile {
     pub(super) path: PathBuf,
     pub(super) lines: Vec<SettingLine>,
+    /// The reason why the file may not name a library, if another user can change it.
+    pub(super) distrust: Option<String>,
 }
 
 #[derive(Debug)]
@@ -30,12 +34,12 @@ impl SettingsFile {
     /// [`Error::Setting`] if the file cannot be read, if a line is not `NAME=value`, or if two
     /// lines have the same name.
     pub(super) fn named(variable: &str, path: &str) -> Result<Self> {
-        let text = read(Path::new(path)).map_err(|error| Error::Setting {
+        let (text, distrust) = read(Path::new(path)).map_err(|error| Error::Setting {
             name: variable.to_owned(),
             value: path.to_owned(),
             fault: SettingFault::Unreadable(error.to_string()),
         })?;
-        Self::parse(path.into(), &text)
+        Ok(Self { distrust, ..Self::parse(path.into(), &text)? })
     }
 
     /// Like [`SettingsFile::named`], for a file in a standard place. `None` if the file does not
@@ -48,8 +52,8 @@ impl SettingsFile {
             return Ok(None);
         }
         let unreadable = |error: io::Error| Missing::SettingsFile { path: path.to_owned(), why: error.to_string() };
-        let text = read(path).map_err(unreadable)?;
-        Self::parse(path.to_owned(), &text).map(Some)
+        let (text, distrust) = read(path).map_err(unreadable)?;
+        Ok(Some(Self { distrust, ..Self::parse(path.to_owned(), &text)? }))
     }
 
     fn parse(path: PathBuf, text: &str) -> Result<Self> {
@@ -74,7 +78,7 @@ impl SettingsFile {
             }
             lines.push(SettingLine { number, name, value });
         }
-        Ok(Self { path, lines })
+        Ok(Self { path, lines, distrust: None })
     }
 
     pub(super) fn line(&self, name: &str) -> Option<&SettingLine> {
@@ -93,13 +97,30 @@ pub(super) fn place(path: &Path, line: usize, name: &str) -> String {
     format!("{}, line {line}: {name}", path.display())
 }
 
-fn read(path: &Path) -> io::Result<String> {
+/// Reads a file. Also returns the value of [`SettingsFile::distrust`].
+fn read(path: &Path) -> io::Result<(String, Option<String>)> {
     let mut text = String::new();
-    File::open(path)?.take(MOST_BYTES + 1).read_to_string(&mut text)?;
+    let file = File::open(path)?;
+    let distrust = distrust(&file.metadata()?);
+    file.take(MOST_BYTES + 1).read_to_string(&mut text)?;
     match text.len() as u64 > MOST_BYTES {
         true => Err(io::Error::new(ErrorKind::FileTooLarge, format!("more than {MOST_BYTES} bytes"))),
-        false => Ok(text),
+        false => Ok((text, distrust)),
     }
+}
+
+/// Returns the reason why a user other than root and this process's user can change a file.
+fn distrust(file: &Metadata) -> Option<String> {
+    const BY_GROUP: u32 = 0o020;
+    const BY_OTHERS: u32 = 0o002;
+    let (owner, mode) = (file.uid(), file.mode());
+    // Where each user has an own group (Debian, Ubuntu), files are writable by that group.
+    let is_own_group = [0, getegid().as_raw()].contains(&file.gid());
+    if ![0, geteuid().as_raw()].contains(&owner) {
+        return Some(format!("belongs to uid {owner}"));
+    }
+    let is_open = mode & BY_OTHERS != 0 || (mode & BY_GROUP != 0 && !is_own_group);
+    is_open.then(|| format!("has mode {:04o}", mode & 0o7777))
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Tests of the settings: sources of values, and refused values.
 
 use super::*;
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, chown};
 
 fn read(pairs: &[(&str, &str)]) -> Result<Config> {
     let variables: Vec<_> = pairs.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
@@ -81,6 +83,33 @@ fn a_settings_file_named_by_a_variable_replaces_the_standard_ones() {
     assert!(error.starts_with("NCCL_SPARK_SETTINGS_FILE=") && error.contains("gone"), "{error}");
     let named = [("NCCL_SPARK_SETTINGS_FILE".to_owned(), named.path().to_str().unwrap().to_owned())];
     assert_eq!(Config::from_variables(&named).unwrap().setup.service_level, Some(2));
+}
+
+#[test]
+fn a_file_that_another_user_can_change_names_no_library() {
+    let file = Written::new("NCCL_IB_TC=1\nNCCL_IBVERBS_LIB=/tmp/evil.so\n");
+    let gather = || gather(&[], &[file.path()]).map(|settings| settings.config.rails.verbs_library);
+    let set_mode = |mode| std::fs::set_permissions(file.path(), Permissions::from_mode(mode)).unwrap();
+    let refused = |because: &str| {
+        let error = gather().unwrap_err().to_string();
+        let place = format!("{}, line 2: NCCL_IBVERBS_LIB=", file.path().display());
+        assert!(error.starts_with(&place) && error.contains(because), "{error}");
+    };
+    // Files of a user with an own group have this mode.
+    set_mode(0o664);
+    assert_eq!(gather().unwrap(), "/tmp/evil.so");
+    set_mode(0o646);
+    refused("this file has mode 0646");
+    if nix::unistd::geteuid().is_root() {
+        set_mode(0o664);
+        chown(file.path(), None, Some(65534)).unwrap();
+        refused("this file has mode 0664");
+        chown(file.path(), Some(65534), Some(0)).unwrap();
+        refused("this file belongs to uid 65534");
+        // Such a file may have other settings.
+        std::fs::write(file.path(), "NCCL_IB_TC=1\n").unwrap();
+        assert_eq!(gather().unwrap(), "libibverbs.so.1");
+    }
 }
 
 #[test]

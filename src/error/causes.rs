@@ -29,6 +29,10 @@ pub enum SettingFault {
     NotALine,
     #[error("line {0} already sets it")]
     SetBefore(usize),
+    #[error(
+        "a file that names a library must belong to root or to this job's user, and nobody else may write it; this file {0}"
+    )]
+    Untrusted(String),
     #[error("{0}; it must be where sysfs is mounted, usually /sys")]
     Sysfs(String),
 }

@@ -2,10 +2,8 @@
 //! immediately after the loss of the old TCP connection, later attempts after pauses that double.
 //! Each attempt has a time limit.
 //!
-//! Each attempt has a number: its time in milliseconds since the connection came up, or the last
-//! number plus one if that is larger. The accepting side refuses an attempt whose number is not
-//! above the number that it accepted last. It also refuses numbers far in the future: with such a
-//! number, a stranger who learns the token could block all later attempts.
+//! Attempts are numbered from 1. The accepting side refuses an attempt whose number is not above
+//! the number that it accepted last: the peer has given up the TCP connection of that attempt.
 //!
 //! Times are nanoseconds since the connection came up. If time goes backwards, none has passed.
 
@@ -27,21 +25,6 @@ const LONGEST_URGENT_PAUSE: u64 = SECOND;
 const ATTEMPT: u64 = 5 * SECOND;
 /// A TCP connection that worked for longer than this is replaced without a pause.
 const STEADY: u64 = 10 * SECOND;
-
-/// Tolerance for an attempt's number ahead of the accepting side's clock. Both clocks start within
-/// one handshake, which takes far less time than this.
-const CLOCK_TOLERANCE: u64 = 60 * SECOND;
-/// The tolerance for clock drift is the time passed divided by this. Linux lets each of the two
-/// clocks be adjusted by at most 500 ppm (adjtimex(2)).
-const DRIFT: u64 = 1000;
-
-/// Returns true if the accepting side may accept the attempt with number `attempt`. `last` is the
-/// number of the last accepted attempt. `passed` is the accepting side's time since the connection
-/// came up.
-pub fn is_timely(attempt: u64, last: u64, passed: u64) -> bool {
-    let most = passed.saturating_add(passed / DRIFT).saturating_add(CLOCK_TOLERANCE) / MILLISECOND;
-    attempt > last && attempt <= most
-}
 
 /// The connection's need for another TCP connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,7 +85,7 @@ impl Attempts {
             (DialState::Waiting { since, pause }, _) => {
                 let most = if need == Need::Urgent { LONGEST_URGENT_PAUSE } else { LONGEST_PAUSE };
                 if now.saturating_sub(since) >= pause.min(most) {
-                    self.last = (self.last + 1).max(now / MILLISECOND);
+                    self.last += 1;
                     self.state = DialState::UnderWay { until: now + ATTEMPT, pause };
                     return Some(Step::Dial(self.last));
                 }
@@ -165,26 +148,11 @@ mod tests {
     #[test]
     fn an_attempt_is_abandoned_at_its_limit_and_not_before() {
         let mut redial = Attempts::default();
-        assert_eq!(redial.poll(Need::NotUrgent, 20 * SECOND), Some(Step::Dial(20_000)));
+        assert_eq!(redial.poll(Need::NotUrgent, 20 * SECOND), Some(Step::Dial(1)));
         assert_eq!(redial.poll(Need::No, 25 * SECOND - 1), None);
         assert_eq!(redial.poll(Need::No, 25 * SECOND), Some(Step::Abandon));
         assert_eq!(redial.poll(Need::No, 99 * SECOND), None);
-        assert_eq!(redial.poll(Need::Urgent, 199 * SECOND), Some(Step::Dial(199_000)));
-    }
-
-    #[test]
-    fn attempt_numbers_grow_and_only_recent_ones_are_accepted() {
-        let (mut redial, mut last) = (Attempts::default(), 0);
-        for at in [0, 0, 1, MILLISECOND, 5 * MILLISECOND, 9 * SECOND, 3_000_000 * SECOND] {
-            redial.state = DialState::Waiting { since: 0, pause: 0 };
-            let Some(Step::Dial(attempt)) = redial.poll(Need::Urgent, at) else { panic!("no attempt") };
-            assert!(is_timely(attempt, last, at - at / (DRIFT + 1)), "{attempt} after {last} at {at}");
-            assert!(!is_timely(attempt, attempt, at));
-            last = attempt;
-        }
-        assert!(!is_timely(u64::MAX, 0, 99 * SECOND) && !is_timely(159_101, 0, 99 * SECOND));
-        // An attempt with the highest accepted number blocks later attempts for a limited time.
-        assert!(is_timely(159_099, 0, 99 * SECOND) && is_timely(159_200, 159_099, 159 * SECOND));
+        assert_eq!(redial.poll(Need::Urgent, 199 * SECOND), Some(Step::Dial(2)));
     }
 
     #[test]

@@ -244,8 +244,7 @@ pub struct RedialAt {
 pub struct Redial {
     /// The token of [`RedialAt`].
     pub token: [u8; TOKEN_BYTES],
-    /// Number of the attempt: its time in milliseconds since the connection came up, at least 1 and
-    /// above the previous number. A late attempt does not replace a newer one.
+    /// Number of the attempt, from 1. A late attempt does not replace a newer one.
     pub attempt: u64,
 }
 

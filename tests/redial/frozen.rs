@@ -83,7 +83,7 @@ impl Frozen {
         let terms =
             Terms { role: Role::Sender, priority: Priority::default(), first_rail_timeout: Duration::from_secs(60) };
         let driver = Driver::new(process, context, gate.clone(), terms, mailboxes, Vec::new());
-        let channel = Channel::from_stream(near).unwrap();
+        let channel = Channel::new(near, listener.local_addr().unwrap()).unwrap();
         let watch = host.setup().service.watch(channel, driver, |_, _| Ok(Redialling::Never)).unwrap();
         Self { gate, host: Arc::clone(host), watch, _far: listener.accept().unwrap().0 }
     }

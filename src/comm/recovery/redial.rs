@@ -86,7 +86,7 @@ impl RedialHandle {
         let listener = TcpListener::bind(address).map_err(trouble)?;
         listener.set_nonblocking(true).map_err(trouble)?;
         let at = listener.local_addr().map_err(trouble)?;
-        let (unauthenticated, descriptors) = (Unauthenticated::lasting(listener), Arc::clone(descriptors));
+        let (unauthenticated, descriptors) = (Unauthenticated::new(listener), Arc::clone(descriptors));
         self.opened = Some(RedialListener { unauthenticated, descriptors, next_poll: Instant::now() });
         self.at = Some(at);
         Ok(at)
@@ -114,7 +114,7 @@ impl RedialListener {
             Message::Redial(redial) if expects(redial) => Verdict::Admit,
             Message::Redial(_) => {
                 tracing::debug!(
-                    "{} redialled a connection that is closed, or with an attempt that is too old or too new",
+                    "{} redialled a connection that is closed, or with an attempt that is not new",
                     channel.peer()
                 );
                 Verdict::Drop

@@ -6,8 +6,7 @@
 //! - The accepting side takes a new TCP connection without checking the old one. The connecting
 //!   side has given up the old one, and only a caller that knows the token can dial. The old one
 //!   may still be open, for example in a child process that has inherited it.
-//! - An attempt is refused if a later one was accepted, or if its number, a time, is far in the
-//!   future ([`is_timely`]).
+//! - An attempt is refused if it or a later one was accepted.
 //! - A new TCP connection may close before a control frame arrives on it, because the attempt was
 //!   given up or the peer has died. A live peer still answers over a rail. Without a rail, the
 //!   close does not show whether the peer is alive.
@@ -21,7 +20,7 @@ use crate::comm::datapath::peer::PeerState;
 use crate::comm::descriptors::{DescriptorWarning, waits_for_descriptors};
 use crate::counters::nanos;
 use crate::error::{Error, PeerGone, Result};
-use crate::flow::redial::{Attempts, Need, Step, is_timely};
+use crate::flow::redial::{Attempts, Need, Step};
 use crate::verbs::OwnSocket;
 use crate::wire::control::ControlFrame;
 use crate::wire::handle::TOKEN_BYTES;
@@ -56,8 +55,6 @@ pub enum Redialling {
         token: [u8; TOKEN_BYTES],
         /// Number of the peer's last accepted attempt.
         attempt: u64,
-        /// Time when the connection came up.
-        since: Instant,
     },
     /// No other TCP connection is possible: the accepting side has no listener.
     Never,
@@ -98,7 +95,7 @@ impl Redialling {
 
     /// Returns the value for the accepting side.
     pub fn awaits(token: [u8; TOKEN_BYTES]) -> Self {
-        Self::Awaits { token, attempt: 0, since: Instant::now() }
+        Self::Awaits { token, attempt: 0 }
     }
 }
 
@@ -172,10 +169,8 @@ impl Tcp {
     pub fn expects(&self, redial: &Redial, driver: &Driver) -> bool {
         match &self.redialling {
             // After `PeerState::Gone` the connection has failed, so the peer cannot return.
-            Redialling::Awaits { token, attempt, since } => {
-                *token == redial.token
-                    && is_timely(redial.attempt, *attempt, nanos(since.elapsed()))
-                    && driver.peer().presence() != PeerState::Gone
+            Redialling::Awaits { token, attempt } => {
+                *token == redial.token && redial.attempt > *attempt && driver.peer().presence() != PeerState::Gone
             }
             Redialling::Dials(_) | Redialling::Never => false,
         }

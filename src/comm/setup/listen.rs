@@ -233,7 +233,8 @@ enum AcceptStep {
 }
 
 impl Accepting {
-    fn begin(channel: Channel, hello: Hello) -> Self {
+    fn begin(mut channel: Channel, hello: Hello) -> Self {
+        channel.name_peer(&hello.name);
         Self { channel, started: Instant::now(), peer: hello.name.clone(), stage: AcceptStage::AwaitingOffer(hello) }
     }
 

@@ -7,10 +7,10 @@ use crate::output::replacement;
 use anyhow::{Context, Result, bail, ensure};
 use nix::unistd::{AccessFlags, eaccess, geteuid};
 use std::collections::BTreeSet;
-use std::fs::{self, Permissions};
+use std::fs::{self, Metadata, Permissions};
 use std::io::ErrorKind;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 pub struct Item {
     /// Path below the prefix.
@@ -78,8 +78,11 @@ pub fn put(prefix: &Path, items: &[Item], old: &Manifest) -> Result<Vec<String>>
 ///
 /// # Errors
 /// A file or folder cannot be changed; the error names it. Folders are checked before anything is
-/// removed.
+/// removed. For root, a folder that another user can replace is an error, too.
 pub fn remove(prefix: &Path, manifest: &Manifest, command: &str) -> Result<(usize, Vec<String>)> {
+    if geteuid().is_root() {
+        check_only_root_can_replace(prefix, manifest)?;
+    }
     for path in paths(manifest) {
         if !matches!(present(prefix, path, manifest, None)?, Present::Nothing) {
             check_writable(prefix.join(path).parent().unwrap_or(prefix), command)?;
@@ -95,6 +98,39 @@ pub fn remove(prefix: &Path, manifest: &Manifest, command: &str) -> Result<(usiz
         own.for_each(|folder| drop(fs::remove_dir(folder.components().as_path())));
     }
     Ok(outcome)
+}
+
+/// Checks that only root can replace the folders of the manifest's files, and the folders above
+/// them. Another user could put a link in the place of one while root removes files below it.
+fn check_only_root_can_replace(prefix: &Path, manifest: &Manifest) -> Result<()> {
+    let files: Vec<PathBuf> =
+        paths(manifest).into_iter().chain([manifest::PATH]).map(|path| prefix.join(path)).collect();
+    let folders: BTreeSet<&Path> = files.iter().flat_map(|file| file.ancestors().skip(1)).collect();
+    for folder in folders {
+        // A link can be replaced by its owner, and its target by those who may write there.
+        let found = [fs::symlink_metadata(folder), fs::metadata(folder)];
+        let Some(open) = found.iter().flatten().find(|found| others_can_change(found)) else { continue };
+        bail!(
+            "{} can be changed by other users (uid {}, gid {}, mode {:04o}), so root removes nothing below it: run this \
+             as the user who installed it",
+            folder.display(),
+            open.uid(),
+            open.gid(),
+            open.mode() & 0o7777
+        );
+    }
+    Ok(())
+}
+
+/// Returns true if users other than root can replace root's files in a folder. With the sticky bit,
+/// as in `/tmp`, they cannot. The mode of a link has no meaning.
+fn others_can_change(found: &Metadata) -> bool {
+    const STICKY: u32 = 0o1000;
+    const BY_GROUP: u32 = 0o020;
+    const BY_OTHERS: u32 = 0o002;
+    let (mode, is_link) = (found.mode(), found.is_symlink());
+    let is_open = mode & BY_OTHERS != 0 || (mode & BY_GROUP != 0 && found.gid() != 0);
+    found.uid() != 0 || (is_open && mode & STICKY == 0 && !is_link)
 }
 
 fn paths(manifest: &Manifest) -> BTreeSet<&str> {
