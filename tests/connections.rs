@@ -54,9 +54,9 @@ fn isend(
 fn a_gid_index_without_a_gid_is_ignored_and_another_one_is_used() {
     let indices = |settings: &[(&str, &str)]| -> Vec<u16> {
         let host = host(0, settings);
-        let process = host.process();
-        let snapshot = process.rails[0].snapshot(&interfaces::all().unwrap()).unwrap();
-        snapshot.addresses.iter().map(|address| snapshot.gid_index(&address.gid).unwrap()).collect()
+        let rail = &host.process().rails[0];
+        let snapshot = rail.snapshot(&interfaces::all().unwrap()).unwrap();
+        snapshot.addresses.iter().map(|address| rail.gid_index(&snapshot, &address.gid).unwrap()).collect()
     };
     let all = indices(&[]);
     assert!(!all.is_empty());

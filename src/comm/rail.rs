@@ -14,7 +14,7 @@ use crate::comm::threads::lock;
 use crate::config::{RailConfig, RelaxedOrdering};
 #[cfg(doc)]
 use crate::error::Error;
-use crate::error::{Missing, Result};
+use crate::error::{Missing, Network, Result};
 use crate::interfaces::{GidOwner, Interface, TableEntry, gid_owner, routes};
 use crate::verbs::{Access, GidEntry, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
 use crate::wire::fields::{Address, Attachment, RailAdvert, preference_rank};
@@ -154,6 +154,18 @@ impl Rail {
         Err(unheld.map_or(Missing::Gid, |netdev| Missing::Address(netdev.clone())).into())
     }
 
+    /// Looks up the present index of an address in the GID table. The kernel may have given the
+    /// address another index since the snapshot.
+    ///
+    /// # Errors
+    /// [`Error::Network`] if the table no longer has the address, or the error of the query.
+    pub fn gid_index(&self, snapshot: &RailSnapshot, gid: &[u8; 16]) -> Result<u16> {
+        let number = self.info.port;
+        let table = self.device.query(move |context| context.gid_table(number))?;
+        let known = snapshot.held(gid).map(|held| held.gid_index);
+        present_index(&table, gid, known).ok_or_else(|| Network::AddressGone { rail: self.name() }.into())
+    }
+
     /// Keeps only the address that `NCCL_IB_GID_INDEX` selects. If the setting selects no usable
     /// address, keeps all addresses and logs one WARN. Indices differ between functions and hosts,
     /// and change over time.
@@ -245,11 +257,6 @@ struct Held {
 }
 
 impl RailSnapshot {
-    /// Returns the GID table index of an address; `None` if the rail does not have the address.
-    pub fn gid_index(&self, gid: &[u8; 16]) -> Option<u16> {
-        self.held(gid).map(|held| held.gid_index)
-    }
-
     /// Returns true if the kernel has a route from this rail's address `own_gid`, through the
     /// interface that has this address, to the peer's address. `None` if the interface is not
     /// visible or the query fails.
@@ -266,9 +273,38 @@ impl RailSnapshot {
     }
 }
 
+/// Returns the index of an address in a GID table. This is the index `known` if it still has the
+/// address.
+fn present_index(table: &[GidEntry], gid: &[u8; 16], known: Option<u16>) -> Option<u16> {
+    let places = || {
+        let of_gid = table.iter().filter(|entry| entry.kind == GidKind::RoceV2 && entry.gid == *gid);
+        of_gid.map(|entry| entry.index)
+    };
+    places().find(|index| Some(*index) == known).or_else(|| places().next())
+}
+
 /// Tries a small registration with relaxed ordering, because no query tells whether a device
 /// supports this flag. Returns the error of a device that refuses.
 fn takes_relaxed_ordering(pd: &Arc<Pd>) -> Result<()> {
     let region = Region::new(4096)?;
     region.register(pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::RELAXED_ORDERING).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_found_at_its_present_index() {
+        let entry = |index, last, kind| GidEntry { index, gid: [last; 16], kind, ifindex: 2 };
+        let v1 = GidKind::RoceV1;
+        let table = [entry(0, 7, v1), entry(4, 7, GidKind::RoceV2), entry(5, 8, GidKind::RoceV2)];
+        let twice = [entry(4, 7, GidKind::RoceV2), entry(6, 7, GidKind::RoceV2)];
+        let index = |table: &[GidEntry], known| present_index(table, &[7; 16], known);
+        assert_eq!(index(&table, Some(4)), Some(4));
+        assert_eq!(index(&table, Some(5)), Some(4), "the old index has another address");
+        assert_eq!(index(&table, Some(0)), Some(4), "the old index has another packet format");
+        assert_eq!([index(&table, None), index(&table[2..], Some(4))], [Some(4), None]);
+        assert_eq!(index(&twice, Some(6)), Some(6), "the chosen one of two");
+    }
 }

@@ -98,12 +98,14 @@ impl Error {
     }
 
     /// Returns true if the same call may succeed later. This is so if the peer's address does not
-    /// resolve or has no route yet (`rdma_resolve_ip` in drivers/infiniband/core/addr.c), if the
-    /// device is away, and after every [`Error::Network`]: for example the port's address is not
+    /// resolve or has no route yet (`rdma_resolve_ip` in drivers/infiniband/core/addr.c), if this
+    /// end's GID has just gone (`ENODATA` of `rdma_get_gid_attr`, `ENODEV` of
+    /// `rdma_read_gid_attr_ndev_rcu`, both in cache.c), if the device is away, and after every [`Error::Network`]: for example the port's address is not
     /// the agreed one, or another connection tests the path. NCCL's own transport repeats
     /// `ibv_modify_qp` by default only after ETIMEDOUT.
     pub fn is_temporary(&self) -> bool {
-        let is_path = matches!(self, Self::Os { errno: libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH, .. });
+        let path = [libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH, libc::ENODATA, libc::ENODEV];
+        let is_path = matches!(self, Self::Os { errno, .. } if path.contains(errno));
         is_path || matches!(self, Self::Network(_)) || self.is_removal() || self.is_failed_device()
     }
 
@@ -141,6 +143,15 @@ fn os_text(errno: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gid_that_went_and_an_address_that_does_not_resolve_are_temporary() {
+        let is_temporary = |errno| Error::Os { call: Call::Map(1), errno }.is_temporary();
+        for errno in [libc::ENODATA, libc::ENODEV, libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::EIO, libc::ENOLINK] {
+            assert!(is_temporary(errno), "{errno}");
+        }
+        assert!(!is_temporary(libc::EINVAL) && !is_temporary(libc::ENOMEM));
+    }
 
     #[test]
     fn an_error_names_its_cause_and_what_is_allowed() {

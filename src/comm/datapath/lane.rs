@@ -10,7 +10,7 @@ use crate::counters::Record;
 use crate::counters::layout::Word;
 #[cfg(doc)]
 use crate::error::Error;
-use crate::error::{Internal, Missing, Network, Quick, Result, Violation};
+use crate::error::{Internal, Missing, Quick, Result, Violation};
 use crate::flow::pace::Moment;
 use crate::verbs::{Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Write};
 use crate::wire::cts::ENTRY_BYTES;
@@ -267,8 +267,7 @@ impl Lane {
         if route.mtu_bytes > most {
             return Err(Violation::PathMtu { rail: self.rail.name(), mtu_bytes: route.mtu_bytes, most }.into());
         }
-        let gid_index =
-            route.snapshot.gid_index(&route.gid).ok_or_else(|| Network::AddressGone { rail: self.rail.name() })?;
+        let gid_index = self.rail.gid_index(route.snapshot, &route.gid)?;
         let Priority { traffic_class, service_level } = route.priority;
         self.path_quality = self.rail.path_qualities.of(route.peer_gid);
         self.path_mtu_bytes = route.mtu_bytes;

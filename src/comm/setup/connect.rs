@@ -427,7 +427,7 @@ fn open_lane(known: &KnownRail, pair: &PairOffer, region: &Arc<Region>) -> std::
         lane.register_mailbox(region)?;
         Ok(lane)
     };
-    let mut lane = open().map_err(|error| negotiate::not_yet_on(&known.rail, &error))?;
+    let mut lane = open().map_err(|error| negotiate::not_yet(&known.rail, &error))?;
     lane.peer_rail.clone_from(&pair.acceptor_name);
     Ok(lane)
 }

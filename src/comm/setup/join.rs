@@ -167,7 +167,7 @@ impl ConnectResult {
     fn step(self) -> JoinStep {
         match self.outcome {
             Ok(()) => JoinStep::Joined(self.lane, self.trial),
-            Err(error) => JoinStep::LeftOut(negotiate::not_yet(&error)),
+            Err(error) => JoinStep::LeftOut(negotiate::not_yet(&self.lane.rail, &error)),
         }
     }
 }

@@ -411,7 +411,7 @@ impl OfferMade {
                             lane.peer_mailbox_rkey = mailbox_rkey;
                             Probed::Joining(Joining::new(process, Role::Receiver, lane, route))
                         }
-                        Err(error) => Probed::NotYet(negotiate::not_yet_on(rail, &error)),
+                        Err(error) => Probed::NotYet(negotiate::not_yet(rail, &error)),
                     }
                 }
             };
@@ -445,7 +445,7 @@ fn open(
             Ok(Ok(lane))
         }
         Err(error) if error.is_shortage() => Err(error),
-        Err(error) => Ok(Err(negotiate::not_yet_on(&known.rail, &error))),
+        Err(error) => Ok(Err(negotiate::not_yet(&known.rail, &error))),
     }
 }
 
@@ -464,7 +464,7 @@ impl ProbedPair {
         let PathChoice { peer_gid, mtu_bytes } = path_choice(&self.pair);
         let (path, limit) = (PathId { rail: self.rail.id, peer_gid }, process.config.recovery.probe_timeout);
         LaneTest::start(lane, path, mailboxes, mtu_bytes, limit, trial, Instant::now())
-            .map_or_else(|error| Probed::NotYet(negotiate::not_yet_on(&self.rail, &error)), Probed::Testing)
+            .map_or_else(|error| Probed::NotYet(negotiate::not_yet(&self.rail, &error)), Probed::Testing)
     }
 
     fn poll(

@@ -270,14 +270,10 @@ pub fn report_left_out(
 }
 
 /// Describes why a pair of rails does not work yet, after a call has failed with `error`.
-pub fn not_yet(error: &Error) -> NotYet {
-    NotYet { why: error.to_string(), is_temporary: error.is_temporary() }
-}
-
-/// Like [`not_yet`], for a call on a rail's device. If the device is away, the reason is temporary.
-pub fn not_yet_on(rail: &Rail, error: &Error) -> NotYet {
-    let NotYet { why, is_temporary } = not_yet(error);
-    NotYet { why, is_temporary: is_temporary || rail.device.presence() != DevicePresence::Here }
+/// If the rail's device is away, the reason is temporary.
+pub fn not_yet(rail: &Rail, error: &Error) -> NotYet {
+    let is_away = rail.device.presence() != DevicePresence::Here;
+    NotYet { why: error.to_string(), is_temporary: is_away || error.is_temporary() }
 }
 
 /// Returns the reason why a path is left out for now, if it is known to be dead.
@@ -286,8 +282,8 @@ pub fn dead_path_reason(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> O
 }
 
 /// Returns the reason for the connecting side to refuse a pair: the pair needs a route, and this
-/// host's kernel has none back to the peer. `None` if the pair needs no route, if there is a route,
-/// or if either is not known.
+/// host's kernel has none back to the peer. The route may be added later. `None` if the pair needs
+/// no route, if there is a route, or if either is not known.
 pub fn no_route(
     snapshot: &RailSnapshot,
     (own_gid, peer_gid): ([u8; 16], [u8; 16]),
@@ -303,7 +299,7 @@ pub fn no_route(
         "it has no route from {own} to {peer} through {netdev}, although there is one back: add it with ip route add {peer}/{bits} \
          via NEXT_HOST dev {netdev}"
     );
-    Some(NotYet { why, is_temporary: false })
+    Some(NotYet { why, is_temporary: true })
 }
 
 /// Returns true if a rail reaches a peer's address only by a route.
