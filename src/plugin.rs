@@ -193,6 +193,7 @@ impl Plugin {
     fn bring_up(config: Config, nccl_version: Option<String>) -> Result<Self> {
         verbs::watch_for_fork()?;
         wait_for_link(&config.rails, config.setup.connect_timeout)?;
+        wait_for_twins(&config.rails)?;
         let (survey, rails) = retry_removals(|| open_rails(&config.rails))?;
         let properties = DeviceProperties::new(&survey, &rails, config.setup.qps_per_rail);
         let names: Vec<String> = rails.iter().map(|rail| rail.name()).collect();
@@ -316,6 +317,36 @@ fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<()> {
                 limit.as_secs(),
                 down.join(", ")
             );
+        }
+        thread::sleep(LINK_POLL);
+    }
+}
+
+/// Longest wait for the other function of a cable. DHCP and NetworkManager take some seconds.
+const TWIN_WAIT: Duration = Duration::from_secs(10);
+
+/// Waits while a function of a cable is usable and the other one has a carrier, but no address yet:
+/// at boot and after a cable event one of the two is often late. Returns without an error after
+/// [`TWIN_WAIT`]; a warning of the survey then names both. The process waits once.
+fn wait_for_twins(config: &RailConfig) -> Result<()> {
+    static WAITS_SINCE: OnceCell<Instant> = OnceCell::new();
+    loop {
+        let (survey, _) = retry_removals(|| survey_ports(config))?;
+        let late: Vec<String> = survey
+            .refused
+            .iter()
+            .filter(|port| port.is_late)
+            .map(|port| format!("{}:{} ({})", port.device, port.port, port.obstacle))
+            .collect();
+        if late.is_empty() {
+            return Ok(());
+        }
+        let is_first = WAITS_SINCE.get().is_none();
+        if WAITS_SINCE.get_or_init(Instant::now).elapsed() >= TWIN_WAIT {
+            return Ok(());
+        }
+        if is_first {
+            tracing::info!("waiting up to {TWIN_WAIT:?} for the other function of a cable: {}", late.join(", "));
         }
         thread::sleep(LINK_POLL);
     }

@@ -345,6 +345,32 @@ fn a_host_without_a_link_waits_for_one_with_a_warning() {
 }
 
 #[test]
+fn the_late_twin_of_a_usable_rail_is_awaited() {
+    let bed = Bed::new(&[]);
+    let (_, library) = common::test_rails_of("spark-1cable");
+    let (_, sysfs) = library.iter().find(|(name, _)| name == "NCCL_SPARK_SYSFS").unwrap();
+    let interfaces = std::fs::read_dir(std::path::Path::new(sysfs).join("class/net")).unwrap();
+    let carriers: Vec<_> = interfaces.map(|entry| entry.unwrap().path().join("carrier")).collect();
+    let rails = || host(0, &[]).process().rails.len();
+    let late = TWINS[1];
+    bed.set(late, Action::Down);
+    assert_eq!(rails(), 1, "without a carrier nothing is awaited");
+    carriers.iter().for_each(|carrier| std::fs::write(carrier, "1\n").unwrap());
+    let found = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_secs(1));
+            bed.set(late, Action::Up);
+        });
+        rails()
+    });
+    carriers.iter().for_each(|carrier| std::fs::remove_file(carrier).unwrap());
+    assert_eq!(found, 2);
+    let waits = bed.lines(Level::INFO);
+    let waits: Vec<_> = waits.iter().filter(|line| line.contains("waiting up to 10s for")).collect();
+    assert!(matches!(&waits[..], [line] if line.contains(late)), "{waits:?}");
+}
+
+#[test]
 fn the_accepting_side_uses_the_priority_of_the_connecting_side() {
     let bed = Bed::new(&[("NCCL_IB_SL", "3")]);
     let mut pair = Pair::new(&bed);

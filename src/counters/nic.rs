@@ -68,6 +68,17 @@ pub fn is_known(name: &str) -> bool {
     is_error(name) || DIRECTION_COUNTERS.iter().flat_map(|direction| direction.packets).any(|known| known == name)
 }
 
+/// The reason why a port has no counters.
+pub const NONE: &str =
+    "sysfs has them only in the host's network namespace (docker run --network host, hostNetwork: true)";
+
+/// Returns true if sysfs shows the port, but no counter. The kernel makes counters only in the
+/// first network namespace (`is_full_dev` in drivers/infiniband/core/sysfs.c).
+pub fn has_none(sysfs: &Path, device: &str, port: u8) -> bool {
+    let port = sysfs.join("class/infiniband").join(device).join("ports").join(port.to_string());
+    port.exists() && !port.join("counters").exists() && !port.join("hw_counters").exists()
+}
+
 /// Reads those counters of a port whose names `wanted` accepts. `sysfs` is the mount point of
 /// sysfs.
 pub fn read(sysfs: &Path, device: &str, port: u8, wanted: impl Fn(&str) -> bool) -> PortCounters {

@@ -100,9 +100,10 @@ impl Error {
     /// Returns true if the same call may succeed later. This is so if the peer's address does not
     /// resolve or has no route yet (`rdma_resolve_ip` in drivers/infiniband/core/addr.c), if this
     /// end's GID has just gone (`ENODATA` of `rdma_get_gid_attr`, `ENODEV` of
-    /// `rdma_read_gid_attr_ndev_rcu`, both in cache.c), if the device is away, and after every [`Error::Network`]: for example the port's address is not
-    /// the agreed one, or another connection tests the path. NCCL's own transport repeats
-    /// `ibv_modify_qp` by default only after ETIMEDOUT.
+    /// `rdma_read_gid_attr_ndev_rcu`, both in cache.c), if the device is away, and after every
+    /// [`Error::Network`]: for example the port's address is not the agreed one, or another
+    /// connection tests the path. NCCL's own transport repeats `ibv_modify_qp` by default only
+    /// after ETIMEDOUT.
     pub fn is_temporary(&self) -> bool {
         let path = [libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH, libc::ENODATA, libc::ENODEV];
         let is_path = matches!(self, Self::Os { errno, .. } if path.contains(errno));

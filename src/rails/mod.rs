@@ -34,7 +34,7 @@ pub use cuda::{CudaDevice, cuda_devices, gpu_name, gpu_text, host_pointers_reaso
 pub use from_sysfs::ports_from_sysfs;
 pub use model::{Obstacle, PcieLink, PortFacts, Rail, RailAddress, Refused, Survey, Warning, WarningKind};
 pub use pcie::{LinkRate, PciFunction};
-pub use qos::{PortQos, RailQos, qos_info, qos_warning};
+pub use qos::{PortQos, RailQos, default_map, qos_info, qos_warning};
 pub use report::{report, wrapped};
 pub use text::{gbps, list};
 
@@ -81,7 +81,11 @@ pub fn survey(
         let is_twin = |other: &Rail| other.cable == rails[at].cable && other.link != rails[at].link;
         rails[at].twin = rails.iter().position(is_twin);
     }
-    let refused = seen.iter().filter_map(Port::refused).collect();
+    let has_rail = |port: &Port| {
+        let cable = cables.iter().position(|cable| *cable == port.cable());
+        rails.iter().any(|rail| Some(rail.cable) == cable)
+    };
+    let refused = seen.iter().filter_map(|port| port.refused(has_rail(port))).collect();
     let speed_mbps = capacity::capacity(&rails, &links, |rail| rail.speed_mbps).mbps;
     let guid = seen.iter().filter(|port| port.is_rail()).map(Port::adapter_guid).min().unwrap_or(0);
     let arp = Arp::read(proc_sys, &rails);

@@ -21,6 +21,7 @@ pub(super) struct Port<'a> {
     /// Line rate in Mb/s; `None` if neither verbs nor sysfs has it.
     pub(super) speed_mbps: Option<u32>,
     netdev_mtu_bytes: Option<u32>,
+    has_carrier: bool,
     system_image_guid: Option<u64>,
 }
 
@@ -55,6 +56,7 @@ impl<'a> Port<'a> {
                 .filter(|mbps| *mbps > 0)
                 .or_else(|| sysfs::netdev_speed_mbps(sysfs, netdev.as_ref()?)),
             system_image_guid: sysfs::system_image_guid(sysfs, device),
+            has_carrier: netdev.as_ref().is_some_and(|name| sysfs::has_carrier(sysfs, name)),
             netdev,
             facts,
         }
@@ -106,9 +108,11 @@ impl<'a> Port<'a> {
         }
     }
 
-    /// Returns the port with its obstacle, or `None` for a rail.
-    pub(super) fn refused(&self) -> Option<Refused> {
+    /// Returns the port with its obstacle, or `None` for a rail. `has_rail` is true if a rail uses
+    /// the cable.
+    pub(super) fn refused(&self, has_rail: bool) -> Option<Refused> {
         let obstacle = if self.is_admitted { self.obstacle.clone()? } else { Obstacle::Excluded };
+        let can_come = matches!(obstacle, Obstacle::State(_) | Obstacle::NoGid | Obstacle::NoAddress(_));
         Some(Refused {
             device: self.facts.device.clone(),
             port: self.facts.port,
@@ -117,6 +121,7 @@ impl<'a> Port<'a> {
             pci: self.pci.clone(),
             speed_mbps: self.speed_mbps,
             obstacle,
+            is_late: can_come && has_rail && self.has_carrier,
         })
     }
 }

@@ -109,13 +109,19 @@ impl PortQos {
         for app in NlasIterator::new(&attribute(&ieee, IEEE_APP_TABLE).unwrap_or_default()[..]).flatten() {
             // struct dcb_app: selector, priority, protocol.
             let [SELECTOR_DSCP, priority @ 0..8, one, other] = *app.value() else { continue };
-            let map = dscp.get_or_insert([0; 64]);
+            let map = dscp.get_or_insert_with(default_map);
             if let Some(slot) = map.get_mut(usize::from(u16::from_ne_bytes([one, other]))) {
                 *slot = priority;
             }
         }
         Some(Self { dscp, pfc })
     }
+}
+
+/// Returns the priority of each DSCP without an entry: the upper three bits of the DSCP, as in mlx5
+/// (`mlx5e_trust_initialize` and the firmware's default map).
+pub fn default_map() -> [u8; 64] {
+    std::array::from_fn(|dscp| (dscp >> 3) as u8)
 }
 
 fn attribute(attributes: &[u8], kind: u16) -> Option<Vec<u8>> {
@@ -236,6 +242,7 @@ mod tests {
         let port = PortQos::parse(&reply(0b1000, &[(1, 3, 0x8915), (5, 3, 26), (5, 6, 48)])).unwrap();
         let of = |traffic_class| port.priority(roce(traffic_class, 5));
         assert_eq!([of(106), of(104), of(192), of(0)], [3, 3, 6, 0], "the service level does not count");
+        assert_eq!([of(40 << 2), of(63 << 2)], [5, 7], "a DSCP without an entry");
         assert!(!port.is_unprotected(roce(106, 0)) && port.is_unprotected(roce(0, 0)));
         assert_eq!((port.lossless(), port.lossless_dscp(), port.lossless_traffic_class()), (3, 26, 106));
         let port = PortQos::parse(&reply(0b1000, &[(1, 3, 0x8915)])).unwrap();
@@ -254,7 +261,7 @@ mod tests {
     fn a_reply_that_ends_early_or_lies_is_no_panic() {
         let whole = reply(0b1000, &[(5, 9, 26), (5, 3, 64), (5, 3, 65535)]);
         let port = PortQos::parse(&whole).unwrap();
-        assert_eq!(port, PortQos { dscp: Some([0; 64]), pfc: 0b1000 }, "priorities and DSCPs out of range");
+        assert_eq!(port, PortQos { dscp: Some(default_map()), pfc: 0b1000 }, "priorities and DSCPs out of range");
         for end in 0..whole.len() {
             PortQos::parse(&whole[..end]);
         }

@@ -71,6 +71,12 @@ pub(super) fn netdev_mtu(sysfs: &Path, netdev: &str) -> Option<u32> {
     read(&sysfs.join("class/net").join(netdev).join("mtu"))?.parse().ok()
 }
 
+/// Returns true if an interface is up and has a carrier. The kernel gives none for an interface
+/// that is down.
+pub(super) fn has_carrier(sysfs: &Path, netdev: &str) -> bool {
+    read(&sysfs.join("class/net").join(netdev).join("carrier")).is_some_and(|carrier| carrier == "1")
+}
+
 /// Returns the speed of an interface, if known. Virtual interfaces report -1, or nothing.
 pub(super) fn netdev_speed_mbps(sysfs: &Path, netdev: &str) -> Option<u32> {
     read(&sysfs.join("class/net").join(netdev).join("speed"))?.parse().ok().filter(|mbps| *mbps > 0)

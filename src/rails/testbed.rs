@@ -153,6 +153,10 @@ impl TestHost {
         interface.addresses.retain(|each| !matches!(each.address.ip(), IpAddr::V6(_)));
     }
 
+    pub(super) fn set_carrier(&self, interface: &str) {
+        write(&self.path("class/net").join(interface).join("carrier"), "1\n");
+    }
+
     pub(super) fn set_arp(&self, interface: &str, arp_ignore: u32, rp_filter: u32) {
         let folder = self.path("proc/sys/net/ipv4/conf").join(interface);
         write(&folder.join("arp_ignore"), &format!("{arp_ignore}\n"));

@@ -1,5 +1,6 @@
 //! Whole hosts: Sparks with one and two cables, virtual functions in a container, soft-RoCE.
 
+mod late;
 mod machines;
 mod routed;
 mod topologies;

@@ -91,6 +91,11 @@ pub enum RowSource {
 /// Part of CUDA's name for the GPU of a DGX Spark.
 const GB10: &str = "GB10";
 
+/// Returns true if the tuner with the setting `auto` is active on a host with this GPU.
+pub fn is_for(gpu: &str) -> bool {
+    gpu.contains(GB10)
+}
+
 impl Policy {
     /// Decides for `host`. Also returns warnings for the user. With `ring_tcp`, some peers may be
     /// reachable only over TCP; above two nodes the tuner then offers only Ring, which connects
@@ -109,7 +114,7 @@ impl Policy {
         if mode == Mode::Off {
             return inert_by_wish("NCCL_SPARK_TUNER=off".to_owned());
         }
-        let has_rows = mode == Mode::On || host.gpu.contains(GB10);
+        let has_rows = mode == Mode::On || is_for(&host.gpu);
         if !has_rows && !ring_tcp {
             return inert(format!("the GPU is {}, not a {GB10} (NCCL_SPARK_TUNER=on overrides this)", host.gpu));
         }

@@ -27,7 +27,7 @@ pub enum Reader {
     Docker,
     /// Ray: a runtime environment, in JSON.
     Ray,
-    /// systemd: a unit that puts RoCE on a priority with PFC at boot. It has no variables.
+    /// sudo sh: a program that installs a systemd unit for PFC. It has no variables.
     Systemd,
 }
 
@@ -37,8 +37,72 @@ const LATENCY_DEVICE: &str = "/dev/cpu_dma_latency";
 /// Name of the plugin's network. With it in `NCCL_NET`, NCCL fails if the plugin does not start.
 const NETWORK: &str = "Spark";
 
+/// Sets the priorities of one interface, as `/usr/local/sbin/nccl-spark-qos`. `@MAPPINGS@` and
+/// `@PRIORITY@` stand for the values.
+const QOS_SCRIPT: &str = include_str!("env/qos.sh");
+/// The unit `nccl-spark-qos@.service`, with one instance for each interface. The device starts its
+/// instance whenever the interface appears. The listed services start jobs.
+const QOS_UNIT: &str = "\
+[Unit]
+Description=PFC for RoCE on %I
+BindsTo=sys-subsystem-net-devices-%i.device
+After=sys-subsystem-net-devices-%i.device
+Before=docker.service containerd.service kubelet.service slurmd.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+TimeoutStartSec=60
+ExecStart=/usr/local/sbin/nccl-spark-qos %I
+
+[Install]
+WantedBy=sys-subsystem-net-devices-%i.device
+";
+/// Installs [`QOS_SCRIPT`] and [`QOS_UNIT`]. `sh` runs nothing of a text that ends early, because
+/// all commands are in functions. A restart also runs a script that has changed.
+const QOS_INSTALLER: &str = r#"# Puts RoCE of this host on priority @PRIORITY@ with PFC, now and at each boot. To run:
+#   nccl-spark env --for systemd | sudo sh
+# Never run it during a job: a change of PFC takes the link down for seconds.
+# The job needs NCCL_IB_TC=@TRAFFIC_CLASS@ on every host, and the switch PFC on the same priority.
+# With DESTDIR, the program only writes the files, below that folder.
+set -eu
+umask 022
+root="${DESTDIR:-}"
+units="$root/etc/systemd/system"
+
+main() {
+  write 755 "$root/usr/local/sbin/nccl-spark-qos" <<'END_OF_SCRIPT'
+@SCRIPT@END_OF_SCRIPT
+  write 644 "$units/nccl-spark-qos@.service" <<'END_OF_UNIT'
+@UNIT@END_OF_UNIT
+  remove_old_unit
+  [ -z "$root" ] || return 0
+  systemctl daemon-reload
+  # shellcheck disable=SC2046 # one word for each instance
+  set -- $(systemd-escape --template=nccl-spark-qos@.service -- @INTERFACES@)
+  systemctl enable "$@"
+  systemctl restart "$@"
+}
+
+# write MODE FILE: writes standard input to the file.
+write() {
+  mkdir -p "$(dirname "$2")"
+  cat >"$2.new"
+  chmod "$1" "$2.new"
+  mv "$2.new" "$2"
+}
+
+# Earlier versions had one unit for all interfaces. It set PFC without need.
+remove_old_unit() {
+  [ -e "$units/nccl-spark-qos.service" ] || return 0
+  [ -n "$root" ] || systemctl disable --now nccl-spark-qos.service
+  rm "$units/nccl-spark-qos.service"
+}
+
+main"#;
+
 impl Options {
-    /// Prints the variables or the unit.
+    /// Prints the variables or the program.
     ///
     /// # Errors
     /// The plugin is not found, its path does not suit the reader, or `out` cannot be written.
@@ -51,10 +115,7 @@ impl Options {
 
 fn text(reader: Reader, plugin: &str, has_latency_device: bool) -> Result<String> {
     Ok(match reader {
-        Reader::Shell => {
-            let quoted = plugin.replace('\'', r"'\''");
-            format!("export NCCL_NET_PLUGIN='{quoted}'\nexport NCCL_NET={NETWORK}")
-        }
+        Reader::Shell => format!("export NCCL_NET_PLUGIN={}\nexport NCCL_NET={NETWORK}", quoted(plugin)),
         Reader::Docker => {
             // In `docker run $(nccl-spark env --for docker) IMAGE`, the shell splits at white
             // space, and docker splits the mount at colons.
@@ -68,7 +129,7 @@ fn text(reader: Reader, plugin: &str, has_latency_device: bool) -> Result<String
                  -e NCCL_NET_PLUGIN={plugin} -e NCCL_NET={NETWORK}"
             )
         }
-        Reader::Systemd => unit(&nccl_net_spark::plugin::survey()?.qos().0)?,
+        Reader::Systemd => qos_installer(&nccl_net_spark::plugin::survey()?.qos().0)?,
         Reader::Ray => {
             let variables = serde_json::json!({"env_vars": {"NCCL_NET": NETWORK, "NCCL_NET_PLUGIN": plugin}});
             variables.to_string()
@@ -76,34 +137,43 @@ fn text(reader: Reader, plugin: &str, has_latency_device: bool) -> Result<String
     })
 }
 
-/// Returns a systemd unit that puts RoCE of all rails on the lossless priority of the first rail,
+/// Quotes a word for a POSIX shell.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// Returns a shell program that puts RoCE of all rails on the lossless priority of the first rail,
 /// or on the usual priority if the first rail has no lossless priority.
-fn unit(rails: &[RailQos]) -> Result<String> {
+fn qos_installer(rails: &[RailQos]) -> Result<String> {
     /// DSCP and priority of congestion notifications, by convention.
-    const NOTIFICATIONS: &str = "48:6";
+    const NOTIFICATIONS: (u8, u8) = (48, 6);
     let first = &rails.first().context("no rail of this host has an interface with priorities (DCB)")?.port;
     let (dscp, priority) = (first.lossless_dscp(), first.lossless());
-    let mut text = format!(
-        "# RoCE in priority {priority}, with PFC. The job needs NCCL_IB_TC={} on every host, and the switch the same priority.\n\
-         [Unit]\nDescription=PFC for RoCE\nWants=network-online.target\nAfter=network-online.target\n\n\
-         [Service]\nType=oneshot\nRemainAfterExit=yes\n",
-        first.lossless_traffic_class()
-    );
-    for RailQos { netdev, .. } in rails {
-        text += &format!(
-            "ExecStart=dcb app replace dev {netdev} dscp-prio {dscp}:{priority} {NOTIFICATIONS}\n\
-             ExecStart=dcb pfc set dev {netdev} prio-pfc all:off {priority}:on\n\
-             ExecStart=-ethtool -A {netdev} rx off tx off\n"
-        );
+    let mut mappings = format!("{dscp}:{priority}");
+    if dscp != NOTIFICATIONS.0 {
+        mappings += &format!(" {}:{}", NOTIFICATIONS.0, NOTIFICATIONS.1);
     }
-    Ok(text + "\n[Install]\nWantedBy=multi-user.target")
+    let interfaces: Vec<String> = rails.iter().map(|rail| quoted(&rail.netdev)).collect();
+    Ok(QOS_INSTALLER
+        .replace("@SCRIPT@", QOS_SCRIPT)
+        .replace("@UNIT@", QOS_UNIT)
+        .replace("@MAPPINGS@", &mappings)
+        .replace("@PRIORITY@", &priority.to_string())
+        .replace("@TRAFFIC_CLASS@", &first.lossless_traffic_class().to_string())
+        .replace("@INTERFACES@", &interfaces.join(" ")))
 }
+
+#[cfg(test)]
+#[path = "../../../tests/common/skip.rs"]
+mod skip;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use nccl_net_spark::rails::PortQos;
-    use std::process::Command;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::process::{Command, Stdio};
 
     #[test]
     fn a_quoted_path_survives_the_shell() {
@@ -131,27 +201,200 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_unit_has_the_commands_of_each_rail_and_keeps_the_owners_priority() {
-        let rail = |netdev: &str, pfc| RailQos {
+    fn installer(netdevs: &[&str], port: &PortQos) -> Result<String> {
+        let rail = |netdev: &&str| RailQos {
             device: "x".to_owned(),
-            netdev: netdev.to_owned(),
-            port: PortQos { dscp: None, pfc },
+            netdev: (*netdev).to_owned(),
+            port: port.clone(),
         };
-        let unit = |pfc| super::unit(&[rail("eth0", pfc), rail("eth1", pfc)]).unwrap();
-        let text = unit(0);
-        for netdev in ["eth0", "eth1"] {
-            let commands = format!(
-                "ExecStart=dcb app replace dev {netdev} dscp-prio 26:3 48:6\nExecStart=dcb pfc set dev {netdev} prio-pfc all:off 3:on\n"
-            );
-            assert!(text.contains(&commands), "{text}");
+        qos_installer(&netdevs.iter().map(rail).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn the_installer_has_all_rails_and_keeps_the_owners_priority() {
+        let text = |port: &PortQos| installer(&["eth0", "it's-1"], port).unwrap();
+        let fresh = text(&PortQos { dscp: None, pfc: 0 });
+        for part in ["NCCL_IB_TC=106 ", "mappings='26:3 48:6'", "priority='3'", r"-- 'eth0' 'it'\''s-1')"] {
+            assert!(fresh.contains(part), "{part}: {fresh}");
         }
-        assert!(
-            text.contains("NCCL_IB_TC=106 ") && text.ends_with("\n[Install]\nWantedBy=multi-user.target"),
-            "{text}"
-        );
-        assert!(unit(1 << 5).contains("prio-pfc all:off 5:on\n"));
-        assert!(super::unit(&[]).unwrap_err().to_string().contains("DCB"));
+        let leftover = ["@SCRIPT@", "@UNIT@", "@MAPPINGS@", "@PRIORITY@", "@TRAFFIC_CLASS@", "@INTERFACES@"];
+        assert!(leftover.iter().all(|name| !fresh.contains(name)), "{fresh}");
+        let own = text(&PortQos { dscp: None, pfc: 1 << 5 });
+        assert!(own.contains("mappings='26:5 48:6'") && own.contains("priority='5'"), "{own}");
+        // RoCE on the DSCP of notifications.
+        let map = std::array::from_fn(|dscp| if dscp == 48 { 3 } else { 0 });
+        let shared = text(&PortQos { dscp: Some(map), pfc: 1 << 3 });
+        assert!(shared.contains("mappings='48:3'"), "{shared}");
+        assert!(installer(&[], &PortQos { dscp: None, pfc: 0 }).unwrap_err().to_string().contains("DCB"));
+    }
+
+    const SCRIPT_PATH: &str = "usr/local/sbin/nccl-spark-qos";
+    const UNIT_FOLDER: &str = "etc/systemd/system";
+
+    /// Runs the printed program with `DESTDIR`, as `| sudo sh` does.
+    fn install_below(root: &Path) {
+        let text = installer(&["eth0"], &PortQos { dscp: None, pfc: 0 }).unwrap();
+        let mut shell = Command::new("sh").env("DESTDIR", root).stdin(Stdio::piped()).spawn().unwrap();
+        shell.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert!(shell.wait().unwrap().success());
+    }
+
+    #[test]
+    fn the_installer_writes_the_files_and_removes_the_old_unit() {
+        let root = tempfile::tempdir().unwrap();
+        let units = root.path().join(UNIT_FOLDER);
+        fs::create_dir_all(&units).unwrap();
+        fs::write(units.join("nccl-spark-qos.service"), "").unwrap();
+        install_below(root.path());
+        install_below(root.path());
+        for (path, mode) in [(root.path().join(SCRIPT_PATH), 0o755), (units.join("nccl-spark-qos@.service"), 0o644)] {
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, mode, "{}", path.display());
+        }
+        assert_eq!(fs::read_to_string(units.join("nccl-spark-qos@.service")).unwrap(), QOS_UNIT);
+        assert_eq!(fs::read_dir(&units).unwrap().count(), 1, "the old unit or a temporary file is left");
+    }
+
+    #[test]
+    fn systemd_accepts_the_unit() {
+        if Command::new("systemd-analyze").arg("--version").output().is_err() {
+            return skip::missing("there is no systemd-analyze (Debian's systemd)");
+        }
+        let root = tempfile::tempdir().unwrap();
+        install_below(root.path());
+        // systemd-analyze checks that the program exists.
+        let template = root.path().join(UNIT_FOLDER).join("nccl-spark-qos@.service");
+        let text = QOS_UNIT.replace("/usr/local", &format!("{}/usr/local", root.path().display()));
+        fs::write(&template, text).unwrap();
+        for instance in ["enp1s0f0np0", r"my\x2dif"] {
+            let unit = template.with_file_name(format!("nccl-spark-qos@{instance}.service"));
+            let output = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(unit).output().unwrap();
+            let messages = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && !messages.contains("nccl-spark"), "{messages}");
+        }
+    }
+
+    /// Stands for dcb, ethtool and sleep, by its name. Keeps the state of interface eth0 in files,
+    /// and logs other commands than queries. A change of PFC takes the carrier away. The carrier is
+    /// back after three calls of sleep, if there is a cable.
+    const STUB: &str = r#"#!/bin/sh
+cd "$STATE"
+command="${0##*/} $*"
+case $command in
+  'dcb pfc show dev eth0'*) cat pfc; exit ;;
+  'dcb -N app show dev eth0 dscp-prio') cat dscp; exit ;;
+  'ethtool -a eth0') cat pause; exit ;;
+esac
+echo "$command" >>log
+case $command in
+  'dcb pfc set dev eth0 prio-pfc all:off 3:on')
+    echo 'prio-pfc 0:off 1:off 2:off 3:on 4:off 5:off 6:off 7:off ' >pfc
+    echo 0 >class/net/eth0/carrier ;;
+  'dcb app replace dev eth0 dscp-prio '*)
+    read -r known <dscp || known=dscp-prio
+    echo "$known $6 " >dscp ;;
+  'ethtool -A eth0 rx off tx off') printf 'Autonegotiate:\toff\nRX:\t\toff\nTX:\t\toff\n' >pause ;;
+  'sleep 1') if [ -e cable ] && [ "$(grep -c sleep log)" = 3 ]; then echo 1 >class/net/eth0/carrier; fi ;;
+  *) echo 'Attribute read: Operation not supported' >&2; exit 1 ;;
+esac
+"#;
+
+    /// A host with the installed script, and with stubs for the programs that the script runs.
+    struct Host(tempfile::TempDir);
+
+    impl Host {
+        /// Makes a host with a cable, without PFC and with global pause.
+        fn new() -> Self {
+            let host = Self(tempfile::tempdir().unwrap());
+            install_below(host.0.path());
+            fs::create_dir_all(host.path("state/class/net/eth0")).unwrap();
+            fs::create_dir(host.path("bin")).unwrap();
+            for name in ["dcb", "ethtool", "sleep"] {
+                fs::write(host.path("bin").join(name), STUB).unwrap();
+                fs::set_permissions(host.path("bin").join(name), Permissions::from_mode(0o755)).unwrap();
+            }
+            for name in ["cat", "grep"] {
+                let found = Command::new("sh").args(["-c", &format!("command -v {name}")]).output().unwrap().stdout;
+                symlink(String::from_utf8(found).unwrap().trim(), host.path("bin").join(name)).unwrap();
+            }
+            host.set("pfc", "prio-pfc 0:off 1:off 2:off 3:off 4:off 5:off 6:off 7:off \n");
+            host.set("dscp", "");
+            host.set("pause", "Autonegotiate:\toff\nRX:\t\ton\nTX:\t\toff\n");
+            host.set("cable", "");
+            host.set("class/net/eth0/carrier", "1\n");
+            host
+        }
+
+        fn path(&self, below: &str) -> PathBuf {
+            self.0.path().join(below)
+        }
+
+        fn set(&self, name: &str, text: &str) {
+            fs::write(self.path("state").join(name), text).unwrap();
+        }
+
+        /// Runs the script. Returns the logged commands, the exit status and standard error.
+        fn run(&self, interface: &str) -> (Vec<String>, Option<i32>, String) {
+            self.set("log", "");
+            let mut script = Command::new(self.path(SCRIPT_PATH));
+            script.arg(interface).env("PATH", self.path("bin"));
+            let output = script.env("STATE", self.path("state")).env("SYSFS", self.path("state")).output().unwrap();
+            let log = fs::read_to_string(self.path("state/log")).unwrap();
+            let errors = String::from_utf8(output.stderr).unwrap();
+            (log.lines().map(str::to_owned).collect(), output.status.code(), errors)
+        }
+    }
+
+    const SET_DSCP: [&str; 2] =
+        ["dcb app replace dev eth0 dscp-prio 26:3", "dcb app replace dev eth0 dscp-prio 48:6"];
+    const SET_PFC: &str = "dcb pfc set dev eth0 prio-pfc all:off 3:on";
+    const SET_PAUSE: &str = "ethtool -A eth0 rx off tx off";
+    const PFC_ON_4: &str = "prio-pfc 0:off 1:off 2:off 3:on 4:on 5:off 6:off 7:off \n";
+
+    #[test]
+    fn the_script_sets_only_what_differs() {
+        let host = Host::new();
+        let run = || {
+            let (log, status, errors) = host.run("eth0");
+            assert_eq!((status, errors.as_str()), (Some(0), ""));
+            log
+        };
+        let all = [SET_DSCP[0], SET_DSCP[1], SET_PFC, SET_PAUSE, "sleep 1", "sleep 1", "sleep 1"];
+        assert_eq!(run(), all);
+        assert_eq!(run(), [""; 0]);
+        host.set("pause", "Autonegotiate:\toff\nRX:\t\toff\nTX:\t\ton\n");
+        assert_eq!(run(), [SET_PAUSE]);
+        host.set("dscp", "dscp-prio 26:0 48:6 \n");
+        assert_eq!(run(), [SET_DSCP[0]]);
+        host.set("pfc", PFC_ON_4);
+        assert_eq!(run()[0], SET_PFC);
+    }
+
+    #[test]
+    fn the_script_warns_of_a_link_that_does_not_return_and_does_not_wait_without_a_cable() {
+        let host = Host::new();
+        fs::remove_file(host.path("state/cable")).unwrap();
+        let (log, status, errors) = host.run("eth0");
+        let sleeps = log.iter().filter(|line| *line == "sleep 1").count();
+        assert_eq!((sleeps, status), (15, Some(0)), "{errors}");
+        assert!(errors.starts_with("eth0: no carrier 15 s after"), "{errors}");
+        host.set("pfc", PFC_ON_4);
+        assert_eq!(host.run("eth0"), (vec![SET_PFC.to_owned()], Some(0), String::new()));
+    }
+
+    #[test]
+    fn the_script_names_what_is_missing() {
+        let host = Host::new();
+        let (_, status, errors) = host.run("vf0");
+        assert_eq!((status, errors.lines().count()), (Some(1), 1), "{errors}");
+        assert!(errors.starts_with("vf0: PFC not set: ") && errors.contains("virtual function"), "{errors}");
+        fs::remove_file(host.path("bin/ethtool")).unwrap();
+        let (log, status, errors) = host.run("eth0");
+        assert!(status == Some(0) && log.contains(&SET_PFC.to_owned()), "{errors}");
+        assert!(errors.contains("package ethtool"), "{errors}");
+        fs::remove_file(host.path("bin/dcb")).unwrap();
+        let (_, status, errors) = host.run("eth0");
+        assert_eq!((status, errors.lines().count()), (Some(1), 1), "{errors}");
+        assert!(errors.contains("package iproute2"), "{errors}");
     }
 
     #[test]

@@ -42,6 +42,8 @@ struct State {
     due: Option<Instant>,
     is_reading: bool,
     has_warned: bool,
+    /// True once a line has named the ports without counters.
+    has_named_uncounted: bool,
     /// One channel for each running call of [`Losses::end`]. The channel wakes the call after a
     /// reading that began after the call.
     waiting: Vec<SyncSender<()>>,
@@ -117,6 +119,10 @@ impl Losses {
             let read = |port: &Port| nic::read(&self.sysfs, &port.device, port.port, nic::is_known);
             let now: Vec<PortCounters> = self.ports.iter().map(read).collect();
             let mut state = lock(&self.state);
+            // Silence must not be taken for health.
+            if let Some(names) = self.first_uncounted(&mut state) {
+                tracing::info!("packet losses of {names} are not seen: {}", nic::NONE);
+            }
             self.take(&mut state, now);
             // Fails if the waiting call has timed out.
             waiting.iter().for_each(|done| _ = done.try_send(()));
@@ -125,6 +131,16 @@ impl Losses {
                 return;
             }
         }
+    }
+
+    /// Returns the names of the ports without counters, in the first call if there are any.
+    fn first_uncounted(&self, state: &mut State) -> Option<String> {
+        if std::mem::replace(&mut state.has_named_uncounted, true) {
+            return None;
+        }
+        let uncounted = self.ports.iter().filter(|port| nic::has_none(&self.sysfs, &port.device, port.port));
+        let names: Vec<String> = uncounted.map(|port| format!("{}:{}", port.device, port.port)).collect();
+        (!names.is_empty()).then(|| names.join(", "))
     }
 
     fn take(&self, state: &mut State, now: Vec<PortCounters>) {
@@ -167,6 +183,16 @@ mod tests {
         for (name, value) in ["packet_seq_err", "port_xmit_packets"].iter().zip(values) {
             std::fs::write(folder.join(name), value.to_string()).unwrap();
         }
+    }
+
+    #[test]
+    fn ports_without_counters_are_named_once() {
+        let sysfs = tempfile::tempdir().unwrap();
+        put(sysfs.path(), "d0", [0, 0]);
+        std::fs::create_dir_all(sysfs.path().join("class/infiniband/d1/ports/1")).unwrap();
+        let losses = losses(sysfs.path());
+        assert_eq!(losses.first_uncounted(&mut lock(&losses.state)).unwrap(), "d1:1");
+        assert_eq!(losses.first_uncounted(&mut lock(&losses.state)), None);
     }
 
     fn losses(sysfs: &Path) -> Arc<Losses> {

@@ -62,6 +62,9 @@ pub fn remarks(snapshot: &Snapshot) -> Vec<String> {
     remarks.extend(hidden(snapshot.hidden, nix::unistd::geteuid().is_root()));
     remarks
         .extend(snapshot.passed_over.iter().map(|SkippedProcess { pid, reason }| format!("process {pid}: {reason}")));
+    if !snapshot.uncounted.is_empty() {
+        remarks.push(format!("no counters of {}: {}", snapshot.uncounted.join(", "), nic::NONE));
+    }
     for job in &snapshot.jobs {
         let (pid, lanes) = (job.seen.pid, job.seen.counters.not_counted);
         if lanes > 0 {

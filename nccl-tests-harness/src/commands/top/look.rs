@@ -63,6 +63,8 @@ pub struct Reading {
     /// Processes that cannot be shown, with the reasons: for example a counters file of another
     /// layout, or a requested process that does not exist.
     pub passed_over: Vec<SkippedProcess>,
+    /// Rails whose ports have no counters in this network namespace.
+    pub uncounted: Vec<String>,
     /// Counters of ports, by rail name.
     pub ports: BTreeMap<String, PortCounters>,
     /// Time of reading the ports, in ns since the first reading.
@@ -121,14 +123,15 @@ impl Reader {
             .jobs
             .sort_by_key(|job| (job.pid, process::own_number(job.pid) != Some(job.counters.process_id), job.file));
         reading.jobs.dedup_by_key(|job| job.pid);
-        reading.ports = self.ports(&reading.jobs);
+        (reading.ports, reading.uncounted) = self.ports(&reading.jobs);
         reading.ports_at_ns = self.now_ns();
         Ok(reading)
     }
 
-    /// Reads the counters of the ports that the jobs use. The processes choose the names of the
-    /// rails, so only names that exist in sysfs are read.
-    fn ports(&self, jobs: &[Job]) -> BTreeMap<String, PortCounters> {
+    /// Reads the counters of the ports that the jobs use. Also returns the rails whose ports have
+    /// no counters. The processes choose the names of the rails, so only names that exist in sysfs
+    /// are read.
+    fn ports(&self, jobs: &[Job]) -> (BTreeMap<String, PortCounters>, Vec<String>) {
         let rails: BTreeSet<&str> =
             jobs.iter().flat_map(|job| &job.counters.records).map(|record| record.rail.as_str()).collect();
         let names = |folder: PathBuf| {
@@ -143,8 +146,16 @@ impl Reader {
         });
         let named = ports.map(|(device, port)| (format!("{device}:{port}"), device, port));
         let of_jobs = named.filter(|(rail, ..)| rails.contains(rail.as_str()));
-        let read = of_jobs.map(|(rail, device, port)| (rail, nic::read(&self.sysfs, &device, port, nic::is_known)));
-        read.filter(|(_, counters)| !counters.is_empty()).collect()
+        let (mut read, mut uncounted) = (BTreeMap::new(), Vec::new());
+        for (rail, device, port) in of_jobs {
+            let counters = nic::read(&self.sysfs, &device, port, nic::is_known);
+            if !counters.is_empty() {
+                read.insert(rail, counters);
+            } else if nic::has_none(&self.sysfs, &device, port) {
+                uncounted.push(rail);
+            }
+        }
+        (read, uncounted)
     }
 
     fn now_ns(&self) -> u64 {

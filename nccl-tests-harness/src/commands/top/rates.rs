@@ -91,6 +91,7 @@ pub struct Snapshot {
     pub jobs: Vec<Job>,
     pub hidden: usize,
     pub passed_over: Vec<SkippedProcess>,
+    pub uncounted: Vec<String>,
     pub ports: Vec<Port>,
 }
 
@@ -123,8 +124,8 @@ impl Rates {
             Port { rail: rail.clone(), counters: counters.clone(), per_s }
         };
         let ports = reading.ports.iter().map(port).collect();
-        let mut snapshot =
-            Snapshot { hidden: reading.hidden, passed_over: reading.passed_over, jobs: Vec::new(), ports };
+        let Reading { hidden, passed_over, uncounted, .. } = reading;
+        let mut snapshot = Snapshot { hidden, passed_over, uncounted, jobs: Vec::new(), ports };
         (self.ports, self.ports_at_ns) = (reading.ports, reading.ports_at_ns);
         for job in reading.jobs {
             let before = self.jobs.remove(&(job.pid, job.file));

@@ -260,6 +260,7 @@ mod tests {
             pci: None,
             speed_mbps: None,
             obstacle,
+            is_late: false,
         };
         let cure = |obstacle: Obstacle| cure_of(&obstacle, &[&port(obstacle.clone())]).unwrap_or_default();
         assert_eq!(cure(Obstacle::Excluded), "unset NCCL_IB_HCA");

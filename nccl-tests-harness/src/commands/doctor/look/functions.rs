@@ -97,7 +97,7 @@ fn unread(functions: &[Function]) -> Vec<NotSeen> {
         ("PCIe error counters", "the kernel has no aer_dev_* files for it", &|one| {
             one.pci.is_some() && one.aer.is_none()
         }),
-        ("port counters", "sysfs has none", &|one| one.is_rail && one.counters.is_empty()),
+        ("port counters", nic::NONE, &|one| one.is_rail && one.counters.is_empty()),
     ];
     let of = |(what, why, is_unread): (&str, &str, Test)| {
         let names: Vec<&str> = functions.iter().filter(is_unread).map(|one| one.device.as_str()).collect();

@@ -63,7 +63,7 @@ fn of_mlnx_qos(text: &str) -> Option<PortQos> {
     let trust = lines().find_map(|line| line.strip_prefix("Priority trust state: "))?;
     let enabled = lines().find_map(|line| line.strip_prefix("enabled"))?;
     let pfc = enabled.split_whitespace().enumerate().filter(|(_, one)| *one == "1").map(|(at, _)| 1 << at).sum();
-    let mut map = [0; 64];
+    let mut map = nccl_net_spark::rails::default_map();
     for (priority, dscps) in lines().filter_map(|line| line.strip_prefix("prio:")?.split_once(" dscp:")) {
         for dscp in dscps.split(',').filter_map(|dscp| dscp.parse::<usize>().ok()) {
             *map.get_mut(dscp)? = priority.parse().ok()?;

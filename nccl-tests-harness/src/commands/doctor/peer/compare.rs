@@ -4,11 +4,13 @@ use super::sheet::{NcclSheet, Sheet};
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::rail::{Pair, PairedBy, RailSheet};
+use nccl_net_spark::tuner;
 use std::collections::BTreeSet;
 
 pub fn compare(here: &Sheet, there: &Sheet, pairs: &[Pair]) -> Vec<Finding> {
     let mut found = Vec::new();
     versions(here, there, &mut found);
+    gpus(here, there, &mut found);
     settings(here, there, &mut found);
     rails(here, there, pairs, &mut found);
     found
@@ -53,6 +55,21 @@ fn no_plugin(host: &str) -> Finding {
 /// Settings of the tuner. When two ranks connect, their plugins also compare hashes of the rows and
 /// restrictions by which their tuners decide, and refuse to connect if the hashes differ.
 const TUNER: [&str; 3] = ["NCCL_SPARK_TUNER", "NCCL_SPARK_TUNER_TABLE", "NCCL_SPARK_LL128"];
+
+/// Compares the GPUs. With the setting `auto`, the tuner is active only on a GB10.
+fn gpus(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
+    let is_auto = |sheet: &Sheet| sheet.settings.get("NCCL_SPARK_TUNER").is_none_or(|mode| mode == "auto");
+    let (Some(one), Some(other)) = (&here.gpu, &there.gpu) else { return };
+    if !is_auto(here) || !is_auto(there) || tuner::is_for(one) == tuner::is_for(other) {
+        return;
+    }
+    let text = format!(
+        "the GPU is {one} on {} and {other} on {}: the tuner is active on a GB10 alone, and the plugin refuses to connect ranks \
+         whose tuners decide differently",
+        here.host, there.host
+    );
+    found.push(Id::PeerTuner.finding(text).cured_by("export NCCL_SPARK_TUNER=off    # on both"));
+}
 
 fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
     let names: BTreeSet<&String> = here.settings.keys().chain(there.settings.keys()).collect();

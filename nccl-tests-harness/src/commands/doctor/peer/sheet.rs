@@ -26,6 +26,9 @@ pub struct Sheet {
     pub nccl: Option<NcclSheet>,
     /// The variables and settings of `TO_AGREE` that are set, with their values.
     pub settings: BTreeMap<String, String>,
+    /// Name of the host's GPU. `None` if CUDA does not name one.
+    #[serde(default)]
+    pub gpu: Option<String>,
     pub rails: Vec<RailSheet>,
     /// Priorities of the rails, by interface.
     #[serde(default)]
@@ -111,6 +114,7 @@ impl Sheet {
                 })
             }),
             settings: all.collect(),
+            gpu: nccl_net_spark::rails::gpu_name().ok(),
             rails: RailSheet::all(&listed.rails, &listed.pcie_links),
             qos: qos_sheets(&examined.facts.qos),
             interfaces: interfaces.filter_map(|one| Some((one.name.clone(), hardware(&one.name)?))).collect(),

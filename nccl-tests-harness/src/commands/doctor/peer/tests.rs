@@ -40,6 +40,7 @@ fn spark(number: u8, subnets: [u8; 4]) -> Sheet {
             build_id: "b1".to_owned(),
         }),
         settings: BTreeMap::from([("NCCL_SPARK_TUNER".to_owned(), "auto".to_owned())]),
+        gpu: Some("NVIDIA GB10".to_owned()),
         rails: (0..4).map(rail).collect(),
         qos: (0..4).map(|at| (format!("eth{at}"), qos(3))).collect(),
         interfaces: (0..4).map(|at| (format!("eth{at}"), format!("4c:bb:47:00:0{number}:0{at}"))).collect(),
@@ -84,7 +85,7 @@ fn set(host: &mut Sheet, name: &str, value: &str) {
     host.settings.insert(name.to_owned(), value.to_owned());
 }
 
-const DIFFERENCES: [Difference; 13] = [
+const DIFFERENCES: [Difference; 14] = [
     ("another version of nccl-spark", |host| host.program = "2.0".to_owned(), Severity::Fragile, "peer-version", "1.0"),
     (
         "another build of the plugin",
@@ -114,6 +115,13 @@ const DIFFERENCES: [Difference; 13] = [
         Severity::Broken,
         "peer-tuner",
         "NCCL_SPARK_TUNER_TABLE",
+    ),
+    (
+        "another GPU",
+        |host| host.gpu = Some("NVIDIA RTX PRO 6000".to_owned()),
+        Severity::Broken,
+        "peer-tuner",
+        "RTX PRO 6000",
     ),
     ("another NCCL_ALGO", |host| set(host, "NCCL_ALGO", "Ring"), Severity::Fragile, "peer-settings", "NCCL_ALGO"),
     (
