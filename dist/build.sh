@@ -232,6 +232,7 @@ nccl-net-spark ($deb_version-1) unstable; urgency=medium
 
  -- $(sed -n 's/^Maintainer: //p' dist/deb/control)  $(date --utc --rfc-email --date="@$SOURCE_DATE_EPOCH")
 END
+  install -D -m 644 -t "$root/usr/lib/udev/rules.d" nccl-tests-harness/src/commands/install/60-nccl-spark.rules
   cp dist/deb/triggers "$root/DEBIAN/"
   cp dist/deb/lintian-overrides "$root/usr/share/lintian/overrides/nccl-net-spark"
   local size

@@ -21,7 +21,7 @@ mod value;
 
 use crate::error::{Error, Result, SettingFault};
 use crate::tuner::table::Table;
-use crate::tuner::{Mode, TunerConfig};
+use crate::tuner::{self, Mode, TunerConfig};
 use file::SettingsFile;
 pub use names::NameFilter;
 pub use qp::QpConfig;
@@ -65,9 +65,37 @@ pub struct Config {
     /// `NCCL_SPARK_COUNTERS`.
     pub counters: bool,
     /// `NCCL_SPARK_CPU_LATENCY_US`.
-    pub cpu_latency_us: Option<u32>,
+    pub cpu_latency: LatencyLimit,
     /// Settings of the tuner.
     pub tuner: TunerConfig,
+}
+
+/// Value of `NCCL_SPARK_CPU_LATENCY_US`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LatencyLimit {
+    /// The plugin asks for a latency on a GB10.
+    #[default]
+    Auto,
+    /// The plugin asks for none.
+    Off,
+    /// The plugin asks for at most this number of microseconds.
+    Us(u32),
+}
+
+/// Latency to ask for on a GB10. Its idle states take 42, 231 and 433 us to leave. The first
+/// collective after a pause took 470 to 750 us without a request, 350 to 400 us with 50, and 3.4 to
+/// 15 us with 20 (an owner's measurement: `docs/guide/settings.md`).
+const GB10_LATENCY_US: u32 = 20;
+
+impl LatencyLimit {
+    /// Returns the latency in microseconds to ask for on a host with this GPU.
+    pub fn on(self, gpu: &str) -> Option<u32> {
+        match self {
+            Self::Us(latency_us) => Some(latency_us),
+            Self::Auto => tuner::is_for(gpu).then_some(GB10_LATENCY_US),
+            Self::Off => None,
+        }
+    }
 }
 
 /// Settings of rails.
@@ -216,9 +244,9 @@ settings! {
     data_path.inflight_bytes = "NCCL_SPARK_INFLIGHT_BYTES", "", optional::<u64, 1, 1_099_511_627_776>,
         "1 to 1099511627776 bytes.",
         "How many bytes all sends of one process may have in flight together; unset: no bound. A larger message is sent when nothing else is in flight.";
-    cpu_latency_us = "NCCL_SPARK_CPU_LATENCY_US", "", optional::<u32, 0, 1_000_000>,
-        "0 to 1000000 microseconds.",
-        "CPU wake-up latency to ask the kernel for (`/dev/cpu_dma_latency`) while the process has connections; unset: none.";
+    cpu_latency = "NCCL_SPARK_CPU_LATENCY_US", "auto", latency_limit,
+        "auto (20 on a GB10, else off), off, or 0 to 1000000 microseconds.",
+        "CPU wake-up latency to ask the kernel for (`/dev/cpu_dma_latency`) while connections carry traffic, and a minute longer.";
     setup.ring_tcp = "NCCL_SPARK_RING_TCP", "0", switch, "0 or 1; the same on every node.",
         "Whether peers that no rail can reach (the diagonal of a ring without a switch) are connected by TCP over `NCCL_SOCKET_IFNAME`; the tuner then offers NCCL only Ring.";
     data_path.stall_warn = "NCCL_SPARK_STALL_WARN_S", "60", seconds::<1, 86_400>, "1 to 86400 seconds.",
@@ -486,6 +514,14 @@ fn gid_index(value: &str) -> Parsed<Option<u16>> {
 
 fn is_trace(value: &str) -> Parsed<bool> {
     Ok(value.eq_ignore_ascii_case("TRACE"))
+}
+
+fn latency_limit(value: &str) -> Parsed<LatencyLimit> {
+    match value {
+        "auto" => Ok(LatencyLimit::Auto),
+        "off" => Ok(LatencyLimit::Off),
+        _ => number::<u32, 0, 1_000_000>(value).map(LatencyLimit::Us),
+    }
 }
 
 fn tuner_mode(value: &str) -> Parsed<Mode> {

@@ -12,6 +12,7 @@
 //! init, and again for each connection.
 
 pub mod netlink;
+pub mod qos;
 pub mod routes;
 
 use crate::error::{Call, Error, Result};

@@ -5,6 +5,7 @@ mod cpu_latency;
 use super::log::losses::{Losses, Port};
 use super::log::once::LogOnce;
 use super::log::outages::RailOutages;
+use super::log::returned::ReturnedPorts;
 use super::log::stalls::Stalls;
 use super::log::tcp::TcpOutages;
 use super::rail::backoff::Backoff;
@@ -51,6 +52,8 @@ pub struct Process {
     pub log: Arc<LogOnce>,
     /// Monitor of packet losses on the rails.
     pub losses: Arc<Losses>,
+    /// Settings that an interface may lose with its device.
+    pub returned: ReturnedPorts,
     /// Limit on the bytes that all sends have in flight together, if the settings have such a
     /// limit.
     pub bound: Option<Arc<Bound>>,
@@ -81,10 +84,13 @@ impl Process {
         let (registrations, for_streams, by_streams, backoff) = Default::default();
         let (outages, tcp_outages, stalls, log) = Default::default();
         let bound = config.data_path.inflight_bytes.map(|most_bytes| Arc::new(Bound::new(most_bytes)));
-        let open = Mutex::new(Open { connections: 0, cpu_latency: CpuLatency::new(config.cpu_latency_us) });
+        let open = Mutex::new(Open { connections: 0, cpu_latency: CpuLatency::new(config.cpu_latency, &tuner.gpu) });
         let counting = Counting::new(config.counters);
         let ports = rails.iter().map(|rail| Port { device: rail.info.device.clone(), port: rail.info.port });
         let losses = Losses::new(&config.rails.sysfs, ports.collect());
+        let Priority { traffic_class, service_level } = priority(&config, None);
+        let named = rails.iter().map(|rail| (rail.name(), rail.info.netdev.clone()));
+        let returned = ReturnedPorts::new(&config.rails.sysfs, (traffic_class, service_level), named);
         Self {
             config,
             rails,
@@ -99,6 +105,7 @@ impl Process {
             stalls,
             log,
             losses,
+            returned,
             bound,
             counting,
             open,
@@ -111,14 +118,20 @@ impl Process {
         self.outages.tick(now);
         self.tcp_outages.tick(now);
         self.losses.tick(now);
+        self.returned.tick(now);
         self.stalls.tick(self.config.data_path.stall_warn, now, || self.losses.grown(None));
+    }
+
+    /// Follows the work of the connections for the CPU latency request. `work` returns the sum of
+    /// their lanes' counters. The service thread calls this in each round.
+    pub fn follow_work(&self, now: Instant, work: impl FnOnce() -> u64) {
+        lock(&self.open).cpu_latency.follow(now, work);
     }
 
     /// Returns the priority of a connection's packets. `traffic_class` is NCCL's choice for the
     /// communicator; `NCCL_IB_TC` overrides it, as in NCCL's net_ib (connect.cc).
     pub fn priority(&self, traffic_class: Option<u8>) -> Priority {
-        let traffic_class = self.config.setup.traffic_class.or(traffic_class).unwrap_or(0);
-        Priority { traffic_class, service_level: self.config.setup.service_level.unwrap_or(0) }
+        priority(&self.config, traffic_class)
     }
 
     /// Returns the kernel's routes from rails of this host to addresses of the connecting side, for
@@ -165,6 +178,7 @@ impl Process {
         match &back {
             Ok(true) => {
                 tracing::info!("rail {}: its device is back", rail.name());
+                self.returned.returned(rail.id.index(), now);
                 self.backoff.forget(rail);
             }
             Ok(false) => {}
@@ -179,7 +193,7 @@ impl Process {
         self.log.opened(peer);
         let mut open = lock(&self.open);
         open.connections += 1;
-        open.cpu_latency.hold();
+        open.cpu_latency.hold(Instant::now());
         let is_first = open.connections == 1;
         drop(open);
         if is_first {
@@ -218,9 +232,15 @@ impl Process {
     }
 }
 
+fn priority(config: &Config, traffic_class: Option<u8>) -> Priority {
+    let traffic_class = config.setup.traffic_class.or(traffic_class).unwrap_or(0);
+    Priority { traffic_class, service_level: config.setup.service_level.unwrap_or(0) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::LatencyLimit;
 
     #[test]
     fn the_latency_request_holds_from_the_first_connection_to_the_end_of_the_last() {
@@ -228,9 +248,9 @@ mod tests {
         let device = folder.path().join("cpu_dma_latency");
         std::fs::write(&device, b"").unwrap();
         let process = Process::new(Config::from_variables(&[]).unwrap(), Vec::new(), TunerIdentity::default());
-        assert!(matches!(lock(&process.open).cpu_latency, CpuLatency::NotWanted) && process.bound.is_none());
-        lock(&process.open).cpu_latency = CpuLatency::of(device, Some(7));
-        let is_held = || matches!(lock(&process.open).cpu_latency, CpuLatency::Held { .. });
+        assert!(process.bound.is_none());
+        lock(&process.open).cpu_latency = CpuLatency::of(device, LatencyLimit::Us(7), "");
+        let is_held = || lock(&process.open).cpu_latency.is_held();
         assert!(!is_held());
         for _ in 0..2 {
             process.opened("a");

@@ -295,6 +295,11 @@ impl Outages {
         Self { record: record.clone(), lost_since: None }
     }
 
+    /// Returns [`Word::Writes`] of the lane.
+    pub fn writes(&self) -> u64 {
+        self.record.read(Word::Writes)
+    }
+
     /// Records that the lane is lost, or that it does not work from the start. If the lane already
     /// counts as lost, nothing changes.
     pub fn lost(&mut self, now: Instant) {

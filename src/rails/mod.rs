@@ -34,7 +34,7 @@ pub use cuda::{CudaDevice, cuda_devices, gpu_name, gpu_text, host_pointers_reaso
 pub use from_sysfs::ports_from_sysfs;
 pub use model::{Obstacle, PcieLink, PortFacts, Rail, RailAddress, Refused, Survey, Warning, WarningKind};
 pub use pcie::{LinkRate, PciFunction};
-pub use qos::{PortQos, RailQos, default_map, qos_info, qos_warning};
+pub use qos::{RailQos, qos_info, qos_warning};
 pub use report::{report, wrapped};
 pub use text::{gbps, list};
 

@@ -37,11 +37,11 @@ const LATENCY_DEVICE: &str = "/dev/cpu_dma_latency";
 /// Name of the plugin's network. With it in `NCCL_NET`, NCCL fails if the plugin does not start.
 const NETWORK: &str = "Spark";
 
-/// Sets the priorities of one interface, as `/usr/local/sbin/nccl-spark-qos`. `@MAPPINGS@` and
-/// `@PRIORITY@` stand for the values.
+/// Script `/usr/local/sbin/nccl-spark-qos`, which sets the priorities of one interface.
+/// `@MAPPINGS@` and `@PRIORITY@` are placeholders.
 const QOS_SCRIPT: &str = include_str!("env/qos.sh");
-/// The unit `nccl-spark-qos@.service`, with one instance for each interface. The device starts its
-/// instance whenever the interface appears. The listed services start jobs.
+/// Unit `nccl-spark-qos@.service`, with one instance for each interface. systemd starts an instance
+/// whenever its interface appears. The services in `Before=` start jobs.
 const QOS_UNIT: &str = "\
 [Unit]
 Description=PFC for RoCE on %I
@@ -58,8 +58,9 @@ ExecStart=/usr/local/sbin/nccl-spark-qos %I
 [Install]
 WantedBy=sys-subsystem-net-devices-%i.device
 ";
-/// Installs [`QOS_SCRIPT`] and [`QOS_UNIT`]. `sh` runs nothing of a text that ends early, because
-/// all commands are in functions. A restart also runs a script that has changed.
+/// Shell program that installs [`QOS_SCRIPT`] and [`QOS_UNIT`]. Its commands are in functions, so
+/// that `sh` changes nothing if the text ends early. It restarts the units, because a start does
+/// not run a new script in a unit that is active.
 const QOS_INSTALLER: &str = r#"# Puts RoCE of this host on priority @PRIORITY@ with PFC, now and at each boot. To run:
 #   nccl-spark env --for systemd | sudo sh
 # Never run it during a job: a change of PFC takes the link down for seconds.
@@ -145,13 +146,14 @@ fn quoted(word: &str) -> String {
 /// Returns a shell program that puts RoCE of all rails on the lossless priority of the first rail,
 /// or on the usual priority if the first rail has no lossless priority.
 fn qos_installer(rails: &[RailQos]) -> Result<String> {
-    /// DSCP and priority of congestion notifications, by convention.
-    const NOTIFICATIONS: (u8, u8) = (48, 6);
+    // Conventional values for congestion notifications.
+    const NOTIFICATIONS_DSCP: u8 = 48;
+    const NOTIFICATIONS_PRIORITY: u8 = 6;
     let first = &rails.first().context("no rail of this host has an interface with priorities (DCB)")?.port;
     let (dscp, priority) = (first.lossless_dscp(), first.lossless());
     let mut mappings = format!("{dscp}:{priority}");
-    if dscp != NOTIFICATIONS.0 {
-        mappings += &format!(" {}:{}", NOTIFICATIONS.0, NOTIFICATIONS.1);
+    if dscp != NOTIFICATIONS_DSCP {
+        mappings += &format!(" {NOTIFICATIONS_DSCP}:{NOTIFICATIONS_PRIORITY}");
     }
     let interfaces: Vec<String> = rails.iter().map(|rail| quoted(&rail.netdev)).collect();
     Ok(QOS_INSTALLER
@@ -170,9 +172,9 @@ mod skip;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nccl_net_spark::rails::PortQos;
-    use std::fs::{self, Permissions};
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use nccl_net_spark::interfaces::qos::PortQos;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
     use std::process::{Command, Stdio};
 
     #[test]
@@ -202,11 +204,7 @@ mod tests {
     }
 
     fn installer(netdevs: &[&str], port: &PortQos) -> Result<String> {
-        let rail = |netdev: &&str| RailQos {
-            device: "x".to_owned(),
-            netdev: (*netdev).to_owned(),
-            port: port.clone(),
-        };
+        let rail = |netdev: &&str| RailQos { device: "x".to_owned(), netdev: (*netdev).to_owned(), port: port.clone() };
         qos_installer(&netdevs.iter().map(rail).collect::<Vec<_>>())
     }
 
@@ -217,8 +215,8 @@ mod tests {
         for part in ["NCCL_IB_TC=106 ", "mappings='26:3 48:6'", "priority='3'", r"-- 'eth0' 'it'\''s-1')"] {
             assert!(fresh.contains(part), "{part}: {fresh}");
         }
-        let leftover = ["@SCRIPT@", "@UNIT@", "@MAPPINGS@", "@PRIORITY@", "@TRAFFIC_CLASS@", "@INTERFACES@"];
-        assert!(leftover.iter().all(|name| !fresh.contains(name)), "{fresh}");
+        let without_placeholders = fresh.replace("qos@", "").replace("$@", "");
+        assert!(!without_placeholders.contains('@'), "{fresh}");
         let own = text(&PortQos { dscp: None, pfc: 1 << 5 });
         assert!(own.contains("mappings='26:5 48:6'") && own.contains("priority='5'"), "{own}");
         // RoCE on the DSCP of notifications.
@@ -273,11 +271,11 @@ mod tests {
         }
     }
 
-    /// Stands for dcb, ethtool and sleep, by its name. Keeps the state of interface eth0 in files,
-    /// and logs other commands than queries. A change of PFC takes the carrier away. The carrier is
-    /// back after three calls of sleep, if there is a cable.
+    /// Replaces dcb, ethtool and sleep; `$0` says which. Keeps the state of interface eth0 in
+    /// files, and logs all commands except queries. A change of PFC removes the carrier. If there
+    /// is a cable, the carrier returns with the third call of sleep.
     const STUB: &str = r#"#!/bin/sh
-cd "$STATE"
+cd "$STATE" || exit
 command="${0##*/} $*"
 case $command in
   'dcb pfc show dev eth0'*) cat pfc; exit ;;
@@ -298,6 +296,15 @@ case $command in
 esac
 "#;
 
+    /// A shell makes the stubs: exec fails while another thread's child still has a file open that
+    /// this process has written.
+    const SET_UP: &str = r#"
+mkdir -p bin state/class/net/eth0
+for name in dcb ethtool sleep; do printf %s "$STUB" >bin/$name; done
+chmod 755 bin/*
+for name in cat grep; do ln -s "$(command -v $name)" bin/; done
+"#;
+
     /// A host with the installed script, and with stubs for the programs that the script runs.
     struct Host(tempfile::TempDir);
 
@@ -306,16 +313,9 @@ esac
         fn new() -> Self {
             let host = Self(tempfile::tempdir().unwrap());
             install_below(host.0.path());
-            fs::create_dir_all(host.path("state/class/net/eth0")).unwrap();
-            fs::create_dir(host.path("bin")).unwrap();
-            for name in ["dcb", "ethtool", "sleep"] {
-                fs::write(host.path("bin").join(name), STUB).unwrap();
-                fs::set_permissions(host.path("bin").join(name), Permissions::from_mode(0o755)).unwrap();
-            }
-            for name in ["cat", "grep"] {
-                let found = Command::new("sh").args(["-c", &format!("command -v {name}")]).output().unwrap().stdout;
-                symlink(String::from_utf8(found).unwrap().trim(), host.path("bin").join(name)).unwrap();
-            }
+            let mut shell = Command::new("sh");
+            shell.args(["-ec", SET_UP]).env("STUB", STUB).current_dir(host.0.path());
+            assert!(shell.status().unwrap().success());
             host.set("pfc", "prio-pfc 0:off 1:off 2:off 3:off 4:off 5:off 6:off 7:off \n");
             host.set("dscp", "");
             host.set("pause", "Autonegotiate:\toff\nRX:\t\ton\nTX:\t\toff\n");
@@ -344,8 +344,7 @@ esac
         }
     }
 
-    const SET_DSCP: [&str; 2] =
-        ["dcb app replace dev eth0 dscp-prio 26:3", "dcb app replace dev eth0 dscp-prio 48:6"];
+    const SET_DSCP: [&str; 2] = ["dcb app replace dev eth0 dscp-prio 26:3", "dcb app replace dev eth0 dscp-prio 48:6"];
     const SET_PFC: &str = "dcb pfc set dev eth0 prio-pfc all:off 3:on";
     const SET_PAUSE: &str = "ethtool -A eth0 rx off tx off";
     const PFC_ON_4: &str = "prio-pfc 0:off 1:off 2:off 3:on 4:on 5:off 6:off 7:off \n";
@@ -386,7 +385,7 @@ esac
         let host = Host::new();
         let (_, status, errors) = host.run("vf0");
         assert_eq!((status, errors.lines().count()), (Some(1), 1), "{errors}");
-        assert!(errors.starts_with("vf0: PFC not set: ") && errors.contains("virtual function"), "{errors}");
+        assert!(errors.starts_with("vf0: PFC not set: ") && errors.contains("virtual functions"), "{errors}");
         fs::remove_file(host.path("bin/ethtool")).unwrap();
         let (log, status, errors) = host.run("eth0");
         assert!(status == Some(0) && log.contains(&SET_PFC.to_owned()), "{errors}");

@@ -51,6 +51,8 @@ pub struct Uninstall {
 }
 
 const PREFIX: &str = "/usr/local";
+/// Path of the udev rule, relative to a prefix. udev reads it below `/usr/local` (udev(7)).
+const UDEV_RULE: &str = "lib/udev/rules.d/60-nccl-spark.rules";
 
 impl Install {
     /// Installs the files, and prints how to use the plugin. Completions and manual pages are made
@@ -103,6 +105,7 @@ impl Install {
             let content = fs::read(file).with_context(|| format!("read {}", file.display()))?;
             files.push((path.to_owned(), content));
         }
+        files.push((UDEV_RULE.to_owned(), include_bytes!("install/60-nccl-spark.rules").to_vec()));
         files.extend(manual::files(command_line).context("write the manual pages")?);
         let mode = |path: &str| if path == places::PROGRAM { 0o755 } else { 0o644 };
         Ok(files.into_iter().map(|(path, content)| Item { mode: mode(&path), path, content }).collect())
@@ -150,6 +153,14 @@ fn report(prefix: &Path, items: &[Item], path: Option<&str>, mut out: impl Write
     writeln!(out, "To use the plugin, set for a job:\n  export NCCL_NET_PLUGIN={}", plugin.display())?;
     writeln!(out, "  export NCCL_NET=Spark")?;
     writeln!(out, "Do not set NCCL_NET in a login script: NCCL fails with it on a machine that has no usable rail.")?;
+    if prefix == Path::new(PREFIX) {
+        writeln!(
+            out,
+            "A udev rule lets members of the group rdma ask for short CPU wake-up times, as the plugin does on a GB10. It takes effect \
+             at the next boot, or with\n  sudo udevadm control --reload && sudo udevadm trigger --name-match=cpu_dma_latency\n\
+             To add the job's user to the group:\n  sudo usermod -aG rdma USER"
+        )?;
+    }
     // Only root can remove files that root has installed.
     let sudo = if geteuid().is_root() { "sudo " } else { "" };
     Ok(writeln!(out, "To remove it:\n  {sudo}{}", command(&prefix.join(places::PROGRAM), "uninstall", prefix))?)

@@ -164,7 +164,7 @@ impl Losses {
             let one_in = nic::TOLERATED_LOSS_ONE_IN;
             tracing::warn!(
                 "more than one packet in {one_in} is lost and sent again: {}; on a switch, give RoCE a priority with PFC \
-                 on every host and port (mlnx_qos, NCCL_IB_TC); on a cable, re-seat it; see Loss in troubleshooting.md",
+                 on every host and port after the job (switches.md, NCCL_IB_TC); on a cable, re-seat it; see Loss in troubleshooting.md",
                 texts.join("; ")
             );
         }

@@ -3,5 +3,6 @@
 pub mod losses;
 pub mod once;
 pub mod outages;
+pub mod returned;
 pub mod stalls;
 pub mod tcp;

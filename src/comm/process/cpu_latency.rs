@@ -1,27 +1,46 @@
-//! CPU wake-up latency request (`NCCL_SPARK_CPU_LATENCY_US`): keeps processors out of deep sleep.
+//! CPU wake-up latency request (`NCCL_SPARK_CPU_LATENCY_US`): keeps processors out of deep sleep
+//! while connections carry traffic.
 //!
 //! A process makes the request by opening `/dev/cpu_dma_latency` and writing a 32-bit integer in
 //! machine byte order: the longest permitted wake-up time of any processor, in microseconds. The
 //! request applies to the whole machine and costs power. It ends when the descriptor closes,
 //! however the process ends (Linux, Documentation/power/pm_qos_interface.rst).
 //!
-//! This process keeps the request in effect while it has a connection. A refusal by the kernel is
-//! logged once and not retried.
+//! On a GB10 the request is made without a setting ([`LatencyLimit::on`]).
+//!
+//! The request begins when a connection opens, and ends [`IDLE`] after the last work, so that a
+//! server without requests can sleep. The service thread compares the lanes' counters, so the data
+//! path does nothing for it. A refusal by the kernel is logged once and not retried.
 
+use crate::config::LatencyLimit;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 const DEVICE: &str = "/dev/cpu_dma_latency";
+/// Time without work after which the request ends.
+const IDLE: Duration = Duration::from_secs(60);
+/// Interval between comparisons of the counters.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// State of the process's request.
+/// The process's request, and the work that keeps it in effect.
 #[derive(Debug)]
-pub enum CpuLatency {
-    /// The setting has no value.
-    NotWanted,
-    /// The request is wanted, but there is no connection.
+pub struct CpuLatency {
+    request: Request,
+    /// Sum of the lanes' counters at the last comparison, and the time when it last changed.
+    work: Option<(u64, Instant)>,
+    compared: Option<Instant>,
+    has_logged: bool,
+}
+
+#[derive(Debug)]
+enum Request {
+    /// Not wanted on this host.
+    None,
+    /// Wanted, but nothing needs it now.
     Wanted(Wish),
-    /// The request is in effect until the descriptor is closed.
+    /// In effect until the descriptor is closed.
     Held { wish: Wish, _descriptor: File },
     /// The kernel has refused the request, and the refusal was logged.
     Refused,
@@ -29,45 +48,82 @@ pub enum CpuLatency {
 
 /// The value of a request, and the device to write the value to.
 #[derive(Debug, Clone)]
-pub struct Wish {
+struct Wish {
     device: PathBuf,
     latency_us: u32,
+    /// False if the setting asks for the request.
+    is_automatic: bool,
 }
 
 impl CpuLatency {
-    /// Creates the state for a value of the setting.
-    pub fn new(latency_us: Option<u32>) -> Self {
-        Self::of(PathBuf::from(DEVICE), latency_us)
+    /// Creates the state for a value of the setting on a host with this GPU.
+    pub fn new(limit: LatencyLimit, gpu: &str) -> Self {
+        Self::of(PathBuf::from(DEVICE), limit, gpu)
     }
 
-    pub(super) fn of(device: PathBuf, latency_us: Option<u32>) -> Self {
-        latency_us.map_or(Self::NotWanted, |latency_us| Self::Wanted(Wish { device, latency_us }))
+    pub(super) fn of(device: PathBuf, limit: LatencyLimit, gpu: &str) -> Self {
+        let is_automatic = limit == LatencyLimit::Auto;
+        let wish = limit.on(gpu).map(|latency_us| Wish { device, latency_us, is_automatic });
+        let request = wish.map_or(Request::None, Request::Wanted);
+        Self { request, work: None, compared: None, has_logged: false }
     }
 
     /// Makes the request if it is wanted and not in effect. Called when a connection opens.
-    pub fn hold(&mut self) {
-        let Self::Wanted(wish) = self else { return };
-        let Wish { device, latency_us } = &*wish;
-        *self = match wish.ask() {
+    pub fn hold(&mut self, now: Instant) {
+        self.work = self.work.map(|(work, _)| (work, now));
+        let Request::Wanted(wish) = &self.request else { return };
+        self.request = match wish.ask() {
             Ok(file) => {
-                tracing::info!("CPU wake-up latency of at most {latency_us} us requested while connections are open");
-                Self::Held { wish: wish.clone(), _descriptor: file }
+                let latency_us = wish.latency_us;
+                if !std::mem::replace(&mut self.has_logged, true) {
+                    tracing::info!(
+                        "CPU wake-up latency of at most {latency_us} us requested while connections carry traffic"
+                    );
+                }
+                Request::Held { wish: wish.clone(), _descriptor: file }
             }
             Err(error) => {
-                let device = device.display();
-                tracing::warn!(
-                    "NCCL_SPARK_CPU_LATENCY_US={latency_us} has no effect: {device}: {error}; the job continues; run as root, or let the job's user write to {device} (a udev rule)"
-                );
-                Self::Refused
+                wish.log_refusal(&error);
+                Request::Refused
             }
         };
     }
 
     /// Ends the request. Called when the last connection closes.
     pub fn release(&mut self) {
-        if let Self::Held { wish, .. } = self {
-            *self = Self::Wanted(wish.clone());
+        if let Request::Held { wish, .. } = &self.request {
+            self.request = Request::Wanted(wish.clone());
         }
+    }
+
+    /// Ends the request after [`IDLE`] without work, and makes it again when there is work. `work`
+    /// returns the sum of the lanes' counters. The service thread calls this in each round.
+    pub fn follow(&mut self, now: Instant, work: impl FnOnce() -> u64) {
+        let is_due = self.compared.is_none_or(|compared| now.saturating_duration_since(compared) >= LOOK_EVERY);
+        if !is_due || matches!(self.request, Request::None | Request::Refused) {
+            return;
+        }
+        self.compared = Some(now);
+        let work = work();
+        match self.work {
+            Some((before, since)) if before == work => {
+                if now.saturating_duration_since(since) >= IDLE {
+                    self.release();
+                }
+            }
+            before => {
+                self.work = Some((work, now));
+                if before.is_some() {
+                    self.hold(now);
+                }
+            }
+        }
+    }
+
+    /// Returns true while the request is in effect.
+    #[cfg(test)]
+    pub fn is_held(&self) -> bool {
+        matches!(self.request, Request::Held { .. })
     }
 }
 
@@ -79,6 +135,21 @@ impl Wish {
         // (kernel/power/qos.c).
         let written = file.write(&self.latency_us.to_ne_bytes())?;
         if written == size_of::<u32>() { Ok(file) } else { Err(std::io::ErrorKind::WriteZero.into()) }
+    }
+
+    fn log_refusal(&self, error: &std::io::Error) {
+        let (device, latency_us) = (self.device.display(), self.latency_us);
+        if self.is_automatic {
+            tracing::info!(
+                "processors may sleep deeply between collectives, which delays the first one after a pause by some 0.5 ms: {device}: \
+                 {error}; let the job's user write to {device} (group rdma, with the udev rule of the package; in a container \
+                 --device {device})"
+            );
+        } else {
+            tracing::warn!(
+                "NCCL_SPARK_CPU_LATENCY_US={latency_us} has no effect: {device}: {error}; the job continues; run as root, or let the job's user write to {device} (a udev rule)"
+            );
+        }
     }
 }
 
@@ -102,15 +173,16 @@ mod tests {
     #[test]
     fn the_descriptor_stays_open_with_its_value_while_held() {
         let (_folder, device) = stand_in();
-        let mut latency = CpuLatency::of(device.clone(), Some(0x0102));
+        let mut latency = CpuLatency::of(device.clone(), LatencyLimit::Us(0x0102), "");
+        let now = Instant::now();
         assert!(!is_open(&device));
         for _ in 0..2 {
             std::fs::write(&device, b"").unwrap();
-            latency.hold();
-            latency.hold();
+            latency.hold(now);
+            latency.hold(now);
             assert!(is_open(&device));
             assert_eq!(std::fs::read(&device).unwrap(), 0x0102_i32.to_ne_bytes());
-            let CpuLatency::Held { _descriptor: file, .. } = &latency else { panic!("{latency:?}") };
+            let Request::Held { _descriptor: file, .. } = &latency.request else { panic!("{latency:?}") };
             let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).unwrap();
             let flags = about.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim();
             let flags = i32::from_str_radix(flags, 8).unwrap();
@@ -118,29 +190,60 @@ mod tests {
             latency.release();
             assert!(!is_open(&device));
         }
-        latency.hold();
+        latency.hold(now);
         drop(latency);
         assert!(!is_open(&device));
     }
 
     #[test]
-    fn without_the_setting_nothing_is_opened() {
+    fn a_minute_without_work_ends_the_request_and_work_makes_it_again() {
         let (_folder, device) = stand_in();
-        let mut latency = CpuLatency::of(device.clone(), None);
-        latency.hold();
-        assert!(matches!(latency, CpuLatency::NotWanted) && !is_open(&device));
-        assert!(matches!(CpuLatency::new(None), CpuLatency::NotWanted));
+        let mut latency = CpuLatency::of(device, LatencyLimit::Us(20), "");
+        let start = Instant::now();
+        latency.hold(start);
+        let mut at = |second: u64, work: u64| {
+            latency.follow(start + Duration::from_secs(second), || work);
+            latency.is_held()
+        };
+        assert!(at(0, 5) && at(10, 7) && at(69, 7), "59 s after the last work");
+        assert!(!at(70, 7) && !at(500, 7));
+        assert!(at(501, 8) && at(560, 8) && !at(561, 8));
+        // Between two comparisons the counters are not read.
+        let mut latency = CpuLatency::of(PathBuf::from("/none"), LatencyLimit::Us(20), "");
+        latency.follow(start, || 1);
+        latency.follow(start + Duration::from_millis(999), || panic!("read too early"));
+    }
+
+    #[test]
+    fn only_the_setting_or_a_gb10_makes_a_request() {
+        let (_folder, device) = stand_in();
+        for (limit, gpu, value) in [
+            (LatencyLimit::Auto, "NVIDIA GB10", Some(20)),
+            (LatencyLimit::Auto, "NVIDIA H200", None),
+            (LatencyLimit::Off, "NVIDIA GB10", None),
+            (LatencyLimit::Us(7), "NVIDIA GB10", Some(7)),
+            (LatencyLimit::Us(7), "unknown", Some(7)),
+        ] {
+            std::fs::write(&device, b"").unwrap();
+            let mut latency = CpuLatency::of(device.clone(), limit, gpu);
+            latency.hold(Instant::now());
+            assert_eq!((latency.is_held(), is_open(&device)), (value.is_some(), value.is_some()), "{limit:?} {gpu}");
+            let written = std::fs::read(&device).unwrap();
+            assert_eq!(written, value.map_or(Vec::new(), |value: u32| value.to_ne_bytes().to_vec()));
+        }
     }
 
     #[test]
     fn a_refusal_is_final() {
         let (_folder, device) = stand_in();
-        let mut latency = CpuLatency::of(device.with_file_name("none"), Some(5));
-        latency.hold();
-        assert!(matches!(latency, CpuLatency::Refused));
-        std::fs::write(device.with_file_name("none"), b"").unwrap();
+        let gone = device.with_file_name("none");
+        let mut latency = CpuLatency::of(gone.clone(), LatencyLimit::Us(5), "");
+        let now = Instant::now();
+        latency.hold(now);
+        std::fs::write(gone, b"").unwrap();
         latency.release();
-        latency.hold();
-        assert!(matches!(latency, CpuLatency::Refused));
+        latency.hold(now);
+        latency.follow(now, || panic!("a refused request needs no counters"));
+        assert!(matches!(latency.request, Request::Refused));
     }
 }

@@ -8,6 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 impl Driver {
+    /// Returns a number that changes when this connection's lanes carry data.
+    pub fn work(&self) -> u64 {
+        self.rails.iter().map(|rail| rail.outages.writes()).fold(0, u64::wrapping_add)
+    }
+
     /// Logs and counts a change of a rail's state. No other function does.
     pub(super) fn changed(&mut self, Changed { lane, from, to, cause, at }: &Changed, now: Instant) {
         let (lane, at) = (*lane, *at);

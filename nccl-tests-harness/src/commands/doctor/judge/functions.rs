@@ -86,7 +86,9 @@ fn counted(device: &str, aer: Option<PcieErrorCounts>, found: &mut Vec<Finding>)
 fn pause(facts: &Facts, rails: &[&Function], found: &mut Vec<Finding>) {
     let has_pfc = |device: &str| {
         let qos = facts.qos.rails.iter().find(|qos| qos.device == device);
-        qos.is_some_and(|qos| qos.port.has_pfc(qos.port.priority(facts.qos.roce)))
+        qos.is_some_and(|qos| {
+            qos.port.has_pfc(qos.port.priority(facts.qos.roce.traffic_class, facts.qos.roce.service_level))
+        })
     };
     let without = rails.iter().filter(|rail| !has_pfc(&rail.device)).filter_map(|rail| {
         let pause = rail.pause.filter(|pause| !pause.rx || !pause.tx)?;

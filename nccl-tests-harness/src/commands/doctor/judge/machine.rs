@@ -157,9 +157,9 @@ fn peermem(machine: &Machine, found: &mut Vec<Finding>) {
     }
 }
 
-/// An idle state with this exit latency or more gets a finding: waking then takes as long as a
-/// small all-reduce, or longer.
-const LONG_IDLE_US: u64 = 200;
+/// An idle state with this exit latency or more gets a finding: waking then takes longer than a
+/// small all-reduce. This is the shallowest of a GB10's three states.
+const LONG_IDLE_US: u64 = 42;
 
 fn processors(cpus: &Cpus, job_facts: &JobFacts, found: &mut Vec<Finding>) {
     if let [only] = cpus.allowed[..]
@@ -184,10 +184,12 @@ fn processors(cpus: &Cpus, job_facts: &JobFacts, found: &mut Vec<Finding>) {
 fn idle(cpus: &Cpus, found: &mut Vec<Finding>) {
     if let Some(deepest) = cpus.deepest_idle().filter(|state| state.latency_us >= LONG_IDLE_US) {
         let text = format!(
-            "processors may enter idle state {}; leaving it takes {} us, longer than a small all-reduce",
+            "processors may enter idle state {}; leaving it takes {} us, longer than a small all-reduce, unless the job's user \
+             may write to /dev/cpu_dma_latency: on a GB10 the plugin then keeps processors out of it",
             deepest.name, deepest.latency_us
         );
-        found.push(Id::DeepIdle.finding(text).cured_by("export NCCL_SPARK_CPU_LATENCY_US=10    # as root"));
+        let cure = "export NCCL_SPARK_CPU_LATENCY_US=20    # on a GB10 the default; needs root or the group rdma with the udev rule of `install`";
+        found.push(Id::DeepIdle.finding(text).cured_by(cure));
     }
 }
 

@@ -17,8 +17,7 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
         "PFC and trust mode of {} are set now, and neither a script nor an enabled unit sets them at boot: after it RoCE has no PFC",
         list(&netdevs)
     );
-    let unit = "/etc/systemd/system/nccl-spark-qos.service";
-    let cure = format!("nccl-spark env --for systemd | sudo tee {unit} && sudo systemctl enable nccl-spark-qos");
+    let cure = "nccl-spark env --for systemd | sudo sh    # not during a job: a change of PFC takes the link down";
     found.push(Id::QosUntilReboot.finding(text).cured_by(cure));
 }
 

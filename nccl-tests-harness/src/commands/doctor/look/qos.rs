@@ -3,7 +3,8 @@
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
 use nccl_net_spark::config::Config;
-use nccl_net_spark::rails::{PortQos, RailQos, Survey};
+use nccl_net_spark::interfaces::qos::PortQos;
+use nccl_net_spark::rails::{RailQos, Survey};
 use nccl_net_spark::wire::fields::Priority;
 use std::path::Path;
 
@@ -28,7 +29,10 @@ pub(super) fn qos(place: &Place, config: &Config, survey: &Survey, not_seen: &mu
     let ecn = |rail: &RailQos| {
         let folder = format!("/sys/class/net/{}/ecn", rail.netdev);
         let is_on = |part: &str| {
-            let value = place.number(format!("{folder}/{part}/enable/{}", rail.port.priority(roce)));
+            let value = place.number(format!(
+                "{folder}/{part}/enable/{}",
+                rail.port.priority(roce.traffic_class, roce.service_level)
+            ));
             value.map(|value| value != 0)
         };
         Some((rail.netdev.clone(), [is_on("roce_np")?, is_on("roce_rp")?]))
@@ -63,13 +67,20 @@ fn of_mlnx_qos(text: &str) -> Option<PortQos> {
     let trust = lines().find_map(|line| line.strip_prefix("Priority trust state: "))?;
     let enabled = lines().find_map(|line| line.strip_prefix("enabled"))?;
     let pfc = enabled.split_whitespace().enumerate().filter(|(_, one)| *one == "1").map(|(at, _)| 1 << at).sum();
-    let mut map = nccl_net_spark::rails::default_map();
+    let mut map = nccl_net_spark::interfaces::qos::default_map();
     for (priority, dscps) in lines().filter_map(|line| line.strip_prefix("prio:")?.split_once(" dscp:")) {
         for dscp in dscps.split(',').filter_map(|dscp| dscp.parse::<usize>().ok()) {
             *map.get_mut(dscp)? = priority.parse().ok()?;
         }
     }
     Some(PortQos { dscp: (trust == "dscp").then_some(map), pfc })
+}
+
+/// Returns the name of a unit's file. Instances of a template (`name@instance.service`) share one
+/// file.
+fn file_of(unit: &str) -> String {
+    let template = unit.split_once('@').and_then(|(name, rest)| Some((name, rest.rsplit_once('.')?.1)));
+    template.map_or_else(|| unit.to_owned(), |(name, kind)| format!("{name}@.{kind}"))
 }
 
 /// Texts that identify a command that sets priorities.
@@ -96,7 +107,7 @@ fn at_boot(place: &Place) -> Option<String> {
         return Some(script);
     }
     let wanted = below(UNITS[0]).into_iter().filter(|folder| folder.ends_with(".wants"));
-    let enabled: Vec<String> = wanted.flat_map(|folder| place.names(folder)).collect();
+    let enabled: Vec<String> = wanted.flat_map(|folder| place.names(folder)).map(|name| file_of(&name)).collect();
     let mut units = UNITS.iter().flat_map(|folder| enabled.iter().map(move |name| format!("{folder}/{name}")));
     units.find(|unit| {
         let text = place.text(unit).unwrap_or_default();

@@ -168,7 +168,7 @@ pub fn plain(text: &str) -> String {
 
 fn qos_sheets(qos: &Qos) -> BTreeMap<String, QosSheet> {
     let sheet = |one: &RailQos| QosSheet {
-        priority: one.port.priority(qos.roce),
+        priority: one.port.priority(qos.roce.traffic_class, qos.roce.service_level),
         pfc: one.port.pfc,
         text: one.port.text(qos.roce),
     };

@@ -128,7 +128,7 @@ faults! {
     "PFC that nothing sets at boot": with(one(), |bed| {
         bed.mlnx_qos("dscp", "0   0   0   1   0   0   0   0");
         bed.set("NCCL_IB_TC", "106");
-    }) => Fragile "qos-until-reboot" ["enp1s0f0np0 and enP2p1s0f0np0"] "nccl-spark env --for systemd | sudo tee /etc/systemd/system/";
+    }) => Fragile "qos-until-reboot" ["enp1s0f0np0 and enP2p1s0f0np0"] "nccl-spark env --for systemd | sudo sh";
     "one function with other firmware": with(one(), |bed| bed.write("sys/class/infiniband/rocep1s0f1/fw_ver", "28.43.1000\n")) =>
         Fragile "firmware-differs" ["28.43.1000 (rocep1s0f1)"] "fwupdmgr";
     "an interface MTU of 1500 on all rails": with(one(), |bed| {

@@ -119,6 +119,11 @@ fn only_what_runs_at_boot_keeps_priorities() {
         bed.remove("usr/local/sbin/roce.sh");
     }));
     assert!(!found(Bed::qos_unit));
+    assert!(!found(|bed| {
+        bed.write("etc/systemd/system/nccl-spark-qos@.service", "ExecStart=/usr/local/sbin/nccl-spark-qos %I\n");
+        bed.write("etc/systemd/system/sys-subsystem-net-devices-x.device.wants/nccl-spark-qos@x.service", "");
+        bed.write("usr/local/sbin/nccl-spark-qos", "#!/bin/sh\ndcb pfc set dev x prio-pfc 3:on\n");
+    }));
     assert!(!found(|bed| bed.write("etc/NetworkManager/dispatcher.d/50-roce", "#!/bin/sh\ndcb pfc set dev x 3:on\n")));
     assert!(!found(|bed| bed.write("etc/rc.local", "#!/bin/sh\nlldptool -T -i x -V PFC enabled=3\n")));
     assert!(!found(|bed| bed.write(".dockerenv", "")));
