@@ -14,6 +14,7 @@
 
 pub mod fate;
 mod file;
+pub mod locked;
 mod names;
 pub mod nccl;
 mod qp;

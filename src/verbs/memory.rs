@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::context::{Pd, note_failure};
+use crate::config::locked;
 use crate::error::{Argument, Call, Error, Internal, Missing, Result};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use verbs_sys::*;
@@ -276,7 +277,8 @@ impl Drop for Region {
 
 /// Suggests a remedy for `errno` of a call that pins memory; empty if there is none.
 pub(super) fn memory_hint(errno: i32) -> String {
-    if errno != libc::ENOMEM {
+    // Without CAP_IPC_LOCK, a limit of 0 gives EPERM (`can_do_mlock` in Linux's mm/mlock.c).
+    if ![libc::ENOMEM, libc::EPERM].contains(&errno) {
         return String::new();
     }
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -286,8 +288,10 @@ pub(super) fn memory_hint(errno: i32) -> String {
 fn hint(limit_bytes: Option<u64>, meminfo: &str) -> String {
     let mut hint = match limit_bytes {
         Some(bytes) => format!(
-            " (locked-memory limit is {} KiB: raise it with ulimit -l unlimited; in a container: docker run --ulimit memlock=-1",
-            bytes / 1024
+            " (locked-memory limit is {} KiB, and NCCL's buffers need {} MB on each rail: raise it with ulimit -l unlimited, or give the \
+             process CAP_IPC_LOCK; in a container: docker run --ulimit memlock=-1",
+            bytes / 1024,
+            locked::locked_bytes(1, locked::CHANNELS[0]) / 1_000_000
         ),
         None => " (locked memory is not limited: the device or the kernel has run out of something else".to_owned(),
     };
@@ -331,9 +335,10 @@ mod tests {
     #[test]
     fn short_memory_gets_the_cure_and_other_errors_get_none() {
         assert_eq!(memory_hint(libc::EFAULT), "");
-        assert!(memory_hint(libc::ENOMEM).starts_with(" (locked"));
+        assert!([libc::ENOMEM, libc::EPERM].iter().all(|errno| memory_hint(*errno).starts_with(" (locked")));
         let limited = hint(Some(8 << 20), "");
         assert!(limited.contains("is 8192 KiB") && limited.ends_with("docker run --ulimit memlock=-1)"), "{limited}");
+        assert!(limited.contains("need 520 MB on each rail") && limited.contains("CAP_IPC_LOCK"), "{limited}");
         let unlimited = hint(None, "");
         assert!(unlimited.contains("is not limited") && !unlimited.contains("ulimit"), "{unlimited}");
     }

@@ -158,7 +158,10 @@ fn drop_redundant(libraries: &Libraries, findings: &mut Vec<Finding>) {
 
 fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
     let machine = &facts.machine;
-    let limit = |bytes: u64| if bytes == u64::MAX { "unlimited".to_owned() } else { format!("{} MiB", bytes >> 20) };
+    let memory = |limit: u64, pinned: u64| {
+        let limit = if limit == u64::MAX { "unlimited".to_owned() } else { format!("{} MiB", limit >> 20) };
+        format!("{limit}; all processes have pinned {} MiB now", pinned >> 20)
+    };
     let has_peermem = machine.modules.iter().any(|module| module == "nvidia_peermem");
     let deepest = machine.cpus.deepest_idle();
     let path = |path: &Path| path.display().to_string();
@@ -167,7 +170,7 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
         ("BIOS", machine.bios.clone()),
         ("kernel", machine.kernel.clone()),
         ("container", machine.container.map(str::to_owned)),
-        ("locked memory", machine.memlock_bytes.map(limit)),
+        ("locked memory", machine.memlock_bytes.map(|limit| memory(limit, machine.pinned_bytes))),
         ("hotplug handler", machine.hotplug_state.clone()),
         ("CUDA", facts.cuda.is_ok().then(|| host_pointers_reason(&facts.cuda))),
         ("symmetric memory, GIN and RMA", facts.cuda.as_deref().ok().and_then(without_vmm_rdma).map(str::to_owned)),

@@ -26,6 +26,8 @@ struct JobJson<'a> {
     command: &'a str,
     /// Time since the previous reading. Null in the first reading that has this process.
     interval_s: Option<f64>,
+    /// Memory pinned for devices. Null if unknown.
+    pinned_bytes: Option<u64>,
     not_counted_lanes: u64,
     passed_over_lanes: usize,
     #[serde(flatten)]
@@ -80,6 +82,7 @@ fn job_json<'a>(job: &'a Job, rows: &[Row]) -> JobJson<'a> {
         rank: job.seen.rank,
         command: &job.seen.command,
         interval_s: job.elapsed_ns.map(|ns| ns as f64 / 1e9),
+        pinned_bytes: job.seen.pinned_bytes,
         not_counted_lanes: job.seen.counters.not_counted,
         passed_over_lanes: job.seen.counters.passed_over,
         row: rows[0].clone(),

@@ -67,6 +67,9 @@ pub fn remarks(snapshot: &Snapshot) -> Vec<String> {
     }
     for job in &snapshot.jobs {
         let (pid, lanes) = (job.seen.pid, job.seen.counters.not_counted);
+        if let Some(pinned) = job.seen.pinned_bytes.filter(|bytes| *bytes > 0) {
+            remarks.push(format!("process {pid}: {} MB of memory pinned for devices", pinned / 1_000_000));
+        }
         if lanes > 0 {
             remarks.push(format!("process {pid}: {lanes} lanes have no record: its counters file is full"));
         }

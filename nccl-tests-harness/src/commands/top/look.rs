@@ -47,6 +47,8 @@ pub struct Job {
     /// Time of reading, in ns since the first reading.
     pub at_ns: u64,
     pub counters: Counters,
+    /// Memory that the process has pinned for devices.
+    pub pinned_bytes: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -115,7 +117,8 @@ impl Reader {
             let known = self.ranks.get(&(pid, file)).copied();
             let rank = known.unwrap_or_else(|| process::rank(pid));
             ranks.insert((pid, file), rank);
-            reading.jobs.push(Job { pid, command: process::command(pid), rank, file, at_ns, counters });
+            let (command, pinned_bytes) = (process::command(pid), process::pinned_bytes(pid));
+            reading.jobs.push(Job { pid, command, rank, file, at_ns, counters, pinned_bytes });
         }
         self.ranks = ranks;
         // A forked process also has its parent's file open. If it has its own file, show that one.

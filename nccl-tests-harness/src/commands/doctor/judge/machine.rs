@@ -4,12 +4,14 @@ use super::cures::{JobFacts, group_by_key, list, singular_or_plural};
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::id::Id;
 use crate::commands::doctor::look::{Cpus, DeviceFile, Facts, Machine};
+use crate::output::numbers::count;
+use nccl_net_spark::config::locked::{CHANNELS, locked_bytes};
 use std::io::ErrorKind;
 
 pub(super) fn judge(facts: &Facts, job_facts: &JobFacts, found: &mut Vec<Finding>) {
     let machine = &facts.machine;
     devices(facts, found);
-    memlock(machine, found);
+    memlock(facts, found);
     contiguous_memory(machine, found);
     hotplug(machine, found);
     peermem(machine, found);
@@ -93,24 +95,30 @@ fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Findi
     }
 }
 
-/// Locked memory that NCCL needs. Each rail registers NCCL's buffers, and all registrations
-/// together are a few hundred MiB. With a lower limit, registering the buffers of even one
-/// connection fails.
-const MIN_MEMLOCK_BYTES: u64 = 512 << 20;
-
-fn memlock(machine: &Machine, found: &mut Vec<Finding>) {
-    let Some(bytes) = machine.memlock_bytes.filter(|bytes| *bytes != u64::MAX) else { return };
-    let (severity, effect) = match bytes < MIN_MEMLOCK_BYTES {
-        true => (Severity::Broken, "registering NCCL's buffers fails with ENOMEM"),
+fn memlock(facts: &Facts, found: &mut Vec<Finding>) {
+    let Some(bytes) = facts.machine.memlock_bytes.filter(|bytes| *bytes != u64::MAX) else { return };
+    let rails = facts.survey.rails.len().max(1) as u64;
+    let [usual, most] = CHANNELS.map(|channels| (locked_bytes(rails, channels), channels));
+    let megabytes = |bytes: u64| bytes / 1_000_000;
+    let needs = format!(
+        "NCCL's buffers need {} MB over {} with {} channels, and {} MB with {}",
+        megabytes(usual.0),
+        count(rails as usize, "rail"),
+        usual.1,
+        megabytes(most.0),
+        most.1
+    );
+    let (severity, effect) = match bytes < usual.0 {
+        true => (Severity::Broken, "registering them fails with ENOMEM"),
         false => (
             Severity::Fragile,
-            "a program that registers its own buffers can reach it, because every rail's registration counts",
+            "a program that registers its own buffers can reach the limit, because every rail's registration counts",
         ),
     };
-    let text = format!("the limit of locked memory is {} MiB: {effect}", bytes >> 20);
-    let cure = match machine.container {
+    let text = format!("the limit of locked memory is {} MB. {needs}: {effect}", megabytes(bytes));
+    let cure = match facts.machine.container {
         Some(_) => "docker run --ulimit memlock=-1 ...",
-        None => "ulimit -l unlimited    # permanently: '* - memlock unlimited' in /etc/security/limits.conf",
+        None => "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-memlock.conf    # then log in again",
     };
     found.push(Id::Memlock.finding(text).at(severity).cured_by(cure));
 }

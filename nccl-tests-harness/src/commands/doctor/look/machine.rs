@@ -2,6 +2,7 @@
 
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
+use crate::proc_stat;
 use nccl_net_spark::rails::CudaDevice;
 use std::io;
 use std::path::Path;
@@ -18,6 +19,8 @@ pub struct Machine {
     /// Limit of locked memory in bytes. `u64::MAX` if there is no limit, or if CAP_IPC_LOCK lifts
     /// the limit.
     pub memlock_bytes: Option<u64>,
+    /// Memory that all processes have pinned now for devices.
+    pub pinned_bytes: u64,
     pub device_files: Vec<DeviceFile>,
     pub has_dev_infiniband: bool,
     pub modules: Vec<String>,
@@ -74,6 +77,7 @@ pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSee
         kernel: place.text("/proc/sys/kernel/osrelease"),
         cma_kib: cma_kib(place),
         memlock_bytes: memlock_bytes(place, &process),
+        pinned_bytes: pinned_bytes(place),
         device_files: device_files(place),
         has_dev_infiniband: place.has("/dev/infiniband"),
         modules: modules
@@ -134,6 +138,12 @@ fn memlock_bytes(place: &Place, process: &str) -> Option<u64> {
         "unlimited" => Some(u64::MAX),
         bytes => bytes.parse().ok(),
     }
+}
+
+/// Adds up the memory that processes have pinned. The kernel counts each registration of a page.
+fn pinned_bytes(place: &Place) -> u64 {
+    let processes = place.names("/proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    processes.filter_map(|process| proc_stat::pinned_bytes(&place.text(format!("/proc/{process}/status"))?)).sum()
 }
 
 /// Opens the uverbs file of each RDMA device. If a file is missing or cannot be opened, its entry

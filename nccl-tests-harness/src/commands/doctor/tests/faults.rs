@@ -57,9 +57,9 @@ faults! {
         bed.write("sys/bus/pci/devices/0003:01:00.0/class", "0x020000\n");
     }) => Broken "rdma-driver" ["0003:01:00.0"] "modprobe mlx5_ib";
     "locked memory limited to 8 MiB": with(one(), |bed| bed.replace("proc/self/limits", "unlimited  ", "8388608    ")) =>
-        Broken "memlock" ["8 MiB"] "unlimited";
+        Broken "memlock" ["8 MB", "1040 MB over 2 rails"] "memlock unlimited";
     "locked memory limited to 16 GiB": with(one(), |bed| bed.replace("proc/self/limits", "unlimited  ", "17179869184")) =>
-        Fragile "memlock" ["16384 MiB"] "unlimited";
+        Fragile "memlock" ["17179 MB", "1849 MB with 32"] "memlock unlimited";
     "kernel with the CMA regression": with(one(), |bed| {
         bed.write("proc/meminfo", "CmaTotal:       0 kB\nCmaFree:        1200 kB\n");
         bed.write("proc/sys/kernel/osrelease", "7.0.0-1019-nvidia\n");

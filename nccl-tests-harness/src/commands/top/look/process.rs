@@ -66,6 +66,11 @@ pub fn rank(pid: u32) -> Option<u32> {
     rank_of(&bytes)
 }
 
+/// Returns the memory that the process has pinned for devices.
+pub fn pinned_bytes(pid: u32) -> Option<u64> {
+    proc_stat::pinned_bytes(&fs::read_to_string(file(pid, "status")).ok()?)
+}
+
 /// Returns the process's number in its own PID namespace, such as that of a container.
 pub fn own_number(pid: u32) -> Option<u64> {
     innermost(&fs::read_to_string(file(pid, "status")).ok()?)

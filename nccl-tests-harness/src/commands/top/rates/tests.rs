@@ -22,7 +22,15 @@ fn record(index: usize, bytes: u64) -> Record {
 
 fn reading_at(at_ns: u64, records: Vec<Record>) -> Reading {
     let counters = Counters { records, ..Counters::default() };
-    let job = look::Job { pid: 7, command: "x".to_owned(), rank: None, file: FileId::default(), at_ns, counters };
+    let job = look::Job {
+        pid: 7,
+        command: "x".to_owned(),
+        rank: None,
+        file: FileId::default(),
+        at_ns,
+        counters,
+        pinned_bytes: None,
+    };
     Reading { jobs: vec![job], ..Reading::default() }
 }
 

@@ -26,7 +26,8 @@ pub fn flow(rail: &str, peer: &str, direction: Direction, bytes: u64) -> Flow {
 
 pub fn job(pid: u32, flows: Vec<Flow>) -> Job {
     let (file, counters) = (FileId::default(), Counters::default());
-    let seen = look::Job { pid, command: "python3".to_owned(), rank: None, file, at_ns: 0, counters };
+    let seen =
+        look::Job { pid, command: "python3".to_owned(), rank: None, file, at_ns: 0, counters, pinned_bytes: None };
     Job { seen, elapsed_ns: Some(SECOND), flows }
 }
 
