@@ -181,12 +181,7 @@ impl Plugin {
         for warning in config.qp.warnings() {
             tracing::warn!("{warning}");
         }
-        if !(marks_optional && config.rails.marks_optional) {
-            // The order in which bytes arrive counts for LL and LL128, and their receives look like
-            // all others.
-            config.rails.relaxed_ordering = RelaxedOrdering::Off;
-            tracing::debug!("PCIe relaxed ordering is not used: NCCL does not mark the receives of LL and LL128");
-        }
+        keep_order_unless_marked(&mut config.rails, marks_optional);
         Self::bring_up(config, nccl_version)
     }
 
@@ -212,6 +207,16 @@ impl Plugin {
         let host = Arc::new(Host::new(config, rails, tuner));
         report_qos(&survey, host.process());
         Ok(Self { host, properties, policy })
+    }
+}
+
+/// Turns relaxed PCIe ordering off if NCCL does not mark the receives of LL and LL128: the order in
+/// which their bytes arrive counts, and they look like all others. `version_marks` is true if the
+/// interface version can mark receives; the user can turn that off in NCCL.
+fn keep_order_unless_marked(config: &mut RailConfig, version_marks: bool) {
+    if !(version_marks && config.marks_optional) {
+        config.relaxed_ordering = RelaxedOrdering::Off;
+        tracing::debug!("PCIe relaxed ordering is not used: NCCL does not mark the receives of LL and LL128");
     }
 }
 
@@ -463,6 +468,19 @@ impl DeviceProperties {
 mod tests {
     use super::*;
     use crate::error::Call;
+
+    #[test]
+    fn relaxed_ordering_needs_marked_receives() {
+        let relaxed = |variable: Option<&str>, version_marks| {
+            let set = variable.map(|value| ("NCCL_NET_OPTIONAL_RECV_COMPLETION".to_owned(), value.to_owned()));
+            let mut config = Config::from_variables(set.as_slice()).unwrap();
+            keep_order_unless_marked(&mut config.rails, version_marks);
+            config.rails.relaxed_ordering != RelaxedOrdering::Off
+        };
+        assert!(relaxed(None, true) && relaxed(Some("1"), true));
+        assert!(!relaxed(None, false), "version 8 of the interface marks none");
+        assert!(!relaxed(Some("0"), true), "the user has turned the marks off");
+    }
 
     #[test]
     fn removed_devices_are_searched_for_again_for_a_limited_time() {

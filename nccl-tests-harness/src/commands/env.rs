@@ -165,7 +165,9 @@ fn qos_installer(rails: &[RailQos]) -> Result<String> {
         .replace("@INTERFACES@", &interfaces.join(" ")))
 }
 
+// Reads the variable by which CI forbids skipped tests.
 #[cfg(test)]
+#[allow(clippy::disallowed_methods)]
 #[path = "../../../tests/common/skip.rs"]
 mod skip;
 
