@@ -269,7 +269,7 @@ fn policy(config: TunerConfig, ring_tcp: bool, host: &Fingerprint) -> Policy {
 /// # Errors
 /// [`Error::Missing`] without a verbs library or a device that can be opened.
 pub fn ports(verbs_library: &str) -> Result<Vec<PortFacts>> {
-    Ok(query_verbs(verbs_library)?.into_iter().map(|(facts, _)| facts).collect())
+    Ok(query_verbs(verbs_library)?.0.into_iter().map(|(facts, _)| facts).collect())
 }
 
 /// Number of attempts to survey and then open the rails. A device may be removed in between.
@@ -331,8 +331,8 @@ fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<()> {
 const TWIN_WAIT: Duration = Duration::from_secs(10);
 
 /// Waits while a function of a cable is usable and the other one has a carrier, but no address yet:
-/// at boot and after a cable event one of the two is often late. Returns without an error after
-/// [`TWIN_WAIT`]; a warning of the survey then names both. The process waits once.
+/// at boot and after a cable event one of the two is often late. After [`TWIN_WAIT`], logs a WARN
+/// and returns without an error. The process waits once.
 fn wait_for_twins(config: &RailConfig) -> Result<()> {
     static WAITS_SINCE: OnceCell<Instant> = OnceCell::new();
     loop {
@@ -346,19 +346,27 @@ fn wait_for_twins(config: &RailConfig) -> Result<()> {
         if late.is_empty() {
             return Ok(());
         }
-        let is_first = WAITS_SINCE.get().is_none();
+        let (late, is_first) = (late.join(", "), WAITS_SINCE.get().is_none());
         if WAITS_SINCE.get_or_init(Instant::now).elapsed() >= TWIN_WAIT {
+            let used: Vec<&str> = survey.rails.iter().map(|rail| rail.device.as_str()).collect();
+            tracing::warn!(
+                "{} used without the other function of the cable, which has a link and was awaited for {TWIN_WAIT:?}: {late}; give it \
+                 an address, or name the functions to use in NCCL_IB_HCA, so that jobs start without the wait",
+                used.join(", ")
+            );
             return Ok(());
         }
         if is_first {
-            tracing::info!("waiting up to {TWIN_WAIT:?} for the other function of a cable: {}", late.join(", "));
+            tracing::info!("waiting up to {TWIN_WAIT:?} for the other function of a cable: {late}");
         }
         thread::sleep(LINK_POLL);
     }
 }
 
 fn open_rails(config: &RailConfig) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
-    let (survey, ports) = survey_ports(config)?;
+    let (ports, left_out) = query_verbs(&config.verbs_library)?;
+    left_out.log();
+    let (survey, ports) = survey_of(config, ports)?;
     for refused in &survey.refused {
         tracing::info!("{}:{} not used as a rail: {}", refused.device, refused.port, refused.obstacle);
     }
@@ -370,15 +378,32 @@ fn open_rails(config: &RailConfig) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
 }
 
 fn survey_ports(config: &RailConfig) -> Result<(Survey, Ports)> {
-    let ports = query_verbs(&config.verbs_library)?;
+    let (ports, _) = query_verbs(&config.verbs_library)?;
+    survey_of(config, ports)
+}
+
+fn survey_of(config: &RailConfig, ports: Ports) -> Result<(Survey, Ports)> {
     rails::check_sysfs(&config.sysfs)?;
     let facts: Vec<PortFacts> = ports.iter().map(|(facts, _)| facts.clone()).collect();
     Ok((rails::survey(&config.sysfs, Path::new("/proc/sys"), &facts, &interfaces::all()?, &config.hca), ports))
 }
 
-/// Opens every device that this process may open and queries the device's ports. Logs the reason
-/// for each device or port that it leaves out.
-fn query_verbs(verbs_library: &str) -> Result<Ports> {
+/// Devices and ports that cannot be used, each with the reason.
+struct LeftOut {
+    trouble: Vec<String>,
+    /// Devices that the container's rules exclude.
+    others_devices: Vec<String>,
+}
+
+impl LeftOut {
+    fn log(&self) {
+        self.trouble.iter().for_each(|text| tracing::warn!("{text}"));
+        self.others_devices.iter().for_each(|text| tracing::info!("{text}"));
+    }
+}
+
+/// Opens every device that this process may open and queries the device's ports.
+fn query_verbs(verbs_library: &str) -> Result<(Ports, LeftOut)> {
     let library = Library::load(verbs_library)?;
     let mut ports: Ports = Vec::new();
     let (mut trouble, mut others_devices) = (Vec::new(), Vec::new());
@@ -409,13 +434,7 @@ fn query_verbs(verbs_library: &str) -> Result<Ports> {
         trouble.append(&mut others_devices);
         return Err(Missing::Device(trouble).into());
     }
-    for text in trouble {
-        tracing::warn!("{text}");
-    }
-    for text in others_devices {
-        tracing::info!("{text}");
-    }
-    Ok(ports)
+    Ok((ports, LeftOut { trouble, others_devices }))
 }
 
 fn open(survey: &Survey, ports: &Ports, config: &RailConfig) -> Result<Vec<Arc<comm::Rail>>> {

@@ -48,7 +48,8 @@ fn the_peer_gets_bye_although_the_service_thread_is_blocked() {
             bed.recv.close();
         } else {
             bed.recv.close();
-            assert_closed(&until(|| bed.send.isend(addr, 8, 3, &stream.out).err()));
+            let from = stream.from.as_ptr() as u64;
+            assert_closed(&until(|| bed.send.isend(from, 8, 3, &stream.out).err()));
             bed.send.close();
         }
         frozen.thaw();

@@ -265,7 +265,9 @@ fn root_removes_nothing_below_a_folder_that_another_user_can_replace() {
     assert_eq!(place.install().status, Some(0));
     let (folder, bin, files) = (place.fake.folder().to_owned(), place.file("bin"), place.files());
     let refused = |open: &Path, because: &str| {
-        assert_fails(&place.uninstall(), &[open.to_str().unwrap(), because, "as the user who installed it"]);
+        let cure = if because.contains("uid") { "as the user who installed it" } else { "chmod go-w" };
+        assert_fails(&place.uninstall(), &[open.to_str().unwrap(), because, cure]);
+        assert_fails(&place.install(), &[open.to_str().unwrap(), because, cure]);
         assert_eq!(place.files(), files, "nothing is removed");
     };
     for open in [&folder, &place.prefix, &bin] {

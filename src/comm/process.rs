@@ -16,7 +16,6 @@ use super::threads::lock;
 use crate::config::Config;
 use crate::counters::Counting;
 use crate::error::Result;
-use crate::flow::in_flight::Bound;
 use crate::flow::pairing::{self, Route};
 use crate::verbs::HostMemory;
 use crate::wire::fields::{Priority, RailAdvert};
@@ -53,10 +52,7 @@ pub struct Process {
     /// Monitor of packet losses on the rails.
     pub losses: Arc<Losses>,
     /// Settings that an interface may lose with its device.
-    pub returned: ReturnedPorts,
-    /// Limit on the bytes that all sends have in flight together, if the settings have such a
-    /// limit.
-    pub bound: Option<Arc<Bound>>,
+    pub returned: Arc<ReturnedPorts>,
     /// Counters of all connections.
     pub counting: Arc<Counting>,
     open: Mutex<Open>,
@@ -83,14 +79,13 @@ impl Process {
         let name = format!("{}:{}", host.trim(), std::process::id());
         let (registrations, for_streams, by_streams, backoff) = Default::default();
         let (outages, tcp_outages, stalls, log) = Default::default();
-        let bound = config.data_path.inflight_bytes.map(|most_bytes| Arc::new(Bound::new(most_bytes)));
         let open = Mutex::new(Open { connections: 0, cpu_latency: CpuLatency::new(config.cpu_latency, &tuner.gpu) });
         let counting = Counting::new(config.counters);
         let ports = rails.iter().map(|rail| Port { device: rail.info.device.clone(), port: rail.info.port });
         let losses = Losses::new(&config.rails.sysfs, ports.collect());
         let Priority { traffic_class, service_level } = priority(&config, None);
         let named = rails.iter().map(|rail| (rail.name(), rail.info.netdev.clone()));
-        let returned = ReturnedPorts::new(&config.rails.sysfs, (traffic_class, service_level), named);
+        let returned = Arc::new(ReturnedPorts::new(&config.rails.sysfs, (traffic_class, service_level), named));
         Self {
             config,
             rails,
@@ -106,7 +101,6 @@ impl Process {
             log,
             losses,
             returned,
-            bound,
             counting,
             open,
         }
@@ -122,10 +116,17 @@ impl Process {
         self.stalls.tick(self.config.data_path.stall_warn, now, || self.losses.grown(None));
     }
 
-    /// Follows the work of the connections for the CPU latency request. `work` returns the sum of
-    /// their lanes' counters. The service thread calls this in each round.
-    pub fn follow_work(&self, now: Instant, work: impl FnOnce() -> u64) {
-        lock(&self.open).cpu_latency.follow(now, work);
+    /// Follows the work of the connections for the CPU latency request. `by_rails` is the number of
+    /// connections with counters, and `work` returns the sum of these counters. The service thread
+    /// calls this in each round. Connections over TCP have no counters, so they count as busy.
+    pub fn follow_work(&self, now: Instant, by_rails: usize, work: impl FnOnce() -> u64) {
+        let mut open = lock(&self.open);
+        // The service thread keeps a closed connection for a moment.
+        if open.connections > by_rails as u64 {
+            open.cpu_latency.hold(now);
+        } else if open.connections > 0 {
+            open.cpu_latency.follow(now, work);
+        }
     }
 
     /// Returns the priority of a connection's packets. `traffic_class` is NCCL's choice for the
@@ -241,6 +242,7 @@ fn priority(config: &Config, traffic_class: Option<u8>) -> Priority {
 mod tests {
     use super::*;
     use crate::config::LatencyLimit;
+    use std::time::Duration;
 
     #[test]
     fn the_latency_request_holds_from_the_first_connection_to_the_end_of_the_last() {
@@ -248,10 +250,10 @@ mod tests {
         let device = folder.path().join("cpu_dma_latency");
         std::fs::write(&device, b"").unwrap();
         let process = Process::new(Config::from_variables(&[]).unwrap(), Vec::new(), TunerIdentity::default());
-        assert!(process.bound.is_none());
         lock(&process.open).cpu_latency = CpuLatency::of(device, LatencyLimit::Us(7), "");
         let is_held = || lock(&process.open).cpu_latency.is_held();
         assert!(!is_held());
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
         for _ in 0..2 {
             process.opened("a");
             process.opened("b");
@@ -260,13 +262,8 @@ mod tests {
             assert!(is_held(), "one connection is open");
             process.closed("b");
             assert!(!is_held());
+            process.follow_work(now + 2 * second, 1, || panic!("no connection is open"));
+            assert!(!is_held(), "the last connection is closed");
         }
-    }
-
-    #[test]
-    fn the_in_flight_limit_is_the_settings_value() {
-        let settings = [("NCCL_SPARK_INFLIGHT_BYTES".to_owned(), "4096".to_owned())];
-        let process = Process::new(Config::from_variables(&settings).unwrap(), Vec::new(), TunerIdentity::default());
-        assert_eq!(process.bound.map(|bound| bound.most_bytes()), Some(4096));
     }
 }

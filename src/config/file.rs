@@ -2,7 +2,7 @@
 //! of a line or after white space.
 
 use crate::error::{Error, Missing, Result, SettingFault};
-use nix::unistd::{getegid, geteuid};
+use nix::unistd::geteuid;
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
@@ -114,8 +114,9 @@ fn distrust(file: &Metadata) -> Option<String> {
     const BY_GROUP: u32 = 0o020;
     const BY_OTHERS: u32 = 0o002;
     let (owner, mode) = (file.uid(), file.mode());
-    // Where each user has an own group (Debian, Ubuntu), files are writable by that group.
-    let is_own_group = [0, getegid().as_raw()].contains(&file.gid());
+    // Where each user has an own group of the same number (Debian, Ubuntu), files are writable by
+    // that group.
+    let is_own_group = file.gid() == 0 || (file.gid() == owner && owner == geteuid().as_raw());
     if ![0, geteuid().as_raw()].contains(&owner) {
         return Some(format!("belongs to uid {owner}"));
     }

@@ -81,11 +81,12 @@ pub fn survey(
         let is_twin = |other: &Rail| other.cable == rails[at].cable && other.link != rails[at].link;
         rails[at].twin = rails.iter().position(is_twin);
     }
-    let has_rail = |port: &Port| {
+    let has_twin = |port: &Port| {
         let cable = cables.iter().position(|cable| *cable == port.cable());
-        rails.iter().any(|rail| Some(rail.cable) == cable)
+        let is_elsewhere = |rail: &Rail| rail.pci.as_ref().map(|pci| pci.slot.as_str()) != port.slot();
+        rails.iter().any(|rail| Some(rail.cable) == cable && is_elsewhere(rail))
     };
-    let refused = seen.iter().filter_map(|port| port.refused(has_rail(port))).collect();
+    let refused = seen.iter().filter_map(|port| port.refused(has_twin(port))).collect();
     let speed_mbps = capacity::capacity(&rails, &links, |rail| rail.speed_mbps).mbps;
     let guid = seen.iter().filter(|port| port.is_rail()).map(Port::adapter_guid).min().unwrap_or(0);
     let arp = Arp::read(proc_sys, &rails);

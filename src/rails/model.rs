@@ -155,8 +155,8 @@ pub struct Refused {
     pub speed_mbps: Option<u32>,
     /// The reason.
     pub obstacle: Obstacle,
-    /// True if the port probably becomes a rail soon: its interface has a carrier, and the other
-    /// function on its cable is a rail. It then waits for an address or for its state.
+    /// True if the port probably becomes a rail soon: its interface has a carrier, and its twin is
+    /// a rail. It then waits for an address or for its state.
     pub is_late: bool,
 }
 

@@ -108,9 +108,9 @@ impl<'a> Port<'a> {
         }
     }
 
-    /// Returns the port with its obstacle, or `None` for a rail. `has_rail` is true if a rail uses
-    /// the cable.
-    pub(super) fn refused(&self, has_rail: bool) -> Option<Refused> {
+    /// Returns the port with its obstacle, or `None` for a rail. `has_twin` is true if
+    /// a rail uses the same cable and another PCIe link.
+    pub(super) fn refused(&self, has_twin: bool) -> Option<Refused> {
         let obstacle = if self.is_admitted { self.obstacle.clone()? } else { Obstacle::Excluded };
         let can_come = matches!(obstacle, Obstacle::State(_) | Obstacle::NoGid | Obstacle::NoAddress(_));
         Some(Refused {
@@ -121,7 +121,7 @@ impl<'a> Port<'a> {
             pci: self.pci.clone(),
             speed_mbps: self.speed_mbps,
             obstacle,
-            is_late: can_come && has_rail && self.has_carrier,
+            is_late: can_come && has_twin && self.has_carrier,
         })
     }
 }

@@ -17,10 +17,10 @@
 //! opens or drops a socket during the fork, the child may keep its copy of that socket.
 
 use crate::error::{Call, Error, Result};
+use once_cell::sync::OnceCell;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, RawFd};
 use std::os::unix::net::UnixDatagram;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 static FORKED: AtomicBool = AtomicBool::new(false);
@@ -38,20 +38,21 @@ const FREE: RawFd = -1;
 /// # Errors
 /// [`Error::Os`] if the process has no descriptor or no memory for the handler.
 pub fn watch_for_fork() -> Result<()> {
-    static ONCE: Once = Once::new();
-    let mut outcome = Ok(());
-    ONCE.call_once(|| outcome = install_handler());
-    outcome
+    static DONE: OnceCell<()> = OnceCell::new();
+    DONE.get_or_try_init(install_handler).copied()
 }
 
 fn install_handler() -> Result<()> {
     let replacement = UnixDatagram::unbound().map_err(|e| Error::os(Call::WatchFork, &e))?;
-    // The descriptor stays open until the process ends.
-    REPLACEMENT.store(replacement.into_raw_fd(), Ordering::Relaxed);
     // SAFETY: the handler only uses atomics and `dup3`, which are allowed in a child of a threaded
     // process. It stays mapped until the process ends: the library is linked with `-z nodelete`.
     let errno = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    if errno == 0 { Ok(()) } else { Err(Error::Os { call: Call::WatchFork, errno }) }
+    if errno != 0 {
+        return Err(Error::Os { call: Call::WatchFork, errno });
+    }
+    // The descriptor stays open until the process ends.
+    REPLACEMENT.store(replacement.into_raw_fd(), Ordering::Relaxed);
+    Ok(())
 }
 
 extern "C" fn in_child() {
@@ -124,8 +125,10 @@ impl<const N: usize> Table<N> {
             // Most places are free. A store would copy their page for the child.
             if place.load(Ordering::Relaxed) != FREE {
                 let socket = place.swap(FREE, Ordering::Relaxed);
-                // SAFETY: takes no memory. It cannot close a stranger's file: the number is that of
-                // a socket of the parent, and this child has one thread, which is in this handler.
+                // SAFETY: takes no memory. The number is that of a socket of the parent. If another
+                // thread of the parent opened that socket during the fork, this child has no file
+                // of that number, or one that the parent has closed. This child has one thread,
+                // which is in this handler.
                 unsafe { libc::dup3(by, socket, libc::O_CLOEXEC) };
             }
         }

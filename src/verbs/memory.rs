@@ -278,11 +278,12 @@ impl Drop for Region {
 /// Suggests a remedy for `errno` of a call that pins memory; empty if there is none.
 pub(super) fn memory_hint(errno: i32) -> String {
     // Without CAP_IPC_LOCK, a limit of 0 gives EPERM (`can_do_mlock` in Linux's mm/mlock.c).
-    if ![libc::ENOMEM, libc::EPERM].contains(&errno) {
+    let limit = locked_memory_limit();
+    if errno != libc::ENOMEM && (errno, limit) != (libc::EPERM, Some(0)) {
         return String::new();
     }
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    hint(locked_memory_limit(), &meminfo)
+    hint(limit, &meminfo)
 }
 
 fn hint(limit_bytes: Option<u64>, meminfo: &str) -> String {
@@ -335,7 +336,7 @@ mod tests {
     #[test]
     fn short_memory_gets_the_cure_and_other_errors_get_none() {
         assert_eq!(memory_hint(libc::EFAULT), "");
-        assert!([libc::ENOMEM, libc::EPERM].iter().all(|errno| memory_hint(*errno).starts_with(" (locked")));
+        assert!(memory_hint(libc::ENOMEM).starts_with(" (locked"));
         let limited = hint(Some(8 << 20), "");
         assert!(limited.contains("is 8192 KiB") && limited.ends_with("docker run --ulimit memlock=-1)"), "{limited}");
         assert!(limited.contains("need 520 MB on each rail") && limited.contains("CAP_IPC_LOCK"), "{limited}");

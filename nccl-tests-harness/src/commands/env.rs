@@ -41,13 +41,15 @@ const NETWORK: &str = "Spark";
 /// `@MAPPINGS@` and `@PRIORITY@` are placeholders.
 const QOS_SCRIPT: &str = include_str!("env/qos.sh");
 /// Unit `nccl-spark-qos@.service`, with one instance for each interface. systemd starts an instance
-/// whenever its interface appears. The services in `Before=` start jobs.
+/// whenever its interface appears. The services in `Before=` start jobs; at boot they wait for the
+/// interface, at most 30 s.
 const QOS_UNIT: &str = "\
 [Unit]
 Description=PFC for RoCE on %I
 BindsTo=sys-subsystem-net-devices-%i.device
 After=sys-subsystem-net-devices-%i.device
 Before=docker.service containerd.service kubelet.service slurmd.service
+JobTimeoutSec=30
 
 [Service]
 Type=oneshot
@@ -56,7 +58,7 @@ TimeoutStartSec=60
 ExecStart=/usr/local/sbin/nccl-spark-qos %I
 
 [Install]
-WantedBy=sys-subsystem-net-devices-%i.device
+WantedBy=sys-subsystem-net-devices-%i.device multi-user.target
 ";
 /// Shell program that installs [`QOS_SCRIPT`] and [`QOS_UNIT`]. Its commands are in functions, so
 /// that `sh` changes nothing if the text ends early. It restarts the units, because a start does
@@ -286,7 +288,7 @@ case $command in
 esac
 echo "$command" >>log
 case $command in
-  'dcb pfc set dev eth0 prio-pfc all:off 3:on')
+  'dcb pfc set dev eth0 prio-pfc 3:on')
     echo 'prio-pfc 0:off 1:off 2:off 3:on 4:off 5:off 6:off 7:off ' >pfc
     echo 0 >class/net/eth0/carrier ;;
   'dcb app replace dev eth0 dscp-prio '*)
@@ -347,9 +349,9 @@ for name in cat grep; do ln -s "$(command -v $name)" bin/; done
     }
 
     const SET_DSCP: [&str; 2] = ["dcb app replace dev eth0 dscp-prio 26:3", "dcb app replace dev eth0 dscp-prio 48:6"];
-    const SET_PFC: &str = "dcb pfc set dev eth0 prio-pfc all:off 3:on";
+    const SET_PFC: &str = "dcb pfc set dev eth0 prio-pfc 3:on";
     const SET_PAUSE: &str = "ethtool -A eth0 rx off tx off";
-    const PFC_ON_4: &str = "prio-pfc 0:off 1:off 2:off 3:on 4:on 5:off 6:off 7:off \n";
+    const PFC_ON_4: &str = "prio-pfc 0:off 1:off 2:off 3:off 4:on 5:off 6:off 7:off \n";
 
     #[test]
     fn the_script_sets_only_what_differs() {

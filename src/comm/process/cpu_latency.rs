@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const DEVICE: &str = "/dev/cpu_dma_latency";
 /// Time without work after which the request ends.
 const IDLE: Duration = Duration::from_secs(60);
+/// The kernel's own value, which limits nothing: `PM_QOS_CPU_LATENCY_DEFAULT_VALUE` in pm_qos.h.
+const NO_LIMIT_US: u32 = 2_000_000_000;
 /// Interval between comparisons of the counters.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -40,8 +42,8 @@ enum Request {
     None,
     /// Wanted, but nothing needs it now.
     Wanted(Wish),
-    /// In effect until the descriptor is closed.
-    Held { wish: Wish, _descriptor: File },
+    /// In effect until [`NO_LIMIT_US`] is written, or the last copy of the descriptor is closed.
+    Held { wish: Wish, file: File },
     /// The kernel has refused the request, and the refusal was logged.
     Refused,
 }
@@ -80,7 +82,7 @@ impl CpuLatency {
                         "CPU wake-up latency of at most {latency_us} us requested while connections carry traffic"
                     );
                 }
-                Request::Held { wish: wish.clone(), _descriptor: file }
+                Request::Held { wish: wish.clone(), file }
             }
             Err(error) => {
                 wish.log_refusal(&error);
@@ -91,7 +93,11 @@ impl CpuLatency {
 
     /// Ends the request. Called when the last connection closes.
     pub fn release(&mut self) {
-        if let Request::Held { wish, .. } = &self.request {
+        if let Request::Held { wish, file } = &mut self.request {
+            // A forked child has a copy of the descriptor, which would keep the request in effect.
+            if let Err(error) = file.write(&NO_LIMIT_US.to_ne_bytes()) {
+                tracing::debug!("the CPU wake-up latency was not reset: {error}");
+            }
             self.request = Request::Wanted(wish.clone());
         }
     }
@@ -182,13 +188,15 @@ mod tests {
             latency.hold(now);
             assert!(is_open(&device));
             assert_eq!(std::fs::read(&device).unwrap(), 0x0102_i32.to_ne_bytes());
-            let Request::Held { _descriptor: file, .. } = &latency.request else { panic!("{latency:?}") };
+            let Request::Held { file, .. } = &latency.request else { panic!("{latency:?}") };
             let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).unwrap();
             let flags = about.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim();
             let flags = i32::from_str_radix(flags, 8).unwrap();
             assert_ne!(flags & libc::O_CLOEXEC, 0, "programs that this process starts inherit it: {about}");
             latency.release();
             assert!(!is_open(&device));
+            let written = [0x0102_u32, NO_LIMIT_US].map(u32::to_ne_bytes).concat();
+            assert_eq!(std::fs::read(&device).unwrap(), written, "a child's copy keeps no request");
         }
         latency.hold(now);
         drop(latency);

@@ -7,8 +7,8 @@
 //! A peer that dials must send the token from its connection's GO message, the last one of the
 //! handshake. Its connection must also expect the attempt. Other callers are treated as in the
 //! handshake ([`crate::comm::unauthenticated`]). The service thread polls the listener in its
-//! rounds and is not woken by it, so repeated dialling adds no load. [`Unauthenticated::lasting`]
-//! limits the log lines about rejected callers.
+//! rounds and is not woken by it, so repeated dialling adds no load. [`Unauthenticated`] limits the
+//! log lines about rejected callers.
 
 use super::tcp::Redialling;
 use crate::comm::channel::{Channel, Received};

@@ -280,7 +280,9 @@ fn do_round(
             watched.iter().for_each(|each| lock(each).apply(&change, now));
         }
         process.tick(now);
-        process.follow_work(now, || watched.iter().map(|each| lock(each).driver.work()).fold(0, u64::wrapping_add));
+        process.follow_work(now, watched.len(), || {
+            watched.iter().map(|each| lock(each).driver.work()).fold(0, u64::wrapping_add)
+        });
     }
     if let Some(listener) = listener {
         take_redialled(listener, watched);

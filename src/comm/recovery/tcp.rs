@@ -5,7 +5,7 @@
 //!   ([`crate::flow::redial`]).
 //! - The accepting side takes a new TCP connection without checking the old one. The connecting
 //!   side has given up the old one, and only a caller that knows the token can dial. The old one
-//!   may still be open, for example in a child process that has inherited it.
+//!   may still be open, if its end has not arrived.
 //! - An attempt is refused if it or a later one was accepted.
 //! - A new TCP connection may close before a control frame arrives on it, because the attempt was
 //!   given up or the peer has died. A live peer still answers over a rail. Without a rail, the

@@ -203,7 +203,7 @@ impl Handshake {
                         continue;
                     }
                     Received::Message(Message::Offer(offer)) => {
-                        self.stage = ConnectStage::Joining(AcceptedOffer::new(process, &rails, offer, self.priority)?);
+                        self.stage = accept(process, &mut self.channel, &rails, offer, self.priority)?;
                         continue;
                     }
                     Received::Message(Message::Streams(streams)) => {
@@ -303,6 +303,17 @@ fn send_hello(process: &Process, channel: &mut Channel, handle: &Handle, priorit
         tracing::debug!("{unsent}");
     }
     Ok(rails)
+}
+
+fn accept(
+    process: &Process,
+    channel: &mut Channel,
+    rails: &LocalRails,
+    offer: Offer,
+    priority: Priority,
+) -> Result<ConnectStage> {
+    channel.name_peer(&offer.name);
+    Ok(ConnectStage::Joining(AcceptedOffer::new(process, rails, offer, priority)?))
 }
 
 impl AcceptedOffer {

@@ -47,10 +47,10 @@ has_dscp() {
 }
 
 set_pfc() {
-  if [ "$(dcb pfc show dev "$interface" prio-pfc | grep -o '[0-7]:on')" = "$priority:on" ]; then return; fi
-  output=$(dcb pfc set dev "$interface" prio-pfc all:off "$priority:on" 2>&1) || fail "PFC not set: $output"
+  if dcb pfc show dev "$interface" prio-pfc | grep -qw "$priority:on"; then return; fi
+  output=$(dcb pfc set dev "$interface" prio-pfc "$priority:on" 2>&1) || fail "PFC not set: $output"
   is_pfc_changed=yes
-  changed "PFC on priority $priority only"
+  changed "PFC on priority $priority"
 }
 
 # Turns global pause off. A failure is only a warning, because PFC is set already.

@@ -57,6 +57,9 @@ pub fn put(prefix: &Path, items: &[Item], old: &Manifest) -> Result<Vec<String>>
     }
     let cure = "nothing was installed: move what is in the way, or choose another folder with --prefix";
     ensure!(in_the_way.is_empty(), "{}\n{cure}", in_the_way.join("\n"));
+    if geteuid().is_root() && !old.is_empty() {
+        check_only_root_can_replace(prefix, old)?;
+    }
 
     let new: Manifest = items.iter().map(|item| (item.path.clone(), sha256(&item.content))).collect();
     let list = |manifest: &Manifest| {
@@ -101,19 +104,28 @@ pub fn remove(prefix: &Path, manifest: &Manifest, command: &str) -> Result<(usiz
 }
 
 /// Checks that only root can replace the folders of the manifest's files, and the folders above
-/// them. Another user could put a link in the place of one while root removes files below it.
+/// them. Another user could put a link in the place of one while root changes files below it.
 fn check_only_root_can_replace(prefix: &Path, manifest: &Manifest) -> Result<()> {
     let files: Vec<PathBuf> =
         paths(manifest).into_iter().chain([manifest::PATH]).map(|path| prefix.join(path)).collect();
-    let folders: BTreeSet<&Path> = files.iter().flat_map(|file| file.ancestors().skip(1)).collect();
-    for folder in folders {
+    let mut folders: BTreeSet<PathBuf> = BTreeSet::new();
+    for folder in files.iter().filter_map(|file| file.parent()) {
+        let target = folder.canonicalize();
+        folders.extend(
+            [Some(folder), target.as_deref().ok()].into_iter().flatten().flat_map(Path::ancestors).map(Into::into),
+        );
+    }
+    for folder in &folders {
         // A link can be replaced by its owner, and its target by those who may write there.
         let found = [fs::symlink_metadata(folder), fs::metadata(folder)];
         let Some(open) = found.iter().flatten().find(|found| others_can_change(found)) else { continue };
+        let shown = folder.display();
+        let cure = match open.uid() {
+            0 => format!("chmod go-w {shown}"),
+            _ => "run this as the user who installed it".to_owned(),
+        };
         bail!(
-            "{} can be changed by other users (uid {}, gid {}, mode {:04o}), so root removes nothing below it: run this \
-             as the user who installed it",
-            folder.display(),
+            "{shown} can be changed by other users (uid {}, gid {}, mode {:04o}), so root changes nothing below it: {cure}",
             open.uid(),
             open.gid(),
             open.mode() & 0o7777

@@ -168,7 +168,6 @@ impl Driver {
                 );
             }
             path.rails().status.stopped();
-            path.ended();
         });
         if ended != Err(NotBorrowed::Busy) {
             self.ending_since = None;

@@ -80,7 +80,7 @@ fn nccl(file: &NcclFile, job_facts: &JobFacts, findings: &mut Vec<Finding>) {
 
 /// Returns the known facts about this version on Sparks. The interfaces need no warning here: the
 /// plugin has the newest network and tuner interface of each NCCL from 2.27 to 2.32.3
-/// (lab/notes/nccl-versions.md).
+/// (docs/evidence/nccl.md).
 fn of_version(version: [u32; 3]) -> &'static str {
     match version {
         // Fixed in NCCL 2.32.3, which initialises the constants that it passes to tuners.
