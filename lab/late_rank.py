@@ -3,8 +3,8 @@
 
     NCCL_SPARK_STALL_WARN_S=5 NCCL_SPARK_STALL_ABORT_S=12 torchrun --nproc-per-node 2 late_rank.py SECONDS
 
-The other variables are those of lab/notes/nccl.md, section PyTorch. Both ranks use the first GPU, and each rank is a
-host of its own. Rank 1 sleeps so long before the second all_reduce.
+The other variables are those of docs/guide/commands.md, section "The software fabric". Both ranks use the first GPU,
+and each rank is a host of its own. Rank 1 sleeps so long before the second all_reduce.
 Each rank prints the result of the second all_reduce, or PyTorch's error, and the time since the first all_reduce. With
 TORCH_NCCL_BLOCKING_WAIT=1, PyTorch raises the error in the program; otherwise its watchdog ends the process.
 """

@@ -151,8 +151,6 @@ pub struct RecoveryConfig {
 pub struct DataPathConfig {
     /// `NCCL_SPARK_MIN_SHARE_BYTES`.
     pub min_share_bytes: u64,
-    /// `NCCL_SPARK_INFLIGHT_BYTES`.
-    pub inflight_bytes: Option<u64>,
     /// `NCCL_SPARK_STALL_WARN_S`.
     pub stall_warn: Duration,
 }
@@ -242,9 +240,6 @@ settings! {
     data_path.min_share_bytes = "NCCL_SPARK_MIN_SHARE_BYTES", "16384", number::<u64, 128, 1_073_741_824>,
         "128 to 1073741824 bytes.",
         "Smallest part of a message that gets a rail of its own.";
-    data_path.inflight_bytes = "NCCL_SPARK_INFLIGHT_BYTES", "", optional::<u64, 1, 1_099_511_627_776>,
-        "1 to 1099511627776 bytes.",
-        "How many bytes all sends of one process may have in flight together; unset: no bound. A larger message is sent when nothing else is in flight.";
     cpu_latency = "NCCL_SPARK_CPU_LATENCY_US", "auto", latency_limit,
         "auto (20 on a GB10, else off), off, or 0 to 1000000 microseconds.",
         "CPU wake-up latency to ask the kernel for (`/dev/cpu_dma_latency`) while connections carry traffic, and a minute longer.";
@@ -425,10 +420,7 @@ impl Settings {
 
 const OWN_PREFIX: &str = "NCCL_SPARK_";
 /// Settings of earlier versions, which cause only a warning.
-const REMOVED: &[&str] = &[
-    #[cfg(test)]
-    "NCCL_SPARK_FORMER",
-];
+const REMOVED: &[&str] = &["NCCL_SPARK_INFLIGHT_BYTES"];
 const SETTINGS_FILE: &str = "NCCL_SPARK_SETTINGS_FILE";
 const LIBRARY: &str = "NCCL_IBVERBS_LIB";
 /// Settings file for all users, named like NCCL's `/etc/nccl.conf`.

@@ -1,4 +1,4 @@
-//! The program `spark-lab`: commands that prove claims of docs/evidence. No release package
+//! The program `spark-lab` tries the plugin with NCCL itself, on any NVIDIA GPU. No release package
 //! contains it.
 //!
 //! Ranks, fabrics, NCCL's environment and output come from `nccl_tests_harness`, the library of
@@ -6,23 +6,16 @@
 //! build --release --workspace` puts all three there. Exit statuses are those of `nccl-spark`.
 
 mod as_spark;
-mod bench;
 mod communicators;
-mod one_version;
-mod pair;
 mod proc_status;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use nccl_tests_harness::output;
-use nccl_tests_harness::program::{self, Outcome, OutputLevel, check_settings, variable};
-use nccl_tests_harness::ranks::control::Work;
-use nccl_tests_harness::ranks::process;
-use pair::rank::Pair;
+use nccl_tests_harness::program::{self, Outcome, OutputLevel, variable};
 use std::process::ExitCode;
 
-/// Measures the NCCL network plugin for DGX Spark with single messages, and stress-tests NCCL over
-/// it.
+/// Tries the NCCL network plugin for DGX Spark with NCCL itself, on any NVIDIA GPU.
 #[derive(Debug, Parser)]
 #[command(name = "spark-lab", version)]
 struct Cli {
@@ -34,14 +27,6 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measures bandwidth, latency and message rate between two ranks. Can compare with another
-    /// plugin.
-    ///
-    /// Rank 0 sends to rank 1 (latency: ping-pong). One thread per rank posts messages and tests
-    /// the oldest of each connection, as NCCL's proxy thread does. Every byte is checked once for
-    /// each size, outside the timed part.
-    #[command(after_help = BENCH)]
-    Bench(Box<bench::options::Bench>),
     /// Stress-tests communicator lifecycle: many at the same time, split, re-created, aborted, and
     /// with a rank that dies.
     ///
@@ -57,20 +42,10 @@ enum Command {
     /// in which NCCL chose fewer than 16 collective channels fails.
     #[command(after_help = AS_SPARK)]
     AsSpark(as_spark::Options),
-    /// Makes a copy of the plugin that shows NCCL only one version of the plugin interface.
-    OneVersion(one_version::Options),
-    /// One rank of bench. Its standard input is the connection to the command that starts it.
-    #[command(name = Pair::COMMAND, hide = true)]
-    PairRank(process::Start),
     /// One rank of communicators, started by that command.
     #[command(name = "communicators-rank", hide = true)]
     CommunicatorsRank(communicators::rank::Task),
 }
-
-const BENCH: &str = "\
-Examples:
-  spark-lab bench bandwidth latency           # two ranks on this machine
-  spark-lab bench --against libnccl-net-other.so --json out.json";
 
 const AS_SPARK: &str = "\
 Examples:
@@ -90,12 +65,6 @@ fn main() -> ExitCode {
 fn execute(command: Command) -> Result<Outcome> {
     let program = program::file()?;
     match command {
-        Command::Bench(options) => {
-            program::clean_up_on_signal()?;
-            let plan = options.plan(&program, variable("NCCL_IBVERBS_LIB"))?;
-            check_settings(&plan.libraries[0].1, &program)?;
-            bench::run(&plan, &program).map(Outcome::from)
-        }
         Command::Communicators(options) => {
             program::clean_up_on_signal()?;
             let plan = options.plan(&program)?;
@@ -104,10 +73,6 @@ fn execute(command: Command) -> Result<Outcome> {
         Command::AsSpark(options) => {
             program::clean_up_on_signal()?;
             options.run(&variable)
-        }
-        Command::OneVersion(options) => options.run(&program, output::standard()).map(|()| Outcome::Good),
-        Command::PairRank(start) => {
-            process::run::<Pair>(&start, variable("NCCL_DEBUG").as_deref()).map(|()| Outcome::Good)
         }
         Command::CommunicatorsRank(task) => task.run().map(|()| Outcome::Good),
     }
@@ -125,7 +90,7 @@ mod tests {
 
     #[test]
     fn help_examples_parse() {
-        for line in [BENCH, COMMUNICATORS, AS_SPARK].join("\n").lines().filter(|line| line.contains("spark-lab")) {
+        for line in [COMMUNICATORS, AS_SPARK].join("\n").lines().filter(|line| line.contains("spark-lab")) {
             let words = line.split_whitespace().skip_while(|word| *word != "spark-lab");
             if let Err(error) = Cli::try_parse_from(words.take_while(|word| *word != "#")) {
                 panic!("{line}: {error}");

@@ -1,9 +1,9 @@
-//! `spark-lab as-spark` and `one-version`. For as-spark, a shell script in place of nccl-spark
-//! reads the graph and the variables that NCCL would read.
+//! `spark-lab as-spark`. A shell script in place of nccl-spark reads the graph and the variables
+//! that NCCL would read.
 
 mod common;
 
-use common::{Fake, ProgramOutput, say, spark_lab};
+use common::{ProgramOutput, spark_lab};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -98,36 +98,16 @@ fn a_sparks_graph_has_the_device_that_the_plugin_announces() {
     for (profile, scale) in
         [("spark-1cable", "1"), ("spark-1cable", "0.25"), ("spark-2cable", "1"), ("spark-2cable", "0.1")]
     {
-        let mut command = spark_lab();
-        command.args(["bench", "latency", "--seconds", "0.01", "--rounds", "1", "-b", "8", "-e", "8", "--json", "-"]);
+        let mut command = common::programs::clean(&common::beside("nccl-spark"));
+        command.args(["all-gather", "-r", "2", "-b", "8", "-e", "8", "-n", "1", "-w", "0", "--json", "-"]);
         command.args(["--profile", profile, "--scale", scale, "--plugin"]).arg(&plugin);
         let real: ProgramOutput =
             command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS").output().unwrap().into();
         let report: serde_json::Value = serde_json::from_str(&real.out).unwrap_or_else(|_| panic!("{real:?}"));
-        let network = &report["sides"][0]["networks"][0];
+        let network = &report["networks"][0];
         let (device, speed) = (network["device"].as_str().unwrap(), network["speed_mbps"].as_u64().unwrap());
         let graph = script.run(&[], &format!("--profile {profile} --scale {scale}"));
         let net = format!("<nic><net name=\"{device}\" speed=\"{speed}\"/></nic>");
         assert!(graph.status == Some(0) && graph.out.contains(&net), "{net}: {graph:?}");
     }
-}
-
-#[test]
-fn a_copy_of_the_plugin_shows_one_version_of_the_interface() {
-    let (folder, fake) = (tempfile::tempdir().unwrap(), Fake::compile(&["-DFAKE_ALL_VERSIONS"]));
-    let out = folder.path().to_str().unwrap();
-    let library = fake.library();
-    let plugin = library.to_str().unwrap();
-    for version in ["8", "11", "12"] {
-        let made = say(&["one-version", version, "--out", out, "--plugin", plugin]);
-        let expected = format!("{out}/libnccl-net-spark-v{version}.so");
-        assert_eq!((made.status, made.out.trim_end()), (Some(0), expected.as_str()), "{made:?}");
-        let output = say(&["bench", "connections", "--fabric", "verbs", "--plugin", &expected, "--abi", "10"]);
-        assert!(output.status == Some(1) && output.err.contains("no symbol ncclNetPlugin_v10"), "{output:?}");
-    }
-    let newest = Fake::compile(&[]);
-    let none = say(&["one-version", "9", "--out", out, "--plugin", newest.library().to_str().unwrap()]);
-    assert!(none.status == Some(1) && none.err.contains("no table of version 9"), "{none:?}");
-    let wrong = say(&["one-version", "7"]);
-    assert!(wrong.status == Some(2) && wrong.err.contains("must be 8 to 12"), "{wrong:?}");
 }

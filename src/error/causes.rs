@@ -57,7 +57,7 @@ pub enum Missing {
     GidTypes(String),
     #[error("relaxed ordering is not available: the RDMA library has no ibv_reg_mr_iova2")]
     RelaxedOrdering,
-    #[error("the provider of {0} lacks post and poll functions")]
+    #[error("the provider of {0} lacks post and poll functions: install ibverbs-providers")]
     Operations(String),
     #[error(
         "{}. On the host: is the driver loaded (rdma link; packages rdma-core, ibverbs-providers)? In a container: start it with --device /dev/infiniband --ulimit memlock=-1 --network host, and install ibverbs-providers in it",
@@ -282,7 +282,7 @@ pub enum Waited {
 pub enum Network {
     #[error("bootstrap connection to {peer} failed: {why}")]
     Bootstrap { peer: String, why: String },
-    #[error("cannot reach the peer at {address}: {why}")]
+    #[error("cannot reach the peer at {address}: {why}; check NCCL_SOCKET_IFNAME on both hosts, routes and firewalls")]
     Unreachable { address: SocketAddr, why: String },
     #[error("called again for a connection whose set-up has failed or timed out")]
     SetupEnded,
@@ -300,7 +300,7 @@ pub enum Network {
     NoFirstRail { peer: String, limit: u64, tries: String },
     #[error("no usable rail to {peer} for {waited:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={limit}): {rails}")]
     NoRailLeft { peer: String, waited: Duration, limit: u64, rails: String },
-    #[error("rail {rail} to {peer} lost, and its device did not flush its receive queue")]
+    #[error("rail {rail} to {peer} lost, and its device did not flush its receive queue: see dmesg")]
     NotFlushed { rail: String, peer: String },
     #[error(transparent)]
     OnRail(Box<OnRail>),
@@ -322,7 +322,7 @@ pub enum PeerGone {
     Vanished { peer: String },
     #[error("{peer} closed the connection before any rail worked: {rails}")]
     Left { peer: String, rails: String },
-    #[error("{peer} closed the bootstrap connection during connection set-up")]
+    #[error("{peer} closed the bootstrap connection during connection set-up: see its log")]
     ClosedInSetup { peer: String },
     #[error("bootstrap connection to {peer} failed: {why}")]
     Bootstrap { peer: String, why: String },
@@ -367,7 +367,9 @@ pub enum Violation {
 /// Step that took too long. `limit` is a setting's value in seconds.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum TimedOut {
-    #[error("timed out after {waited:.0?} waiting for {what} (NCCL_SPARK_CONNECT_TIMEOUT_S={limit})")]
+    #[error(
+        "timed out after {waited:.0?} waiting for {what} (NCCL_SPARK_CONNECT_TIMEOUT_S={limit}): see the log of that rank"
+    )]
     Setup { what: String, waited: Duration, limit: u64 },
     #[error(
         "rail {rail} to {peer} lost, and its device does not stop within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {rails}"
@@ -392,9 +394,7 @@ pub enum StallCause {
         "the peer's requests are done, and its program has not tested them for {idle:.0?}: it sleeps, or NCCL's proxy thread is stopped"
     )]
     NotTested { idle: Duration },
-    #[error(
-        "the peer has granted a receive, and the send waits on this host: for another tag, for a rail, or for NCCL_SPARK_INFLIGHT_BYTES"
-    )]
+    #[error("the peer has granted a receive, and the send waits on this host: for another tag, or for a rail")]
     HeldBack,
     #[error("the peer has posted a receive, and its clear-to-send has not arrived here")]
     NoGrantHere,

@@ -8,7 +8,7 @@
 //!
 //! - Messages: `receives` (granted receives), `shadow` (the receiver's copy of the ring), `next`
 //!   (the next receive in the ring), `sends` (running sends), `epochs` (generations of keys in CTS
-//!   entries), `in_flight` (the bound `NCCL_SPARK_INFLIGHT_BYTES`), `streams` (messages over TCP).
+//!   entries), `streams` (messages over TCP).
 //! - Lanes of a message: `striping` (choice of lanes), `plan` (bytes for each lane), `pace`
 //!   (measured rates), `paths` (expected rates).
 //! - Rails of a connection: `pairing` (pairs of rails), `recovery` (from the loss of a rail to its
@@ -20,7 +20,6 @@
 
 pub mod control_link;
 mod epochs;
-pub mod in_flight;
 pub mod next;
 pub mod pace;
 pub mod pairing;

@@ -8,7 +8,6 @@
 
 use super::NotInFlight;
 use super::epochs::Epochs;
-use super::in_flight::{Bound, Hold};
 use super::next::{self, Head, Next, Peek};
 use super::plan::Share;
 use crate::wire::control::{Progress, Received};
@@ -16,7 +15,6 @@ use crate::wire::cts::{Epoch, Violation};
 use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::{Immediate, MAX_FULL_CHUNKS};
 use crate::wire::{MAX_RAILS, PARTS, SLOTS};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 /// Maximum number of sends in flight on one connection: one for each part of each receive.
@@ -25,6 +23,7 @@ pub const REQUESTS: usize = SLOTS * PARTS;
 /// All sends of one connection, at most `R` at a time. The ring has `N` slots: all [`SLOTS`], or
 /// fewer in the tests' model.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub struct Sends<const N: usize = SLOTS, const R: usize = REQUESTS> {
     requests: Box<[Request; R]>,
     /// Shares of the running sends. Not used for a send that is [`Request::SingleWrite`].
@@ -35,16 +34,12 @@ pub struct Sends<const N: usize = SLOTS, const R: usize = REQUESTS> {
     epochs: Epochs,
     /// True while a share waits for another lane, because its lane was lost.
     has_lost_shares: bool,
-    /// This connection's reserved bytes, if the process has a bound on bytes in flight.
-    hold: Option<Hold>,
 }
 
 #[derive(Debug, Clone, Copy, Hash)]
 enum Request {
     Free,
-    /// A send in one write, which was posted when the send started. The confirmation of this write
-    /// releases no reserved bytes. So [`Sends::release_when_done`] turns each send that has
-    /// reserved bytes into [`Request::Cut`].
+    /// A send in one write, which was posted when the send started.
     SingleWrite(SingleWrite),
     Cut(Cut),
     Done {
@@ -71,7 +66,7 @@ struct SingleWrite {
 }
 
 /// A send with an entry in [`Sends::shares`] for each of its shares. [`Sends::start`] started it,
-/// or it was a [`Request::SingleWrite`] that lost its lane or has reserved bytes.
+/// or it was a [`Request::SingleWrite`] that lost its lane.
 #[derive(Debug, Clone, Copy, Hash)]
 struct Cut {
     origin: Origin,
@@ -175,49 +170,6 @@ pub struct NextWrite {
 }
 
 impl<const N: usize, const R: usize> Sends<N, R> {
-    /// Returns an empty set of sends. With a `bound`, the caller must call [`Sends::reserve`]
-    /// before each send.
-    pub fn within(bound: Option<Arc<Bound>>) -> Self {
-        Self { hold: bound.map(Hold::new), ..Self::default() }
-    }
-
-    /// Returns true if a bound is set, so that sends must reserve their bytes before they start.
-    pub fn is_bounded(&self) -> bool {
-        self.hold.is_some()
-    }
-
-    /// Reserves the bytes of a send that is about to start. Returns false if the process's bound
-    /// leaves no room. After the send has started, the caller must call
-    /// [`Sends::release_when_done`]; the reservation then lasts until the send is done. If the send
-    /// does not start, the caller must call [`Sends::release`]. An empty send needs no reservation.
-    #[must_use]
-    pub fn reserve(&mut self, bytes: u64) -> bool {
-        self.hold.as_mut().is_none_or(|hold| hold.reserve(bytes))
-    }
-
-    /// Releases the bytes of a send that did not start.
-    pub fn release(&mut self, bytes: u64) {
-        if let Some(hold) = &mut self.hold {
-            hold.release(bytes);
-        }
-    }
-
-    /// Makes a started send release its reserved bytes when it is done.
-    pub fn release_when_done(&mut self, request: u16) {
-        let at = usize::from(request) % R;
-        if self.hold.is_some() {
-            self.requests[at].cut(&mut self.shares[at]);
-        }
-    }
-
-    /// Releases all reserved bytes: the connection has failed and its queue pairs are destroyed.
-    #[cold]
-    pub fn ended(&mut self) {
-        if let Some(hold) = &mut self.hold {
-            hold.release_all();
-        }
-    }
-
     /// Returns true if another send can start.
     #[inline(always)]
     pub fn has_room(&self) -> bool {
@@ -377,7 +329,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         running.unfinished &= !(1 << (share & 7));
         if running.unfinished == 0 {
             let bytes = running.bytes;
-            slot.finish(bytes, &mut self.hold);
+            *slot = Request::Done { bytes };
         }
         Ok(bytes)
     }
@@ -393,7 +345,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
                 Request::Cut(running) if running.origin.sequence < delivered && running.unposted == 0 => running.bytes,
                 _ => continue,
             };
-            slot.finish(bytes, &mut self.hold);
+            *slot = Request::Done { bytes };
             any = true;
         }
         any
@@ -428,7 +380,7 @@ impl<const N: usize, const R: usize> Sends<N, R> {
             }
             if running.unfinished == 0 {
                 let bytes = running.bytes;
-                slot.finish(bytes, &mut self.hold);
+                *slot = Request::Done { bytes };
             }
         }
     }
@@ -541,7 +493,6 @@ impl<const N: usize, const R: usize> Default for Sends<N, R> {
             next: Next::default(),
             epochs: Epochs::default(),
             has_lost_shares: false,
-            hold: None,
         }
     }
 }
@@ -552,16 +503,6 @@ impl Request {
         let Self::SingleWrite(SingleWrite { origin, bytes, lane }) = *self else { return };
         *self = Self::Cut(Cut { origin, bytes, count: 1, unfinished: 1, unposted: 0 });
         shares[0] = RunningShare { lane, bytes, ..RunningShare::default() };
-    }
-
-    /// Marks a send done and releases its reserved bytes. A send with a reservation must become
-    /// [`Request::Done`] only through this function. Otherwise the reservation would leak.
-    #[inline(always)]
-    fn finish(&mut self, bytes: u64, hold: &mut Option<Hold>) {
-        *self = Request::Done { bytes };
-        if let Some(hold) = hold {
-            hold.release(bytes);
-        }
     }
 }
 

@@ -44,7 +44,7 @@ pub enum Cause {
     /// The peer's requests are done, but its caller has not tested them.
     NotTested = 2,
     /// This side is the sender. The peer has granted a receive, but this side does not start its
-    /// send: the tags differ, no rail is usable, or the bound on bytes in flight is reached.
+    /// send: the tags differ, or no rail is usable.
     HeldBack = 3,
     /// A receive is posted, but its CTS entry has not arrived.
     NotGranted = 4,

@@ -8,7 +8,6 @@ use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::parts::PathParts;
-use nccl_net_spark::comm::datapath::path::DataPath;
 use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::datapath::recv::RecvPath;
 use nccl_net_spark::comm::datapath::send::SendPath;
@@ -21,7 +20,6 @@ use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, Purpose, Rail, Registration};
 use nccl_net_spark::config::Config;
-use nccl_net_spark::flow::in_flight::Bound;
 use nccl_net_spark::flow::paths::End;
 use nccl_net_spark::interfaces;
 use nccl_net_spark::plugin::bring_up;
@@ -90,15 +88,12 @@ pub struct Pair {
     /// Number of queue pairs, on both sides, that do not exist yet because their lanes are in
     /// [`Start::not_yet`].
     pub missing_queue_pairs: usize,
-    /// Limit on the bytes in flight that this connection shares with others.
-    pub bound: Option<Arc<Bound>>,
 }
 
 #[derive(Default)]
 pub struct Start {
     /// Bit mask of the lanes that have no queue pairs when the connection begins.
     pub not_yet: u8,
-    pub bound: Option<Arc<Bound>>,
     /// True if the receiving side's host (`Fabric::hosts`) sends, and the sending side's receives.
     pub is_backward: bool,
 }
@@ -340,15 +335,6 @@ impl Fabric {
         assert!(RailId::all(RAILS).all(|rail| done.keys(rail).is_some()));
     }
 
-    /// Bytes of a connection's messages that are posted and not done. NICs may still read them.
-    pub fn posted_bytes(&self, pair: &Pair) -> u64 {
-        let from = self.to.as_ptr() as u64;
-        let to = from..from + ARENA as u64;
-        let mut path = pair.send.enter().unwrap();
-        let ends = path.rails().lanes.iter().flat_map(Lane::ends);
-        ends.map(|end| self.node.memory.qps[end.number as usize % MAX_QPS].waiting_bytes(&to)).sum()
-    }
-
     /// True if the queue pair is in the error state, even if its owner has not polled yet.
     pub fn is_in_error(&self, number: u32) -> bool {
         self.node.memory.qps[number as usize % MAX_QPS].is_in_error()
@@ -416,7 +402,7 @@ impl Fabric {
     /// Builds data paths and drivers. If a liar is the receiver's peer, `far_key` is the key with
     /// which the receiver writes to the liar's mailbox.
     fn join(&self, mut lanes: [Vec<Lane>; 2], mailboxes: [Arc<Region>; 2], far_key: Option<u32>, start: Start) -> Pair {
-        let (hosts, Start { not_yet, bound, .. }) = (start.hosts(), start);
+        let (hosts, Start { not_yet, .. }) = (start.hosts(), start);
         let rails = lanes[0].len();
         for (side, region) in mailboxes.iter().enumerate() {
             lanes[side].iter_mut().for_each(|lane| lane.register_mailbox(region).unwrap());
@@ -456,7 +442,7 @@ impl Fabric {
         let [s_striping, r_striping] = striping;
         let parts = |side: usize, lanes, striping| {
             let region = Arc::clone(&mailboxes[side]);
-            PathParts { lanes, region, peer_addr: far[side], chunk_bytes: CHUNK, striping, bound: bound.clone() }
+            PathParts { lanes, region, peer_addr: far[side], chunk_bytes: CHUNK, striping }
         };
         let send = Arc::new(TryCell::new(SendPath::new(parts(0, s_lanes, s_striping))));
         let recv = Arc::new(TryCell::new(RecvPath::new(parts(1, r_lanes, r_striping))));
@@ -472,7 +458,7 @@ impl Fabric {
             driver(1, Role::Receiver, Arc::new(Busy(recv.clone())), r_rails),
         ];
         let missing_queue_pairs = 2 * queue_count * not_yet.count_ones() as usize;
-        Pair { send, recv, contexts, drivers, wakers, mailboxes, missing_queue_pairs, bound }
+        Pair { send, recv, contexts, drivers, wakers, mailboxes, missing_queue_pairs }
     }
 }
 

@@ -78,6 +78,11 @@ pub fn hung() -> usize {
     lock().connecting.hung.len()
 }
 
+/// Returns the number of threads that stop queue pairs and hang. A NIC may still use these pairs.
+pub fn hung_fences() -> usize {
+    lock().fencing.hung.len()
+}
+
 pub fn total() -> usize {
     lock().total
 }

@@ -251,7 +251,6 @@ impl Bed {
             peer_addr: mailboxes[1 - side].addr(),
             chunk_bytes: 1 << 30,
             striping: negotiate::striping(nodes[side].host.process(), &paths),
-            bound: None,
         });
         let send = Arc::new(TryCell::new(SendPath::new(parts.next().unwrap())));
         let recv = Arc::new(TryCell::new(RecvPath::new(parts.next().unwrap())));

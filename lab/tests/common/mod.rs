@@ -23,6 +23,11 @@ pub fn say(arguments: &[&str]) -> ProgramOutput {
     spark_lab().args(arguments).output().unwrap().into()
 }
 
+/// Path of another program of the workspace.
+pub fn beside(name: &str) -> String {
+    PathBuf::from(PROGRAM).with_file_name(name).display().to_string()
+}
+
 /// The plugin, if the whole workspace is built; otherwise prints that the test is skipped.
 #[track_caller]
 pub fn built() -> Option<PathBuf> {

@@ -1,7 +1,6 @@
 //! The values from which connection set-up creates a data path.
 
 use super::lane::Lane;
-use crate::flow::in_flight::Bound;
 use crate::flow::striping::Striping;
 use crate::verbs::Region;
 use std::sync::Arc;
@@ -19,6 +18,4 @@ pub struct PathParts {
     pub chunk_bytes: u32,
     /// Division of messages over the lanes.
     pub striping: Striping,
-    /// Limit on the bytes that all sends of this process have in flight together, if one is set.
-    pub bound: Option<Arc<Bound>>,
 }

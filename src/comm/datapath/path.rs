@@ -72,10 +72,6 @@ pub trait DataPath: Send {
     /// Returns the number of complete receives before the first incomplete one; 0 for a sender.
     fn delivered(&self) -> u64;
 
-    /// Called after the connection has failed and its queue pairs have stopped. A sender releases
-    /// its reserved bytes of the process-wide limit on bytes in flight. A receiver does nothing.
-    fn ended(&mut self) {}
-
     /// Returns true while a NIC may read or write the buffer of a running send, or of a receive
     /// that waits for data. Optional receives do not count.
     fn holds_buffers(&self) -> bool;

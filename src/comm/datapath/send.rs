@@ -33,9 +33,6 @@ use crate::wire::immediate::{Immediate, MAX_FULL_CHUNKS};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Text in messages for a send that waits because of the process-wide limit on bytes in flight.
-const HELD_BACK: &str = "a send (held back by NCCL_SPARK_INFLIGHT_BYTES)";
-
 /// State of the sending data path.
 pub struct SendPath {
     sends: Sends,
@@ -46,9 +43,6 @@ pub struct SendPath {
     now_ns: u64,
     chunk_bytes: u64,
     sizes: Sizes,
-    /// Size limits of the sends that start without a reservation of in-flight bytes. If the process
-    /// limits the bytes in flight, both sizes are 0, and only an empty send starts this way.
-    unreserved_limits: Sizes,
     buffer: CompletionBuffer,
     stall: StallTimer,
     /// For each request number: the time when the send was given to its lanes. Valid only if writes
@@ -56,7 +50,7 @@ pub struct SendPath {
     given_ns: Box<[u64; REQUESTS]>,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Sizes {
     /// Size of the largest send that always is a single write on one lane.
     max_unsplit_bytes: u64,
@@ -138,15 +132,13 @@ impl SendPath {
     /// Creates a data path. The region of `parts` has the ring, into which the peer writes its CTS
     /// entries.
     pub fn new(parts: PathParts) -> Self {
-        let PathParts { lanes, region: ring, chunk_bytes, striping, bound, .. } = parts;
+        let PathParts { lanes, region: ring, chunk_bytes, striping, .. } = parts;
         let chunk_bytes = u64::from(chunk_bytes);
         let max_unsplit_bytes = striping.max_unsplit_bytes().min(chunk_bytes);
         let sizes = Sizes { max_unsplit_bytes, most_bytes: chunk_bytes * (MAX_FULL_CHUNKS + 1) };
-        let sends = Sends::within(bound);
         Self {
             sizes,
-            unreserved_limits: if sends.is_bounded() { Sizes::default() } else { sizes },
-            sends,
+            sends: Sends::default(),
             rails: Rails::new(Role::Sender, lanes, striping),
             ring,
             clock: Clock::start(),
@@ -190,10 +182,10 @@ impl SendPath {
         }
         let send = Send { addr, bytes: bytes as u64, tag, memory };
         match self.sends.peek(self.ring.words(), tag) {
-            Peek::Found(head) if send.bytes <= head.buffer_bytes.min(self.unreserved_limits.max_unsplit_bytes) => {
+            Peek::Found(head) if send.bytes <= head.buffer_bytes.min(self.sizes.max_unsplit_bytes) => {
                 self.send_whole(context, head, send)
             }
-            Peek::Found(head) if send.bytes <= head.buffer_bytes.min(self.unreserved_limits.most_bytes) => {
+            Peek::Found(head) if send.bytes <= head.buffer_bytes.min(self.sizes.most_bytes) => {
                 self.send_striped(context, head, send)
             }
             Peek::Nothing => self.stalled(context, "a send without a matching receive", bytes).map(|()| None),
@@ -208,9 +200,8 @@ impl SendPath {
         self.stalled(context, "a send", bytes).map(|()| None)
     }
 
-    /// Starts a send that `isend` does not start itself: a send to a grouped receive, a send whose
-    /// grant has old keys, or a send that must reserve in-flight bytes. Refuses a send that is too
-    /// large.
+    /// Starts a send that `isend` does not start itself: a send to a grouped receive, or a send
+    /// whose grant has old keys. Refuses a send that is too large.
     #[inline(never)]
     fn send_slow(&mut self, context: &PathContext, send: Send<'_>) -> Quick<Option<u16>> {
         let head = match self.sends.search(self.ring.words(), send.tag) {
@@ -227,18 +218,6 @@ impl SendPath {
         if send.bytes > head.buffer_bytes.min(most_bytes) {
             return Err(too_large(&context.peer.name, send.bytes, send.tag, head.buffer_bytes, most_bytes));
         }
-        if !self.sends.reserve(send.bytes) {
-            return self.stalled(context, HELD_BACK, send.bytes as usize).map(|()| None);
-        }
-        let begun = self.send_granted(context, head, send);
-        match begun {
-            Ok(Some(request)) => self.sends.release_when_done(request),
-            Ok(None) | Err(_) => self.sends.release(send.bytes),
-        }
-        begun
-    }
-
-    fn send_granted(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
         let open = self.rails.open_lanes();
         let usable = self.sends.lanes_with_keys(open, &head);
         if usable != open {

@@ -176,8 +176,7 @@ pub fn finish<P: Shareable + 'static>(
         stall_warn: process.config.data_path.stall_warn,
         waker: setup.service.clone(),
     });
-    let bound = process.bound.clone();
-    let parts = PathParts { lanes, region: Arc::clone(&region), peer_addr, chunk_bytes, striping, bound };
+    let parts = PathParts { lanes, region: Arc::clone(&region), peer_addr, chunk_bytes, striping };
     let path = Arc::new(TryCell::new(path(parts)));
     let mailboxes = Mailboxes { region, peer_addr };
     let first_rail_timeout = process.config.setup.connect_timeout.saturating_sub(started.elapsed());

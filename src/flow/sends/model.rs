@@ -1,24 +1,8 @@
-//! Copy and hash of all sends, for the search through recovery's states
+//! Hash of all sends, for the search through recovery's states
 //! (`recovery/tests/search.rs`).
 
 use super::{Left, Request, Sends};
 use std::hash::{Hash, Hasher};
-
-impl<const N: usize, const R: usize> Clone for Sends<N, R> {
-    fn clone(&self) -> Self {
-        assert!(self.hold.is_none(), "a copy would release the same bytes again");
-        Self {
-            requests: self.requests.clone(),
-            shares: self.shares.clone(),
-            free: self.free,
-            free_count: self.free_count,
-            next: self.next.clone(),
-            epochs: self.epochs,
-            has_lost_shares: self.has_lost_shares,
-            hold: None,
-        }
-    }
-}
 
 impl<const N: usize, const R: usize> Sends<N, R> {
     pub(in crate::flow) fn hash_state(&self, hasher: &mut impl Hasher) {

@@ -2,6 +2,8 @@
 //! the order of valgrind's dumps.
 
 use crate::net::{Pair, Request, cost_phase_ends};
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
@@ -34,11 +36,30 @@ pub struct Phase {
     pub early: usize,
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Args)]
 pub struct Plan {
+    /// Message sizes in bytes.
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_values_t = [8, 128, 4096, 65536, 524_288], value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 30))]
     pub sizes: Vec<usize>,
+    /// Messages under way at a time, 1 to 32.
+    #[arg(long = "in-flight", value_name = "N", value_delimiter = ',', default_values_t = [1, 8], value_parser = RangedU64ValueParser::<usize>::new().range(1..=32))]
     pub windows: Vec<usize>,
+    /// Messages of each size and kind.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     pub messages: usize,
+}
+
+impl Plan {
+    /// Checks that whole windows make up the messages.
+    ///
+    /// # Errors
+    /// The numbers do not fit.
+    pub fn check(&self) -> Result<(), String> {
+        match self.windows.iter().all(|window| self.messages.is_multiple_of(*window)) {
+            true => Ok(()),
+            false => Err("--messages has to be a multiple of each of --in-flight".to_owned()),
+        }
+    }
 }
 
 /// Time in which the fabric carries and confirms all posted requests, so no counted call waits.

@@ -1,8 +1,7 @@
 //! Counts the instructions that a plugin's own code spends on a message, and compares two plugins.
 //!
 //! ```sh
-//! cargo build --release && cd tests/cost
-//! cargo run --release -- --plugin ../../target/release/libnccl_net_spark.so
+//! cargo build --release && cargo run --release -p cost
 //! ```
 //!
 //! The program loads a plugin's library as NCCL does, connects it with itself in one thread over
@@ -28,7 +27,8 @@ mod report;
 mod types;
 
 use callgrind::{DRIVE, Run};
-use options::{Options, USAGE, numbers};
+use clap::Parser;
+use options::Options;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -36,11 +36,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let done = match words.first().map(String::as_str) {
         Some(DRIVE) => drive_as_told(&words[1..]).map(|()| true),
-        Some("--help" | "-h") => {
-            println!("{USAGE}");
-            Ok(true)
-        }
-        _ => measure(words),
+        _ => measure(&Options::parse()),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -56,28 +52,30 @@ fn drive_as_told(words: &[String]) -> Result<(), String> {
     let [library, sizes, windows, messages] = words else {
         return Err("the driving half is not for people".to_owned());
     };
-    let read = |text: &String| numbers(DRIVE, text, 1..=usize::MAX);
-    let plan = drive::Plan { sizes: read(sizes)?, windows: read(windows)?, messages: read(messages)?.remove(0) };
+    let number = |word: &str| word.parse().map_err(|error| format!("{DRIVE} {word}: {error}"));
+    let numbers = |words: &String| words.split(',').map(number).collect::<Result<Vec<usize>, _>>();
+    let plan = drive::Plan { sizes: numbers(sizes)?, windows: numbers(windows)?, messages: number(messages)? };
     drive::run(Path::new(library), &plan)
 }
 
 /// Measures and prints. Returns false if the allowed ratio or number of instructions was exceeded.
-fn measure(words: Vec<String>) -> Result<bool, String> {
-    let options = Options::parse(words.into_iter())?;
+fn measure(options: &Options) -> Result<bool, String> {
+    options.plan.check()?;
+    let softverbs = options.softverbs()?;
     let folder =
         options.keep.clone().unwrap_or_else(|| std::env::temp_dir().join(format!("cost-{}", std::process::id())));
     let mut kept = true;
     for &rails in &options.rails {
         let run = |plugin: &Path, name: &str| {
             let folder = folder.join(format!("{name}-{rails}"));
-            let run = Run { plugin, softverbs: &options.softverbs, rails, plan: &options.plan, folder };
+            let run = Run { plugin, softverbs: &softverbs, rails, plan: &options.plan, folder };
             let phases = run.start()?;
-            Ok::<_, String>(report::Costs::of(plugin, &options.softverbs, phases))
+            Ok::<_, String>(report::Costs::of(plugin, &softverbs, phases))
         };
         let ours = run(&options.plugin, "plugin")?;
         let theirs = options.against.as_deref().map(|other| run(other, "against")).transpose()?;
         println!("{}", report::heading(rails, &options.plugin, options.against.as_deref()));
-        kept &= report::table(&ours, theirs.as_ref(), &options);
+        kept &= report::table(&ours, theirs.as_ref(), options);
         for costs in std::iter::once(&ours).chain(&theirs) {
             report::functions(costs, options.functions);
         }

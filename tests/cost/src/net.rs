@@ -1,5 +1,6 @@
 //! A plugin library with one connection from this process to itself. This module has the crate's
 //! only `unsafe` code.
+#![allow(unsafe_code)]
 
 use crate::types::functions::Close;
 use crate::types::{CommConfig, DebugLogger, HANDLE_BYTES, NcclResult, NetV11, PTR_HOST, UNDEFINED};

@@ -40,12 +40,12 @@ impl Run<'_> {
             }
         }
         self.await_end(side, &*path);
-        if side == 0 {
-            self.check_that_all_is_given_back();
-        }
-        if side == 1 && (holds_buffers || !matches!(by, BreakOff::Caller)) {
+        // After some seconds, the caller gets the error although a NIC has not stopped, and a
+        // warning that the NIC may still use the buffers.
+        let has_stopped = threads::hung_fences() == 0;
+        if has_stopped && side == 1 && (holds_buffers || !matches!(by, BreakOff::Caller)) {
             self.model.take_back(&mut self.fabric.to);
-        } else if side == 0 {
+        } else if has_stopped && side == 0 {
             self.model.overwrite_unfinished(&mut self.fabric.from);
         }
         for _ in 0..600 {
@@ -61,15 +61,9 @@ impl Run<'_> {
         self.model.check_what_was_handed_back(&self.fabric.to);
         self.tally.messages = self.model.groups.iter().map(|group| group.parts.len() as u64).sum();
         let Self { fabric, pair, tally, .. } = self;
-        let bound = pair.bound.clone();
         drop((pair, path));
         threads::let_return();
         assert_eq!(fabric.queue_pairs(), 0, "queue pairs are left over");
-        assert_eq!(
-            bound.map_or(0, |bound| bound.reserved_bytes()),
-            0,
-            "the bytes of a dropped connection still count against the bound"
-        );
         tally
     }
 

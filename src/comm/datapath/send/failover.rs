@@ -117,10 +117,6 @@ impl DataPath for SendPath {
         0
     }
 
-    fn ended(&mut self) {
-        self.sends.ended();
-    }
-
     fn holds_buffers(&self) -> bool {
         self.sends.is_running()
     }
