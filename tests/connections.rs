@@ -288,7 +288,13 @@ fn without_a_common_rail_both_ends_fail_immediately_and_list_both_sides() {
         refused.as_ref().and(refuser.as_ref()).map(|_| ())
     });
     for error in [refused.unwrap().to_string(), refuser.unwrap().to_string()] {
-        assert!(error.contains("no rail in common") && error.contains(&near) && error.contains(&far), "{error}");
+        assert!(
+            error.contains("no rail in common")
+                && error.contains("NCCL_IB_HCA hides")
+                && error.contains(&near)
+                && error.contains(&far),
+            "{error}"
+        );
     }
 }
 

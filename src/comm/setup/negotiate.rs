@@ -174,13 +174,18 @@ impl LocalRails {
         }
     }
 
-    /// Returns the error text for hosts without a common rail. It names `host`, because the peer
+    /// Returns the error text for hosts without a common rail. It names this host, because the peer
     /// shows the text too.
-    pub fn nothing_in_common(&self, host: &str, theirs: &[RailAdvert], peer: &str) -> String {
+    pub fn nothing_in_common(&self, process: &Process, theirs: &[RailAdvert], peer: &str) -> String {
+        let host = &process.name;
+        let filter = match process.config.rails.hca.names_something() {
+            true => format!("; NCCL_IB_HCA hides the other ports of {host}: unset it"),
+            false => String::new(),
+        };
         let unknown: Vec<String> =
             self.unknown.iter().map(|(rail, why)| format!("; {} ({why})", rail.name())).collect();
         format!(
-            "no rail in common: {host} has {}{}; {peer} has {}; if a cable or switch joins them, give both its ends addresses in one \
+            "no rail in common: {host} has {}{}; {peer} has {}{filter}; if a cable or switch joins them, give both its ends addresses in one \
              subnet, or routes",
             pairing::describe(&self.adverts),
             unknown.join(""),

@@ -44,7 +44,7 @@ const REDIAL: Duration = Duration::from_millis(10);
 /// [`Error::Usage`] if one side does not allow TCP. The text has the remedy, or the reason.
 pub fn allow(process: &Process, rails: &LocalRails, hello: &Hello) -> Result<()> {
     let by_tcp = rails.by_tcp(&process.config.setup);
-    let rails = rails.nothing_in_common(&process.name, &hello.rails, &hello.name);
+    let rails = rails.nothing_in_common(process, &hello.rails, &hello.name);
     // `check_ring_tcp` has checked that `NCCL_SPARK_RING_TCP` is the same on both sides, so `Off`
     // on one side implies `Off` on the other.
     let (host, why) = match (by_tcp, &hello.by_tcp) {

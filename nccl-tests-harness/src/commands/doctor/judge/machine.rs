@@ -124,13 +124,13 @@ fn memlock(facts: &Facts, found: &mut Vec<Finding>) {
 }
 
 /// Finds kernels that report more free memory than total memory in their contiguous memory area
-/// (CMA), such as 7.0.0-1019 and -1031. Such kernels refuse to pin memory.
+/// (CMA), such as 7.0.0-1019, -1031 and 7.0.0-31-generic. Such kernels refuse to pin memory.
 fn contiguous_memory(machine: &Machine, found: &mut Vec<Finding>) {
     let Some((total, free)) = machine.cma_kib.filter(|(total, free)| free > total) else { return };
     let kernel = machine.kernel.as_deref().unwrap_or("unknown");
     let text = format!(
         "the kernel's contiguous memory area is broken (CmaFree {free} kB, more than CmaTotal {total} kB), so registering memory fails with ENOMEM; \
-         kernels 7.0.0-1019 and -1031 have this bug, and this kernel is {kernel}"
+         kernels 7.0.0-1019, 7.0.0-1031 and 7.0.0-31-generic have this bug, and this kernel is {kernel}"
     );
     let cure = "echo 'GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX kho=off\"' | sudo tee /etc/default/grub.d/kho.cfg && sudo update-grub && sudo reboot";
     found.push(Id::CmaRegression.finding(text).cured_by(cure));
