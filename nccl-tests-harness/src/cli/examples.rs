@@ -50,7 +50,7 @@ Examples:
   mpirun -np 2 -H spark-1,spark-2 --map-by node --bind-to none \\
     nccl-spark tune --rendezvous spark-1:29501
   nccl-spark tune collectives --dir ~/nccl-tests \\
-    --mpirun '-np 2 -H spark-1,spark-2'";
+    --mpirun '-np 2 -H spark-1,spark-2 --bind-to none'";
 
 pub const NCCL_TESTS: &str = "\
 Examples:
@@ -59,7 +59,7 @@ Examples:
   nccl-spark nccl-tests all_gather all_reduce --dir ~/nccl-tests \\
     --compare spark,ib --rounds 3 --sizes 8K-16M,24K-24M
   nccl-spark nccl-tests all_gather --dir ~/nccl-tests \\
-    --mpirun '-np 2 -H spark-1,spark-2' -- -b 8 -e 1G -f 2";
+    --mpirun '-np 2 -H spark-1,spark-2 --bind-to none' -- -b 8 -e 1G -f 2";
 
 pub const MEMORY: &str = "\
 Examples:
