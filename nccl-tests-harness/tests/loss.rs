@@ -94,7 +94,7 @@ fn a_lossy_rail_is_warned_about_once_and_every_view_shows_its_counters() {
     let mut job = Job(fabric.job("4000000000", "mlx5").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(job.0.stderr.take().unwrap()).lines().map(Result::unwrap);
     let warning = lines.find(|line| line.contains("more than one packet in 100000 is lost")).expect("the warning");
-    assert!(warning.contains(&format!("{RAIL} lost ")) && warning.contains("mlnx_qos"), "{warning}");
+    assert!(warning.contains(&format!("{RAIL} lost ")) && warning.contains("switches.md"), "{warning}");
     assert!(!warning.contains("roceP2p1s0f0 lost"), "{warning}");
 
     let ports = fabric.ports(10);
