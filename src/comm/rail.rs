@@ -15,10 +15,12 @@ use crate::config::{RailConfig, RelaxedOrdering};
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::{Missing, Network, Result};
+use crate::flow::pairing;
 use crate::interfaces::{GidOwner, Interface, TableEntry, gid_owner, routes};
 use crate::verbs::{Access, GidEntry, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
 use crate::wire::fields::{Address, Attachment, RailAdvert, preference_rank};
 use crate::wire::ids::RailId;
+use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -152,6 +154,22 @@ impl Rail {
             return Ok(snapshot);
         }
         Err(unheld.map_or(Missing::Gid, |netdev| Missing::Address(netdev.clone())).into())
+    }
+
+    /// Checks that the kernel has a route from an address of this rail to a peer's address, if they
+    /// are in different subnets. Does not check what the kernel does not tell.
+    ///
+    /// # Errors
+    /// [`Error::Network`] with the command that adds the route.
+    pub fn check_route(&self, snapshot: &RailSnapshot, own_gid: [u8; 16], peer_gid: [u8; 16]) -> Result<()> {
+        let own = snapshot.addresses.iter().find(|address| address.gid == own_gid);
+        let needs_route = own.is_some_and(|own| pairing::needs_route(own, peer_gid));
+        if !needs_route || snapshot.has_route(own_gid, peer_gid) != Some(false) {
+            return Ok(());
+        }
+        let [own, peer] = [own_gid, peer_gid].map(|gid| Ipv6Addr::from(gid).to_canonical());
+        let netdev = self.info.netdev.clone().unwrap_or_else(|| "its interface".to_owned());
+        Err(Network::NoRoute { own, peer, netdev }.into())
     }
 
     /// Looks up the present index of an address in the GID table. The kernel may have given the

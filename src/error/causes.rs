@@ -7,7 +7,7 @@
 
 #![allow(missing_docs, reason = "the text of each cause explains the cause and its fields")]
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 use thiserror::Error as Cause;
@@ -290,6 +290,12 @@ pub enum Network {
     OtherAddress { at: SocketAddr, own: SocketAddr },
     #[error("{rail} no longer has the agreed address")]
     AddressGone { rail: String },
+    #[error(
+        "it has no route from {own} to {peer} through {netdev}, although there is one back: add it with ip route add {peer}/{} via \
+         NEXT_HOST dev {netdev}",
+        if .peer.is_ipv4() { 32 } else { 128 }
+    )]
+    NoRoute { own: IpAddr, peer: IpAddr, netdev: String },
     #[error("{0}")]
     DeadPath(String),
     #[error("another connection tests this path")]

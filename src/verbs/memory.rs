@@ -278,8 +278,11 @@ impl Drop for Region {
 /// Suggests a remedy for `errno` of a call that pins memory; empty if there is none.
 pub(super) fn memory_hint(errno: i32) -> String {
     // Without CAP_IPC_LOCK, a limit of 0 gives EPERM (`can_do_mlock` in Linux's mm/mlock.c).
+    if ![libc::ENOMEM, libc::EPERM].contains(&errno) {
+        return String::new();
+    }
     let limit = locked_memory_limit();
-    if errno != libc::ENOMEM && (errno, limit) != (libc::EPERM, Some(0)) {
+    if errno == libc::EPERM && limit != Some(0) {
         return String::new();
     }
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();

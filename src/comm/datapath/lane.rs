@@ -256,8 +256,9 @@ impl Lane {
     ///
     /// # Errors
     /// [`Error::Os`] if the peer's address cannot be resolved or the device refuses.
-    /// [`Error::Network`] if the port no longer has the agreed address. [`Error::Protocol`] if the
-    /// peer sent another number of queue pairs, or a larger path MTU than the port has.
+    /// [`Error::Network`] if the port no longer has the agreed address, or the kernel no route.
+    /// [`Error::Protocol`] if the peer sent another number of queue pairs, or a larger path MTU than
+    /// the port has.
     pub fn connect(&mut self, role: Role, config: QpConfig, route: &Route<'_>) -> Result<()> {
         if route.ends.len() != self.queues.len() {
             let (theirs, ours) = (route.ends.len(), self.queues.len());
@@ -267,6 +268,7 @@ impl Lane {
         if route.mtu_bytes > most {
             return Err(Violation::PathMtu { rail: self.rail.name(), mtu_bytes: route.mtu_bytes, most }.into());
         }
+        self.rail.check_route(route.snapshot, route.gid, route.peer_gid)?;
         let gid_index = self.rail.gid_index(route.snapshot, &route.gid)?;
         let Priority { traffic_class, service_level } = route.priority;
         self.path_quality = self.rail.path_qualities.of(route.peer_gid);

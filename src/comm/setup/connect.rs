@@ -346,9 +346,7 @@ impl AcceptedOffer {
                         ends: ends.clone(),
                         priority,
                     };
-                    let gids = (pair.connector_gid, pair.acceptor_gid);
-                    let no_route = negotiate::no_route(&known.snapshot, gids, known.rail.info.netdev.as_deref());
-                    match no_route.map_or_else(|| open_lane(known, pair, &region), Err) {
+                    match open_lane(known, pair, &region) {
                         Ok(lane) => LaneProgress::Joining(Joining::new(process, Role::Sender, lane, route)),
                         Err(not_yet) => LaneProgress::NotReady(not_yet),
                     }

@@ -286,27 +286,6 @@ pub fn dead_path_reason(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> O
     process.backoff.dead(PathId { rail: rail.id, peer_gid }, Instant::now())
 }
 
-/// Returns the reason for the connecting side to refuse a pair: the pair needs a route, and this
-/// host's kernel has none back to the peer. The route may be added later. `None` if the pair needs
-/// no route, if there is a route, or if either is not known.
-pub fn no_route(
-    snapshot: &RailSnapshot,
-    (own_gid, peer_gid): ([u8; 16], [u8; 16]),
-    netdev: Option<&str>,
-) -> Option<NotYet> {
-    let own = snapshot.addresses.iter().find(|address| address.gid == own_gid)?;
-    if !pairing::needs_route(own, peer_gid) || snapshot.has_route(own_gid, peer_gid)? {
-        return None;
-    }
-    let [own, peer] = [own_gid, peer_gid].map(|gid| Ipv6Addr::from(gid).to_canonical());
-    let (bits, netdev) = (if peer.is_ipv4() { 32 } else { 128 }, netdev.unwrap_or("its interface"));
-    let why = format!(
-        "it has no route from {own} to {peer} through {netdev}, although there is one back: add it with ip route add {peer}/{bits} \
-         via NEXT_HOST dev {netdev}"
-    );
-    Some(NotYet { why, is_temporary: true })
-}
-
 /// Returns true if a rail reaches a peer's address only by a route.
 pub fn is_routed(rail: &Rail, peer_gid: [u8; 16]) -> bool {
     let needs_route = |own: &Address| own.is_link_local() || pairing::needs_route(own, peer_gid);
