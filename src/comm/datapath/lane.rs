@@ -256,9 +256,9 @@ impl Lane {
     ///
     /// # Errors
     /// [`Error::Os`] if the peer's address cannot be resolved or the device refuses.
-    /// [`Error::Network`] if the port no longer has the agreed address, or the kernel no route.
-    /// [`Error::Protocol`] if the peer sent another number of queue pairs, or a larger path MTU than
-    /// the port has.
+    /// [`Error::Network`] if the port no longer has the agreed address, or the kernel has no route.
+    /// [`Error::Protocol`] if the peer sent another number of queue pairs, or a larger path MTU
+    /// than the port has.
     pub fn connect(&mut self, role: Role, config: QpConfig, route: &Route<'_>) -> Result<()> {
         if route.ends.len() != self.queues.len() {
             let (theirs, ours) = (route.ends.len(), self.queues.len());
