@@ -57,7 +57,7 @@ check_files() {
   folder=$work/$(basename "$tarball" .tar.gz)
   architecture=${folder##*-}
   check_elf "$folder/bin/nccl-spark" 12000
-  check_elf "$folder/lib/libnccl-net-spark.so" 2200
+  check_elf "$folder/lib/libnccl-net-spark.so" 2400
   check_elf "$folder/lib/nccl-spark/softverbs-ibverbs" 1000
   local exported
   exported=$(exports "$folder/lib/libnccl-net-spark.so")
