@@ -78,7 +78,7 @@ check_found fragile ib-disable
   limited=(setpriv --bounding-set -ipc_lock)
   doctor memlock 3
   check_found broken memlock
-  check_says 'locked memory is 8 MiB' "how much is allowed"
+  check_says 'locked memory is 8 MB' "how much is allowed"
 )
 (
   ulimit -l $((16 << 20))
