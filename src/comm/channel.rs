@@ -225,13 +225,12 @@ pub fn write_queued(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::tcp_pair;
     use crate::wire::control::ControlFrame;
-    use std::net::TcpListener;
 
     fn pair() -> (Channel, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (accepted, client) = listener.accept().unwrap();
+        let [stream, accepted] = tcp_pair();
+        let client = accepted.peer_addr().unwrap();
         (Channel::new(accepted, client).unwrap(), stream)
     }
 

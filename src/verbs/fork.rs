@@ -143,7 +143,7 @@ impl Drop for Entry {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
@@ -151,7 +151,7 @@ mod tests {
     use std::time::Duration;
 
     /// Returns the two ends of a new TCP connection.
-    fn pair() -> [TcpStream; 2] {
+    pub fn tcp_pair() -> [TcpStream; 2] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         [one, listener.accept().unwrap().0]
@@ -207,8 +207,8 @@ mod tests {
     #[cfg_attr(miri, ignore = "fork")]
     fn a_forked_child_does_not_keep_a_connection_open() {
         watch_for_fork().unwrap();
-        let [one, mut other] = pair();
-        let [stranger, mut strangers_peer] = pair();
+        let [one, mut other] = tcp_pair();
+        let [stranger, mut strangers_peer] = tcp_pair();
         let (number, strangers_number) = (one.as_raw_fd(), stranger.as_raw_fd());
         let name = |socket: RawFd| std::fs::read_link(format!("/proc/self/fd/{socket}")).unwrap().display().to_string();
         let names = [name(number), name(strangers_number)];

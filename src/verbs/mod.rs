@@ -28,6 +28,8 @@ pub use context::{Context, DeviceLimits, Pd};
 pub use cq::{Blame, Completion, CompletionBuffer, Cq};
 pub use datapath::{Remote, Write};
 pub use event::AsyncEvent;
+#[cfg(test)]
+pub use fork::tests::tcp_pair;
 pub use fork::{OwnSocket, forked, watch_for_fork};
 pub use library::{Device, Library};
 pub use memory::{Access, HostMemory, Mr, Readable, Region};

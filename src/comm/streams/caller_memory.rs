@@ -109,14 +109,8 @@ pub fn unacknowledged(socket: &TcpStream) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::tcp_pair;
     use std::io::{ErrorKind, Read, Write};
-    use std::net::TcpListener;
-
-    fn pair() -> [TcpStream; 2] {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        [one, listener.accept().unwrap().0]
-    }
 
     fn memory(bytes: &mut [u8]) -> HostMemory {
         // SAFETY: the tests keep their bytes, and read them only when nothing writes them.
@@ -125,7 +119,7 @@ mod tests {
 
     #[test]
     fn head_and_body_are_sent_together_and_received_separately() {
-        let [mut one, mut other] = pair();
+        let [mut one, mut other] = tcp_pair();
         let mut body = *b"body";
         assert_eq!(send(&one, b"head", memory(&mut body)).unwrap(), 8);
         let mut all = [0; 8];
@@ -144,7 +138,7 @@ mod tests {
 
     #[test]
     fn unmapped_memory_is_an_error_and_no_crash() {
-        let [mut one, other] = pair();
+        let [mut one, other] = tcp_pair();
         let page = HostMemory::unowned(&(0x1000..0x2000));
         assert_eq!(send(&one, b"", page).unwrap_err().raw_os_error(), Some(libc::EFAULT));
         one.write_all(b"x").unwrap();
@@ -172,7 +166,7 @@ mod tests {
 
     #[test]
     fn unacknowledged_is_some_only_while_bytes_are_in_flight() {
-        let [mut one, _other] = pair();
+        let [mut one, _other] = tcp_pair();
         assert_eq!(unacknowledged(&one), None);
         one.write_all(b"x").unwrap();
         while unacknowledged(&one).is_some() {}
