@@ -187,8 +187,8 @@ impl Plugin {
 
     fn bring_up(config: Config, nccl_version: Option<String>) -> Result<Self> {
         verbs::watch_for_fork()?;
-        wait_for_link(&config.rails, config.setup.connect_timeout)?;
-        wait_for_twins(&config.rails)?;
+        let survey = wait_for_link(&config.rails, config.setup.connect_timeout)?;
+        wait_for_twins(&config.rails, survey)?;
         let (survey, rails) = retry_removals(|| open_rails(&config.rails))?;
         let properties = DeviceProperties::new(&survey, &rails, config.setup.qps_per_rail);
         let names: Vec<String> = rails.iter().map(|rail| rail.name()).collect();
@@ -293,9 +293,9 @@ const LINK_POLL: Duration = Duration::from_millis(500);
 const LINK_WARNING: Duration = Duration::from_secs(15);
 
 /// Waits while no port is usable and every port that the settings admit lacks only a link. The wait
-/// helps if a cable is plugged in, or a peer is switched on, after the job has started. Returns
-/// without an error after `limit`.
-fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<()> {
+/// helps if a cable is plugged in, or a peer is switched on, after the job has started. Returns the
+/// last survey, after `limit` too.
+fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<Survey> {
     static WAITS_SINCE: OnceCell<Instant> = OnceCell::new();
     let mut warn_at = Duration::ZERO;
     loop {
@@ -305,13 +305,13 @@ fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<()> {
         let down: Vec<String> = down.iter().map(|port| format!("{}:{}", port.device, port.port)).collect();
         let has_others = !survey.rails.is_empty() || !unusable.is_empty();
         if has_others || down.is_empty() {
-            return Ok(());
+            return Ok(survey);
         }
         // The whole process waits once for at most `limit`: after a failure, NCCL may call `init`
         // again from several threads.
         let waited = WAITS_SINCE.get_or_init(Instant::now).elapsed();
         if waited >= limit {
-            return Ok(());
+            return Ok(survey);
         }
         if waited >= warn_at {
             warn_at += LINK_WARNING;
@@ -332,11 +332,10 @@ const TWIN_WAIT: Duration = Duration::from_secs(10);
 
 /// Waits while a function of a cable is usable and the other one has a carrier, but no address yet:
 /// at boot and after a cable event one of the two is often late. After [`TWIN_WAIT`], logs a WARN
-/// and returns without an error. The process waits once.
-fn wait_for_twins(config: &RailConfig) -> Result<()> {
+/// and returns without an error. The process waits once. `survey` is the current survey.
+fn wait_for_twins(config: &RailConfig, mut survey: Survey) -> Result<()> {
     static WAITS_SINCE: OnceCell<Instant> = OnceCell::new();
     loop {
-        let (survey, _) = retry_removals(|| survey_ports(config))?;
         let late: Vec<String> = survey
             .refused
             .iter()
@@ -360,6 +359,7 @@ fn wait_for_twins(config: &RailConfig) -> Result<()> {
             tracing::info!("waiting up to {TWIN_WAIT:?} for the other function of a cable: {late}");
         }
         thread::sleep(LINK_POLL);
+        (survey, _) = retry_removals(|| survey_ports(config))?;
     }
 }
 
