@@ -365,9 +365,11 @@ fn the_late_twin_of_a_usable_rail_is_awaited() {
     });
     carriers.iter().for_each(|carrier| std::fs::remove_file(carrier).unwrap());
     assert_eq!(found, 2);
-    let waits = bed.lines(Level::INFO);
-    let waits: Vec<_> = waits.iter().filter(|line| line.contains("waiting up to 10s for")).collect();
-    assert!(matches!(&waits[..], [line] if line.contains(late)), "{waits:?}");
+    let logged = bed.log.take();
+    let waits: Vec<_> = logged.iter().filter(|(_, line)| line.contains("waiting up to 10s for")).collect();
+    assert!(matches!(&waits[..], [(Level::INFO, line)] if line.contains(late)), "{waits:?}");
+    let given_up = logged.iter().find(|(_, line)| line.contains("was awaited for"));
+    assert!(given_up.is_none(), "the wait ends when the twin is usable: {given_up:?}");
 }
 
 #[test]
