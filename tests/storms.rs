@@ -17,7 +17,7 @@ mod storm;
 use sim::Dice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use storm::caller::Terms;
 use storm::events::{ALL_RAILS, Event, Storm, What};
 use storm::{bed, live};
@@ -75,14 +75,24 @@ fn in_real_time() {
 }
 
 /// Lets a storm rage in a fabric that another program uses, for example real NCCL. The variables
-/// are `SOFTVERBS_DIR`, `SOFTVERBS_FABRIC`, `SPARK_STORM_SEED` and `SPARK_STORM_SECONDS`.
+/// are `SOFTVERBS_DIR`, `SOFTVERBS_FABRIC`, `SPARK_STORM_SEED` and `SPARK_STORM_SECONDS`. The
+/// seconds may be `twice`: then the storm is that of [`whole_nics_may_leave_and_return_twice`].
 #[test]
 #[ignore = "for a job that runs: tests/long/storms.sh"]
 fn rage_in_a_fabric() {
     let given = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
-    let number = |name: &str| given(name).parse().expect("a number");
-    let mut dice = Dice::new(number("SPARK_STORM_SEED"));
-    live::rage_in(given("SOFTVERBS_DIR").into(), given("SOFTVERBS_FABRIC"), &mut dice, number("SPARK_STORM_SECONDS"));
+    let seed = given("SPARK_STORM_SEED").parse().expect("a seed");
+    let (seconds, mut dice) = (given("SPARK_STORM_SECONDS"), Dice::new(seed));
+    let switches = live::Switches::new(given("SOFTVERBS_DIR").into(), given("SOFTVERBS_FABRIC"));
+    if seconds == "twice" {
+        switches.play(&twice(before(seed), &mut dice));
+    } else {
+        let end = Instant::now() + Duration::from_secs(seconds.parse().expect("seconds, or twice"));
+        while Instant::now() < end {
+            switches.play(&Storm::draw(&mut dice, 1));
+        }
+    }
+    switches.mend();
 }
 
 #[test]

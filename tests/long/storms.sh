@@ -8,7 +8,9 @@
 #                             real NCCL on a GPU: DIR is a build of nccl-tests. A storm of SECONDS
 #                             seconds (default 60) for each program (default: all_reduce, the same
 #                             with LL, all_gather, alltoall), with two ranks. If there is only one
-#                             GPU, start MPS before. SPARK_STORM_SEED as above
+#                             GPU, start MPS before. SPARK_STORM_SEED as above. If SECONDS is
+#                             `twice`, both NICs leave twice: with seed 0 at once, with seed 1 after
+#                             all ports, with seed 2 after single ports, three, and all
 #
 # Each run prints its seed and its events. It fails if it does not end, or if a byte is wrong.
 set -euo pipefail
@@ -35,6 +37,8 @@ storms() { cargo test --quiet --test storms -- "$@" --ignored --nocapture; }
 
 with_nccl() {
   local dir=$1 seconds=${2:-60} program protocol name
+  local limit_s=300 iterations=900
+  [[ $seconds == twice ]] || limit_s=$((4 * seconds + 60)) iterations=$((seconds * 12))
   shift $(($# > 2 ? 2 : $#))
   [[ $# -gt 0 ]] || set -- all_reduce all_reduce:LL all_gather alltoall
   cargo build --quiet --release --workspace
@@ -47,8 +51,8 @@ with_nccl() {
     [[ $protocol != "$program" ]] || protocol=^LL128
     echo "seed $SPARK_STORM_SEED: $program, NCCL_PROTO=$protocol"
     NCCL_PROTO=$protocol setsid "$bin/spark-lab" as-spark --allow-few-channels "$bin/nccl-spark" nccl-tests "$program" \
-      --dir "$dir" --profile spark-2cable --scale 0.1 --fabric-name "$name" -T $((4 * seconds + 60)) \
-      -- -b 64M -e 64M -n $((seconds * 12)) -c 1 >"$log" 2>&1 &
+      --dir "$dir" --profile spark-2cable --scale 0.1 --fabric-name "$name" -T "$limit_s" \
+      -- -b 64M -e 64M -n "$iterations" -c 1 >"$log" 2>&1 &
     job=$!
     until "$bin/nccl-spark" fabric status --fabric-name "$name" 2>/dev/null | grep -q 'node 1 (process'; do
       kill -0 "$job" 2>/dev/null || { cat "$log"; exit 1; }

@@ -4,7 +4,6 @@
 use super::caller::{Channel, Terms};
 use super::events::{Change, RAILS, Storm, What};
 use crate::common::{LIMIT, fabric_folder, fabric_library, fabric_name, mix, until};
-use crate::sim::Dice;
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
@@ -25,21 +24,9 @@ const SCALE: f64 = 0.02;
 
 /// Injects faults into the fabric.
 #[derive(Clone)]
-struct Switches {
+pub struct Switches {
     dir: PathBuf,
     name: String,
-}
-
-/// Lets a storm of `seconds` seconds rage in a running fabric, then mends everything. Prints each
-/// event.
-pub fn rage_in(dir: PathBuf, name: String, dice: &mut Dice, seconds: u64) {
-    let (switches, begun) = (Switches { dir, name }, Instant::now());
-    while begun.elapsed() < Duration::from_secs(seconds) {
-        let storm = Storm::draw(dice, 1);
-        print!("{:.1} s:{storm}", begun.elapsed().as_secs_f64());
-        switches.rage(&storm.changes());
-    }
-    switches.mend();
 }
 
 pub struct Bed {
@@ -132,6 +119,16 @@ impl Bed {
 }
 
 impl Switches {
+    pub fn new(dir: PathBuf, name: String) -> Self {
+        Self { dir, name }
+    }
+
+    /// Prints a storm, and lets it rage.
+    pub fn play(&self, storm: &Storm) {
+        print!("{storm}");
+        self.rage(&storm.changes());
+    }
+
     fn rage(&self, changes: &[Change]) {
         let (begun, mut running) = (Instant::now(), Vec::new());
         for change in changes {
@@ -154,7 +151,8 @@ impl Switches {
         control(&self.dir, &self.name, Some(*node), RAILS[*rail], action).unwrap();
     }
 
-    fn mend(&self) {
+    /// Returns all functions, and takes all ports up.
+    pub fn mend(&self) {
         for rail in RAILS {
             control(&self.dir, &self.name, None, rail, Action::Plug).unwrap();
             control(&self.dir, &self.name, None, rail, Action::Up).unwrap();
