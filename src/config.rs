@@ -10,7 +10,10 @@
 //! settings that the first file leaves unset. Such a file is only for this plugin, so an unknown
 //! name in it is an error, even without the prefix `NCCL_SPARK_`.
 
-#![allow(clippy::disallowed_methods, reason = "the one file that reads the environment")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the one file that reads the environment"
+)]
 
 pub mod fate;
 mod file;
@@ -28,7 +31,9 @@ pub use names::NameFilter;
 pub use qp::QpConfig;
 use std::path::PathBuf;
 use std::time::Duration;
-use value::{Parsed, Refusal, choice, millis, number, optional, optional_text, path, seconds, switch, text};
+use value::{
+    Parsed, Refusal, choice, millis, number, optional, optional_text, path, seconds, switch, text,
+};
 
 /// Row of the table of settings.
 #[derive(Debug, Clone, Copy)]
@@ -340,7 +345,12 @@ impl Settings {
     /// The errors of [`Config::from_environment`].
     pub fn of_this_process() -> Result<Settings> {
         let variables: Vec<(String, String)> = std::env::vars_os()
-            .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+            .map(|(name, value)| {
+                (
+                    name.to_string_lossy().into_owned(),
+                    value.to_string_lossy().into_owned(),
+                )
+            })
             .collect();
         Self::gather(&variables, &standard_files())
     }
@@ -352,17 +362,27 @@ impl Settings {
     /// # Errors
     /// The errors of [`Config::from_environment`].
     pub fn gather(variables: &[(String, String)], standard: &[PathBuf]) -> Result<Settings> {
-        let own = variables.iter().filter(|(name, _)| name.starts_with(OWN_PREFIX));
+        let own = variables
+            .iter()
+            .filter(|(name, _)| name.starts_with(OWN_PREFIX));
         let (removed, own): (Vec<_>, Vec<_>) = own.partition(|(name, _)| is_removed(name));
-        own.into_iter().map(|(name, value)| known(name, value, name)).collect::<Result<Vec<_>>>()?;
+        own.into_iter()
+            .map(|(name, value)| known(name, value, name))
+            .collect::<Result<Vec<_>>>()?;
         let environment = |wanted: &str| {
-            let found = variables.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.trim().to_owned());
+            let found = variables
+                .iter()
+                .find(|(name, _)| name == wanted)
+                .map(|(_, value)| value.trim().to_owned());
             found.filter(|value| !value.is_empty())
         };
         let files = match environment(SETTINGS_FILE) {
             Some(path) => vec![SettingsFile::named(SETTINGS_FILE, &path)?],
             None => {
-                let found = standard.iter().map(|path| SettingsFile::standard(path)).collect::<Result<Vec<_>>>()?;
+                let found = standard
+                    .iter()
+                    .map(|path| SettingsFile::standard(path))
+                    .collect::<Result<Vec<_>>>()?;
                 found.into_iter().flatten().collect()
             }
         };
@@ -370,23 +390,59 @@ impl Settings {
         let in_effect: Vec<Setting> = TABLE
             .iter()
             .map(|row| {
-                match (environment(row.name), files.iter().find_map(|file| Some((file, file.line(row.name)?)))) {
-                    (Some(value), _) => Setting { row, value, source: Source::Environment },
+                match (
+                    environment(row.name),
+                    files
+                        .iter()
+                        .find_map(|file| Some((file, file.line(row.name)?))),
+                ) {
+                    (Some(value), _) => Setting {
+                        row,
+                        value,
+                        source: Source::Environment,
+                    },
                     (None, Some((file, line))) => {
-                        let source = Source::File { path: file.path.clone(), line: line.number };
-                        Setting { row, value: line.value.clone(), source }
+                        let source = Source::File {
+                            path: file.path.clone(),
+                            line: line.number,
+                        };
+                        Setting {
+                            row,
+                            value: line.value.clone(),
+                            source,
+                        }
                     }
-                    (None, None) => Setting { row, value: row.default.to_owned(), source: Source::Default },
+                    (None, None) => Setting {
+                        row,
+                        value: row.default.to_owned(),
+                        source: Source::Default,
+                    },
                 }
             })
             .collect();
         let mut config = Config::default();
-        in_effect.iter().try_for_each(|one| one.row.parse(&mut config, &one.value, one.row.name))?;
-        let ignored = nccl::ignored().map(|(name, _)| name).filter(|name| environment(name).is_some()).collect();
-        let removed = removed.into_iter().map(|(name, _)| name.clone()).chain(files.iter().flat_map(removed_lines));
-        let removed = removed.map(|shown| format!("{shown} has no effect: this version has no such setting")).collect();
+        in_effect
+            .iter()
+            .try_for_each(|one| one.row.parse(&mut config, &one.value, one.row.name))?;
+        let ignored = nccl::ignored()
+            .map(|(name, _)| name)
+            .filter(|name| environment(name).is_some())
+            .collect();
+        let removed = removed
+            .into_iter()
+            .map(|(name, _)| name.clone())
+            .chain(files.iter().flat_map(removed_lines));
+        let removed = removed
+            .map(|shown| format!("{shown} has no effect: this version has no such setting"))
+            .collect();
         let files = files.into_iter().map(|file| file.path).collect();
-        Ok(Settings { in_effect, files, ignored, removed, config })
+        Ok(Settings {
+            in_effect,
+            files,
+            ignored,
+            removed,
+            config,
+        })
     }
 
     /// Returns every setting, in the table's order.
@@ -402,16 +458,27 @@ impl Settings {
     /// Returns a line about variables of NCCL's own transports that are set but not read.
     pub fn ignored(&self) -> Option<String> {
         let names = self.ignored.join(", ");
-        (!names.is_empty()).then(|| format!("not used by this plugin: {names}; `nccl-spark doctor --env` says why"))
+        (!names.is_empty()).then(|| {
+            format!("not used by this plugin: {names}; `nccl-spark doctor --env` says why")
+        })
     }
 
     /// Returns a line for each settings file that was read, with its settings in effect.
     pub fn from_files(&self) -> Vec<String> {
         let line = |path: &PathBuf| {
-            let here = |one: &&Setting| matches!(&one.source, Source::File { path: of, .. } if of == path);
-            let in_effect = self.in_effect.iter().filter(here).map(|one| format!("{}={}", one.row.name, one.value));
+            let here =
+                |one: &&Setting| matches!(&one.source, Source::File { path: of, .. } if of == path);
+            let in_effect = self
+                .in_effect
+                .iter()
+                .filter(here)
+                .map(|one| format!("{}={}", one.row.name, one.value));
             let in_effect: Vec<String> = in_effect.collect();
-            let what = if in_effect.is_empty() { "no setting in effect".to_owned() } else { in_effect.join(", ") };
+            let what = if in_effect.is_empty() {
+                "no setting in effect".to_owned()
+            } else {
+                in_effect.join(", ")
+            };
             format!("settings from {}: {what}", path.display())
         };
         self.files.iter().map(line).collect()
@@ -430,8 +497,13 @@ const USER_FILE: &str = ".nccl-spark.conf";
 
 /// Returns the settings files used if no variable names one: the user's, then the machine's.
 pub fn standard_files() -> Vec<PathBuf> {
-    let home = std::env::var_os("HOME").map(PathBuf::from).filter(|home| home.is_absolute());
-    home.map(|home| home.join(USER_FILE)).into_iter().chain([PathBuf::from(MACHINE_FILE)]).collect()
+    let home = std::env::var_os("HOME")
+        .map(PathBuf::from)
+        .filter(|home| home.is_absolute());
+    home.map(|home| home.join(USER_FILE))
+        .into_iter()
+        .chain([PathBuf::from(MACHINE_FILE)])
+        .collect()
 }
 
 fn is_removed(name: &str) -> bool {
@@ -447,8 +519,14 @@ fn removed_lines(file: &SettingsFile) -> impl Iterator<Item = String> {
 /// the place in a file.
 fn known(name: &str, value: &str, shown: &str) -> Result<&'static SettingRow> {
     TABLE.iter().find(|row| row.name == name).ok_or_else(|| {
-        let fault = SettingFault::Unknown { near: nearest(name) };
-        Error::Setting { name: shown.to_owned(), value: value.to_owned(), fault }
+        let fault = SettingFault::Unknown {
+            near: nearest(name),
+        };
+        Error::Setting {
+            name: shown.to_owned(),
+            value: value.to_owned(),
+            fault,
+        }
     })
 }
 
@@ -456,11 +534,17 @@ fn known(name: &str, value: &str, shown: &str) -> Result<&'static SettingRow> {
 /// with `name` (mostly the unit is missing), or at most a fifth of its letters are missing, wrong
 /// or swapped in `name`.
 fn nearest(name: &str) -> Option<&'static str> {
-    let begun = TABLE.iter().find(|row| name.len() > OWN_PREFIX.len() && row.name.starts_with(name));
+    let begun = TABLE
+        .iter()
+        .find(|row| name.len() > OWN_PREFIX.len() && row.name.starts_with(name));
     // Only names of similar length are compared, because a line of a file may be very long.
-    let candidates = TABLE.iter().filter(|row| row.name.len().abs_diff(name.len()) <= row.name.len() / 5);
+    let candidates = TABLE
+        .iter()
+        .filter(|row| row.name.len().abs_diff(name.len()) <= row.name.len() / 5);
     let distances = candidates.map(|row| (strsim::damerau_levenshtein(name, row.name), row.name));
-    let close = distances.filter(|(distance, of)| *distance <= of.len() / 5).min();
+    let close = distances
+        .filter(|(distance, of)| *distance <= of.len() / 5)
+        .min();
     begun.map(|row| row.name).or(close.map(|(_, name)| name))
 }
 
@@ -470,11 +554,19 @@ fn check(file: &SettingsFile) -> Result<()> {
         let place = file::place(&file.path, line.number, &line.name);
         let row = known(&line.name, &line.value, &place)?;
         if row.name == SETTINGS_FILE {
-            return Err(Error::Setting { name: place, value: line.value.clone(), fault: SettingFault::NamesAFile });
+            return Err(Error::Setting {
+                name: place,
+                value: line.value.clone(),
+                fault: SettingFault::NamesAFile,
+            });
         }
         if let (LIBRARY, Some(why)) = (row.name, &file.distrust) {
             let fault = SettingFault::Untrusted(why.clone());
-            return Err(Error::Setting { name: place, value: line.value.clone(), fault });
+            return Err(Error::Setting {
+                name: place,
+                value: line.value.clone(),
+                fault,
+            });
         }
         if !line.value.is_empty() {
             row.parse(&mut Config::default(), &line.value, &place)?;
@@ -486,15 +578,26 @@ fn check(file: &SettingsFile) -> Result<()> {
 impl SettingRow {
     fn parse(&self, config: &mut Config, value: &str, shown: &str) -> Result<()> {
         (self.set)(config, value).map_err(|Refusal(reason)| {
-            let fault = SettingFault::Value { reason, allowed: self.allowed };
-            Error::Setting { name: shown.to_owned(), value: value.to_owned(), fault }
+            let fault = SettingFault::Value {
+                reason,
+                allowed: self.allowed,
+            };
+            Error::Setting {
+                name: shown.to_owned(),
+                value: value.to_owned(),
+                fault,
+            }
         })
     }
 }
 
 /// Returns `None` for -1, NCCL's own default (`NCCL_PARAM(IbTc, "IB_TC", -1)`, net_ib).
 fn unless_minus_one<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Option<u8>> {
-    if value == "-1" { Ok(None) } else { number::<u8, LOW, HIGH>(value).map(Some) }
+    if value == "-1" {
+        Ok(None)
+    } else {
+        number::<u8, LOW, HIGH>(value).map(Some)
+    }
 }
 
 fn gid_index(value: &str) -> Parsed<Option<u16>> {
@@ -518,19 +621,43 @@ fn latency_limit(value: &str) -> Parsed<LatencyLimit> {
 }
 
 fn tuner_mode(value: &str) -> Parsed<Mode> {
-    choice(value, &[("auto", Mode::Auto), ("on", Mode::On), ("off", Mode::Off)])
+    choice(
+        value,
+        &[("auto", Mode::Auto), ("on", Mode::On), ("off", Mode::Off)],
+    )
 }
 
 fn tuner_table(value: &str) -> Parsed<Option<Table>> {
-    if value.is_empty() { Ok(None) } else { value.parse().map(Some).map_err(|reason: String| Refusal::because(reason)) }
+    if value.is_empty() {
+        Ok(None)
+    } else {
+        value
+            .parse()
+            .map(Some)
+            .map_err(|reason: String| Refusal::because(reason))
+    }
 }
 
 fn relaxed_ordering(value: &str) -> Parsed<RelaxedOrdering> {
-    choice(value, &[("0", RelaxedOrdering::Off), ("1", RelaxedOrdering::On), ("2", RelaxedOrdering::Auto)])
+    choice(
+        value,
+        &[
+            ("0", RelaxedOrdering::Off),
+            ("1", RelaxedOrdering::On),
+            ("2", RelaxedOrdering::Auto),
+        ],
+    )
 }
 
 fn socket_family(value: &str) -> Parsed<SocketFamily> {
-    choice(value, &[("", SocketFamily::Any), ("AF_INET", SocketFamily::V4), ("AF_INET6", SocketFamily::V6)])
+    choice(
+        value,
+        &[
+            ("", SocketFamily::Any),
+            ("AF_INET", SocketFamily::V4),
+            ("AF_INET6", SocketFamily::V6),
+        ],
+    )
 }
 
 #[cfg(test)]

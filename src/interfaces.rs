@@ -54,28 +54,44 @@ pub struct InterfaceAddress {
 /// # Errors
 /// [`Error::Os`] if `getifaddrs` fails.
 pub fn all() -> Result<Vec<Interface>> {
-    let entries = getifaddrs().map_err(|errno| Error::Os { call: Call::ListInterfaces, errno: errno as i32 })?;
+    let entries = getifaddrs().map_err(|errno| Error::Os {
+        call: Call::ListInterfaces,
+        errno: errno as i32,
+    })?;
     let mut found: Vec<Interface> = Vec::new();
     for entry in entries {
-        let at = found.iter().position(|interface| interface.name == entry.interface_name).unwrap_or_else(|| {
-            let has = |flag| entry.flags.contains(flag);
-            found.push(Interface {
-                name: entry.interface_name.clone(),
-                index: 0,
-                is_loopback: has(InterfaceFlags::IFF_LOOPBACK),
-                is_up: has(InterfaceFlags::IFF_UP),
-                is_running: has(InterfaceFlags::IFF_RUNNING),
-                addresses: Vec::new(),
+        let at = found
+            .iter()
+            .position(|interface| interface.name == entry.interface_name)
+            .unwrap_or_else(|| {
+                let has = |flag| entry.flags.contains(flag);
+                found.push(Interface {
+                    name: entry.interface_name.clone(),
+                    index: 0,
+                    is_loopback: has(InterfaceFlags::IFF_LOOPBACK),
+                    is_up: has(InterfaceFlags::IFF_UP),
+                    is_running: has(InterfaceFlags::IFF_RUNNING),
+                    addresses: Vec::new(),
+                });
+                found.len() - 1
             });
-            found.len() - 1
-        });
         // The entry with the interface's link-layer address also has the index (`packet(7)`).
-        if let Some(link) = entry.address.as_ref().and_then(SockaddrStorage::as_link_addr) {
+        if let Some(link) = entry
+            .address
+            .as_ref()
+            .and_then(SockaddrStorage::as_link_addr)
+        {
             found[at].index = u32::try_from(link.ifindex()).unwrap_or(0);
         }
         if let Some(address) = entry.address.as_ref().and_then(socket_address) {
-            let prefix = entry.netmask.as_ref().and_then(socket_address).map(|mask| prefix_bits(mask.ip()));
-            found[at].addresses.push(InterfaceAddress { address, prefix });
+            let prefix = entry
+                .netmask
+                .as_ref()
+                .and_then(socket_address)
+                .map(|mask| prefix_bits(mask.ip()));
+            found[at]
+                .addresses
+                .push(InterfaceAddress { address, prefix });
         }
     }
     Ok(found)
@@ -116,21 +132,40 @@ pub enum GidOwner<'i> {
 }
 
 /// Finds the interface that has the address of a GID. `sysfs` is the mount point of sysfs ("/sys").
-pub fn gid_owner<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interface]) -> GidOwner<'i> {
+pub fn gid_owner<'i>(
+    sysfs: &Path,
+    entry: TableEntry<'_>,
+    interfaces: &'i [Interface],
+) -> GidOwner<'i> {
     let gid = Ipv6Addr::from(entry.gid);
-    let own = if gid.is_unicast_link_local() { own_interface(sysfs, entry, interfaces) } else { None };
+    let own = if gid.is_unicast_link_local() {
+        own_interface(sysfs, entry, interfaces)
+    } else {
+        None
+    };
     let ip = gid.to_canonical();
     let found = |interface: &'i Interface| {
-        let address = interface.addresses.iter().find(|each| each.address.ip() == ip)?;
-        Some(GidOwner::Found { interface, prefix: address.prefix })
+        let address = interface
+            .addresses
+            .iter()
+            .find(|each| each.address.ip() == ip)?;
+        Some(GidOwner::Found {
+            interface,
+            prefix: address.prefix,
+        })
     };
     if let Some(own) = own {
         return found(own).unwrap_or(GidOwner::Missing(own));
     }
     // The index may be from another namespace, and an unrelated interface may have the same index
     // here. So `found` compares the address.
-    let by_index = interfaces.iter().find(|interface| interface.index == entry.ifindex).and_then(found);
-    by_index.or_else(|| interfaces.iter().find_map(found)).unwrap_or(GidOwner::Elsewhere)
+    let by_index = interfaces
+        .iter()
+        .find(|interface| interface.index == entry.ifindex)
+        .and_then(found);
+    by_index
+        .or_else(|| interfaces.iter().find_map(found))
+        .unwrap_or(GidOwner::Elsewhere)
 }
 
 /// Returns the kernel's name of the network interface for an entry of a port's GID table.
@@ -144,18 +179,27 @@ pub fn gid_netdev(sysfs: &Path, device: &str, port: u8, gid_index: u16) -> Optio
 /// its sysfs directory (`net/wireless/core.c` and `net/core/net-sysfs.c` in Linux).
 pub fn is_wireless(sysfs: &Path, interface: &str) -> bool {
     let folder = sysfs.join("class/net").join(interface);
-    ["phy80211", "wireless"].iter().any(|entry| folder.join(entry).exists())
+    ["phy80211", "wireless"]
+        .iter()
+        .any(|entry| folder.join(entry).exists())
 }
 
 /// Command after which each interface of a host answers ARP only for its own addresses, and sends
 /// ARP requests only from its own addresses (`arp_ignore` and `arp_announce` in Linux' `ip-sysctl`
 /// documentation).
-pub const ARP_FIX_COMMAND: &str = "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2";
+pub const ARP_FIX_COMMAND: &str =
+    "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2";
 
 /// Returns a GID's interface if it is in this namespace. Name and index must both match, because
 /// an unrelated interface of this namespace may have the same name or the same index.
-fn own_interface<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Interface]) -> Option<&'i Interface> {
-    let by_index = interfaces.iter().find(|interface| entry.ifindex > 0 && interface.index == entry.ifindex)?;
+fn own_interface<'i>(
+    sysfs: &Path,
+    entry: TableEntry<'_>,
+    interfaces: &'i [Interface],
+) -> Option<&'i Interface> {
+    let by_index = interfaces
+        .iter()
+        .find(|interface| entry.ifindex > 0 && interface.index == entry.ifindex)?;
     let name = gid_netdev(sysfs, entry.device, entry.port, entry.index)?;
     Some(by_index).filter(|interface| interface.name == name)
 }
@@ -163,7 +207,12 @@ fn own_interface<'i>(sysfs: &Path, entry: TableEntry<'_>, interfaces: &'i [Inter
 fn socket_address(storage: &SockaddrStorage) -> Option<SocketAddr> {
     match (storage.as_sockaddr_in(), storage.as_sockaddr_in6()) {
         (Some(v4), _) => Some(SocketAddr::from((v4.ip(), 0))),
-        (_, Some(v6)) => Some(SocketAddr::V6(SocketAddrV6::new(v6.ip(), 0, 0, v6.scope_id()))),
+        (_, Some(v6)) => Some(SocketAddr::V6(SocketAddrV6::new(
+            v6.ip(),
+            0,
+            0,
+            v6.scope_id(),
+        ))),
         _ => None,
     }
 }
@@ -185,8 +234,16 @@ mod tests {
     #[test]
     fn masks_become_prefix_lengths() {
         assert_eq!(prefix_bits(IpAddr::V4(Ipv4Addr::new(255, 255, 255, 0))), 24);
-        assert_eq!(prefix_bits(IpAddr::V4(Ipv4Addr::new(255, 255, 255, 252))), 30);
-        assert_eq!(prefix_bits(IpAddr::V6(Ipv6Addr::new(0xffff, 0xffff, 0xffff, 0xffff, 0, 0, 0, 0))), 64);
+        assert_eq!(
+            prefix_bits(IpAddr::V4(Ipv4Addr::new(255, 255, 255, 252))),
+            30
+        );
+        assert_eq!(
+            prefix_bits(IpAddr::V6(Ipv6Addr::new(
+                0xffff, 0xffff, 0xffff, 0xffff, 0, 0, 0, 0
+            ))),
+            64
+        );
         assert_eq!(prefix_bits(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), 0);
     }
 
@@ -196,7 +253,8 @@ mod tests {
         for entry in ["wlan0/phy80211", "wlan1/wireless", "eth0/queues"] {
             std::fs::create_dir_all(sysfs.path().join("class/net").join(entry)).unwrap();
         }
-        let wireless = ["wlan0", "wlan1", "eth0", "eth1"].map(|interface| is_wireless(sysfs.path(), interface));
+        let wireless = ["wlan0", "wlan1", "eth0", "eth1"]
+            .map(|interface| is_wireless(sysfs.path(), interface));
         assert_eq!(wireless, [true, true, false, false]);
     }
 
@@ -204,11 +262,20 @@ mod tests {
     fn every_interface_of_this_host_is_listed_once() {
         let found = all().unwrap();
         assert!(!found.is_empty());
-        let names: std::collections::BTreeSet<&str> = found.iter().map(|interface| interface.name.as_str()).collect();
+        let names: std::collections::BTreeSet<&str> = found
+            .iter()
+            .map(|interface| interface.name.as_str())
+            .collect();
         assert_eq!(names.len(), found.len());
         if let Some(lo) = found.iter().find(|interface| interface.is_loopback) {
-            let local = InterfaceAddress { address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), prefix: Some(8) };
-            assert!(lo.addresses.is_empty() || lo.addresses.contains(&local), "{lo:?}");
+            let local = InterfaceAddress {
+                address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+                prefix: Some(8),
+            };
+            assert!(
+                lo.addresses.is_empty() || lo.addresses.contains(&local),
+                "{lo:?}"
+            );
         }
     }
 }

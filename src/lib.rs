@@ -26,7 +26,12 @@
 //! - [`tuner`]: chooses the algorithm, protocol and channels of NCCL's collectives from a table,
 //!   without I/O.
 
-#![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::disallowed_methods)]
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods
+)]
 
 pub mod abi;
 pub mod comm;

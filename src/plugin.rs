@@ -71,7 +71,11 @@ static COMMUNICATORS: Mutex<Communicators<ThreadId>> = Mutex::new(Communicators:
 /// # Errors
 /// [`Error::Setting`] for an invalid setting; [`Error::Missing`] without a verbs library or a
 /// usable rail.
-pub fn init(comm_id: Option<u64>, marks_optional: bool, nccl_version: impl FnOnce() -> Option<String>) -> Result<()> {
+pub fn init(
+    comm_id: Option<u64>,
+    marks_optional: bool,
+    nccl_version: impl FnOnce() -> Option<String>,
+) -> Result<()> {
     PLUGIN.get_or_try_init(|| Plugin::start(marks_optional, nccl_version()))?;
     INITS.fetch_add(1, Ordering::Relaxed);
     if let Some(id) = comm_id {
@@ -84,7 +88,9 @@ pub fn init(comm_id: Option<u64>, marks_optional: bool, nccl_version: impl FnOnc
 /// id. Then every communicator counts as a user of this network once `init` has succeeded.
 pub fn tuner(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Tuner {
     let Some(plugin) = PLUGIN.get() else {
-        return Tuner::Inert { reason: "this network is not initialised".to_owned() };
+        return Tuner::Inert {
+            reason: "this network is not initialised".to_owned(),
+        };
     };
     let is_ours = comm_id.is_none_or(|id| communicators(|all| all.is_on_this_network(id)));
     plugin.policy.tuner(ranks, nodes, is_ours)
@@ -99,7 +105,10 @@ fn communicators<T>(use_them: impl FnOnce(&mut Communicators<ThreadId>) -> T) ->
 /// `init` again, and an open device costs nothing.
 pub fn finalize() {
     let one_less = |count: usize| count.checked_sub(1);
-    if INITS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_err() {
+    if INITS
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
+        .is_err()
+    {
         tracing::debug!("finalize without an init");
     }
     if let Some(plugin) = PLUGIN.get() {
@@ -137,7 +146,11 @@ pub fn listen(dev: i32) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
 ///
 /// # Errors
 /// The errors of [`Host::connect`].
-pub fn connect(dev: i32, handle: &mut [u8; HANDLE_BYTES], traffic_class: Option<u8>) -> Result<Option<SendComm>> {
+pub fn connect(
+    dev: i32,
+    handle: &mut [u8; HANDLE_BYTES],
+    traffic_class: Option<u8>,
+) -> Result<Option<SendComm>> {
     device(dev)?.host.connect(handle, traffic_class)
 }
 
@@ -203,10 +216,17 @@ impl Plugin {
         let gpu = rails::gpu_name().unwrap_or_else(|_| "unknown".to_owned());
         let host = fingerprint(&survey, &gpu, nccl_version);
         let policy = policy(config.tuner.clone(), config.setup.ring_tcp, &host);
-        let tuner = TunerIdentity { hash: policy.hash(), gpu };
+        let tuner = TunerIdentity {
+            hash: policy.hash(),
+            gpu,
+        };
         let host = Arc::new(Host::new(config, rails, tuner));
         report_qos(&survey, host.process());
-        Ok(Self { host, properties, policy })
+        Ok(Self {
+            host,
+            properties,
+            policy,
+        })
     }
 }
 
@@ -216,7 +236,9 @@ impl Plugin {
 fn keep_order_unless_marked(config: &mut RailConfig, version_marks: bool) {
     if !(version_marks && config.marks_optional) {
         config.relaxed_ordering = RelaxedOrdering::Off;
-        tracing::debug!("PCIe relaxed ordering is not used: NCCL does not mark the receives of LL and LL128");
+        tracing::debug!(
+            "PCIe relaxed ordering is not used: NCCL does not mark the receives of LL and LL128"
+        );
     }
 }
 
@@ -251,7 +273,11 @@ pub fn bring_up(config: Config) -> Result<(Arc<Host>, DeviceProperties)> {
 /// Returns the identity of this host, in the form in which a learned tuner table stores it.
 fn fingerprint(survey: &Survey, gpu: &str, nccl_version: Option<String>) -> Fingerprint {
     let rails = format!("{}x{}", survey.rails.len(), survey.speed_mbps);
-    Fingerprint::new(gpu, &rails, &nccl_version.unwrap_or_else(|| "unknown".to_owned()))
+    Fingerprint::new(
+        gpu,
+        &rails,
+        &nccl_version.unwrap_or_else(|| "unknown".to_owned()),
+    )
 }
 
 fn policy(config: TunerConfig, ring_tcp: bool, host: &Fingerprint) -> Policy {
@@ -269,7 +295,11 @@ fn policy(config: TunerConfig, ring_tcp: bool, host: &Fingerprint) -> Policy {
 /// # Errors
 /// [`Error::Missing`] without a verbs library or a device that can be opened.
 pub fn ports(verbs_library: &str) -> Result<Vec<PortFacts>> {
-    Ok(query_verbs(verbs_library)?.0.into_iter().map(|(facts, _)| facts).collect())
+    Ok(query_verbs(verbs_library)?
+        .0
+        .into_iter()
+        .map(|(facts, _)| facts)
+        .collect())
 }
 
 /// Number of attempts to survey and then open the rails. A device may be removed in between.
@@ -300,9 +330,16 @@ fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<Survey> {
     let mut warn_at = Duration::ZERO;
     loop {
         let (survey, _) = retry_removals(|| survey_ports(config))?;
-        let refused = survey.refused.iter().filter(|port| port.obstacle != Obstacle::Excluded);
-        let (down, unusable): (Vec<_>, Vec<_>) = refused.partition(|port| matches!(port.obstacle, Obstacle::State(_)));
-        let down: Vec<String> = down.iter().map(|port| format!("{}:{}", port.device, port.port)).collect();
+        let refused = survey
+            .refused
+            .iter()
+            .filter(|port| port.obstacle != Obstacle::Excluded);
+        let (down, unusable): (Vec<_>, Vec<_>) =
+            refused.partition(|port| matches!(port.obstacle, Obstacle::State(_)));
+        let down: Vec<String> = down
+            .iter()
+            .map(|port| format!("{}:{}", port.device, port.port))
+            .collect();
         let has_others = !survey.rails.is_empty() || !unusable.is_empty();
         if has_others || down.is_empty() {
             return Ok(survey);
@@ -347,7 +384,11 @@ fn wait_for_twins(config: &RailConfig, mut survey: Survey) -> Result<()> {
         }
         let (late, is_first) = (late.join(", "), WAITS_SINCE.get().is_none());
         if WAITS_SINCE.get_or_init(Instant::now).elapsed() >= TWIN_WAIT {
-            let used: Vec<&str> = survey.rails.iter().map(|rail| rail.device.as_str()).collect();
+            let used: Vec<&str> = survey
+                .rails
+                .iter()
+                .map(|rail| rail.device.as_str())
+                .collect();
             tracing::warn!(
                 "{} used without the other function of the cable, which has a link and was awaited for {TWIN_WAIT:?}: {late}; give it \
                  an address, or name the functions to use in NCCL_IB_HCA, so that jobs start without the wait",
@@ -368,7 +409,12 @@ fn open_rails(config: &RailConfig) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
     left_out.log();
     let (survey, ports) = survey_of(config, ports)?;
     for refused in &survey.refused {
-        tracing::info!("{}:{} not used as a rail: {}", refused.device, refused.port, refused.obstacle);
+        tracing::info!(
+            "{}:{} not used as a rail: {}",
+            refused.device,
+            refused.port,
+            refused.obstacle
+        );
     }
     for warning in &survey.warnings {
         tracing::warn!("{warning}");
@@ -385,7 +431,16 @@ fn survey_ports(config: &RailConfig) -> Result<(Survey, Ports)> {
 fn survey_of(config: &RailConfig, ports: Ports) -> Result<(Survey, Ports)> {
     rails::check_sysfs(&config.sysfs)?;
     let facts: Vec<PortFacts> = ports.iter().map(|(facts, _)| facts.clone()).collect();
-    Ok((rails::survey(&config.sysfs, Path::new("/proc/sys"), &facts, &interfaces::all()?, &config.hca), ports))
+    Ok((
+        rails::survey(
+            &config.sysfs,
+            Path::new("/proc/sys"),
+            &facts,
+            &interfaces::all()?,
+            &config.hca,
+        ),
+        ports,
+    ))
 }
 
 /// Devices and ports that cannot be used, each with the reason.
@@ -397,8 +452,12 @@ struct LeftOut {
 
 impl LeftOut {
     fn log(&self) {
-        self.trouble.iter().for_each(|text| tracing::warn!("{text}"));
-        self.others_devices.iter().for_each(|text| tracing::info!("{text}"));
+        self.trouble
+            .iter()
+            .for_each(|text| tracing::warn!("{text}"));
+        self.others_devices
+            .iter()
+            .for_each(|text| tracing::info!("{text}"));
     }
 }
 
@@ -411,7 +470,11 @@ fn query_verbs(verbs_library: &str) -> Result<(Ports, LeftOut)> {
         let context = match device.open() {
             Ok(context) => context,
             // The container's device rules exclude this device.
-            Err(error @ Error::Os { errno: libc::EPERM, .. }) => {
+            Err(
+                error @ Error::Os {
+                    errno: libc::EPERM, ..
+                },
+            ) => {
                 others_devices.push(error.to_string());
                 continue;
             }
@@ -422,9 +485,21 @@ fn query_verbs(verbs_library: &str) -> Result<(Ports, LeftOut)> {
         };
         for port in 1..=context.ports() {
             let (name, guid) = (device.name().to_owned(), device.guid());
-            match context.port(port).and_then(|info| Ok((info, context.gid_table(port)?))) {
+            match context
+                .port(port)
+                .and_then(|info| Ok((info, context.gid_table(port)?)))
+            {
                 Ok((info, gids)) => {
-                    ports.push((PortFacts { device: name, guid, port, info, gids }, Arc::clone(&context)));
+                    ports.push((
+                        PortFacts {
+                            device: name,
+                            guid,
+                            port,
+                            info,
+                            gids,
+                        },
+                        Arc::clone(&context),
+                    ));
                 }
                 Err(error) => trouble.push(format!("{name}:{port} not used as a rail: {error}")),
             }
@@ -434,20 +509,35 @@ fn query_verbs(verbs_library: &str) -> Result<(Ports, LeftOut)> {
         trouble.append(&mut others_devices);
         return Err(Missing::Device(trouble).into());
     }
-    Ok((ports, LeftOut { trouble, others_devices }))
+    Ok((
+        ports,
+        LeftOut {
+            trouble,
+            others_devices,
+        },
+    ))
 }
 
 fn open(survey: &Survey, ports: &Ports, config: &RailConfig) -> Result<Vec<Arc<comm::Rail>>> {
     if survey.rails.is_empty() {
-        let all: Vec<String> =
-            survey.refused.iter().map(|r| format!("{}:{} ({})", r.device, r.port, r.obstacle)).collect();
+        let all: Vec<String> = survey
+            .refused
+            .iter()
+            .map(|r| format!("{}:{} ({})", r.device, r.port, r.obstacle))
+            .collect();
         return Err(Missing::Rails(all.join("; ")).into());
     }
     let mut rails = Vec::with_capacity(survey.rails.len());
     for (id, found) in RailId::all(MAX_OFFERED_RAILS).zip(&survey.rails) {
-        let port = ports.iter().find(|(facts, _)| facts.device == found.device && facts.port == found.port);
+        let port = ports
+            .iter()
+            .find(|(facts, _)| facts.device == found.device && facts.port == found.port);
         let Some((_, context)) = port else {
-            return Err(Internal::PortGone { device: found.device.clone(), port: found.port }.into());
+            return Err(Internal::PortGone {
+                device: found.device.clone(),
+                port: found.port,
+            }
+            .into());
         };
         let info = RailInfo {
             device: found.device.clone(),
@@ -457,7 +547,12 @@ fn open(survey: &Survey, ports: &Ports, config: &RailConfig) -> Result<Vec<Arc<c
             attachment: survey.attachment(found),
             speed_mbps: survey.share_of_link_mbps(found),
         };
-        rails.push(Arc::new(comm::Rail::new(id, info, Pd::new(context)?, config)?));
+        rails.push(Arc::new(comm::Rail::new(
+            id,
+            info,
+            Pd::new(context)?,
+            config,
+        )?));
     }
     Ok(rails)
 }
@@ -465,10 +560,16 @@ fn open(survey: &Survey, ports: &Ports, config: &RailConfig) -> Result<Vec<Arc<c
 impl DeviceProperties {
     fn new(survey: &Survey, rails: &[Arc<comm::Rail>], qps_per_rail: Option<u8>) -> Self {
         let limits = rails.iter().filter_map(|rail| {
-            let queue_pairs = comm::setup::negotiate::most_queue_pairs(qps_per_rail, &rail.info.attachment);
+            let queue_pairs =
+                comm::setup::negotiate::most_queue_pairs(qps_per_rail, &rail.info.attachment);
             Some(rail.device.pd().ok()?.context().limits().max_qp / u32::from(queue_pairs))
         });
-        let chunk = survey.rails.iter().map(|rail| rail.max_message_bytes).min().unwrap_or(0);
+        let chunk = survey
+            .rails
+            .iter()
+            .map(|rail| rail.max_message_bytes)
+            .min()
+            .unwrap_or(0);
         let largest = (u64::from(chunk) * (MAX_FULL_CHUNKS + 1)).min(MAX_RECEIVE_BYTES) as usize;
         Self {
             name: DEVICE_NAME,
@@ -491,25 +592,45 @@ mod tests {
     #[test]
     fn relaxed_ordering_needs_marked_receives() {
         let relaxed = |variable: Option<&str>, version_marks| {
-            let set = variable.map(|value| ("NCCL_NET_OPTIONAL_RECV_COMPLETION".to_owned(), value.to_owned()));
+            let set = variable.map(|value| {
+                (
+                    "NCCL_NET_OPTIONAL_RECV_COMPLETION".to_owned(),
+                    value.to_owned(),
+                )
+            });
             let mut config = Config::from_variables(set.as_slice()).unwrap();
             keep_order_unless_marked(&mut config.rails, version_marks);
             config.rails.relaxed_ordering != RelaxedOrdering::Off
         };
         assert!(relaxed(None, true) && relaxed(Some("1"), true));
-        assert!(!relaxed(None, false), "version 8 of the interface marks none");
-        assert!(!relaxed(Some("0"), true), "the user has turned the marks off");
+        assert!(
+            !relaxed(None, false),
+            "version 8 of the interface marks none"
+        );
+        assert!(
+            !relaxed(Some("0"), true),
+            "the user has turned the marks off"
+        );
     }
 
     #[test]
     fn removed_devices_are_searched_for_again_for_a_limited_time() {
-        let failed = |errno| Error::Os { call: Call::Open { device: "mlx5_0".to_owned() }, errno };
+        let failed = |errno| Error::Os {
+            call: Call::Open {
+                device: "mlx5_0".to_owned(),
+            },
+            errno,
+        };
         let mut looks = 0;
         let mut after = |failures: usize, errno| {
             looks = 0;
             let found = retry_removals(|| {
                 looks += 1;
-                if looks > failures { Ok(looks) } else { Err(failed(errno)) }
+                if looks > failures {
+                    Ok(looks)
+                } else {
+                    Err(failed(errno))
+                }
             });
             (found.ok(), looks)
         };

@@ -9,7 +9,11 @@ use std::process::Command;
 #[test]
 fn without_a_verbs_library_every_call_fails_cleanly_and_the_warning_names_it() {
     let output = drive(&[("NCCL_IBVERBS_LIB", "libibverbs-not-there.so.1")]);
-    assert!(output.text.contains("libibverbs-not-there.so.1"), "{}", output.text);
+    assert!(
+        output.text.contains("libibverbs-not-there.so.1"),
+        "{}",
+        output.text
+    );
 }
 
 #[test]
@@ -23,7 +27,10 @@ fn details_reach_nccls_log_only_at_level_trace() {
     // `[5]` is NCCL's level TRACE. Each finalize without an init logs at this level.
     let detail = |level: &str| {
         let said = drive(&[("NCCL_IB_HCA", "=not-there"), ("NCCL_DEBUG", level)]);
-        said.text.lines().filter(|line| line.starts_with("[5] ")).count()
+        said.text
+            .lines()
+            .filter(|line| line.starts_with("[5] "))
+            .count()
     };
     assert!(detail("trace") > 0);
     assert_eq!(detail("INFO"), 0);
@@ -36,7 +43,11 @@ fn a_misspelt_setting_is_named() {
     // The program expects ncclSystemError from the first init, as on a host without RDMA. A
     // misspelt setting gives another error, so the program fails.
     assert!(!output.success, "{}", output.text);
-    assert!(output.text.contains("NCCL_SPARK_CONECT_TIMEOUT_S"), "{}", output.text);
+    assert!(
+        output.text.contains("NCCL_SPARK_CONECT_TIMEOUT_S"),
+        "{}",
+        output.text
+    );
 }
 
 #[test]
@@ -49,17 +60,30 @@ fn with_devices_data_moves_in_every_version() {
 
 #[test]
 fn the_example_moves_bytes() {
-    let folder = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples");
+    let folder = std::env::current_exe()
+        .unwrap()
+        .ancestors()
+        .nth(2)
+        .unwrap()
+        .join("examples");
     let program = folder.join("move_bytes");
     if !program.is_file() {
-        return common::skip::missing("examples/move_bytes.rs is not built: cargo build --examples");
+        return common::skip::missing(
+            "examples/move_bytes.rs is not built: cargo build --examples",
+        );
     }
     let (_, settings) = common::test_rails();
-    let output =
-        Command::new(program).arg(common::plugin_library()).envs(settings).env("NCCL_SOCKET_IFNAME", "lo").output();
+    let output = Command::new(program)
+        .arg(common::plugin_library())
+        .envs(settings)
+        .env("NCCL_SOCKET_IFNAME", "lo")
+        .output();
     let output = output.unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1048576 bytes arrived"), "{output:?}");
+    assert!(
+        output.status.success() && said.contains("1048576 bytes arrived"),
+        "{output:?}"
+    );
 }
 
 /// In v8, `*request` may be uninitialised when `irecv` is called. An optimiser may remove a read
@@ -79,17 +103,28 @@ fn v8s_irecv_does_not_read_its_request_word() {
     let Ok(output) = output else {
         return common::skip::missing("there is no valgrind");
     };
-    assert!(output.status.success(), "{:?}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{:?}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 #[test]
 fn the_library_exports_its_nine_tables_and_nothing_else() {
-    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(common::plugin_library()).output();
+    let output = Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(common::plugin_library())
+        .output();
     let Ok(output) = output else {
         return common::skip::missing("there is no nm (binutils)");
     };
     let text = String::from_utf8(output.stdout).unwrap();
-    let mut names: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    let mut names: Vec<_> = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .collect();
     names.sort_unstable();
     let net = (8..=12).map(|version| format!("ncclNetPlugin_v{version}"));
     let tuner = (4..=7).map(|version| format!("ncclTunerPlugin_v{version}"));

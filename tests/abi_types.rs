@@ -19,7 +19,12 @@ fn the_rust_tables_have_the_headers_function_types() {
     let structs = structs_of(&header);
     let of_c = |name: &str, field: &str| {
         let found = structs.iter().find(|one| one.name == name);
-        parameters_in(&found.unwrap_or_else(|| panic!("the header has no {name}")).text, field)
+        parameters_in(
+            &found
+                .unwrap_or_else(|| panic!("the header has no {name}"))
+                .text,
+            field,
+        )
     };
     macro_rules! compare {
         ($table:expr, $c:literal: $($field:ident)*) => {
@@ -39,7 +44,10 @@ fn the_rust_tables_have_the_headers_function_types() {
     compare_net!(ncclNetPlugin_v11, "ncclNet_v11_t": make_v_device finalize set_net_attr);
     compare_net!(ncclNetPlugin_v12, "ncclNet_v12_t": make_v_device finalize set_net_attr);
     compare!(ncclTunerPlugin_v4, "ncclTuner_v4_t": init get_coll_info);
-    assert_eq!(parameters_of(&ncclTunerPlugin_v4.finalize), of_c("ncclTuner_v4_t", "destroy"));
+    assert_eq!(
+        parameters_of(&ncclTunerPlugin_v4.finalize),
+        of_c("ncclTuner_v4_t", "destroy")
+    );
     compare!(ncclTunerPlugin_v5, "ncclTuner_v5_t": init get_coll_info finalize);
     compare!(ncclTunerPlugin_v6, "ncclTuner_v6_t": init get_coll_info finalize);
     compare!(ncclTunerPlugin_v6.more, "ncclTuner_v6_t": get_chunk_size);
@@ -55,7 +63,11 @@ fn every_member_has_nccls_type() {
     let header = std::fs::read_to_string(common::repository("include/nccl_net_spark.h")).unwrap();
     let mut structs = structs_of(&header);
     structs.retain(|one| one.name.starts_with("ncclNet"));
-    assert_eq!(structs.len(), 22, "structs in the header: v8 to v12, and the device handle");
+    assert_eq!(
+        structs.len(),
+        22,
+        "structs in the header: v8 to v12, and the device handle"
+    );
     let check = |structs: &[Struct]| check("#include \"net.h\"\n", &folder, structs);
     check(&structs).unwrap();
 
@@ -68,17 +80,35 @@ fn every_member_has_nccls_type() {
             "void* ctx, int dev, void* handle, void** listenComm",
             "int dev, void* handle, void** listenComm",
         ),
-        ("ncclNetProperties_v12_t", "int16_t railId", "uint16_t railId"),
-        ("ncclNetProperties_v8_t", "ncclNetDeviceType netDeviceType", "int netDeviceType"),
+        (
+            "ncclNetProperties_v12_t",
+            "int16_t railId",
+            "uint16_t railId",
+        ),
+        (
+            "ncclNetProperties_v8_t",
+            "ncclNetDeviceType netDeviceType",
+            "int netDeviceType",
+        ),
     ] {
         let broken: Vec<Struct> = structs
             .iter()
             .filter(|one| one.name == table)
-            .map(|one| Struct { text: one.text.replacen(right, wrong, 1), ..one.clone() })
+            .map(|one| Struct {
+                text: one.text.replacen(right, wrong, 1),
+                ..one.clone()
+            })
             .collect();
-        assert_ne!(broken[0].text, structs.iter().find(|one| one.name == table).unwrap().text, "{right}");
+        assert_ne!(
+            broken[0].text,
+            structs.iter().find(|one| one.name == table).unwrap().text,
+            "{right}"
+        );
         let complaint = check(&broken).expect_err("a wrong type must not compile");
-        assert!(complaint.contains(&format!("type of {table}.")), "{table} with {wrong:?}: {complaint}");
+        assert!(
+            complaint.contains(&format!("type of {table}.")),
+            "{table} with {wrong:?}: {complaint}"
+        );
     }
 }
 
@@ -103,10 +133,20 @@ fn every_member_of_the_tuner_has_nccls_type() {
                 #include \"tuner_v4.h\"\n#include \"tuner_v7.h\"\n";
     check(head, &folder, &structs).unwrap();
 
-    let broken = |one: &Struct| Struct { text: one.text.replacen("uint64_t commId, ", "", 1), ..one.clone() };
-    let broken: Vec<Struct> = structs.iter().filter(|one| one.name == "ncclTuner_v5_t").map(broken).collect();
+    let broken = |one: &Struct| Struct {
+        text: one.text.replacen("uint64_t commId, ", "", 1),
+        ..one.clone()
+    };
+    let broken: Vec<Struct> = structs
+        .iter()
+        .filter(|one| one.name == "ncclTuner_v5_t")
+        .map(broken)
+        .collect();
     let complaint = check(head, &folder, &broken).expect_err("a wrong type must not compile");
-    assert!(complaint.contains("type of ncclTuner_v5_t.init"), "{complaint}");
+    assert!(
+        complaint.contains("type of ncclTuner_v5_t.init"),
+        "{complaint}"
+    );
 }
 
 #[test]
@@ -130,7 +170,12 @@ struct Struct {
 /// code that declares or includes NCCL's types. The error has the compiler's messages.
 fn check(head: &str, folder: &str, structs: &[Struct]) -> Result<(), String> {
     let mut c = format!("#include <stddef.h>\n#include <stdint.h>\n{head}");
-    for Struct { name, text, members } in structs {
+    for Struct {
+        name,
+        text,
+        members,
+    } in structs
+    {
         writeln!(c, "typedef struct {text} ours_{name};").unwrap();
         for member in members {
             writeln!(
@@ -140,15 +185,34 @@ fn check(head: &str, folder: &str, structs: &[Struct]) -> Result<(), String> {
             )
             .unwrap();
         }
-        writeln!(c, "_Static_assert(sizeof(ours_{name}) == sizeof({name}), \"size of {name}\");").unwrap();
+        writeln!(
+            c,
+            "_Static_assert(sizeof(ours_{name}) == sizeof({name}), \"size of {name}\");"
+        )
+        .unwrap();
         writeln!(c, "void to_{name}({name}* theirs, ours_{name}* ours);").unwrap();
         writeln!(c, "void to_{name}({name}* theirs, ours_{name}* ours) {{").unwrap();
-        for member in members.iter().filter(|member| !text.contains(&format!(" {member}["))) {
-            writeln!(c, "  theirs->{member} = ours->{member}; ours->{member} = theirs->{member};").unwrap();
+        for member in members
+            .iter()
+            .filter(|member| !text.contains(&format!(" {member}[")))
+        {
+            writeln!(
+                c,
+                "  theirs->{member} = ours->{member}; ours->{member} = theirs->{member};"
+            )
+            .unwrap();
         }
         writeln!(c, "}}").unwrap();
     }
-    common::compiles(&c, &["-Werror=incompatible-pointer-types", "-Wno-unused-parameter", "-I", folder])
+    common::compiles(
+        &c,
+        &[
+            "-Werror=incompatible-pointer-types",
+            "-Wno-unused-parameter",
+            "-I",
+            folder,
+        ],
+    )
 }
 
 /// Finds structs of the form `typedef struct {`, one member per line, `} name;`.
@@ -156,10 +220,20 @@ fn structs_of(header: &str) -> Vec<Struct> {
     let blocks = header.split("typedef struct ").skip(1);
     blocks
         .map(|block| {
-            let (body, rest) = block.split_once("\n}").expect("a closing brace at the start of a line");
+            let (body, rest) = block
+                .split_once("\n}")
+                .expect("a closing brace at the start of a line");
             let name = rest.split(';').next().expect("a name").trim().to_owned();
-            let members = body.trim_start_matches('{').split(';').filter_map(member).collect();
-            Struct { name, text: format!("{body}\n}}"), members }
+            let members = body
+                .trim_start_matches('{')
+                .split(';')
+                .filter_map(member)
+                .collect();
+            Struct {
+                name,
+                text: format!("{body}\n}}"),
+                members,
+            }
         })
         .collect()
 }
@@ -179,10 +253,13 @@ fn parameters_in(text: &str, field: &str) -> String {
     let wanted = field.replace('_', "").to_lowercase();
     let function = text.split(";\n").find_map(|declaration| {
         let (name, parameters) = declaration.split_once("(*")?.1.split_once(")(")?;
-        (name.to_lowercase() == wanted).then(|| parameters.trim_end().trim_end_matches(')').to_owned())
+        (name.to_lowercase() == wanted)
+            .then(|| parameters.trim_end().trim_end_matches(')').to_owned())
     });
     let parameters = function.unwrap_or_else(|| panic!("{field} in {text}"));
-    let types = parameters.split(',').map(|one| plain(one.trim().rsplit_once(' ').expect("a type and a name").0));
+    let types = parameters
+        .split(',')
+        .map(|one| plain(one.trim().rsplit_once(' ').expect("a type and a name").0));
     types.collect::<Vec<_>>().join(", ")
 }
 
@@ -195,17 +272,26 @@ fn plain(c: &str) -> String {
     // an int, because a Rust enum must not hold a number that none of its variants has.
     text = merged("ncclFunc_t", "int", text);
     for version in ["v6", "v7"] {
-        text = merged(&format!("NvlDomainInfo_{version}_t"), "NvlDomainInfo_v5_t", text);
+        text = merged(
+            &format!("NvlDomainInfo_{version}_t"),
+            "NvlDomainInfo_v5_t",
+            text,
+        );
     }
     text = merged("TunerConstants_v6_t", "TunerConstants_v5_t", text);
     for version in ["v9", "v10", "v11"] {
         text = merged(&format!("VDeviceProps_{version}_t"), "VDeviceProps_4", text);
     }
     text = merged("VDeviceProps_v12_t", "VDeviceProps_8", text);
-    for (name, version) in
-        ["DeviceHandle", "CommConfig", "Attr"].into_iter().flat_map(|n| (8..=12).map(move |v| (n, v)))
+    for (name, version) in ["DeviceHandle", "CommConfig", "Attr"]
+        .into_iter()
+        .flat_map(|n| (8..=12).map(move |v| (n, v)))
     {
-        text = merged(&format!("ncclNet{name}_v{version}_t"), &format!("ncclNet{name}_t"), text);
+        text = merged(
+            &format!("ncclNet{name}_v{version}_t"),
+            &format!("ncclNet{name}_t"),
+            text,
+        );
     }
     text
 }

@@ -20,7 +20,8 @@ mod starved;
 mod tuners;
 
 use attack::{
-    HEADER_BYTES, Listener, TOKEN, Taken, connect_through_proxy, dial, host, proxy, proxy_after_drops, read_frame,
+    HEADER_BYTES, Listener, TOKEN, Taken, connect_through_proxy, dial, host, proxy,
+    proxy_after_drops, read_frame,
 };
 use common::ends::{CHECKED, Ends};
 use common::{turn, until};
@@ -112,15 +113,28 @@ fn unauthenticated_clients_do_not_keep_an_honest_peer_out() {
                 clients.push(client);
             } else if number % 2 == 0 {
                 // Closes with a reset.
-                SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+                SockRef::from(&client)
+                    .set_linger(Some(Duration::ZERO))
+                    .unwrap();
             }
-            assert!(listener.listen.accept().unwrap().is_none(), "message {number} was admitted");
+            assert!(
+                listener.listen.accept().unwrap().is_none(),
+                "message {number} was admitted"
+            );
         }
     }
     let met = listener.meet(&hosts[0]);
     met.check(2);
-    let dropped = clients.iter_mut().map(is_over).filter(|is_over| *is_over).count();
-    assert!(dropped >= 20, "only {dropped} of {} were dropped", clients.len());
+    let dropped = clients
+        .iter_mut()
+        .map(is_over)
+        .filter(|is_over| *is_over)
+        .count();
+    assert!(
+        dropped >= 20,
+        "only {dropped} of {} were dropped",
+        clients.len()
+    );
 }
 
 fn is_over(stream: &mut TcpStream) -> bool {
@@ -140,7 +154,11 @@ fn a_truncated_hello_is_not_admitted() {
     for cut in 0..hello.len() {
         let mut client = dial(listener.known.address);
         client.write_all(&hello[..cut]).unwrap();
-        assert!(listener.listen.accept().unwrap().is_none(), "the first {cut} bytes of {} were admitted", hello.len());
+        assert!(
+            listener.listen.accept().unwrap().is_none(),
+            "the first {cut} bytes of {} were admitted",
+            hello.len()
+        );
     }
     listener.meet(&hosts[0]).check(3);
 }
@@ -176,9 +194,13 @@ fn taken_in(port: u16) -> usize {
     let local = format!(":{port:04X}");
     // Each inode once: the kernel may list a socket twice while others open and close.
     let mut inodes = std::collections::BTreeSet::new();
-    for fields in lines.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()) {
+    for fields in lines
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+    {
         // Skips the listener (0A) and sockets without an inode, which are queued or closed.
-        if fields.len() > 9 && fields[1].ends_with(&local) && fields[3] != "0A" && fields[9] != "0" {
+        if fields.len() > 9 && fields[1].ends_with(&local) && fields[3] != "0A" && fields[9] != "0"
+        {
             inodes.insert(fields[9].to_owned());
         }
     }
@@ -191,7 +213,10 @@ fn flood(address: SocketAddr, source: [u8; 4], count: &AtomicUsize, is_over: &At
     while !is_over.load(Ordering::Acquire) {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
-        if socket.connect_timeout(&address.into(), Duration::from_millis(500)).is_ok() {
+        if socket
+            .connect_timeout(&address.into(), Duration::from_millis(500))
+            .is_ok()
+        {
             count.fetch_add(1, Ordering::Relaxed);
             held.push_back(socket);
         }
@@ -228,7 +253,10 @@ fn thousands_of_silent_connections_use_few_descriptors_and_block_no_peer() {
         });
         met.check(round);
     }
-    assert!((30..=66).contains(&most), "{most} accepted sockets were open at a time");
+    assert!(
+        (30..=66).contains(&most),
+        "{most} accepted sockets were open at a time"
+    );
 }
 
 #[test]
@@ -255,7 +283,10 @@ fn a_replayed_hello_is_refused_and_the_honest_peer_continues() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let listener = Listener::open(&hosts[1]);
-    let (real, listened) = (listener.known.address, std::sync::Arc::new(Mutex::new(Vec::new())));
+    let (real, listened) = (
+        listener.known.address,
+        std::sync::Arc::new(Mutex::new(Vec::new())),
+    );
     let seen = std::sync::Arc::clone(&listened);
     // An eavesdropper replays the honest peer's HELLO as soon as the listener has answered it.
     let (handle, taken) = proxy(&listener, move |place, frame| {
@@ -271,9 +302,16 @@ fn a_replayed_hello_is_refused_and_the_honest_peer_continues() {
             stays.write_all(&hello).unwrap();
             let answer = read_frame(&mut stays).expect("an answer to the replay");
             // Kind 3 is a refusal with its reason.
-            assert_eq!(answer[2], 3, "the replay was answered by a message of kind {}", answer[2]);
+            assert_eq!(
+                answer[2], 3,
+                "the replay was answered by a message of kind {}",
+                answer[2]
+            );
             let words = String::from_utf8_lossy(&answer).into_owned();
-            assert!(words.contains("was used before") && words.contains("connection was reset"), "{words}");
+            assert!(
+                words.contains("was used before") && words.contains("connection was reset"),
+                "{words}"
+            );
             assert!(read_frame(&mut stays).is_none(), "the replay was let in");
         }
         frame
@@ -285,7 +323,10 @@ fn a_replayed_hello_is_refused_and_the_honest_peer_continues() {
     late.write_all(&taken.frames[0]).unwrap();
     late.write_all(&taken.frames[2]).unwrap();
     for _ in 0..100 {
-        assert!(listener.listen.accept().unwrap().is_none(), "a replay made a connection");
+        assert!(
+            listener.listen.accept().unwrap().is_none(),
+            "a replay made a connection"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     met.check(6);
@@ -299,7 +340,11 @@ fn claimed_lengths_allocate_no_memory() {
     let before = memory_bytes();
     let hello = hello_for(&old[0], &listener);
     let mut clients = Vec::new();
-    for claimed in [u32::MAX, 1 << 30, 32 * 1024 + 1, 32 * 1024].into_iter().cycle().take(200) {
+    for claimed in [u32::MAX, 1 << 30, 32 * 1024 + 1, 32 * 1024]
+        .into_iter()
+        .cycle()
+        .take(200)
+    {
         let mut client = dial(listener.known.address);
         let _ = client.write_all(&with_length(&hello[..HEADER_BYTES], claimed));
         clients.push(client);
@@ -315,8 +360,16 @@ fn claimed_lengths_allocate_no_memory() {
 /// Returns the peak size of this process's address space in bytes.
 fn memory_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmPeak:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmPeak:"))
+        .unwrap();
+    line.split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse::<usize>()
+        .unwrap()
+        * 1024
 }
 
 type Falsify = Box<dyn Fn(&mut Vec<u8>) + Send>;
@@ -331,7 +384,10 @@ fn a_falsified_handshake_message_fails_with_an_error_that_names_the_peer() {
         let changes: Vec<(&str, Falsify)> = vec![
             ("a wrong kind", Box::new(|frame| frame[2] = 6)),
             ("an unknown kind", Box::new(|frame| frame[2] = 77)),
-            ("another version", Box::new(|frame| frame[3] = frame[3].wrapping_add(1))),
+            (
+                "another version",
+                Box::new(|frame| frame[3] = frame[3].wrapping_add(1)),
+            ),
             ("gigabytes", Box::new(|frame| frame[7] = 0x7f)),
             (
                 "a trailing byte",
@@ -371,7 +427,12 @@ fn a_falsified_handshake_message_fails_with_an_error_that_names_the_peer() {
 }
 
 fn send(stream: &mut TcpStream, number: u64, message: Vec<u8>) {
-    let frame = ControlFrame { number, received: 0, awaits_confirmation: true, message };
+    let frame = ControlFrame {
+        number,
+        received: 0,
+        awaits_confirmation: true,
+        message,
+    };
     stream.write_all(&Message::Control(frame).encode()).unwrap();
 }
 
@@ -384,10 +445,23 @@ fn names_peer(text: &str) -> bool {
 fn invalid_control_data_fails_the_connection_with_an_error_that_names_the_peer() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
-    let claims = [0x50, 0x53, 6, PROTOCOL_VERSION as u8, 0xff, 0xff, 0xff, 0x7f];
-    let mut huge =
-        Message::Control(ControlFrame { number: 1, received: 0, awaits_confirmation: true, message: vec![6; 2000] })
-            .encode();
+    let claims = [
+        0x50,
+        0x53,
+        6,
+        PROTOCOL_VERSION as u8,
+        0xff,
+        0xff,
+        0xff,
+        0x7f,
+    ];
+    let mut huge = Message::Control(ControlFrame {
+        number: 1,
+        received: 0,
+        awaits_confirmation: true,
+        message: vec![6; 2000],
+    })
+    .encode();
     let at = HEADER_BYTES + 17;
     huge.resize(HEADER_BYTES + 20_000, 0);
     huge[4..8].copy_from_slice(&20_000_u32.to_le_bytes());
@@ -401,12 +475,26 @@ fn invalid_control_data_fails_the_connection_with_an_error_that_names_the_peer()
     for (bytes, expected_text) in attacks {
         for side in [0, 1] {
             let (met, taken) = connect_through_proxy(&hosts);
-            let Taken { mut to_sender, mut to_receiver, .. } = taken;
+            let Taken {
+                mut to_sender,
+                mut to_receiver,
+                ..
+            } = taken;
             met.check(8);
-            let stream = if side == 0 { &mut to_sender } else { &mut to_receiver };
+            let stream = if side == 0 {
+                &mut to_sender
+            } else {
+                &mut to_receiver
+            };
             stream.write_all(bytes).unwrap();
-            let error = if side == 0 { met.sender_error() } else { met.receiver_error() };
-            let Error::Protocol(violation) = &*error else { panic!("{error:?}") };
+            let error = if side == 0 {
+                met.sender_error()
+            } else {
+                met.receiver_error()
+            };
+            let Error::Protocol(violation) = &*error else {
+                panic!("{error:?}")
+            };
             let text = &violation.to_string();
             assert!(text.contains(expected_text) && names_peer(text), "{text}");
         }
@@ -427,7 +515,11 @@ fn meaningless_frames_are_ignored() {
         bytes
     };
     let lane = LaneId::default();
-    let not_now = || ControlMessage::NotNow { lane, attempt: 1, why: "what?".to_owned() };
+    let not_now = || ControlMessage::NotNow {
+        lane,
+        attempt: 1,
+        why: "what?".to_owned(),
+    };
     let unknown: Vec<Vec<u8>> = vec![
         Vec::new(),
         vec![200],
@@ -436,7 +528,13 @@ fn meaningless_frames_are_ignored() {
         of(0, not_now()),
         of(7, not_now()),
         of(99, not_now()),
-        of(5, ControlMessage::Fenced { lane, received: Received::default() }),
+        of(
+            5,
+            ControlMessage::Fenced {
+                lane,
+                received: Received::default(),
+            },
+        ),
         of(200, ControlMessage::Live { lane }),
         // This JOINED has no queue pairs, so it cannot be decoded.
         ControlMessage::Joined {
@@ -456,13 +554,19 @@ fn meaningless_frames_are_ignored() {
     for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
         // First control messages with numbers far ahead and behind, then messages of the handshake,
         // then `unknown` with the right numbers.
-        send(stream, 1 << 40, ControlMessage::Bye { delivered: 0 }.encode());
+        send(
+            stream,
+            1 << 40,
+            ControlMessage::Bye { delivered: 0 }.encode(),
+        );
         send(stream, 0, ControlMessage::Bye { delivered: 0 }.encode());
         send(stream, u64::MAX, vec![1; 1000]);
         for frame in &taken.frames {
             stream.write_all(frame).unwrap();
         }
-        stream.write_all(&Message::Refuse("go away".to_owned()).encode()).unwrap();
+        stream
+            .write_all(&Message::Refuse("go away".to_owned()).encode())
+            .unwrap();
         for (number, message) in unknown.iter().enumerate() {
             send(stream, number as u64 + 1, message.clone());
             send(stream, number as u64 + 1, message.clone());
@@ -472,7 +576,11 @@ fn meaningless_frames_are_ignored() {
     for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
         until(|| {
             let frame = read_frame(stream).expect("the channel is open");
-            let acknowledged = u64::from_le_bytes(frame[HEADER_BYTES + 8..HEADER_BYTES + 16].try_into().unwrap());
+            let acknowledged = u64::from_le_bytes(
+                frame[HEADER_BYTES + 8..HEADER_BYTES + 16]
+                    .try_into()
+                    .unwrap(),
+            );
             (acknowledged == unknown.len() as u64).then_some(())
         });
     }
@@ -486,10 +594,29 @@ fn a_false_report_that_working_rails_are_lost_loses_no_bytes() {
     for side in [0, 1] {
         let (met, mut taken) = connect_through_proxy(&hosts);
         met.check(9);
-        let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
-        let received = Received { granted: CHECKED.len() as u64, open: Vec::new() };
-        let received = if side == 0 { received } else { Received::default() };
-        send(stream, 1, ControlMessage::Fenced { lane: LaneId::default(), received: received.clone() }.encode());
+        let stream = if side == 0 {
+            &mut taken.to_sender
+        } else {
+            &mut taken.to_receiver
+        };
+        let received = Received {
+            granted: CHECKED.len() as u64,
+            open: Vec::new(),
+        };
+        let received = if side == 0 {
+            received
+        } else {
+            Received::default()
+        };
+        send(
+            stream,
+            1,
+            ControlMessage::Fenced {
+                lane: LaneId::default(),
+                received: received.clone(),
+            }
+            .encode(),
+        );
         let begun = std::time::Instant::now();
         while begun.elapsed() < Duration::from_secs(2) {
             met.check(10);
@@ -504,21 +631,53 @@ fn only_the_first_bye_counts_and_an_impossible_bye_is_a_violation() {
     let (met, mut taken) = connect_through_proxy(&hosts);
     met.check(11);
     let sent = CHECKED.len() as u64;
-    send(&mut taken.to_sender, 1, ControlMessage::Bye { delivered: 2 }.encode());
-    send(&mut taken.to_sender, 2, ControlMessage::Bye { delivered: sent }.encode());
-    send(&mut taken.to_receiver, 1, ControlMessage::Bye { delivered: 0 }.encode());
-    send(&mut taken.to_receiver, 2, ControlMessage::Bye { delivered: 0 }.encode());
+    send(
+        &mut taken.to_sender,
+        1,
+        ControlMessage::Bye { delivered: 2 }.encode(),
+    );
+    send(
+        &mut taken.to_sender,
+        2,
+        ControlMessage::Bye { delivered: sent }.encode(),
+    );
+    send(
+        &mut taken.to_receiver,
+        1,
+        ControlMessage::Bye { delivered: 0 }.encode(),
+    );
+    send(
+        &mut taken.to_receiver,
+        2,
+        ControlMessage::Bye { delivered: 0 }.encode(),
+    );
     for error in [met.sender_error(), met.receiver_error()] {
-        assert!(matches!(&*error, Error::PeerGone(gone) if names_peer(&gone.to_string())), "{error:?}");
+        assert!(
+            matches!(&*error, Error::PeerGone(gone) if names_peer(&gone.to_string())),
+            "{error:?}"
+        );
     }
     for (side, delivered) in [(0, sent + 1), (0, u64::MAX), (1, 1)] {
         let (met, mut taken): (Ends, Taken) = connect_through_proxy(&hosts);
         met.check(12);
-        let stream = if side == 0 { &mut taken.to_sender } else { &mut taken.to_receiver };
+        let stream = if side == 0 {
+            &mut taken.to_sender
+        } else {
+            &mut taken.to_receiver
+        };
         send(stream, 1, ControlMessage::Bye { delivered }.encode());
-        let error = if side == 0 { met.sender_error() } else { met.receiver_error() };
-        let Error::Protocol(violation) = &*error else { panic!("{error:?}") };
+        let error = if side == 0 {
+            met.sender_error()
+        } else {
+            met.receiver_error()
+        };
+        let Error::Protocol(violation) = &*error else {
+            panic!("{error:?}")
+        };
         let text = &violation.to_string();
-        assert!(text.contains("delivered messages, but this side started only") && names_peer(text), "{text}");
+        assert!(
+            text.contains("delivered messages, but this side started only") && names_peer(text),
+            "{text}"
+        );
     }
 }

@@ -30,9 +30,15 @@ fn a_lane_holds_a_full_flush(fabric: &mut Fabric) {
     let pair = fabric.connect(1, QUEUES);
     // With the rail down, no write completes.
     fabric.set(0, false);
-    let write = LaneWrite { signaled: true, ..LaneWrite::default() };
+    let write = LaneWrite {
+        signaled: true,
+        ..LaneWrite::default()
+    };
     let paths: [&dyn SharedPath; 2] = [&*pair.send, &*pair.recv];
-    for (path, expected) in paths.into_iter().zip([QUEUES * WRITES, QUEUES * (WRITES + RECEIVES)]) {
+    for (path, expected) in paths
+        .into_iter()
+        .zip([QUEUES * WRITES, QUEUES * (WRITES + RECEIVES)])
+    {
         let mut path = path.borrow().unwrap();
         let lane = &mut path.rails().lanes[0];
         while lane.has_room(0) && lane.has_room(1) {
@@ -46,8 +52,16 @@ fn a_lane_holds_a_full_flush(fabric: &mut Fabric) {
         for _ in 0..10_000 {
             lost.poll().unwrap();
         }
-        assert!(lost.completions().iter().all(|completion| completion.status() != 0));
-        assert_eq!(lost.completions().len(), expected, "one completion per request");
+        assert!(
+            lost.completions()
+                .iter()
+                .all(|completion| completion.status() != 0)
+        );
+        assert_eq!(
+            lost.completions().len(),
+            expected,
+            "one completion per request"
+        );
     }
     fabric.set(0, true);
 }
@@ -72,7 +86,9 @@ fn lost_completions_cost_the_sender_its_rail(fabric: &mut Fabric) {
                 frames.push(frame);
                 true
             });
-            frames.iter().for_each(|frame| pair.drivers[1 - side].receive_frame(frame, now));
+            frames
+                .iter()
+                .for_each(|frame| pair.drivers[1 - side].receive_frame(frame, now));
         }
         if pair.drivers.iter().all(|driver| driver.is_whole()) {
             return;
@@ -87,9 +103,29 @@ fn lost_completions_cost_the_receiver_its_connection(fabric: &mut Fabric) {
     let now = fabric.now();
     pair.drivers[1].completions_lost(cq, now);
     pair.drivers[1].poll(now, true, &mut |_| true);
-    let error = pair.recv.borrow().unwrap().rails().status.check().unwrap_err().to_string();
-    assert!(error.contains("x0:1") && error.contains("IBV_EVENT_CQ_ERR"), "{error}");
-    assert!(pair.recv.borrow().unwrap().rails().lanes.iter().all(|lane| !lane.is_open()), "the rails go with it");
+    let error = pair
+        .recv
+        .borrow()
+        .unwrap()
+        .rails()
+        .status
+        .check()
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("x0:1") && error.contains("IBV_EVENT_CQ_ERR"),
+        "{error}"
+    );
+    assert!(
+        pair.recv
+            .borrow()
+            .unwrap()
+            .rails()
+            .lanes
+            .iter()
+            .all(|lane| !lane.is_open()),
+        "the rails go with it"
+    );
 }
 
 /// Returns the number of the completion queue of a path's first lane.

@@ -19,14 +19,18 @@ use std::time::{Duration, Instant};
 
 fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     let (rails, library) = common::test_rails();
-    let mut variables =
-        vec![("NCCL_IB_HCA".to_owned(), rails[side].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
+    let mut variables = vec![
+        ("NCCL_IB_HCA".to_owned(), rails[side].clone()),
+        ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()),
+    ];
     variables.extend(library);
     for (name, value) in settings {
         variables.retain(|(known, _)| known != name);
         variables.push(((*name).to_owned(), (*value).to_owned()));
     }
-    bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
+    bring_up(Config::from_variables(&variables).unwrap())
+        .unwrap()
+        .0
 }
 
 fn ends(a: &Arc<Host>, b: &Arc<Host>) -> Ends {
@@ -45,7 +49,8 @@ fn isend(
     tag: i32,
     memory: &Registration,
 ) -> Option<u16> {
-    send.isend(buffer.addr() + offset as u64, bytes, tag, memory).unwrap()
+    send.isend(buffer.addr() + offset as u64, bytes, tag, memory)
+        .unwrap()
 }
 
 /// GID indices differ between PCI functions and hosts, so an index that has a GID on one host may
@@ -56,12 +61,19 @@ fn a_gid_index_without_a_gid_is_ignored_and_another_one_is_used() {
         let host = host(0, settings);
         let rail = &host.process().rails[0];
         let snapshot = rail.snapshot(&interfaces::all().unwrap()).unwrap();
-        snapshot.addresses.iter().map(|address| rail.gid_index(&snapshot, &address.gid).unwrap()).collect()
+        snapshot
+            .addresses
+            .iter()
+            .map(|address| rail.gid_index(&snapshot, &address.gid).unwrap())
+            .collect()
     };
     let all = indices(&[]);
     assert!(!all.is_empty());
     for index in &all {
-        assert_eq!(indices(&[("NCCL_IB_GID_INDEX", &index.to_string())]), [*index]);
+        assert_eq!(
+            indices(&[("NCCL_IB_GID_INDEX", &index.to_string())]),
+            [*index]
+        );
     }
     let wrong = [("NCCL_IB_GID_INDEX", "200")];
     assert_eq!(indices(&wrong), all);
@@ -73,7 +85,25 @@ fn every_size_arrives_whole_and_is_reported() {
     let ends = default_ends();
     every_size(
         &ends,
-        &[0, 1, 7, 8, 63, 127, 128, 129, 4095, 4096, 4097, 16_384, 32_767, 32_768, 65_537, 1 << 20, (1 << 22) + 13],
+        &[
+            0,
+            1,
+            7,
+            8,
+            63,
+            127,
+            128,
+            129,
+            4095,
+            4096,
+            4097,
+            16_384,
+            32_767,
+            32_768,
+            65_537,
+            1 << 20,
+            (1 << 22) + 13,
+        ],
     );
 }
 
@@ -94,10 +124,18 @@ fn a_full_window_of_groups_with_tags_out_of_order() {
 fn optional_receives_complete_immediately_and_lose_nothing() {
     let ends = default_ends();
     let (from, to) = (Buffer::filled(64 * 512, 9), Buffer::blank(64 * 512));
-    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+    let (out, into) = (
+        ends.send.register(from.memory()).unwrap(),
+        ends.recv.register(to.memory()).unwrap(),
+    );
     let mut sends = Vec::new();
     for at in (0..64).map(|n| n * 512) {
-        let part = RecvPart { addr: to.addr() + at as u64, bytes: 512, tag: 1, memory: &into };
+        let part = RecvPart {
+            addr: to.addr() + at as u64,
+            bytes: 512,
+            tag: 1,
+            memory: &into,
+        };
         let receive = until(|| {
             sends.retain(|send| ends.send.test(*send).unwrap().is_none());
             ends.recv.irecv(&[part], true).unwrap()
@@ -133,7 +171,12 @@ fn closing_in_any_order_leaves_nothing_behind() {
         let ends = ends(&a, &b);
         let (from, to) = (Buffer::filled(5000, order), Buffer::blank(5000));
         assert_eq!(transfer(&ends, &from, &to, 5000, 5000), 5000);
-        let open = RecvPart { addr: to.addr(), bytes: 10, tag: 0, memory: &ends.recv.register(to.memory()).unwrap() };
+        let open = RecvPart {
+            addr: to.addr(),
+            bytes: 10,
+            tag: 0,
+            memory: &ends.recv.register(to.memory()).unwrap(),
+        };
         if order & 2 != 0 {
             until(|| ends.recv.irecv(&[open], false).unwrap());
         }
@@ -145,17 +188,35 @@ fn closing_in_any_order_leaves_nothing_behind() {
             ends.send.close();
         }
         let sent: u64 = common::sent_bytes(&a).iter().sum();
-        assert_eq!(sent, 5000 * (order + 1), "bytes of closed connections stay counted");
+        assert_eq!(
+            sent,
+            5000 * (order + 1),
+            "bytes of closed connections stay counted"
+        );
     }
-    assert_eq!((a.process().registrations.in_use(), b.process().registrations.in_use()), (0, 0));
+    assert_eq!(
+        (
+            a.process().registrations.in_use(),
+            b.process().registrations.in_use()
+        ),
+        (0, 0)
+    );
 }
 
 #[test]
 fn a_close_by_the_peer_is_reported_and_nothing_hangs() {
     let ends = default_ends();
     let (from, to) = (Buffer::filled(100, 1), Buffer::blank(100));
-    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
-    let part = RecvPart { addr: to.addr(), bytes: 100, tag: 0, memory: &into };
+    let (out, into) = (
+        ends.send.register(from.memory()).unwrap(),
+        ends.recv.register(to.memory()).unwrap(),
+    );
+    let part = RecvPart {
+        addr: to.addr(),
+        bytes: 100,
+        tag: 0,
+        memory: &into,
+    };
     let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
     ends.send.close();
     let error = until(|| ends.recv.test(receive, |_, _| {}).err());
@@ -171,21 +232,47 @@ fn a_close_by_the_peer_is_reported_and_nothing_hangs() {
 fn invalid_calls_are_refused_and_lose_nothing() {
     let ends = default_ends();
     let (from, to) = (Buffer::filled(4096, 1), Buffer::blank(4096));
-    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
-    let part = RecvPart { addr: to.addr(), bytes: 1000, tag: 0, memory: &into };
+    let (out, into) = (
+        ends.send.register(from.memory()).unwrap(),
+        ends.recv.register(to.memory()).unwrap(),
+    );
+    let part = RecvPart {
+        addr: to.addr(),
+        bytes: 1000,
+        tag: 0,
+        memory: &into,
+    };
     let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
     let far = to.addr() + (1 << 30);
-    let outside = ends.recv.irecv(&[RecvPart { addr: far, ..part }], false).unwrap_err();
-    assert!(outside.to_string().contains("outside the registered"), "{outside}");
+    let outside = ends
+        .recv
+        .irecv(&[RecvPart { addr: far, ..part }], false)
+        .unwrap_err();
+    assert!(
+        outside.to_string().contains("outside the registered"),
+        "{outside}"
+    );
     assert!(ends.recv.irecv(&[], false).is_err() && ends.recv.irecv(&[part; 9], false).is_err());
-    assert!(ends.send.isend(from.addr() + (1 << 30), 8, 0, &out).is_err());
+    assert!(
+        ends.send
+            .isend(from.addr() + (1 << 30), 8, 0, &out)
+            .is_err()
+    );
     let large = until(|| ends.send.isend(from.addr(), 1001, 0, &out).err());
-    assert!(large.to_string().contains("1001 bytes into a receive of 1000"), "{large}");
+    assert!(
+        large
+            .to_string()
+            .contains("1001 bytes into a receive of 1000"),
+        "{large}"
+    );
     assert!(ends.send.test(200).is_err() && ends.recv.test(31, |_, _| {}).is_err());
     let send = until(|| isend(&ends.send, &from, 0, 1000, 0, &out));
     until(|| ends.send.test(send).unwrap());
     assert_eq!(until(|| sizes(&ends.recv, receive))[0], 1000);
-    assert!(ends.recv.test(receive, |_, _| {}).is_err(), "a finished request was still there");
+    assert!(
+        ends.recv.test(receive, |_, _| {}).is_err(),
+        "a finished request was still there"
+    );
 }
 
 #[test]
@@ -201,7 +288,10 @@ fn registrations_are_shared_counted_and_safe_from_many_threads() {
         [keys.relaxed_rkey, keys.strict_rkey]
     };
     assert!(
-        a.process().rails.iter().all(|rail| remote_keys(&first, rail) == [0; 2]),
+        a.process()
+            .rails
+            .iter()
+            .all(|rail| remote_keys(&first, rail) == [0; 2]),
         "memory registered for sending has no remote key"
     );
     let into = Buffer::blank(1 << 20);
@@ -231,7 +321,13 @@ fn registrations_are_shared_counted_and_safe_from_many_threads() {
         }
     });
     drop(again);
-    assert_eq!((a.process().registrations.in_use(), b.process().registrations.in_use()), (0, 0));
+    assert_eq!(
+        (
+            a.process().registrations.in_use(),
+            b.process().registrations.in_use()
+        ),
+        (0, 0)
+    );
 }
 
 #[test]
@@ -241,7 +337,10 @@ fn several_queue_pairs_per_rail_and_many_connections() {
     let all: Vec<Ends> = (0..8).map(|_| ends(&a, &b)).collect();
     for (n, ends) in all.iter().enumerate() {
         for round in 0..6 {
-            let (from, to) = (Buffer::filled(200_001, n as u64 * 7 + round), Buffer::blank(200_001));
+            let (from, to) = (
+                Buffer::filled(200_001, n as u64 * 7 + round),
+                Buffer::blank(200_001),
+            );
             assert_eq!(transfer(ends, &from, &to, 200_001, 200_001), 200_001);
             assert!(from.0 == to.0);
         }
@@ -256,8 +355,16 @@ fn the_last_message_arrives_although_its_sender_closes_after_a_long_wait() {
         let ends = ends(&a, &b);
         // One large message, so that every rail has been polled.
         assert_eq!(transfer(&ends, &from, &to, 1 << 20, 1 << 20), 1 << 20);
-        let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
-        let part = RecvPart { addr: to.addr(), bytes: 8, tag: 0, memory: &into };
+        let (out, into) = (
+            ends.send.register(from.memory()).unwrap(),
+            ends.recv.register(to.memory()).unwrap(),
+        );
+        let part = RecvPart {
+            addr: to.addr(),
+            bytes: 8,
+            tag: 0,
+            memory: &into,
+        };
         let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
         // Polls for longer than a closing peer's grace period, an even or odd number of times.
         let begun = Instant::now();
@@ -277,13 +384,24 @@ fn the_last_message_arrives_although_its_sender_closes_after_a_long_wait() {
 #[test]
 fn without_a_common_rail_both_ends_fail_immediately_and_list_both_sides() {
     let (rails, _) = common::test_rails();
-    let name = |side: usize, at: usize| rails[side].split(',').nth(at).unwrap_or(&rails[side]).to_owned();
+    let name = |side: usize, at: usize| {
+        rails[side]
+            .split(',')
+            .nth(at)
+            .unwrap_or(&rails[side])
+            .to_owned()
+    };
     let (near, far) = (name(0, 0), name(1, 1));
-    let (a, b) = (host(0, &[("NCCL_IB_HCA", &near)]), host(1, &[("NCCL_IB_HCA", &far)]));
+    let (a, b) = (
+        host(0, &[("NCCL_IB_HCA", &near)]),
+        host(1, &[("NCCL_IB_HCA", &far)]),
+    );
     let (listener, mut handle) = b.listen().unwrap();
     let (mut refused, mut refuser) = (None, None);
     until(|| {
-        refused = refused.take().or_else(|| a.connect(&mut handle, None).err());
+        refused = refused
+            .take()
+            .or_else(|| a.connect(&mut handle, None).err());
         refuser = refuser.take().or_else(|| listener.accept().err());
         refused.as_ref().and(refuser.as_ref()).map(|_| ())
     });
@@ -325,10 +443,15 @@ fn a_bye_directly_after_the_handshake_is_received() {
 fn the_service_thread_has_the_cpu_affinity_of_the_process_and_not_of_its_caller() {
     let allowed = |status: &str| {
         let text = std::fs::read_to_string(status).unwrap_or_default();
-        text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:").map(|list| list.trim().to_owned()))
+        text.lines().find_map(|line| {
+            line.strip_prefix("Cpus_allowed_list:")
+                .map(|list| list.trim().to_owned())
+        })
     };
     let of_process = sched_getaffinity(Pid::this()).unwrap();
-    let processors: Vec<usize> = (0..CpuSet::count()).filter(|cpu| of_process.is_set(*cpu).unwrap()).collect();
+    let processors: Vec<usize> = (0..CpuSet::count())
+        .filter(|cpu| of_process.is_set(*cpu).unwrap())
+        .collect();
     if processors.len() < 2 {
         return common::skip::skip("the process may run on one CPU only");
     }
@@ -340,13 +463,22 @@ fn the_service_thread_has_the_cpu_affinity_of_the_process_and_not_of_its_caller(
     });
     let ends = pinned.join().unwrap();
     // Other tests of this program have service threads too.
-    let tasks = || std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
-    let is_service =
-        |task: &PathBuf| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "spark-service\n");
+    let tasks = || {
+        std::fs::read_dir("/proc/self/task")
+            .unwrap()
+            .map(|task| task.unwrap().path())
+    };
+    let is_service = |task: &PathBuf| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "spark-service\n")
+    };
     until(|| {
-        let masks: Vec<_> =
-            tasks().filter(is_service).filter_map(|task| allowed(task.join("status").to_str()?)).collect();
-        let all = masks.iter().all(|mask| Some(mask) == allowed("/proc/self/status").as_ref());
+        let masks: Vec<_> = tasks()
+            .filter(is_service)
+            .filter_map(|task| allowed(task.join("status").to_str()?))
+            .collect();
+        let all = masks
+            .iter()
+            .all(|mask| Some(mask) == allowed("/proc/self/status").as_ref());
         (!masks.is_empty() && all).then_some(())
     });
     drop(ends);

@@ -26,7 +26,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 fn limit_files(bytes: u64) {
-    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    let limit = libc::rlimit {
+        rlim_cur: bytes,
+        rlim_max: bytes,
+    };
     // SAFETY: the call only reads the structure.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
 }
@@ -43,9 +46,15 @@ fn the_job() {
             let _ = words.send(line);
         }
     });
-    let settings: Vec<_> =
-        std::env::var("JOB_COUNTERS").ok().map(|value| ("NCCL_SPARK_COUNTERS", value)).into_iter().collect();
-    let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let settings: Vec<_> = std::env::var("JOB_COUNTERS")
+        .ok()
+        .map(|value| ("NCCL_SPARK_COUNTERS", value))
+        .into_iter()
+        .collect();
+    let settings: Vec<_> = settings
+        .iter()
+        .map(|(name, value)| (*name, value.as_str()))
+        .collect();
     let hosts = [bed::host(0, &settings), bed::host(1, &settings)];
     if let Ok(bytes) = std::env::var("JOB_FILE_BYTES") {
         limit_files(bytes.parse().unwrap());
@@ -79,11 +88,20 @@ fn the_job() {
 fn a_jobs_counters_match_the_fabrics() {
     let mut job = Job::start(&[]);
     // Waits for so many bytes that the handshake's test writes are below the allowed difference.
-    until(|| job.sent_by_fabric().iter().all(|bytes| *bytes > 1_500_000).then_some(()));
+    until(|| {
+        job.sent_by_fabric()
+            .iter()
+            .all(|bytes| *bytes > 1_500_000)
+            .then_some(())
+    });
     job.write_line("pause");
     let done: u64 = job.wait_for_line("paused ").parse().unwrap();
     let (records, fabric) = (job.records(), job.sent_by_fabric());
-    assert_eq!(records.len(), 4, "two rails, sent and received: {records:#?}");
+    assert_eq!(
+        records.len(),
+        4,
+        "two rails, sent and received: {records:#?}"
+    );
     for (rail, carried) in RAILS.iter().zip(fabric) {
         for direction in [Direction::Send, Direction::Receive] {
             let (bytes, writes) = sums(&records, rail, direction);
@@ -94,17 +112,39 @@ fn a_jobs_counters_match_the_fabrics() {
             );
         }
     }
-    let by = |direction| -> u64 { RAILS.iter().map(|rail| sums(&records, rail, direction).0).sum() };
-    assert_eq!(by(Direction::Send), by(Direction::Receive), "every sent byte has arrived");
+    let by = |direction| -> u64 {
+        RAILS
+            .iter()
+            .map(|rail| sums(&records, rail, direction).0)
+            .sum()
+    };
+    assert_eq!(
+        by(Direction::Send),
+        by(Direction::Receive),
+        "every sent byte has arrived"
+    );
     for record in &records {
         let counts = record.counts;
-        assert!(record.state == State::Carries && record.bits_per_s > 0 && record.connection == 1, "{record:?}");
+        assert!(
+            record.state == State::Carries && record.bits_per_s > 0 && record.connection == 1,
+            "{record:?}"
+        );
         assert_eq!(record.path_mtu_bytes, 4096, "{record:?}");
-        assert_eq!((counts.losses, counts.recoveries, counts.lost_ns), (0, 0, 0), "{record:?}");
+        assert_eq!(
+            (counts.losses, counts.recoveries, counts.lost_ns),
+            (0, 0, 0),
+            "{record:?}"
+        );
         match record.direction {
             Direction::Send => {
-                assert!(counts.timed_writes > 0 && counts.longest_ns > 0, "{record:?}");
-                assert!(counts.timed_ns >= counts.longest_ns && counts.timed_writes <= counts.writes, "{record:?}");
+                assert!(
+                    counts.timed_writes > 0 && counts.longest_ns > 0,
+                    "{record:?}"
+                );
+                assert!(
+                    counts.timed_ns >= counts.longest_ns && counts.timed_writes <= counts.writes,
+                    "{record:?}"
+                );
             }
             Direction::Receive => assert_eq!(counts.timed_writes, 0, "{record:?}"),
         }
@@ -114,9 +154,16 @@ fn a_jobs_counters_match_the_fabrics() {
     job.write_line("close");
     job.wait_for_line("closed");
     let said = job.end();
-    assert_eq!(files.len(), 2, "one for each host of the process: {files:?}");
+    assert_eq!(
+        files.len(),
+        2,
+        "one for each host of the process: {files:?}"
+    );
     let block = |start: &str| said.iter().filter(|line| line.starts_with(start)).count();
-    assert!(block("connections closed: ") == 2, "one for each host: {said:#?}");
+    assert!(
+        block("connections closed: ") == 2,
+        "one for each host: {said:#?}"
+    );
     for rail in RAILS {
         assert_eq!(block(&format!("rail {rail}:1: ")), 2, "{said:#?}");
     }
@@ -128,18 +175,32 @@ fn records_of_closed_connections_are_marked_closed() {
     let mut stream = Stream::new(&bed);
     stream.run(&bed, 20);
     until(|| stream.finish_step(&bed).unwrap().then_some(()));
-    let path = bed.hosts[0].process().counting.path().expect("a memory file");
+    let path = bed.hosts[0]
+        .process()
+        .counting
+        .path()
+        .expect("a memory file");
     bed.send.close();
     bed.recv.close();
     let records = job::read(Path::new(&path)).expect("counters").records;
-    assert!(records.len() == 2 && records.iter().all(|record| record.state == State::Closed), "{records:#?}");
-    assert!(records.iter().all(|record| record.counts.bytes > 0), "they keep what they counted: {records:#?}");
+    assert!(
+        records.len() == 2 && records.iter().all(|record| record.state == State::Closed),
+        "{records:#?}"
+    );
+    assert!(
+        records.iter().all(|record| record.counts.bytes > 0),
+        "they keep what they counted: {records:#?}"
+    );
     // The next connection is dropped without a close. The service thread keeps its lanes and rails,
     // but its records must be marked closed too.
     let again = Bed::over(bed.hosts.clone());
     let of_it = |path: &str| {
         let records = job::read(Path::new(path)).expect("counters").records;
-        records.into_iter().filter(|record| record.connection == 2).map(|record| record.state).collect::<Vec<_>>()
+        records
+            .into_iter()
+            .filter(|record| record.connection == 2)
+            .map(|record| record.state)
+            .collect::<Vec<_>>()
     };
     assert_eq!(of_it(&path), [State::Carries; 2]);
     drop(again);
@@ -150,29 +211,47 @@ fn records_of_closed_connections_are_marked_closed() {
 fn a_rail_that_leaves_and_returns_is_one_loss_and_one_recovery() {
     let mut job = Job::start(&[]);
     let lost = |records: &[Record], rail: &str| -> Vec<(State, u64, u64)> {
-        let of_rail = records.iter().filter(|record| record.rail == format!("{rail}:1"));
-        of_rail.map(|record| (record.state, record.counts.losses, record.counts.recoveries)).collect()
+        let of_rail = records
+            .iter()
+            .filter(|record| record.rail == format!("{rail}:1"));
+        of_rail
+            .map(|record| (record.state, record.counts.losses, record.counts.recoveries))
+            .collect()
     };
     job.control(RAILS[0], Action::Down);
-    job.wait_for("both ends lose the rail", |records| lost(records, RAILS[0]) == [(State::Lost, 1, 0); 2]);
+    job.wait_for("both ends lose the rail", |records| {
+        lost(records, RAILS[0]) == [(State::Lost, 1, 0); 2]
+    });
     std::thread::sleep(Duration::from_millis(300));
     job.control(RAILS[0], Action::Up);
-    job.wait_for("both ends have it back", |records| lost(records, RAILS[0]) == [(State::Carries, 1, 1); 2]);
+    job.wait_for("both ends have it back", |records| {
+        lost(records, RAILS[0]) == [(State::Carries, 1, 1); 2]
+    });
     let before = job.records();
     job.wait_for("the rail carries again", |records| {
         let bytes = |records: &[Record]| sums(records, RAILS[0], Direction::Send).0;
         bytes(records) > bytes(&before)
     });
     let records = job.records();
-    assert_eq!(lost(&records, RAILS[1]), [(State::Carries, 0, 0); 2], "{records:#?}");
+    assert_eq!(
+        lost(&records, RAILS[1]),
+        [(State::Carries, 0, 0); 2],
+        "{records:#?}"
+    );
     for record in records.iter().filter(|record| record.counts.losses > 0) {
         let lost_for = Duration::from_nanos(record.counts.lost_ns);
-        assert!(lost_for >= Duration::from_millis(300) && lost_for < LIMIT, "{record:?}");
+        assert!(
+            lost_for >= Duration::from_millis(300) && lost_for < LIMIT,
+            "{record:?}"
+        );
     }
     job.write_line("close");
     job.wait_for_line("closed");
     let said = job.end();
-    let block = said.iter().filter(|line| line.contains("; lost 1 time, recovered 1 time, unusable for ")).count();
+    let block = said
+        .iter()
+        .filter(|line| line.contains("; lost 1 time, recovered 1 time, unusable for "))
+        .count();
     assert_eq!(block, 2, "{said:#?}");
 }
 
@@ -180,12 +259,24 @@ fn a_rail_that_leaves_and_returns_is_one_loss_and_one_recovery() {
 fn foreign_writes_to_the_counters_change_nothing() {
     let job = Job::start(&[]);
     let mut noise = vec![0_u8; FILE_BYTES];
-    let files: Vec<_> =
-        job.files().iter().map(|path| std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap()).collect();
+    let files: Vec<_> = job
+        .files()
+        .iter()
+        .map(|path| {
+            std::fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(path)
+                .unwrap()
+        })
+        .collect();
     assert_eq!(files.len(), 2);
     for file in &files {
         for length in [0, FILE_BYTES as u64 / 2, FILE_BYTES as u64 * 2] {
-            let refused = file.set_len(length).expect_err("it is sealed").raw_os_error();
+            let refused = file
+                .set_len(length)
+                .expect_err("it is sealed")
+                .raw_os_error();
             assert_eq!(refused, Some(libc::EPERM), "to {length} bytes");
         }
     }
@@ -197,7 +288,9 @@ fn foreign_writes_to_the_counters_change_nothing() {
             1 => noise.fill(0),
             _ => common::fill(&mut noise, round),
         }
-        files.iter().for_each(|file| assert_eq!(file.write_at(&noise, 0).unwrap(), FILE_BYTES));
+        files
+            .iter()
+            .for_each(|file| assert_eq!(file.write_at(&noise, 0).unwrap(), FILE_BYTES));
         match round {
             20 => job.control(RAILS[0], Action::Down),
             60 => job.control(RAILS[0], Action::Up),
@@ -209,7 +302,9 @@ fn foreign_writes_to_the_counters_change_nothing() {
         }
     }
     noise.fill(0xff);
-    files.iter().for_each(|file| assert_eq!(file.write_at(&noise, 0).unwrap(), FILE_BYTES));
+    files
+        .iter()
+        .for_each(|file| assert_eq!(file.write_at(&noise, 0).unwrap(), FILE_BYTES));
     job.finish(20);
 }
 
@@ -238,13 +333,29 @@ fn readers_that_come_leave_or_are_killed_do_not_affect_the_job() {
         job::wait_for_line(&lines, "reading");
         std::thread::sleep(Duration::from_millis(20));
         reader.kill().unwrap();
-        assert!(!reader.wait().unwrap().success(), "the reader was killed while reading");
+        assert!(
+            !reader.wait().unwrap().success(),
+            "the reader was killed while reading"
+        );
     }
     for number in 0..1000 {
-        let read = Command::new("cat").arg(&path).stdout(Stdio::piped()).stdin(Stdio::null()).output().unwrap();
-        assert!(read.status.success() && read.stdout.len() == FILE_BYTES, "reader {number}: {}", read.stdout.len());
+        let read = Command::new("cat")
+            .arg(&path)
+            .stdout(Stdio::piped())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert!(
+            read.status.success() && read.stdout.len() == FILE_BYTES,
+            "reader {number}: {}",
+            read.stdout.len()
+        );
         let counters = Counters::parse(&read.stdout, &read.stdout).unwrap();
-        assert_eq!((counters.process_id, counters.records.len()), (u64::from(job.id()), 2), "reader {number}");
+        assert_eq!(
+            (counters.process_id, counters.records.len()),
+            (u64::from(job.id()), 2),
+            "reader {number}"
+        );
     }
     job.finish(20);
 }
@@ -255,14 +366,30 @@ fn a_job_that_is_killed_leaves_nothing_behind() {
     let process = Path::new("/proc").join(job.id().to_string());
     let maps = std::fs::read_to_string(process.join("maps")).unwrap();
     let name_in_maps = format!("/memfd:{FILE_NAME} (deleted)");
-    let mapped: Vec<_> = maps.lines().filter(|line| line.contains(FILE_NAME)).collect();
-    assert!(mapped.len() == 2 && mapped.iter().all(|line| line.ends_with(&name_in_maps)), "{mapped:#?}");
+    let mapped: Vec<_> = maps
+        .lines()
+        .filter(|line| line.contains(FILE_NAME))
+        .collect();
+    assert!(
+        mapped.len() == 2 && mapped.iter().all(|line| line.ends_with(&name_in_maps)),
+        "{mapped:#?}"
+    );
     let files = job.files();
     job.kill();
     until(|| files.iter().all(|file| !file.exists()).then_some(()));
-    for folder in ["/dev/shm", "/tmp", "/run"].map(Path::new).iter().chain([&std::env::temp_dir().as_path()]) {
-        let left = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
-        let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains(FILE_NAME)).collect();
+    for folder in ["/dev/shm", "/tmp", "/run"]
+        .map(Path::new)
+        .iter()
+        .chain([&std::env::temp_dir().as_path()])
+    {
+        let left = std::fs::read_dir(folder)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.file_name());
+        let left: Vec<_> = left
+            .filter(|name| name.to_string_lossy().contains(FILE_NAME))
+            .collect();
         assert!(left.is_empty(), "{}: {left:?}", folder.display());
     }
 }
@@ -271,12 +398,25 @@ fn a_job_that_is_killed_leaves_nothing_behind() {
 fn a_job_without_counters_passes() {
     let bytes = (FILE_BYTES - 1).to_string();
     let why = "cannot create the counters' memory file (";
-    for (variable, value, lines) in [("JOB_FILE_BYTES", bytes.as_str(), 2), ("JOB_COUNTERS", "0", 0)] {
+    for (variable, value, lines) in [
+        ("JOB_FILE_BYTES", bytes.as_str(), 2),
+        ("JOB_COUNTERS", "0", 0),
+    ] {
         let job = Job::start(&[(variable, value)]);
         assert_eq!(job.files(), Vec::<PathBuf>::new(), "{variable}");
         let said = job.finish(19);
-        assert_eq!(said.iter().filter(|line| line.starts_with(why)).count(), lines, "{variable}: {said:#?}");
-        assert_eq!(said.iter().filter(|line| line.starts_with("connections closed: ")).count(), 2, "{said:#?}");
+        assert_eq!(
+            said.iter().filter(|line| line.starts_with(why)).count(),
+            lines,
+            "{variable}: {said:#?}"
+        );
+        assert_eq!(
+            said.iter()
+                .filter(|line| line.starts_with("connections closed: "))
+                .count(),
+            2,
+            "{said:#?}"
+        );
     }
 }
 
@@ -291,14 +431,26 @@ fn without_a_free_descriptor_a_connection_keeps_its_own_counters() {
         path_mtu_bytes: 4096,
         carries: true,
     };
-    let connection =
-        log.capture(|| common::without_files(|| counting.connection(Direction::Send, "b", &[lane(), lane()])));
+    let connection = log.capture(|| {
+        common::without_files(|| counting.connection(Direction::Send, "b", &[lane(), lane()]))
+    });
     let said = log.take();
     assert_eq!(said.len(), 1, "{said:?}");
-    assert!(said[0].1.starts_with("cannot create the counters' memory file ("), "{said:?}");
+    assert!(
+        said[0]
+            .1
+            .starts_with("cannot create the counters' memory file ("),
+        "{said:?}"
+    );
     use nccl_net_spark::counters::layout::Word;
     connection.record(1).add(Word::Bytes, 7);
-    assert_eq!((connection.record(1).read(Word::Bytes), connection.record(0).read(Word::Bytes)), (7, 0));
+    assert_eq!(
+        (
+            connection.record(1).read(Word::Bytes),
+            connection.record(0).read(Word::Bytes)
+        ),
+        (7, 0)
+    );
     assert_eq!(counting.path(), None);
 }
 
@@ -308,18 +460,33 @@ fn a_waiting_request_is_a_stall_of_its_connection() {
     let mut stream = Stream::new(&bed);
     stream.run(&bed, 20);
     until(|| stream.finish_step(&bed).unwrap().then_some(()));
-    let path = bed.hosts[1].process().counting.path().expect("a memory file");
+    let path = bed.hosts[1]
+        .process()
+        .counting
+        .path()
+        .expect("a memory file");
     let causes = || -> Vec<Option<Cause>> {
         let records = job::read(Path::new(&path)).expect("counters").records;
         let cause = |(number, _): (u8, u64)| Cause::of_number(number.into()).expect("a cause");
-        records.iter().map(|record| record.stall.map(cause)).collect()
+        records
+            .iter()
+            .map(|record| record.stall.map(cause))
+            .collect()
     };
     let stalls = || -> Vec<(u64, u64)> {
         let records = job::read(Path::new(&path)).expect("counters").records;
-        records.iter().map(|record| (record.counts.stalls, record.counts.stalled_ns)).collect()
+        records
+            .iter()
+            .map(|record| (record.counts.stalls, record.counts.stalled_ns))
+            .collect()
     };
     assert_eq!(stalls(), [(0, 0); 2]);
-    let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 9, memory: &stream.into };
+    let part = RecvPart {
+        addr: stream.to.as_ptr() as u64,
+        bytes: 8,
+        tag: 9,
+        memory: &stream.into,
+    };
     let receive = until(|| bed.recv.irecv(&[part], false).unwrap());
     let wait = |wanted: u64| {
         until(|| {
@@ -327,9 +494,19 @@ fn a_waiting_request_is_a_stall_of_its_connection() {
             Some(stalls()).filter(|stalls| stalls[0].1 >= wanted)
         })
     };
-    assert_eq!(wait(1_000_000_000)[0].0, 1, "once it has lasted for a second");
-    let [(count, first), (of_second, _)] = wait(1_300_000_000)[..] else { panic!("two lanes") };
-    assert_eq!((count, of_second), (1, 0), "one stall, counted with the first lane");
+    assert_eq!(
+        wait(1_000_000_000)[0].0,
+        1,
+        "once it has lasted for a second"
+    );
+    let [(count, first), (of_second, _)] = wait(1_300_000_000)[..] else {
+        panic!("two lanes")
+    };
+    assert_eq!(
+        (count, of_second),
+        (1, 0),
+        "one stall, counted with the first lane"
+    );
     assert!(first < LIMIT.as_nanos() as u64);
     // While the stall lasts, the first lane's record has the cause that follows from the peer's
     // answer.
@@ -337,7 +514,11 @@ fn a_waiting_request_is_a_stall_of_its_connection() {
         assert!(!bed.recv.test(receive, |_, _| {}).unwrap());
         (causes() == [Some(Cause::NotPosted), None]).then_some(())
     });
-    let send = until(|| bed.send.isend(stream.from.as_ptr() as u64, 8, 9, &stream.out).unwrap());
+    let send = until(|| {
+        bed.send
+            .isend(stream.from.as_ptr() as u64, 8, 9, &stream.out)
+            .unwrap()
+    });
     until(|| bed.send.test(send).unwrap());
     until(|| bed.recv.test(receive, |_, _| {}).unwrap().then_some(()));
     until(|| (causes() == [None, None]).then_some(()));

@@ -26,23 +26,39 @@ fn lane(number: usize) -> LaneId {
 
 /// Creates `count` connections with the same peer over two rails.
 fn members(outages: &Arc<RailOutages>, count: usize) -> Vec<ConnectionOutages> {
-    let rails = [("a:1", "x:1"), ("b:1", "y:1")].map(|(rail, peer_rail)| (rail.to_owned(), peer_rail.to_owned()));
+    let rails = [("a:1", "x:1"), ("b:1", "y:1")]
+        .map(|(rail, peer_rail)| (rail.to_owned(), peer_rail.to_owned()));
     let one = |at: usize| {
-        ConnectionOutages::new(outages, &format!("spark-2:47{at}"), Duration::from_secs(30), rails.clone().into_iter())
+        ConnectionOutages::new(
+            outages,
+            &format!("spark-2:47{at}"),
+            Duration::from_secs(30),
+            rails.clone().into_iter(),
+        )
     };
     (0..count).map(one).collect()
 }
 
 /// Returns the warnings since the last call. All other lines must be DEBUG lines.
 fn warnings(log: &CapturedLog) -> Vec<String> {
-    let (warnings, rest): (Vec<_>, Vec<_>) = log.take().into_iter().partition(|(level, _)| *level == Level::WARN);
-    assert!(rest.iter().all(|(level, _)| *level == Level::DEBUG), "{rest:?}");
+    let (warnings, rest): (Vec<_>, Vec<_>) = log
+        .take()
+        .into_iter()
+        .partition(|(level, _)| *level == Level::WARN);
+    assert!(
+        rest.iter().all(|(level, _)| *level == Level::DEBUG),
+        "{rest:?}"
+    );
     warnings.into_iter().map(|(_, words)| words).collect()
 }
 
 #[test]
 fn a_rail_lost_by_all_connections_is_one_warning_and_its_return_is_another() {
-    let (log, outages, begun) = (CapturedLog::default(), Arc::<RailOutages>::default(), Instant::now());
+    let (log, outages, begun) = (
+        CapturedLog::default(),
+        Arc::<RailOutages>::default(),
+        Instant::now(),
+    );
     let at = |ms: u64| begun + Duration::from_millis(ms);
     log.capture(|| {
         let mut all = members(&outages, CONNECTIONS);
@@ -69,7 +85,11 @@ fn a_rail_lost_by_all_connections_is_one_warning_and_its_return_is_another() {
 
 #[test]
 fn losses_while_the_peer_may_have_ended_are_logged_only_if_it_answers() {
-    let (log, outages, begun) = (CapturedLog::default(), Arc::<RailOutages>::default(), Instant::now());
+    let (log, outages, begun) = (
+        CapturedLog::default(),
+        Arc::<RailOutages>::default(),
+        Instant::now(),
+    );
     let at = |ms: u64| begun + Duration::from_millis(ms);
     log.capture(|| {
         let mut all = members(&outages, CONNECTIONS);
@@ -106,26 +126,43 @@ fn losses_while_the_peer_may_have_ended_are_logged_only_if_it_answers() {
 
 #[test]
 fn rails_that_only_other_connections_lost_still_count() {
-    let (log, outages, now) = (CapturedLog::default(), Arc::<RailOutages>::default(), Instant::now());
+    let (log, outages, now) = (
+        CapturedLog::default(),
+        Arc::<RailOutages>::default(),
+        Instant::now(),
+    );
     log.capture(|| {
         let mut all = members(&outages, 2);
         all[0].lost(lane(0), "no answer", "retrying", now);
         all[1].lost(lane(1), "no answer", "retrying", now);
         let said = warnings(&log);
-        assert!(said.len() == 2 && said.iter().all(|line| line.contains("1 of 2 rails remains")), "{said:?}");
+        assert!(
+            said.len() == 2
+                && said
+                    .iter()
+                    .all(|line| line.contains("1 of 2 rails remains")),
+            "{said:?}"
+        );
     });
 }
 
 #[test]
 fn a_rail_that_a_connection_lacked_from_the_start_is_one_warning_when_others_lose_it() {
-    let (log, outages, now) = (CapturedLog::default(), Arc::<RailOutages>::default(), Instant::now());
+    let (log, outages, now) = (
+        CapturedLog::default(),
+        Arc::<RailOutages>::default(),
+        Instant::now(),
+    );
     log.capture(|| {
         let mut all = members(&outages, 3);
         all[0].begins_without(lane(0), now);
         assert_eq!(warnings(&log), [""; 0], "set-up has logged the reason");
-        all[1..].iter_mut().for_each(|one| one.lost(lane(0), "no answer", "retrying", now));
+        all[1..]
+            .iter_mut()
+            .for_each(|one| one.lost(lane(0), "no answer", "retrying", now));
         assert_eq!(warnings(&log).len(), 1);
-        all.iter_mut().for_each(|one| one.recovered(lane(0), now + Duration::from_secs(2)));
+        all.iter_mut()
+            .for_each(|one| one.recovered(lane(0), now + Duration::from_secs(2)));
         assert_eq!(
             warnings(&log),
             ["rail a:1 to spark-2:470 recovered after 2.0 s (peer rail x:1); 2 of 2 rails in use"]
@@ -135,7 +172,11 @@ fn a_rail_that_a_connection_lacked_from_the_start_is_one_warning_when_others_los
 
 #[test]
 fn a_connection_that_never_recovers_is_logged_and_hides_no_other_outage() {
-    let (log, outages, begun) = (CapturedLog::default(), Arc::<RailOutages>::default(), Instant::now());
+    let (log, outages, begun) = (
+        CapturedLog::default(),
+        Arc::<RailOutages>::default(),
+        Instant::now(),
+    );
     let at = |s: u64| begun + Duration::from_secs(s);
     let settled = SETTLED.as_secs();
     log.capture(|| {
@@ -187,7 +228,12 @@ fn a_state_common_to_all_connections_with_a_peer_lasts_until_the_last_is_closed(
         said.closed("b:1");
     }
     let first = |direction, after| {
-        said.is_first_stall("a:1", direction, Duration::from_secs(60), now + Duration::from_secs(after))
+        said.is_first_stall(
+            "a:1",
+            direction,
+            Duration::from_secs(60),
+            now + Duration::from_secs(after),
+        )
     };
     assert!(
         first(Direction::Send, 0)
@@ -202,14 +248,18 @@ fn host(side: usize) -> Arc<Host> {
     let mut variables = library;
     variables.push(("NCCL_IB_HCA".to_owned(), rails[side].clone()));
     variables.push(("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()));
-    bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
+    bring_up(Config::from_variables(&variables).unwrap())
+        .unwrap()
+        .0
 }
 
 fn connected(hosts: &[Arc<Host>; 2]) -> (SendComm, RecvComm) {
     let (listener, mut handle) = hosts[1].listen().unwrap();
     let (mut send, mut recv) = (None, None);
     until(|| {
-        send = send.take().or_else(|| hosts[0].connect(&mut handle, None).unwrap());
+        send = send
+            .take()
+            .or_else(|| hosts[0].connect(&mut handle, None).unwrap());
         recv = recv.take().or_else(|| listener.accept().unwrap());
         (send.is_some() && recv.is_some()).then_some(())
     });
@@ -223,13 +273,22 @@ fn a_cable_pulled_under_many_connections_is_two_warnings_on_each_host() {
     let connections: Vec<_> = (0..CONNECTIONS).map(|_| connected(&hosts)).collect();
     let said = log.take();
     let count = |words: &str| {
-        said.iter().filter(|(_, line)| line.starts_with("connected with") && line.ends_with(words)).count()
+        said.iter()
+            .filter(|(_, line)| line.starts_with("connected with") && line.ends_with(words))
+            .count()
     };
     assert_eq!((count("(send)"), count("(receive)")), (1, 1), "{said:?}");
     let set = |action| {
         let variable = |name| std::env::var(name).unwrap();
         let dir = variable("SOFTVERBS_DIR");
-        control(Path::new(&dir), &variable("SOFTVERBS_FABRIC"), None, "rocep1s0f0", action).unwrap();
+        control(
+            Path::new(&dir),
+            &variable("SOFTVERBS_FABRIC"),
+            None,
+            "rocep1s0f0",
+            action,
+        )
+        .unwrap();
     };
     set(Action::Down);
     // Each host writes its first warning. Then the rail stays down for 500 ms, so that the other
@@ -244,13 +303,30 @@ fn a_cable_pulled_under_many_connections_is_two_warnings_on_each_host() {
     set(Action::Up);
     until(|| {
         lines.extend(warnings(&log));
-        (lines.iter().filter(|line| line.contains(" recovered after ")).count() >= 2).then_some(())
+        (lines
+            .iter()
+            .filter(|line| line.contains(" recovered after "))
+            .count()
+            >= 2)
+            .then_some(())
     });
     std::thread::sleep(Duration::from_millis(500));
     lines.extend(warnings(&log));
     let count = |words: &str| lines.iter().filter(|line| line.contains(words)).count();
-    assert_eq!((count(" lost: "), count("; retrying in "), count("; the peer retries")), (2, 1, 1), "{lines:?}");
-    assert_eq!((count("; 2 of 2 rails in use"), lines.len()), (2, 4), "{lines:?}");
+    assert_eq!(
+        (
+            count(" lost: "),
+            count("; retrying in "),
+            count("; the peer retries")
+        ),
+        (2, 1, 1),
+        "{lines:?}"
+    );
+    assert_eq!(
+        (count("; 2 of 2 rails in use"), lines.len()),
+        (2, 4),
+        "{lines:?}"
+    );
     for (send, recv) in connections {
         send.close();
         recv.close();

@@ -61,7 +61,11 @@ fn a_rail_dies_in_mid_transfer_and_returns() {
             set(rail, Action::Up);
             stream.run(&bed, 200);
         }
-        bed.carried().iter().zip(&before).all(|(now, before)| now > before).then_some(())
+        bed.carried()
+            .iter()
+            .zip(&before)
+            .all(|(now, before)| now > before)
+            .then_some(())
     });
 }
 
@@ -71,14 +75,21 @@ fn a_device_removed_during_start_up_costs_only_its_rail() {
     // The first host creates the fabric.
     host(0, &[]);
     let rails = std::thread::scope(|scope| {
-        let rails = scope.spawn(|| (0..2000).map(|_| host(0, &[]).process().rails.len()).collect::<Vec<_>>());
+        let rails = scope.spawn(|| {
+            (0..2000)
+                .map(|_| host(0, &[]).process().rails.len())
+                .collect::<Vec<_>>()
+        });
         while !rails.is_finished() {
             set(RAILS[0], Action::Unplug);
             set(RAILS[0], Action::Plug);
         }
         rails.join().unwrap()
     });
-    assert!(rails.iter().all(|count| [1, 2].contains(count)), "{rails:?}");
+    assert!(
+        rails.iter().all(|count| [1, 2].contains(count)),
+        "{rails:?}"
+    );
 }
 
 #[test]
@@ -93,7 +104,10 @@ fn all_rails_die_and_one_returns_in_time() {
         while begun.elapsed() < Duration::from_millis(150) {
             stream.step(&bed).unwrap();
         }
-        assert!(stream.done <= before + WINDOW as u64, "messages arrived while all rails were down");
+        assert!(
+            stream.done <= before + WINDOW as u64,
+            "messages arrived while all rails were down"
+        );
         set(RAILS[round % 2], Action::Up);
         stream.run(&bed, 30);
         set(RAILS[1 - round % 2], Action::Up);
@@ -103,7 +117,10 @@ fn all_rails_die_and_one_returns_in_time() {
 #[test]
 fn a_rail_missing_at_connect_joins_later() {
     let whole = Bed::new(&[]);
-    for (rail, lost, back) in [(0, Action::Down, Action::Up), (1, Action::Unplug, Action::Plug)] {
+    for (rail, lost, back) in [
+        (0, Action::Down, Action::Up),
+        (1, Action::Unplug, Action::Plug),
+    ] {
         set(RAILS[rail], lost);
         let ports = || whole.hosts.iter().map(|host| &host.process().rails[rail]);
         until(|| ports().all(|port| !common::is_up(port)).then_some(()));
@@ -143,10 +160,22 @@ fn both_ends_fail_after_too_long_without_any_rail() {
     };
     assert!(names_rails_and_timeout(&first), "{first}");
     // Both ends report the error, whichever end detected the loss first.
-    let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
+    let part = RecvPart {
+        addr: stream.to.as_ptr() as u64,
+        bytes: 8,
+        tag: 3,
+        memory: &stream.into,
+    };
     let receiver = until(|| bed.recv.irecv(&[part], false).err());
-    let sender = until(|| bed.send.isend(stream.from.as_ptr() as u64, 8, 3, &stream.out).err());
-    assert!(names_rails_and_timeout(&receiver) && names_rails_and_timeout(&sender), "{receiver}; {sender}");
+    let sender = until(|| {
+        bed.send
+            .isend(stream.from.as_ptr() as u64, 8, 3, &stream.out)
+            .err()
+    });
+    assert!(
+        names_rails_and_timeout(&receiver) && names_rails_and_timeout(&sender),
+        "{receiver}; {sender}"
+    );
 }
 
 #[test]
@@ -159,14 +188,30 @@ fn an_address_that_does_not_answer_delays_no_other_rail() {
     stream.run(&bed, 20);
     set(RAILS[0], Action::Up);
     // Runs until the receiving side knows that the sender's address does not answer.
-    let addresses = bed.hosts[0].process().rails[0].snapshot(&[]).unwrap().addresses;
+    let addresses = bed.hosts[0].process().rails[0]
+        .snapshot(&[])
+        .unwrap()
+        .addresses;
     let rail = &bed.hosts[1].process().rails[0];
     until(|| {
         stream.step(&bed).unwrap();
         let is_known = |peer_gid| {
-            bed.hosts[1].process().backoff.dead(PathId { rail: rail.id, peer_gid }, Instant::now()).is_some()
+            bed.hosts[1]
+                .process()
+                .backoff
+                .dead(
+                    PathId {
+                        rail: rail.id,
+                        peer_gid,
+                    },
+                    Instant::now(),
+                )
+                .is_some()
         };
-        addresses.iter().any(|address| is_known(address.gid)).then_some(())
+        addresses
+            .iter()
+            .any(|address| is_known(address.gid))
+            .then_some(())
     });
     // The other rail must return and carry data, although rail 0's address does not answer.
     let before = bed.carried()[1];
@@ -196,7 +241,12 @@ fn a_remote_invalid_request_error_loses_the_rail_but_not_the_connection() {
 fn a_remote_invalid_request_error_on_every_rail_ends_the_connection() {
     let bed = Bed::new(&[]);
     let stream = Stream::new(&bed);
-    let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
+    let part = RecvPart {
+        addr: stream.to.as_ptr() as u64,
+        bytes: 8,
+        tag: 3,
+        memory: &stream.into,
+    };
     // No send matches this receive. The rails refuse the grants that follow, so these grants never
     // reach the peer.
     let receive = until(|| bed.recv.irecv(&[part], false).unwrap());
@@ -207,11 +257,14 @@ fn a_remote_invalid_request_error_on_every_rail_ends_the_connection() {
         // Stop refusing, so that the trials of the lost rails succeed and the rails may return.
         RAILS.iter().for_each(|rail| set(rail, Action::Refuse(0)));
         std::thread::sleep(Duration::from_millis(50));
-        granted.and_then(|_| bed.recv.test(receive, |_, _| {})).err()
+        granted
+            .and_then(|_| bed.recv.test(receive, |_, _| {}))
+            .err()
     });
     let text = error.to_string();
     assert!(
-        text.contains("peer rejected the request") && text.contains("the same request already failed on other rails"),
+        text.contains("peer rejected the request")
+            && text.contains("the same request already failed on other rails"),
         "{text}"
     );
 }
@@ -228,17 +281,32 @@ fn unused_grants_survive_the_loss_of_their_rail() {
         set(rail, Action::Down);
         let slot_addr = |n: u64| stream.to.as_ptr() as u64 + n * SLOT_BYTES as u64;
         for n in 0..WINDOW as u64 {
-            let part = RecvPart { addr: slot_addr(n), bytes: BYTES, tag: 3, memory: &stream.into };
+            let part = RecvPart {
+                addr: slot_addr(n),
+                bytes: BYTES,
+                tag: 3,
+                memory: &stream.into,
+            };
             let receive = until(|| bed.recv.irecv(&[part], true).unwrap());
-            assert!(until(|| bed.recv.test(receive, |_, _| {}).unwrap().then_some(true)));
+            assert!(until(|| bed
+                .recv
+                .test(receive, |_, _| {})
+                .unwrap()
+                .then_some(true)));
         }
         for n in 0..WINDOW {
-            fill(&mut stream.from[n * SLOT_BYTES..n * SLOT_BYTES + BYTES], round * 100 + n as u64);
+            fill(
+                &mut stream.from[n * SLOT_BYTES..n * SLOT_BYTES + BYTES],
+                round * 100 + n as u64,
+            );
             let addr = stream.from.as_ptr() as u64 + (n * SLOT_BYTES) as u64;
             let send = until(|| bed.send.isend(addr, BYTES, 3, &stream.out).unwrap());
             until(|| bed.send.test(send).unwrap());
             let at = n * SLOT_BYTES..n * SLOT_BYTES + BYTES;
-            assert!(stream.from[at.clone()] == stream.to[at], "message {n} of round {round} differs");
+            assert!(
+                stream.from[at.clone()] == stream.to[at],
+                "message {n} of round {round} differs"
+            );
         }
         set(rail, Action::Up);
     }
@@ -275,7 +343,10 @@ impl SharedPath for NeverBorrowed {
 
 /// Makes a connection over `path` for a service thread to watch. The returned `TcpStream` is the
 /// peer's end of its TCP connection; the peer sends nothing.
-fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<PathContext>, TcpStream) {
+fn watched(
+    host: &Host,
+    path: Arc<dyn SharedPath>,
+) -> (Channel, Driver, Arc<PathContext>, TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let far_end = listener.accept().unwrap().0;
@@ -286,11 +357,29 @@ fn watched(host: &Host, path: Arc<dyn SharedPath>) -> (Channel, Driver, Arc<Path
         stall_warn: process.config.data_path.stall_warn,
         waker: host.setup().service.clone(),
     });
-    let mailboxes = Mailboxes { region: Region::new(MAILBOX_BYTES).unwrap(), peer_addr: 0 };
-    let terms =
-        Terms { role: Role::Sender, priority: Priority::default(), first_rail_timeout: Duration::from_secs(60) };
-    let driver = Driver::new(process, Arc::clone(&context), path, terms, mailboxes, Vec::new());
-    (Channel::new(stream, listener.local_addr().unwrap()).unwrap(), driver, context, far_end)
+    let mailboxes = Mailboxes {
+        region: Region::new(MAILBOX_BYTES).unwrap(),
+        peer_addr: 0,
+    };
+    let terms = Terms {
+        role: Role::Sender,
+        priority: Priority::default(),
+        first_rail_timeout: Duration::from_secs(60),
+    };
+    let driver = Driver::new(
+        process,
+        Arc::clone(&context),
+        path,
+        terms,
+        mailboxes,
+        Vec::new(),
+    );
+    (
+        Channel::new(stream, listener.local_addr().unwrap()).unwrap(),
+        driver,
+        context,
+        far_end,
+    )
 }
 
 #[test]
@@ -314,8 +403,18 @@ fn a_connection_that_cannot_be_watched_is_dropped_and_the_next_one_works() {
     // Here the last message of the handshake cannot be sent to the peer.
     let (channel, driver, context, _far) = watched(&hosts[0], Arc::new(NeverBorrowed::default()));
     let cannot_send = |_: &mut Channel, _: &mut RedialHandle| Err(Network::SetupEnded.into());
-    assert!(hosts[0].setup().service.watch(channel, driver, cannot_send).is_err());
-    assert_eq!(Arc::strong_count(&context), 1, "the service kept the connection");
+    assert!(
+        hosts[0]
+            .setup()
+            .service
+            .watch(channel, driver, cannot_send)
+            .is_err()
+    );
+    assert_eq!(
+        Arc::strong_count(&context),
+        1,
+        "the service kept the connection"
+    );
     let bed = Bed::over(hosts);
     Stream::new(&bed).run(&bed, 10);
 }
@@ -326,17 +425,46 @@ fn a_panic_of_the_service_thread_fails_its_connections_with_an_error_and_later_o
     let mut stream = Stream::new(&bed);
     stream.run(&bed, 10);
     let (channel, driver, _, _far) = watched(&bed.hosts[0], Arc::new(Faulty));
-    bed.hosts[0].setup().service.watch(channel, driver, |_, _| Ok(Redialling::Never)).unwrap();
-    let error = until(|| bed.send.isend(stream.from.as_ptr() as u64, 8, 3, &stream.out).err());
-    assert!(matches!(*error, Error::Internal(_)) && error.to_string().contains("on purpose"), "{error}");
-    let receive = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
+    bed.hosts[0]
+        .setup()
+        .service
+        .watch(channel, driver, |_, _| Ok(Redialling::Never))
+        .unwrap();
+    let error = until(|| {
+        bed.send
+            .isend(stream.from.as_ptr() as u64, 8, 3, &stream.out)
+            .err()
+    });
+    assert!(
+        matches!(*error, Error::Internal(_)) && error.to_string().contains("on purpose"),
+        "{error}"
+    );
+    let receive = RecvPart {
+        addr: stream.to.as_ptr() as u64,
+        bytes: 8,
+        tag: 3,
+        memory: &stream.into,
+    };
     let error = until(|| {
         let granted = bed.recv.irecv(&[receive], false);
-        granted.and_then(|request| request.map_or(Ok(false), |request| bed.recv.test(request, |_, _| {}))).err()
+        granted
+            .and_then(|request| {
+                request.map_or(Ok(false), |request| bed.recv.test(request, |_, _| {}))
+            })
+            .err()
     });
     assert!(matches!(*error, Error::PeerGone(_)), "{error:?}");
-    let carries = |host: &Host| common::records(host).iter().filter(|record| record.state == State::Carries).count();
-    assert_eq!(carries(&bed.hosts[0]), 0, "a failed connection is still in state Carries");
+    let carries = |host: &Host| {
+        common::records(host)
+            .iter()
+            .filter(|record| record.state == State::Carries)
+            .count()
+    };
+    assert_eq!(
+        carries(&bed.hosts[0]),
+        0,
+        "a failed connection is still in state Carries"
+    );
     let again = Bed::over(bed.hosts.clone());
     Stream::new(&again).run(&again, 10);
 }
@@ -364,18 +492,34 @@ fn a_panic_of_the_service_thread_fails_newly_added_connections_too() {
     let _turn = turn();
     let host = host(0, &[]);
     let ((entered, has_entered), (releaser, release)) = (channel(), channel());
-    let (line, driver, _, _far) = watched(&host, Arc::new(PanicsOnRelease { entered, release: Mutex::new(release) }));
-    let faulty = host.setup().service.watch(line, driver, |_, _| Ok(Redialling::Never)).unwrap();
+    let (line, driver, _, _far) = watched(
+        &host,
+        Arc::new(PanicsOnRelease {
+            entered,
+            release: Mutex::new(release),
+        }),
+    );
+    let faulty = host
+        .setup()
+        .service
+        .watch(line, driver, |_, _| Ok(Redialling::Never))
+        .unwrap();
     has_entered.recv().unwrap();
     // The service thread has locked this connection. So in its next round it finds two commands,
     // this `close` and the `watch` below, and panics in the `close`.
     host.setup().service.close(&faulty);
     let path = Arc::new(NeverBorrowed::default());
     let (line, driver, _, _far) = watched(&host, path.clone());
-    host.setup().service.watch(line, driver, |_, _| Ok(Redialling::Never)).unwrap();
+    host.setup()
+        .service
+        .watch(line, driver, |_, _| Ok(Redialling::Never))
+        .unwrap();
     releaser.send(()).unwrap();
     until(|| (Arc::strong_count(&path) == 1).then_some(()));
-    assert!(path.was_asked_for.load(Ordering::Acquire), "the service never borrowed the data path");
+    assert!(
+        path.was_asked_for.load(Ordering::Acquire),
+        "the service never borrowed the data path"
+    );
 }
 
 /// Receiving process of [`a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for`].
@@ -383,13 +527,18 @@ fn a_panic_of_the_service_thread_fails_newly_added_connections_too() {
 #[test]
 #[ignore = "another test's process"]
 fn receiving_process() {
-    let given =
-        |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: another test runs this one"));
+    let given = |name: &str| {
+        std::env::var(name)
+            .unwrap_or_else(|_| panic!("{name} is not set: another test runs this one"))
+    };
     let names = ["NCCL_IBVERBS_LIB", "NCCL_SPARK_SYSFS"];
-    let mut settings: Vec<(String, String)> = names.map(|name| (name.to_owned(), given(name))).to_vec();
+    let mut settings: Vec<(String, String)> =
+        names.map(|name| (name.to_owned(), given(name))).to_vec();
     settings.push(("NCCL_IB_HCA".to_owned(), RAILS.join(",")));
     settings.push(("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()));
-    let host = bring_up(Config::from_variables(&settings).unwrap()).unwrap().0;
+    let host = bring_up(Config::from_variables(&settings).unwrap())
+        .unwrap()
+        .0;
     let (listener, handle) = host.listen().unwrap();
     let hex: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
     println!("\nhandle {hex}");
@@ -398,7 +547,12 @@ fn receiving_process() {
     // SAFETY: the buffer lives as long as the process.
     let memory = unsafe { HostMemory::from_caller(to.as_ptr() as usize, to.len()) };
     let into = recv.register(memory).unwrap();
-    let part = RecvPart { addr: to.as_ptr() as u64, bytes: SLOT_BYTES, tag: 3, memory: &into };
+    let part = RecvPart {
+        addr: to.as_ptr() as u64,
+        bytes: SLOT_BYTES,
+        tag: 3,
+        memory: &into,
+    };
     loop {
         let receive = until(|| recv.irecv(&[part], false).unwrap());
         until(|| recv.test(receive, |_, _| {}).unwrap().then_some(()));
@@ -419,9 +573,13 @@ fn a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for() {
         .unwrap();
     let pid = nix::unistd::Pid::from_raw(child.id() as i32);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let hex = lines.by_ref().map_while(Result::ok).find_map(|line| line.strip_prefix("handle ").map(str::to_owned));
+    let hex = lines
+        .by_ref()
+        .map_while(Result::ok)
+        .find_map(|line| line.strip_prefix("handle ").map(str::to_owned));
     let hex = hex.expect("the receiving process prints its handle");
-    let mut handle = std::array::from_fn(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap());
+    let mut handle =
+        std::array::from_fn(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap());
     let own = host(0, &[]);
     let send = until(|| own.connect(&mut handle, None).unwrap());
     let from = vec![7_u8; SLOT_BYTES];
@@ -430,8 +588,11 @@ fn a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for() {
     let out = send.register(memory).unwrap();
     let send_one = || -> Result<(), Error> {
         let addr = from.as_ptr() as u64;
-        let request = until(|| send.isend(addr, SLOT_BYTES, 3, &out).transpose()).map_err(|e| *e)?;
-        until(|| send.test(request).transpose()).map(|_| ()).map_err(|e| *e)
+        let request =
+            until(|| send.isend(addr, SLOT_BYTES, 3, &out).transpose()).map_err(|e| *e)?;
+        until(|| send.test(request).transpose())
+            .map(|_| ())
+            .map_err(|e| *e)
     };
     (0..20).for_each(|_| send_one().unwrap());
     // The receiving process runs its rails in software, so they freeze with it. This process loses
@@ -444,11 +605,15 @@ fn a_killed_peer_ends_the_connection_and_a_frozen_peer_is_waited_for() {
     (0..20).for_each(|_| send_one().unwrap());
     thaw.join().unwrap();
     kill(pid, Signal::SIGKILL).unwrap();
-    let error = (0..1_000_000).find_map(|_| send_one().err()).expect("a send to a killed peer fails");
+    let error = (0..1_000_000)
+        .find_map(|_| send_one().err())
+        .expect("a send to a killed peer fails");
     let text = error.to_string();
     assert!(
         matches!(error, Error::PeerGone(_))
-            && text.contains(&format!(":{pid} is gone: its bootstrap connection closed without BYE")),
+            && text.contains(&format!(
+                ":{pid} is gone: its bootstrap connection closed without BYE"
+            )),
         "{text}"
     );
     assert!(RAILS.iter().all(|rail| text.contains(rail)), "{text}");

@@ -27,7 +27,10 @@ use std::time::{Duration, Instant};
 /// Checks that the error is about a peer that has closed, not about one that was lost.
 fn assert_closed(error: &Error) {
     let text = error.to_string();
-    assert!(matches!(error, Error::PeerGone(_)) && text.contains("closed the connection"), "{text}");
+    assert!(
+        matches!(error, Error::PeerGone(_)) && text.contains("closed the connection"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -41,7 +44,12 @@ fn the_peer_gets_bye_although_the_service_thread_is_blocked() {
         frozen.freeze();
         let addr = stream.to.as_ptr() as u64;
         if closing == 0 {
-            let part = RecvPart { addr, bytes: 8, tag: 3, memory: &stream.into };
+            let part = RecvPart {
+                addr,
+                bytes: 8,
+                tag: 3,
+                memory: &stream.into,
+            };
             let receive = until(|| bed.recv.irecv(&[part], false).unwrap());
             bed.send.close();
             assert_closed(&until(|| bed.recv.test(receive, |_, _| {}).err()));
@@ -58,13 +66,18 @@ fn the_peer_gets_bye_although_the_service_thread_is_blocked() {
 
 /// Process of another test: prints its handle, and receives one message.
 fn receiving_process() -> (Arc<Host>, RecvComm) {
-    let given =
-        |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: another test runs this one"));
+    let given = |name: &str| {
+        std::env::var(name)
+            .unwrap_or_else(|_| panic!("{name} is not set: another test runs this one"))
+    };
     let names = ["NCCL_IBVERBS_LIB", "NCCL_SPARK_SYSFS"];
-    let mut settings: Vec<(String, String)> = names.map(|name| (name.to_owned(), given(name))).to_vec();
+    let mut settings: Vec<(String, String)> =
+        names.map(|name| (name.to_owned(), given(name))).to_vec();
     settings.push(("NCCL_IB_HCA".to_owned(), RAILS.join(",")));
     settings.push(("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()));
-    let host = bring_up(Config::from_variables(&settings).unwrap()).unwrap().0;
+    let host = bring_up(Config::from_variables(&settings).unwrap())
+        .unwrap()
+        .0;
     let (listener, handle) = host.listen().unwrap();
     let hex: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
     println!("\nhandle {hex}");
@@ -73,7 +86,12 @@ fn receiving_process() -> (Arc<Host>, RecvComm) {
     // SAFETY: the buffer lives until the message has arrived, and is registered no longer.
     let memory = unsafe { HostMemory::from_caller(to.as_ptr() as usize, to.len()) };
     let into = recv.register(memory).unwrap();
-    let part = RecvPart { addr: to.as_ptr() as u64, bytes: to.len(), tag: 3, memory: &into };
+    let part = RecvPart {
+        addr: to.as_ptr() as u64,
+        bytes: to.len(),
+        tag: 3,
+        memory: &into,
+    };
     let receive = until(|| recv.irecv(&[part], false).unwrap());
     until(|| recv.test(receive, |_, _| {}).unwrap().then_some(()));
     (host, recv)
@@ -100,7 +118,8 @@ impl Peer {
             .unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let hex = find(&mut lines, "handle ");
-        let mut handle = std::array::from_fn(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap());
+        let mut handle =
+            std::array::from_fn(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap());
         let send = until(|| own.connect(&mut handle, None).unwrap());
         let from = vec![7_u8; SLOT_BYTES];
         // SAFETY: the buffer lives until the connection has failed, and is not read after that.
@@ -109,19 +128,32 @@ impl Peer {
         let request = until(|| send.isend(from.as_ptr() as u64, 8, 3, &out).unwrap());
         // The send succeeds although the peer may end before it acknowledges: BYE confirms it.
         until(|| send.test(request).unwrap());
-        Self { process, lines, send, from, out }
+        Self {
+            process,
+            lines,
+            send,
+            from,
+            out,
+        }
     }
 
     /// Sends until the connection fails.
     fn error(&self) -> Error {
-        *until(|| self.send.isend(self.from.as_ptr() as u64, 8, 3, &self.out).err())
+        *until(|| {
+            self.send
+                .isend(self.from.as_ptr() as u64, 8, 3, &self.out)
+                .err()
+        })
     }
 }
 
 /// Returns the rest of the next line that begins with `start`.
 fn find(lines: &mut impl Iterator<Item = std::io::Result<String>>, start: &str) -> String {
-    let mut rest = lines.map_while(Result::ok).filter_map(|line| line.strip_prefix(start).map(str::to_owned));
-    rest.next().unwrap_or_else(|| panic!("the process prints no line with {start:?}"))
+    let mut rest = lines
+        .map_while(Result::ok)
+        .filter_map(|line| line.strip_prefix(start).map(str::to_owned));
+    rest.next()
+        .unwrap_or_else(|| panic!("the process prints no line with {start:?}"))
 }
 
 /// Process of [`a_process_that_ends_directly_after_close_says_goodbye`].
@@ -175,11 +207,18 @@ fn a_killed_process_is_noticed_although_its_child_lives() {
     let error = peer.error();
     let took = killed.elapsed();
     // SAFETY: takes no memory. The child lives until this call.
-    assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0, "the child was alive all the time");
+    assert_eq!(
+        unsafe { libc::kill(child, libc::SIGKILL) },
+        0,
+        "the child was alive all the time"
+    );
     println!("noticed after {took:.1?}: {error}");
     assert!(matches!(error, Error::PeerGone(_)), "{error}");
     // Without the end of TCP, the kernel's limit for unacknowledged bytes decides: 60 s.
-    assert!(took < Duration::from_secs(30), "noticed after {took:?}: {error}");
+    assert!(
+        took < Duration::from_secs(30),
+        "noticed after {took:?}: {error}"
+    );
     peer.send.close();
 }
 
@@ -201,11 +240,15 @@ fn watch_lines() {
                 && line.ends_with(" closed")
                 && close.0 == Some(std::thread::current().id())
             {
-                let (close, waited) =
-                    BYE.wait_timeout_while(close, Duration::from_secs(30), |close| close.1 == 0).unwrap();
+                let (close, waited) = BYE
+                    .wait_timeout_while(close, Duration::from_secs(30), |close| close.1 == 0)
+                    .unwrap();
                 drop(close);
                 // Not in the lock, which other threads need.
-                assert!(!waited.timed_out(), "the peer gets no BYE before the wait for the counters");
+                assert!(
+                    !waited.timed_out(),
+                    "the peer gets no BYE before the wait for the counters"
+                );
             }
         });
     });

@@ -37,14 +37,25 @@ fn a_clear_to_send_of_one_buffer_travels_in_its_work_request_and_waits_while_the
 fn has_repeats_without_rails(fabric: &mut Fabric) -> bool {
     let pair = fabric.connect_over(&[0, 1], 1, Start::default());
     let (addr, memory) = (fabric.to.as_ptr() as u64, &*fabric.into);
-    let buffer = RecvPart { addr, bytes: BYTES, tag: 0, memory };
-    pair.recv.enter().unwrap().irecv(&pair.contexts[1], &[buffer], false).unwrap().unwrap();
+    let buffer = RecvPart {
+        addr,
+        bytes: BYTES,
+        tag: 0,
+        memory,
+    };
+    pair.recv
+        .enter()
+        .unwrap()
+        .irecv(&pair.contexts[1], &[buffer], false)
+        .unwrap()
+        .unwrap();
     let mut path = pair.recv.borrow().unwrap();
     for lane in LaneId::all(2) {
         path.rails().set_aside(lane);
     }
     for lane in LaneId::all(2) {
-        path.recover(&pair.contexts[1], lane, &Received::default()).unwrap();
+        path.recover(&pair.contexts[1], lane, &Received::default())
+            .unwrap();
     }
     path.has_repeats()
 }
@@ -66,17 +77,33 @@ fn is_inline(fabric: &mut Fabric, rails: &[usize], parts: usize) -> bool {
     for lane in &mut pair.recv.borrow().unwrap().rails().lanes {
         lane.register_mailbox(&elsewhere).unwrap();
     }
-    let receive = pair.recv.enter().unwrap().irecv(&pair.contexts[1], &buffers, false).unwrap().unwrap();
+    let receive = pair
+        .recv
+        .enter()
+        .unwrap()
+        .irecv(&pair.contexts[1], &buffers, false)
+        .unwrap()
+        .unwrap();
     (0..100).for_each(|_| fabric.pass(10_000));
     for tag in 0..parts {
         let from = fabric.from.as_ptr() as u64;
         let mut path = pair.send.enter().unwrap();
-        if path.isend(&pair.contexts[0], from, BYTES, tag as i32, &fabric.out).unwrap().is_none() {
+        if path
+            .isend(&pair.contexts[0], from, BYTES, tag as i32, &fabric.out)
+            .unwrap()
+            .is_none()
+        {
             return false;
         }
     }
     (0..100).for_each(|_| fabric.pass(10_000));
-    while !pair.recv.enter().unwrap().test(&pair.contexts[1], receive, |_, _| {}).unwrap() {}
+    while !pair
+        .recv
+        .enter()
+        .unwrap()
+        .test(&pair.contexts[1], receive, |_, _| {})
+        .unwrap()
+    {}
     assert!(fabric.to[..parts * BYTES].iter().all(|byte| *byte == 7));
     true
 }

@@ -22,21 +22,37 @@ fn each_inline_post_has_a_load_barrier_before_it() {
         return skip::skip("SPARK_TEST_AARCH64_LIBRARY does not name the library");
     };
     let arguments = ["--disassemble", "--no-show-raw-insn"];
-    let output = Command::new("aarch64-linux-gnu-objdump").args(arguments).arg(&library).output();
+    let output = Command::new("aarch64-linux-gnu-objdump")
+        .args(arguments)
+        .arg(&library)
+        .output();
     let output = output.expect("aarch64-linux-gnu-objdump, of binutils-aarch64-linux-gnu");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let text = String::from_utf8(output.stdout).expect("plain text");
     // `isend` has two entry points: v8's, with lengths of type `int`, and that of later versions.
-    let is_entry =
-        |name: &str| ["10net_tables8isend_v817h", "5calls5isend17h"].iter().any(|entry| name.contains(entry));
-    let entries: Vec<Function> = functions(&text).filter(|function| is_entry(function.name)).collect();
+    let is_entry = |name: &str| {
+        ["10net_tables8isend_v817h", "5calls5isend17h"]
+            .iter()
+            .any(|entry| name.contains(entry))
+    };
+    let entries: Vec<Function> = functions(&text)
+        .filter(|function| is_entry(function.name))
+        .collect();
     assert_eq!(entries.len(), 2, "isend's entry points in {library}");
     for function in entries {
         let posts = function.inline_posts();
         assert!(!posts.is_empty(), "no inline post in {}", function.name);
         let unordered = function.reached_without(BARRIER);
         for post in posts {
-            assert!(!unordered.contains(&post), "{}: {post:x} is reached without {BARRIER}", function.name);
+            assert!(
+                !unordered.contains(&post),
+                "{}: {post:x} is reached without {BARRIER}",
+                function.name
+            );
         }
     }
 }
@@ -54,11 +70,18 @@ fn functions(text: &str) -> impl Iterator<Item = Function<'_>> {
         let name = head.split_once('<')?.1.strip_suffix(">:")?;
         let instruction = |line: &'_ str| -> Option<(u64, usize)> {
             let (address, _) = line.split_once(':')?;
-            Some((u64::from_str_radix(address.trim(), 16).ok()?, address.len() + 1))
+            Some((
+                u64::from_str_radix(address.trim(), 16).ok()?,
+                address.len() + 1,
+            ))
         };
-        let instructions =
-            body.lines().filter_map(|line| instruction(line).map(|(at, from)| (at, line[from..].trim())));
-        Some(Function { name, instructions: instructions.collect() })
+        let instructions = body
+            .lines()
+            .filter_map(|line| instruction(line).map(|(at, from)| (at, line[from..].trim())));
+        Some(Function {
+            name,
+            instructions: instructions.collect(),
+        })
     })
 }
 
@@ -67,15 +90,25 @@ impl Function<'_> {
     /// calls by pointer after a check of the inline size, on the branch where the write is not too
     /// long.
     fn inline_posts(&self) -> BTreeSet<u64> {
-        let refusals =
-            self.instructions.iter().filter(|(_, text)| text.starts_with("bl\t") && text.contains(INLINE_PATH));
+        let refusals = self
+            .instructions
+            .iter()
+            .filter(|(_, text)| text.starts_with("bl\t") && text.contains(INLINE_PATH));
         let refusals: BTreeSet<u64> = refusals.map(|(at, _)| *at).collect();
         let asks = self.instructions.keys().filter(|at| {
             let ways = self.next(**at);
-            ways.len() == 2 && ways.iter().filter(|way| self.runs_into(**way, &refusals)).count() == 1
+            ways.len() == 2
+                && ways
+                    .iter()
+                    .filter(|way| self.runs_into(**way, &refusals))
+                    .count()
+                    == 1
         });
-        let fits = asks.flat_map(|at| self.next(*at)).filter(|way| !self.runs_into(*way, &refusals));
-        fits.flat_map(|way| self.first_calls_by_pointer(way)).collect()
+        let fits = asks
+            .flat_map(|at| self.next(*at))
+            .filter(|way| !self.runs_into(*way, &refusals));
+        fits.flat_map(|way| self.first_calls_by_pointer(way))
+            .collect()
     }
 
     /// True if the straight path from `at`, without branches, leads to one of `places`.
@@ -102,7 +135,11 @@ impl Function<'_> {
     /// Returns the instructions that can be reached from the function's first instruction without
     /// passing an instruction that starts with `text`.
     fn reached_without(&self, text: &str) -> BTreeSet<u64> {
-        let first = *self.instructions.keys().next().expect("a function has instructions");
+        let first = *self
+            .instructions
+            .keys()
+            .next()
+            .expect("a function has instructions");
         self.reached(first, |instruction| instruction.starts_with(text))
     }
 
@@ -110,7 +147,10 @@ impl Function<'_> {
     fn reached(&self, from: u64, ends: impl Fn(&str) -> bool) -> BTreeSet<u64> {
         let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
         while let Some(at) = open.pop() {
-            if self.instructions.contains_key(&at) && seen.insert(at) && !ends(self.instructions[&at]) {
+            if self.instructions.contains_key(&at)
+                && seen.insert(at)
+                && !ends(self.instructions[&at])
+            {
                 open.extend(self.next(at));
             }
         }
@@ -120,10 +160,14 @@ impl Function<'_> {
     /// Returns the instructions of the function that can directly follow the instruction at `at`.
     /// Assumes that every called function returns.
     fn next(&self, at: u64) -> Vec<u64> {
-        let Some(text) = self.instructions.get(&at) else { return Vec::new() };
+        let Some(text) = self.instructions.get(&at) else {
+            return Vec::new();
+        };
         let (operation, operands) = text.split_once('\t').unwrap_or((text, ""));
         let target = || {
-            let word = operands.split(['\t', ' ', ',']).find_map(|word| u64::from_str_radix(word, 16).ok());
+            let word = operands
+                .split(['\t', ' ', ','])
+                .find_map(|word| u64::from_str_radix(word, 16).ok());
             word.filter(|target| self.instructions.contains_key(target))
         };
         let last = || {
@@ -134,7 +178,9 @@ impl Function<'_> {
             "ret" | "br" | "udf" | "brk" => Vec::new(),
             "b" => target().into_iter().collect(),
             "cbz" | "cbnz" | "tbz" | "tbnz" => last().into_iter().chain([at + 4]).collect(),
-            conditional if conditional.starts_with("b.") => target().into_iter().chain([at + 4]).collect(),
+            conditional if conditional.starts_with("b.") => {
+                target().into_iter().chain([at + 4]).collect()
+            }
             _ => vec![at + 4],
         }
     }
@@ -152,7 +198,10 @@ fn a_barrier_counts_only_where_every_way_to_the_post_leads_through_it() {
     let is_ordered = |before: &str, inline: &str| {
         let text = made(before, inline);
         let function = functions(&text).next().unwrap();
-        assert_eq!(function.inline_posts().into_iter().collect::<Vec<_>>(), [0x1014]);
+        assert_eq!(
+            function.inline_posts().into_iter().collect::<Vec<_>>(),
+            [0x1014]
+        );
         !function.reached_without(BARRIER).contains(&0x1014)
     };
     assert!(is_ordered("nop", BARRIER) && is_ordered(BARRIER, "nop"));

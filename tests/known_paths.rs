@@ -45,15 +45,27 @@ impl Bed {
             variables.push(("NCCL_IB_HCA".to_owned(), rails[side].clone()));
             variables.push(("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()));
             variables.extend(library.clone());
-            bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
+            bring_up(Config::from_variables(&variables).unwrap())
+                .unwrap()
+                .0
         };
-        let bed = Self { hosts: [0, 1].map(host), _turn: turn };
+        let bed = Self {
+            hosts: [0, 1].map(host),
+            _turn: turn,
+        };
         bed.repair();
         bed
     }
 
     fn set(&self, action: Action) {
-        control(&common::fabric_folder(), &common::fabric_name(), None, DEAD, action).unwrap();
+        control(
+            &common::fabric_folder(),
+            &common::fabric_name(),
+            None,
+            DEAD,
+            action,
+        )
+        .unwrap();
     }
 
     fn repair(&self) {
@@ -65,19 +77,37 @@ impl Bed {
     /// that the test injected.
     fn unresolved_count(&self, of: u32) -> u32 {
         let status = status(&common::fabric_folder(), &common::fabric_name()).unwrap();
-        let rail = status.nodes[0].rails.iter().find(|rail| rail.device == DEAD).unwrap();
+        let rail = status.nodes[0]
+            .rails
+            .iter()
+            .find(|rail| rail.device == DEAD)
+            .unwrap();
         of - rail.unanswered
     }
 
     fn path(&self) -> PathId {
         let [there, here] = [0, 1].map(|side: usize| {
             let process = self.hosts[side].process();
-            Arc::clone(process.rails.iter().find(|rail| rail.info.device == DEAD).unwrap())
+            Arc::clone(
+                process
+                    .rails
+                    .iter()
+                    .find(|rail| rail.info.device == DEAD)
+                    .unwrap(),
+            )
         });
         let snapshot = there.snapshot(&[]).unwrap();
         let mapped = |gid: &[u8; 16]| !gid.starts_with(&[0xfe, 0x80]);
-        let gid = snapshot.addresses.iter().map(|address| address.gid).find(mapped).unwrap();
-        PathId { rail: here.id, peer_gid: gid }
+        let gid = snapshot
+            .addresses
+            .iter()
+            .map(|address| address.gid)
+            .find(mapped)
+            .unwrap();
+        PathId {
+            rail: here.id,
+            peer_gid: gid,
+        }
     }
 
     /// Makes `count` connections concurrently on one thread, like NCCL.
@@ -86,12 +116,20 @@ impl Bed {
         let mut pending: Vec<Pending> = (0..count).map(|_| Pending::new(&self.hosts[1])).collect();
         log.capture(|| {
             until(|| {
-                pending.iter_mut().for_each(|each| each.step(&self.hosts[0]));
-                pending.iter().all(|each| each.ends.0.is_some() && each.ends.1.is_some()).then_some(())
+                pending
+                    .iter_mut()
+                    .for_each(|each| each.step(&self.hosts[0]));
+                pending
+                    .iter()
+                    .all(|each| each.ends.0.is_some() && each.ends.1.is_some())
+                    .then_some(())
             })
         });
         let took = begun.elapsed();
-        (log.take().into_iter().map(|(_, words)| words).collect(), took)
+        (
+            log.take().into_iter().map(|(_, words)| words).collect(),
+            took,
+        )
     }
 }
 
@@ -117,7 +155,11 @@ struct Pending {
 impl Pending {
     fn new(host: &Arc<Host>) -> Self {
         let (listener, handle) = host.listen().unwrap();
-        Self { listener, handle, ends: (None, None) }
+        Self {
+            listener,
+            handle,
+            ends: (None, None),
+        }
     }
 
     fn step(&mut self, connecting: &Arc<Host>) {
@@ -136,7 +178,12 @@ fn at_most(took: Duration) -> usize {
 }
 
 fn connected_over(words: &[String], rails: &str) -> usize {
-    words.iter().filter(|line| line.starts_with("connected with") && line.contains(&format!(" over {rails}: "))).count()
+    words
+        .iter()
+        .filter(|line| {
+            line.starts_with("connected with") && line.contains(&format!(" over {rails}: "))
+        })
+        .count()
 }
 
 fn comes_back(bed: &Bed) {
@@ -150,19 +197,34 @@ fn comes_back(bed: &Bed) {
 
 #[test]
 fn where_every_path_counts_as_dead_all_connections_are_made_as_soon_as_one_carries_again() {
-    let call = Call::ModifyQp { device: "mlx5_0".to_owned(), qp: 5, state: "RTR" };
-    let nobody = Error::Os { call, errno: libc::ETIMEDOUT };
+    let call = Call::ModifyQp {
+        device: "mlx5_0".to_owned(),
+        qp: 5,
+        state: "RTR",
+    };
+    let nobody = Error::Os {
+        call,
+        errno: libc::ETIMEDOUT,
+    };
     for is_silent in [false, true] {
         let bed = Bed::new(&[]);
         let now = Instant::now();
         for (here, there) in [(0, 1), (1, 0)] {
             let [here, there] = [here, there].map(|side: usize| bed.hosts[side].process());
             let snapshots = there.rails.iter().map(|rail| rail.snapshot(&[]).unwrap());
-            for gid in snapshots.flat_map(|snapshot| snapshot.addresses).map(|address| address.gid) {
+            for gid in snapshots
+                .flat_map(|snapshot| snapshot.addresses)
+                .map(|address| address.gid)
+            {
                 for rail in &here.rails {
-                    let path = PathId { rail: rail.id, peer_gid: gid };
+                    let path = PathId {
+                        rail: rail.id,
+                        peer_gid: gid,
+                    };
                     match is_silent {
-                        true => here.backoff.silent(path, "test write not acknowledged", now),
+                        true => here
+                            .backoff
+                            .silent(path, "test write not acknowledged", now),
                         false => here.backoff.connected(path, Some(&nobody), now),
                     }
                 }
@@ -175,7 +237,10 @@ fn where_every_path_counts_as_dead_all_connections_are_made_as_soon_as_one_carri
 #[test]
 fn without_a_fault_every_connection_has_both_twins() {
     let bed = Bed::new(&[]);
-    assert_eq!(connected_over(&bed.connect(CONNECTIONS).0, "2 rails"), 2 * CONNECTIONS);
+    assert_eq!(
+        connected_over(&bed.connect(CONNECTIONS).0, "2 rails"),
+        2 * CONNECTIONS
+    );
 }
 
 #[test]
@@ -183,16 +248,33 @@ fn one_connection_resolves_an_address_for_all() {
     let bed = Bed::new(&[]);
     bed.set(Action::Unresolved(1000));
     let (words, took) = bed.connect(CONNECTIONS);
-    assert_eq!(connected_over(&words, "1 rail"), 2 * CONNECTIONS, "{words:#?}");
+    assert_eq!(
+        connected_over(&words, "1 rail"),
+        2 * CONNECTIONS,
+        "{words:#?}"
+    );
     let tried = bed.unresolved_count(1000) as usize;
-    assert!((1..=at_most(took)).contains(&tried), "tried {tried} times in {took:?}");
-    let left_out = words.iter().filter(|line| line.contains(DEAD) && line.contains("Connection timed out")).count();
+    assert!(
+        (1..=at_most(took)).contains(&tried),
+        "tried {tried} times in {took:?}"
+    );
+    let left_out = words
+        .iter()
+        .filter(|line| line.contains(DEAD) && line.contains("Connection timed out"))
+        .count();
     assert_eq!(left_out, 2 * CONNECTIONS, "{words:#?}");
     // The next connections know the failure, and do not resolve the address again.
     let (words, later) = bed.connect(CONNECTIONS);
     let tried = bed.unresolved_count(1000) as usize;
-    assert!((1..=at_most(took + later)).contains(&tried), "tried {tried} times in {took:?} and {later:?}");
-    assert_eq!(connected_over(&words, "1 rail"), 2 * CONNECTIONS, "{words:#?}");
+    assert!(
+        (1..=at_most(took + later)).contains(&tried),
+        "tried {tried} times in {took:?} and {later:?}"
+    );
+    assert_eq!(
+        connected_over(&words, "1 rail"),
+        2 * CONNECTIONS,
+        "{words:#?}"
+    );
     comes_back(&bed);
 }
 
@@ -201,24 +283,47 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
     let bed = Bed::new(&[]);
     bed.set(Action::Path(PathFault::Silent, true));
     let (words, took) = bed.connect(CONNECTIONS);
-    assert_eq!(connected_over(&words, "1 rail"), 2 * CONNECTIONS, "{words:#?}");
-    let left_out: Vec<_> = words.iter().filter(|line| line.contains(DEAD) && line.contains("not used")).collect();
+    assert_eq!(
+        connected_over(&words, "1 rail"),
+        2 * CONNECTIONS,
+        "{words:#?}"
+    );
+    let left_out: Vec<_> = words
+        .iter()
+        .filter(|line| line.contains(DEAD) && line.contains("not used"))
+        .collect();
     assert_eq!(left_out.len(), 2 * CONNECTIONS, "{words:#?}");
     // Both ends of the connection that tested the path report it without announcing a next attempt.
-    let has_tested = |line: &&&String| line.contains("test write failed") && !line.contains("next attempt in");
+    let has_tested =
+        |line: &&&String| line.contains("test write failed") && !line.contains("next attempt in");
     let tested = left_out.iter().filter(has_tested).count();
-    assert!((1..=at_most(took)).contains(&(tested / 2)), "tested {} times in {took:?}", tested / 2);
+    assert!(
+        (1..=at_most(took)).contains(&(tested / 2)),
+        "tested {} times in {took:?}",
+        tested / 2
+    );
     comes_back(&bed);
 }
 
 #[test]
 fn an_abandoned_connection_blocks_no_path_for_others() {
     // A test write fails only after half a minute: 4.096 us x 2^20 x 8.
-    let bed =
-        Bed::new(&[("NCCL_IB_TIMEOUT", "20"), ("NCCL_IB_RETRY_CNT", "7"), ("NCCL_SPARK_PROBE_TIMEOUT_MS", "60000")]);
+    let bed = Bed::new(&[
+        ("NCCL_IB_TIMEOUT", "20"),
+        ("NCCL_IB_RETRY_CNT", "7"),
+        ("NCCL_SPARK_PROBE_TIMEOUT_MS", "60000"),
+    ]);
     bed.set(Action::Path(PathFault::Silent, true));
     let (path, process) = (bed.path(), bed.hosts[1].process());
-    let ask = || process.backoff.ask(path, Requirement::Acknowledgement, 4096, Duration::from_secs(60), Instant::now());
+    let ask = || {
+        process.backoff.ask(
+            path,
+            Requirement::Acknowledgement,
+            4096,
+            Duration::from_secs(60),
+            Instant::now(),
+        )
+    };
     let mut first = Pending::new(&bed.hosts[1]);
     until(|| {
         first.step(&bed.hosts[0]);
@@ -231,7 +336,10 @@ fn an_abandoned_connection_blocks_no_path_for_others() {
     // connections could not try the path for more than a minute.
     let begun = Instant::now();
     until(|| matches!(ask(), Advice::Try(_)).then_some(()));
-    assert!(begun.elapsed() < Duration::from_secs(30), "the abandoned connection still blocks the path");
+    assert!(
+        begun.elapsed() < Duration::from_secs(30),
+        "the abandoned connection still blocks the path"
+    );
 }
 
 /// Prints the time that it takes to make 32 connections, half of them in each direction. Each host
@@ -242,13 +350,22 @@ fn how_long_32_connections_take_with_one_dead_twin() {
     for round in 0..5 {
         for (name, fault) in [
             ("no fault", None),
-            ("the address does not resolve", Some(Action::Unresolved(1000))),
-            ("the address resolves, the path is dead", Some(Action::Path(PathFault::Silent, true))),
+            (
+                "the address does not resolve",
+                Some(Action::Unresolved(1000)),
+            ),
+            (
+                "the address resolves, the path is dead",
+                Some(Action::Path(PathFault::Silent, true)),
+            ),
         ] {
             let bed = Bed::new(&[]);
             fault.into_iter().for_each(|fault| bed.set(fault));
             let took = both_ways(&bed);
-            println!("round {round}, {name}: {:.0} ms", took.as_secs_f64() * 1000.0);
+            println!(
+                "round {round}, {name}: {:.0} ms",
+                took.as_secs_f64() * 1000.0
+            );
         }
     }
 }
@@ -257,9 +374,12 @@ fn both_ways(bed: &Bed) -> Duration {
     let begin = Barrier::new(2);
     let (to_b, at_b) = channel();
     let (to_a, at_a) = channel();
-    let drive = |side: usize, to_peer: std::sync::mpsc::Sender<_>, from_peer: std::sync::mpsc::Receiver<_>| {
+    let drive = |side: usize,
+                 to_peer: std::sync::mpsc::Sender<_>,
+                 from_peer: std::sync::mpsc::Receiver<_>| {
         let host = &bed.hosts[side];
-        let (listeners, handles): (Vec<_>, Vec<_>) = (0..CONNECTIONS / 2).map(|_| host.listen().unwrap()).unzip();
+        let (listeners, handles): (Vec<_>, Vec<_>) =
+            (0..CONNECTIONS / 2).map(|_| host.listen().unwrap()).unzip();
         to_peer.send(handles).unwrap();
         let mut handles: Vec<[u8; HANDLE_BYTES]> = from_peer.recv().unwrap();
         let mut sends: Vec<Option<SendComm>> = handles.iter().map(|_| None).collect();
@@ -267,13 +387,22 @@ fn both_ways(bed: &Bed) -> Duration {
         begin.wait();
         let begun = Instant::now();
         until(|| {
-            for (handle, send) in handles.iter_mut().zip(&mut sends).filter(|(_, send)| send.is_none()) {
+            for (handle, send) in handles
+                .iter_mut()
+                .zip(&mut sends)
+                .filter(|(_, send)| send.is_none())
+            {
                 *send = host.connect(handle, None).unwrap();
             }
-            for (listener, receive) in listeners.iter().zip(&mut receives).filter(|(_, receive)| receive.is_none()) {
+            for (listener, receive) in listeners
+                .iter()
+                .zip(&mut receives)
+                .filter(|(_, receive)| receive.is_none())
+            {
                 *receive = listener.accept().unwrap();
             }
-            (sends.iter().all(Option::is_some) && receives.iter().all(Option::is_some)).then_some(())
+            (sends.iter().all(Option::is_some) && receives.iter().all(Option::is_some))
+                .then_some(())
         });
         let took = begun.elapsed();
         // Neither side closes before the other has all connections.

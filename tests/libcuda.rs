@@ -30,7 +30,11 @@ fn shared_object(text: &str, folder: &Path, name: &str) {
     std::fs::write(&source, text).unwrap();
     let path = |path: &Path| path.to_str().unwrap().to_owned();
     let output = common::cc(&["-shared", "-fPIC", "-o", &path(&library), &path(&source)]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 #[test]
@@ -39,13 +43,21 @@ fn a_stub_named_libcuda_so_does_not_hide_the_driver() {
     shared_object(STUB, folder.path(), "libcuda.so");
     shared_object(DRIVER, folder.path(), "libcuda.so.1");
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_process_that_asks", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "the_process_that_asks",
+            "--ignored",
+            "--nocapture",
+        ])
         .env("LD_LIBRARY_PATH", folder.path())
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("GPU: NVIDIA GB10\n"), "{said}");
-    assert!(said.contains("INTEGRATED=1 GPU_DIRECT_RDMA_SUPPORTED=0 DMA_BUF_SUPPORTED=0"), "{said}");
+    assert!(
+        said.contains("INTEGRATED=1 GPU_DIRECT_RDMA_SUPPORTED=0 DMA_BUF_SUPPORTED=0"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -43,7 +43,9 @@ struct Stage {
 impl Stage {
     fn new(rails: usize) -> Self {
         let mut fabric = sim::lock_fabric();
-        let pair = fabric.get_or_insert_with(Fabric::of_small_packets).connect(rails, 1);
+        let pair = fabric
+            .get_or_insert_with(Fabric::of_small_packets)
+            .connect(rails, 1);
         Self { fabric, pair }
     }
 
@@ -69,8 +71,17 @@ impl Stage {
     /// the queue pairs, and makes the call again, which then returns the error.
     fn call<T>(&mut self, side: usize, call: impl Fn(&Self) -> Quick<T>) -> Quick<T> {
         let done = call(self);
-        let path: &dyn SharedPath = if side == 0 { &*self.pair.send } else { &*self.pair.recv };
-        let is_ending = path.borrow().expect("no panic went through it").rails().status.is_ending();
+        let path: &dyn SharedPath = if side == 0 {
+            &*self.pair.send
+        } else {
+            &*self.pair.recv
+        };
+        let is_ending = path
+            .borrow()
+            .expect("no panic went through it")
+            .rails()
+            .status
+            .is_ending();
         if !is_ending {
             return done;
         }
@@ -83,7 +94,13 @@ impl Stage {
         self.call(0, |stage| {
             let fabric = stage.fabric.as_ref().unwrap();
             let mut path = stage.pair.send.enter().unwrap();
-            path.isend(&stage.pair.contexts[0], fabric.from.as_ptr() as u64, bytes, tag, &fabric.out)
+            path.isend(
+                &stage.pair.contexts[0],
+                fabric.from.as_ptr() as u64,
+                bytes,
+                tag,
+                &fabric.out,
+            )
         })
     }
 
@@ -97,13 +114,23 @@ impl Stage {
                 memory: &fabric.into,
             };
             let parts: Vec<RecvPart<'_>> = rooms.iter().enumerate().map(place).collect();
-            stage.pair.recv.enter().unwrap().irecv(&stage.pair.contexts[1], &parts, false)
+            stage
+                .pair
+                .recv
+                .enter()
+                .unwrap()
+                .irecv(&stage.pair.contexts[1], &parts, false)
         })
     }
 
     /// Posts an empty write with an immediate on the sending end's queue pair.
     fn post_immediate(&mut self, immediate: u32) {
-        let write = LaneWrite { work: Work::Probe, immediate: Some(immediate), signaled: true, ..LaneWrite::default() };
+        let write = LaneWrite {
+            work: Work::Probe,
+            immediate: Some(immediate),
+            signaled: true,
+            ..LaneWrite::default()
+        };
         // Waits until earlier writes are acknowledged, if the queue has no room.
         for _ in 0..10_000 {
             {
@@ -145,8 +172,12 @@ impl Stage {
                 *byte = (at * 13 + bytes) as u8;
             }
             fabric.to[..bytes].fill(0xee);
-            let receive = self.poll_until(|stage| stage.irecv(&[bytes]).unwrap()).expect("a receive is granted");
-            let send = self.poll_until(|stage| stage.isend(bytes, 0).unwrap()).expect("a send begins");
+            let receive = self
+                .poll_until(|stage| stage.irecv(&[bytes]).unwrap())
+                .expect("a receive is granted");
+            let send = self
+                .poll_until(|stage| stage.isend(bytes, 0).unwrap())
+                .expect("a send begins");
             let mut sent = false;
             self.poll_until(|stage| {
                 let mut path = stage.pair.send.enter().unwrap();
@@ -162,19 +193,33 @@ impl Stage {
             })
             .expect("the send ends");
             let fabric = self.fabric();
-            assert!(fabric.to[..bytes] == fabric.from[..bytes], "{bytes} bytes differ");
+            assert!(
+                fabric.to[..bytes] == fabric.from[..bytes],
+                "{bytes} bytes differ"
+            );
         }
     }
 
     /// Passes a control message to the driver of `side`, in a control frame with this number.
     fn deliver_control(&mut self, side: usize, number: u64, message: Vec<u8>) {
         let now = self.fabric().now();
-        self.pair.drivers[side]
-            .receive_frame(&ControlFrame { number, received: 0, awaits_confirmation: true, message }, now);
+        self.pair.drivers[side].receive_frame(
+            &ControlFrame {
+                number,
+                received: 0,
+                awaits_confirmation: true,
+                message,
+            },
+            now,
+        );
     }
 
     fn complaint(&mut self, side: usize) -> Option<Box<Error>> {
-        if side == 0 { self.isend(8, 0).err() } else { self.irecv(&[8]).err() }
+        if side == 0 {
+            self.isend(8, 0).err()
+        } else {
+            self.irecv(&[8]).err()
+        }
     }
 
     fn talk(&mut self, rounds: usize) {
@@ -193,14 +238,23 @@ impl Stage {
                     frames.push(frame);
                     true
                 });
-                frames.iter().for_each(|frame| self.pair.drivers[1 - side].receive_frame(frame, now));
+                frames
+                    .iter()
+                    .for_each(|frame| self.pair.drivers[1 - side].receive_frame(frame, now));
             }
         }
     }
 }
 
 fn terms(addr: u64, bytes: u64) -> Terms {
-    Terms { addr, bytes, tag: 0, parts: 1, part: 0, epoch: Epoch::default() }
+    Terms {
+        addr,
+        bytes,
+        tag: 0,
+        parts: 1,
+        part: 0,
+        epoch: Epoch::default(),
+    }
 }
 
 /// Returns true if the error is a violation of the protocol, and its text contains `who` and `how`.
@@ -213,18 +267,34 @@ fn breaks_protocol(error: &Error, who: &str, how: &str) -> bool {
 fn an_invalid_grant_ends_the_connection_with_an_error() {
     let mut stage = Stage::new(1);
     let place = |part| entry_word(0, part);
-    let group = |parts, part| Terms { parts, part, ..terms(4096, 8) };
+    let group = |parts, part| Terms {
+        parts,
+        part,
+        ..terms(4096, 8)
+    };
     // Each row has entries, each with the part in whose place it is written, and the expected
     // error.
     let lies: [(Vec<(usize, Terms)>, &str); 8] = [
-        (vec![(0, terms(u64::MAX - 3, 100))], "invalid buffer of 100 bytes at 0xfffffffffffffffc"),
-        (vec![(0, terms(4096, MAX_RECEIVE_BYTES + 1))], "invalid buffer of 1099511627777 bytes"),
+        (
+            vec![(0, terms(u64::MAX - 3, 100))],
+            "invalid buffer of 100 bytes at 0xfffffffffffffffc",
+        ),
+        (
+            vec![(0, terms(4096, MAX_RECEIVE_BYTES + 1))],
+            "invalid buffer of 1099511627777 bytes",
+        ),
         (vec![(0, group(0, 0))], "invalid group of 0 receives"),
         (vec![(0, group(9, 0))], "invalid group of 9 receives"),
         (vec![(0, group(255, 255))], "invalid group of 255 receives"),
         (vec![(0, group(8, 3))], "part 3 in place of part 0"),
-        (vec![(0, group(2, 0)), (1, group(2, 0))], "part 0 in place of part 1"),
-        (vec![(0, group(2, 0)), (1, group(3, 1))], "invalid group of 3 receives"),
+        (
+            vec![(0, group(2, 0)), (1, group(2, 0))],
+            "part 0 in place of part 1",
+        ),
+        (
+            vec![(0, group(2, 0)), (1, group(3, 1))],
+            "invalid group of 3 receives",
+        ),
     ];
     for (entries, told) in lies {
         stage.again();
@@ -248,17 +318,42 @@ fn an_incomplete_or_out_of_order_grant_is_ignored() {
     }
     stage.again();
     // One entry of this group of two receives is missing, so no send into the group begins.
-    stage.forge(0, &Entry::new(&Terms { parts: 2, ..terms(4096, 8) }, &[0; 4], 0));
+    stage.forge(
+        0,
+        &Entry::new(
+            &Terms {
+                parts: 2,
+                ..terms(4096, 8)
+            },
+            &[0; 4],
+            0,
+        ),
+    );
     assert_eq!(stage.isend(8, 0), Ok(None));
     // This grant has a tag that the send does not match.
     stage.again();
-    stage.forge(0, &Entry::new(&Terms { tag: 7, ..terms(4096, 8) }, &[0; 4], 0));
+    stage.forge(
+        0,
+        &Entry::new(
+            &Terms {
+                tag: 7,
+                ..terms(4096, 8)
+            },
+            &[0; 4],
+            0,
+        ),
+    );
     assert_eq!(stage.isend(8, 0), Ok(None));
     // The same grant is too small for this send. Only this send fails.
     let error = *stage.isend(9, 7).unwrap_err();
-    let Error::Usage(usage) = &error else { panic!("{error:?}") };
+    let Error::Usage(usage) = &error else {
+        panic!("{error:?}")
+    };
     let text = usage.to_string();
-    assert!(text.contains("9 bytes into a receive of 8 bytes") && text.contains("end 1"), "{text}");
+    assert!(
+        text.contains("9 bytes into a receive of 8 bytes") && text.contains("end 1"),
+        "{text}"
+    );
     stage.again();
     stage.check();
 }
@@ -269,22 +364,41 @@ fn a_grant_of_foreign_memory_ends_the_connection_and_writes_nothing() {
     let to = stage.fabric().to.as_ptr() as u64;
     let real = stage.fabric().into.packed_keys(true);
     let (outside, beyond) = (to + sim::fabric::ARENA as u64 + 8192, to + (1 << 40));
-    for (addr, keys) in [(to, [0; 4]), (to, [u64::MAX; 4]), (0, real), (beyond, real), (outside, real)] {
+    for (addr, keys) in [
+        (to, [0; 4]),
+        (to, [u64::MAX; 4]),
+        (0, real),
+        (beyond, real),
+        (outside, real),
+    ] {
         stage.again();
         let before = stage.fabric().to.to_vec();
         stage.forge(0, &Entry::new(&terms(addr, 4096), &keys, 0));
-        let send = stage.isend(4096, 0).unwrap().expect("nothing is wrong with the grant itself");
+        let send = stage
+            .isend(4096, 0)
+            .unwrap()
+            .expect("nothing is wrong with the grant itself");
         let error = (0..20).find_map(|_| {
             stage.talk(20);
             stage.poll_until(|stage| {
                 let mut path = stage.pair.send.enter().unwrap();
-                path.test(&stage.pair.contexts[0], send).map(|done| assert_eq!(done, None)).err()
+                path.test(&stage.pair.contexts[0], send)
+                    .map(|done| assert_eq!(done, None))
+                    .err()
             })
         });
-        let Some(Error::Network(network)) = error.as_deref() else { panic!("{error:?}") };
+        let Some(Error::Network(network)) = error.as_deref() else {
+            panic!("{error:?}")
+        };
         let text = network.to_string();
-        assert!(text.contains("to end 1 failed: peer denied access to its memory"), "{text}");
-        assert!(*before == *stage.fabric().to, "bytes were written where none may be");
+        assert!(
+            text.contains("to end 1 failed: peer denied access to its memory"),
+            "{text}"
+        );
+        assert!(
+            *before == *stage.fabric().to,
+            "bytes were written where none may be"
+        );
     }
 }
 
@@ -296,17 +410,31 @@ fn no_grant_crashes_the_sender() {
         stage.again();
         for sequence in 0..4 {
             for part in 0..PARTS {
-                let worst = |dice: &mut Dice| [0, 1, u64::MAX, 1 << 40, dice.below(u64::MAX)][dice.below(5) as usize];
+                let worst = |dice: &mut Dice| {
+                    [0, 1, u64::MAX, 1 << 40, dice.below(u64::MAX)][dice.below(5) as usize]
+                };
                 let terms = Terms {
                     addr: worst(&mut dice),
                     bytes: worst(&mut dice) & ((1 << 41) - 1),
                     tag: dice.below(2) as i32,
                     parts: [1, 2, 8, 0, 9][dice.below(5) as usize],
-                    part: if dice.one_in(4) { dice.below(256) as u8 } else { part as u8 },
-                    epoch: Epoch::new(if dice.one_in(4) { dice.below(128) as u8 } else { 0 }).unwrap(),
+                    part: if dice.one_in(4) {
+                        dice.below(256) as u8
+                    } else {
+                        part as u8
+                    },
+                    epoch: Epoch::new(if dice.one_in(4) {
+                        dice.below(128) as u8
+                    } else {
+                        0
+                    })
+                    .unwrap(),
                 };
                 let keys = std::array::from_fn(|_| worst(&mut dice));
-                stage.forge(entry_word(sequence, part), &Entry::new(&terms, &keys, sequence));
+                stage.forge(
+                    entry_word(sequence, part),
+                    &Entry::new(&terms, &keys, sequence),
+                );
             }
         }
         for _ in 0..20 {
@@ -325,22 +453,58 @@ fn no_grant_crashes_the_sender() {
 #[test]
 fn an_invalid_immediate_ends_the_connection_with_an_error() {
     let mut stage = Stage::new(1);
-    let good = Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, full_chunks: 0 };
+    let good = Immediate {
+        slot: Slot::of(0),
+        part: 0,
+        generation: 0,
+        shares: 1,
+        share: 0,
+        full_chunks: 0,
+    };
     let lies: [(Vec<Immediate>, &str); 5] = [
-        (vec![Immediate { part: 2, ..good }], "unexpected share 0 of part 2"),
-        (vec![Immediate { part: 7, ..good }], "unexpected share 0 of part 7"),
-        (vec![Immediate { share: 1, ..good }], "unexpected share 1 of part 0"),
-        (vec![Immediate { full_chunks: 4095, ..good }], "1048320 bytes for a receive of 100"),
         (
-            vec![Immediate { shares: 2, ..good }, Immediate { shares: 3, share: 1, ..good }],
+            vec![Immediate { part: 2, ..good }],
+            "unexpected share 0 of part 2",
+        ),
+        (
+            vec![Immediate { part: 7, ..good }],
+            "unexpected share 0 of part 7",
+        ),
+        (
+            vec![Immediate { share: 1, ..good }],
+            "unexpected share 1 of part 0",
+        ),
+        (
+            vec![Immediate {
+                full_chunks: 4095,
+                ..good
+            }],
+            "1048320 bytes for a receive of 100",
+        ),
+        (
+            vec![
+                Immediate { shares: 2, ..good },
+                Immediate {
+                    shares: 3,
+                    share: 1,
+                    ..good
+                },
+            ],
             "immediates of one message disagree: 2 and 3 shares",
         ),
     ];
     for (words, told) in lies {
         stage.again();
         let receive = stage.irecv(&[100, 100]).unwrap().unwrap();
-        words.iter().for_each(|word| stage.post_immediate(word.encode()));
-        let error = stage.poll_until(|stage| stage.received(receive).map(|done| assert!(!done, "it is done")).err());
+        words
+            .iter()
+            .for_each(|word| stage.post_immediate(word.encode()));
+        let error = stage.poll_until(|stage| {
+            stage
+                .received(receive)
+                .map(|done| assert!(!done, "it is done"))
+                .err()
+        });
         let error = error.unwrap_or_else(|| panic!("{told}: nothing was said of it"));
         assert!(breaks_protocol(&error, "end 0", told), "{error}");
         assert!(stage.irecv(&[1]).is_err());
@@ -351,8 +515,17 @@ fn an_invalid_immediate_ends_the_connection_with_an_error() {
 fn repeated_empty_shares_are_ignored() {
     let mut stage = Stage::new(1);
     let receive = stage.irecv(&[100]).unwrap().unwrap();
-    let share =
-        |share| Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 2, share, full_chunks: 0 }.encode();
+    let share = |share| {
+        Immediate {
+            slot: Slot::of(0),
+            part: 0,
+            generation: 0,
+            shares: 2,
+            share,
+            full_chunks: 0,
+        }
+        .encode()
+    };
     // These are more immediates than receives posted at first, so the receiver must post new ones.
     for _ in 0..2000 {
         stage.post_immediate(share(0));
@@ -360,7 +533,9 @@ fn repeated_empty_shares_are_ignored() {
         assert_eq!(stage.received(receive), Ok(false));
     }
     stage.post_immediate(share(1));
-    stage.poll_until(|stage| stage.received(receive).unwrap().then_some(())).expect("the other share arrives");
+    stage
+        .poll_until(|stage| stage.received(receive).unwrap().then_some(()))
+        .expect("the other share arrives");
 }
 
 #[test]
@@ -369,19 +544,51 @@ fn stale_and_misplaced_immediates_are_ignored() {
     let receive = stage.irecv(&[100]).unwrap().unwrap();
     for number in 0..2000_u64 {
         let slot = Slot::of(1 + number % (SLOTS as u64 - 1));
-        let other_slot = Immediate { slot, part: 7, generation: 0, shares: 8, share: 7, full_chunks: 4095 };
-        let other_time = Immediate { slot: Slot::of(0), generation: 1 + (number % 63) as u8, ..other_slot };
-        stage.post_immediate(if number % 2 == 0 { other_slot } else { other_time }.encode());
+        let other_slot = Immediate {
+            slot,
+            part: 7,
+            generation: 0,
+            shares: 8,
+            share: 7,
+            full_chunks: 4095,
+        };
+        let other_time = Immediate {
+            slot: Slot::of(0),
+            generation: 1 + (number % 63) as u8,
+            ..other_slot
+        };
+        stage.post_immediate(
+            if number % 2 == 0 {
+                other_slot
+            } else {
+                other_time
+            }
+            .encode(),
+        );
     }
     for _ in 0..100 {
         stage.fabric().pass(1_000_000);
         assert_eq!(stage.received(receive), Ok(false));
     }
-    assert_eq!(stage.received(32), Err(Box::new(Argument::NotInFlight(32).into())), "no such slot");
-    stage.post_immediate(
-        Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, full_chunks: 0 }.encode(),
+    assert_eq!(
+        stage.received(32),
+        Err(Box::new(Argument::NotInFlight(32).into())),
+        "no such slot"
     );
-    stage.poll_until(|stage| stage.received(receive).unwrap().then_some(())).expect("the true share arrives");
+    stage.post_immediate(
+        Immediate {
+            slot: Slot::of(0),
+            part: 0,
+            generation: 0,
+            shares: 1,
+            share: 0,
+            full_chunks: 0,
+        }
+        .encode(),
+    );
+    stage
+        .poll_until(|stage| stage.received(receive).unwrap().then_some(()))
+        .expect("the true share arrives");
 }
 
 #[test]
@@ -414,17 +621,43 @@ fn no_immediate_crashes_the_receiver() {
 #[test]
 fn impossible_claims_of_a_receiver_are_refused() {
     let mut stage = Stage::new(2);
-    let open = |sequence| OpenReceive { sequence, shares: [255; PARTS] };
+    let open = |sequence| OpenReceive {
+        sequence,
+        shares: [255; PARTS],
+    };
     for received in [
-        Received { granted: u64::MAX, open: Vec::new() },
-        Received { granted: 200, open: Vec::new() },
-        Received { granted: 4, open: vec![open(4)] },
-        Received { granted: 4, open: vec![open(u64::MAX)] },
-        Received { granted: 4, open: vec![open(1), open(1)] },
+        Received {
+            granted: u64::MAX,
+            open: Vec::new(),
+        },
+        Received {
+            granted: 200,
+            open: Vec::new(),
+        },
+        Received {
+            granted: 4,
+            open: vec![open(4)],
+        },
+        Received {
+            granted: 4,
+            open: vec![open(u64::MAX)],
+        },
+        Received {
+            granted: 4,
+            open: vec![open(1), open(1)],
+        },
     ] {
         stage.again();
         stage.check();
-        stage.deliver_control(0, 1, ControlMessage::Fenced { lane: lane(1), received }.encode());
+        stage.deliver_control(
+            0,
+            1,
+            ControlMessage::Fenced {
+                lane: lane(1),
+                received,
+            }
+            .encode(),
+        );
         let error = stage.complaint(0).expect("an error");
         assert!(breaks_protocol(&error, "end 1", "FENCED claims"), "{error}");
     }
@@ -433,7 +666,10 @@ fn impossible_claims_of_a_receiver_are_refused() {
         stage.check();
         stage.deliver_control(side, 1, ControlMessage::Bye { delivered }.encode());
         let text = stage.complaint(side).expect("an error").to_string();
-        let told = format!("end {} violated the protocol: BYE claims {delivered} delivered messages", 1 - side);
+        let told = format!(
+            "end {} violated the protocol: BYE claims {delivered} delivered messages",
+            1 - side
+        );
         assert!(text.contains(&told), "{text}");
         assert_eq!(stage.pair.contexts[side].peer.presence(), PeerState::Here);
     }
@@ -444,8 +680,16 @@ fn a_control_message_from_the_wrong_side_ends_the_connection() {
     let mut stage = Stage::new(2);
     let lies = [
         (0, join(lane(1), 1), "the accepting side must not send JOIN"),
-        (0, ControlMessage::Live { lane: lane(1) }, "the accepting side must not send LIVE"),
-        (1, joined(1024, &QPS), "the connecting side must not send JOINED"),
+        (
+            0,
+            ControlMessage::Live { lane: lane(1) },
+            "the accepting side must not send LIVE",
+        ),
+        (
+            1,
+            joined(1024, &QPS),
+            "the connecting side must not send JOINED",
+        ),
     ];
     for (side, message, why) in lies {
         for is_down in [false, true] {
@@ -453,8 +697,19 @@ fn a_control_message_from_the_wrong_side_ends_the_connection() {
             stage.check();
             let mut number = 1;
             if is_down {
-                let received = Received { granted: if side == 0 { 4 } else { 0 }, open: Vec::new() };
-                stage.deliver_control(side, number, ControlMessage::Fenced { lane: lane(1), received }.encode());
+                let received = Received {
+                    granted: if side == 0 { 4 } else { 0 },
+                    open: Vec::new(),
+                };
+                stage.deliver_control(
+                    side,
+                    number,
+                    ControlMessage::Fenced {
+                        lane: lane(1),
+                        received,
+                    }
+                    .encode(),
+                );
                 number += 1;
             }
             stage.deliver_control(side, number, message.encode());
@@ -472,37 +727,81 @@ fn unusable_offers_for_a_lost_rail_leave_it_lost_and_the_other_carries() {
         joined(1024, &QPS),
         joined(4096, &QPS),
         joined(1024, &[QPS[0]; 16]),
-        ControlMessage::NotNow { lane: lane(1), attempt: 1, why: "\u{202e}x".repeat(100) },
+        ControlMessage::NotNow {
+            lane: lane(1),
+            attempt: 1,
+            why: "\u{202e}x".repeat(100),
+        },
     ];
     for message in tried {
         stage.again();
         stage.check();
-        let received = Received { granted: 4, open: Vec::new() };
-        stage.deliver_control(0, 1, ControlMessage::Fenced { lane: lane(1), received }.encode());
+        let received = Received {
+            granted: 4,
+            open: Vec::new(),
+        };
+        stage.deliver_control(
+            0,
+            1,
+            ControlMessage::Fenced {
+                lane: lane(1),
+                received,
+            }
+            .encode(),
+        );
         // The driver asks for the rail's return. `message` is the answer.
         let now = stage.fabric().now() + std::time::Duration::from_secs(5);
         stage.pair.drivers[0].poll(now, true, &mut |_| true);
         assert!(
-            stage.pair.drivers[0].text().contains("x1:1 to x1:1: reconnecting"),
+            stage.pair.drivers[0]
+                .text()
+                .contains("x1:1 to x1:1: reconnecting"),
             "{}",
             stage.pair.drivers[0].text()
         );
         stage.deliver_control(0, 2, message.encode());
         let text = stage.pair.drivers[0].text();
-        assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
+        assert!(
+            text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"),
+            "{text}"
+        );
         assert_eq!(stage.isend(8, 0), Ok(None));
     }
     // The receiving side gets requests for an unknown rail, with queue pairs that do not exist.
-    for rail in [advert(None), advert(Some(0)), RailAdvert { addresses: Vec::new(), ..advert(None) }] {
+    for rail in [
+        advert(None),
+        advert(Some(0)),
+        RailAdvert {
+            addresses: Vec::new(),
+            ..advert(None)
+        },
+    ] {
         stage.again();
-        stage.deliver_control(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
+        stage.deliver_control(
+            1,
+            1,
+            ControlMessage::Fenced {
+                lane: lane(1),
+                received: Received::default(),
+            }
+            .encode(),
+        );
         stage.deliver_control(
             1,
             2,
-            ControlMessage::Join { lane: lane(1), attempt: 1, rail, end: end(&[QPS[0]; 16]) }.encode(),
+            ControlMessage::Join {
+                lane: lane(1),
+                attempt: 1,
+                rail,
+                end: end(&[QPS[0]; 16]),
+            }
+            .encode(),
         );
         let text = stage.pair.drivers[1].text();
-        assert!(text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"), "{text}");
+        assert!(
+            text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"),
+            "{text}"
+        );
     }
 }
 
@@ -513,13 +812,27 @@ fn an_unsupported_path_mtu_keeps_a_lost_rail_lost_until_a_supported_one_is_offer
     for lie in [2048, 4096, 0, 1, 1023, 1500, 8192, u32::MAX] {
         stage.again();
         stage.check();
-        stage.pair.send.enter().unwrap().lose_rail(&stage.pair.contexts[0], lane(1), "pulled".to_owned());
+        stage.pair.send.enter().unwrap().lose_rail(
+            &stage.pair.contexts[0],
+            lane(1),
+            "pulled".to_owned(),
+        );
         let (mut told, log) = (0, CapturedLog::default());
         let lied = |frame: &mut ControlFrame| {
-            if let Ok(ControlMessage::Joined { lane, attempt, mut answer }) = ControlMessage::decode(&frame.message) {
+            if let Ok(ControlMessage::Joined {
+                lane,
+                attempt,
+                mut answer,
+            }) = ControlMessage::decode(&frame.message)
+            {
                 assert_eq!(answer.mtu_bytes, 1024);
                 answer.mtu_bytes = lie;
-                frame.message = ControlMessage::Joined { lane, attempt, answer }.encode();
+                frame.message = ControlMessage::Joined {
+                    lane,
+                    attempt,
+                    answer,
+                }
+                .encode();
                 told += 1;
             }
         };
@@ -527,19 +840,33 @@ fn an_unsupported_path_mtu_keeps_a_lost_rail_lost_until_a_supported_one_is_offer
         assert!(told > 0, "there was nothing to lie about");
         let line = match lie {
             2048 | 4096 => {
-                format!("end 1 not recovered yet: the peer asked for path MTU {lie} on x1:1, whose port has 1024")
+                format!(
+                    "end 1 not recovered yet: the peer asked for path MTU {lie} on x1:1, whose port has 1024"
+                )
             }
             _ => format!(
                 "end 1 sent a malformed control message, ignored: path MTU {lie} is not 256, 512, 1024, 2048 or 4096"
             ),
         };
-        assert!(log.take().iter().any(|(_, said)| said.contains(&line)), "no end logs: {line}");
+        assert!(
+            log.take().iter().any(|(_, said)| said.contains(&line)),
+            "no end logs: {line}"
+        );
         let states = |stage: &Stage| [0, 1].map(|side: usize| stage.pair.drivers[side].text());
         let [text, _] = states(&stage);
-        assert!(text.contains("x0:1 to x0:1: up") && !text.contains("x1:1 to x1:1: up"), "{lie}: {text}");
+        assert!(
+            text.contains("x0:1 to x0:1: up") && !text.contains("x1:1 to x1:1: up"),
+            "{lie}: {text}"
+        );
         stage.check();
         stage.talk(1000);
-        assert!(states(&stage).iter().all(|text| text.contains("x1:1 to x1:1: up")), "{lie}: {:?}", states(&stage));
+        assert!(
+            states(&stage)
+                .iter()
+                .all(|text| text.contains("x1:1 to x1:1: up")),
+            "{lie}: {:?}",
+            states(&stage)
+        );
         stage.check();
     }
 }
@@ -547,7 +874,15 @@ fn an_unsupported_path_mtu_keeps_a_lost_rail_lost_until_a_supported_one_is_offer
 #[test]
 fn a_peer_that_sends_and_never_reads_is_disconnected() {
     let mut stage = Stage::new(2);
-    stage.deliver_control(1, 1, ControlMessage::Fenced { lane: lane(1), received: Received::default() }.encode());
+    stage.deliver_control(
+        1,
+        1,
+        ControlMessage::Fenced {
+            lane: lane(1),
+            received: Received::default(),
+        }
+        .encode(),
+    );
     let mut told = None;
     for number in 2..10_000 {
         // The receiving side answers each request with a refusal, which is never delivered.
@@ -563,5 +898,8 @@ fn a_peer_that_sends_and_never_reads_is_disconnected() {
     }
     let (number, error) = told.expect("the peer is never cut off");
     let told = "peer sends control frames but does not acknowledge ours";
-    assert!(number < 200 && breaks_protocol(&error, "end 0", told), "{number}: {error}");
+    assert!(
+        number < 200 && breaks_protocol(&error, "end 0", told),
+        "{number}: {error}"
+    );
 }

@@ -31,7 +31,10 @@ const WARM_UP: u64 = 24;
 const SAMPLES: u64 = 100;
 
 fn wanted(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: a number")))
+    std::env::var(name).map_or(otherwise, |text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name}={text}: a number"))
+    })
 }
 
 #[test]
@@ -45,14 +48,20 @@ fn flapping() {
 #[ignore = "a load: tests/long/load.sh"]
 fn many() {
     let _turn = turn();
-    stream("many", wanted("SPARK_LOAD_AT_ONCE", 16), wanted("SPARK_LOAD_SECONDS", 4));
+    stream(
+        "many",
+        wanted("SPARK_LOAD_AT_ONCE", 16),
+        wanted("SPARK_LOAD_SECONDS", 4),
+    );
 }
 
 /// Sends messages without pause over `count` parallel connections, half of them in each direction,
 /// for `seconds` seconds, while rails flap.
 fn stream(name: &str, count: u64, seconds: u64) {
     let (bed, seed) = (Bed::new(), wanted("SPARK_LOAD_SEED", 1));
-    println!("{name}: {count} parallel connections for {seconds} s, a rail flaps every second (seed {seed})");
+    println!(
+        "{name}: {count} parallel connections for {seconds} s, a rail flaps every second (seed {seed})"
+    );
     let order = |first: u64| format!("open {first} {count} {}", count.div_ceil(2));
     // Warms up: all rails are lost and return, and messages of all sizes are sent.
     bed.tell(&order(0), "opened");
@@ -79,14 +88,22 @@ fn stream(name: &str, count: u64, seconds: u64) {
     bed.tell("stop", "closed");
     let mut off = bed.settle();
     let (after, carried) = bed.sample();
-    let Flapped { flaps, in_pairs, refusals } = flapped;
+    let Flapped {
+        flaps,
+        in_pairs,
+        refusals,
+    } = flapped;
     println!(
         "  {flaps} flaps, {in_pairs} of them of both rails together; {refusals} requests refused as invalid; {} queue pairs made",
         bed.made() - made_before
     );
     print_carried(carried_before, carried, took);
     print_open(&before[0], &during[0], count, opened[0][0]);
-    println!("  least in a second {:.1} MB; queue pairs left: {}", least_of_a_second as f64 / 1e6, bed.queue_pairs());
+    println!(
+        "  least in a second {:.1} MB; queue pairs left: {}",
+        least_of_a_second as f64 / 1e6,
+        bed.queue_pairs()
+    );
     off.extend(bed.print(&histories(before, during, after)));
     expect_nothing(name, off);
 }
@@ -96,7 +113,9 @@ fn stream(name: &str, count: u64, seconds: u64) {
 fn connections() {
     let _turn = turn();
     let (bed, count) = (Bed::new(), wanted("SPARK_LOAD_CONNECTIONS", 60));
-    println!("connections: {count}, one after the other, each opened, used for one message and closed");
+    println!(
+        "connections: {count}, one after the other, each opened, used for one message and closed"
+    );
     bed.tell(&format!("churn 0 {WARM_UP}"), "churned");
     expect_nothing("connections", bed.settle());
     let ((before, carried_before), begun) = (bed.sample(), Instant::now());
@@ -116,11 +135,18 @@ fn connections() {
     let mut off = bed.settle();
     let (after, carried) = bed.sample();
     let each = took.map(|sum| sum.as_secs_f64() * 1e3 / count as f64);
-    println!("  each: {:.2} ms to open, {:.2} ms for its message, {:.2} ms to close", each[0], each[1], each[2]);
+    println!(
+        "  each: {:.2} ms to open, {:.2} ms for its message, {:.2} ms to close",
+        each[0], each[1], each[2]
+    );
     print_carried(carried_before, carried, whole);
     println!("  queue pairs left: {}", bed.queue_pairs());
     off.extend(bed.print(&histories(before, during, after)));
-    assert_eq!(carried.messages - carried_before.messages, count, "a message for each");
+    assert_eq!(
+        carried.messages - carried_before.messages,
+        count,
+        "a message for each"
+    );
     expect_nothing("connections", off);
 }
 
@@ -129,14 +155,21 @@ fn expect_nothing(name: &str, off: Vec<String>) {
 }
 
 fn keep(during: &mut [Vec<Sample>; 2], samples: [Sample; 2]) {
-    during.iter_mut().zip(samples).for_each(|(all, sample)| all.push(sample));
+    during
+        .iter_mut()
+        .zip(samples)
+        .for_each(|(all, sample)| all.push(sample));
 }
 
 fn histories(before: [Sample; 2], during: [Vec<Sample>; 2], after: [Sample; 2]) -> [History; 2] {
     let mut all = before.into_iter().zip(during).zip(after);
     std::array::from_fn(|_| {
         let ((before, during), after) = all.next().expect("two processes");
-        History { before, during, after }
+        History {
+            before,
+            during,
+            after,
+        }
     })
 }
 
@@ -144,10 +177,19 @@ fn histories(before: [Sample; 2], during: [Vec<Sample>; 2], after: [Sample; 2]) 
 /// `before`, divided by `count`.
 fn print_open(before: &Sample, during: &[Sample], count: u64, opened_us: u64) {
     let each = |quantity: usize| {
-        let most = during.iter().map(|sample| sample.values[quantity]).max().unwrap_or(0);
+        let most = during
+            .iter()
+            .map(|sample| sample.values[quantity])
+            .max()
+            .unwrap_or(0);
         most.saturating_sub(before.values[quantity]) as f64 / count as f64
     };
-    let at = |name: &str| QUANTITIES.iter().position(|quantity| quantity.name == name).expect("a quantity");
+    let at = |name: &str| {
+        QUANTITIES
+            .iter()
+            .position(|quantity| quantity.name == name)
+            .expect("a quantity")
+    };
     let (plugin, heap) = (each(at("plugin bytes")) / 1024.0, each(at("heap KiB")));
     println!(
         "  opened in {:.1} ms; each open one takes up to {heap:.0} KiB of heap in a process, {plugin:.0} KiB of them the plugin's, and {:.1} descriptors",
@@ -157,18 +199,27 @@ fn print_open(before: &Sample, during: &[Sample], count: u64, opened_us: u64) {
 }
 
 fn print_carried(before: Carried, after: Carried, took: Duration) {
-    let (messages, bytes) = (after.messages - before.messages, (after.bytes - before.bytes) as f64 / 1e9);
+    let (messages, bytes) = (
+        after.messages - before.messages,
+        (after.bytes - before.bytes) as f64 / 1e9,
+    );
     let seconds = took.as_secs_f64();
-    println!("  {messages} messages, {bytes:.3} GB, 0 wrong, in {seconds:.1} s ({:.3} GB/s)", bytes / seconds);
+    println!(
+        "  {messages} messages, {bytes:.3} GB, 0 wrong, in {seconds:.1} s ({:.3} GB/s)",
+        bytes / seconds
+    );
 }
 
 #[test]
 #[ignore = "the other tests' process"]
 fn one_of_two_processes() {
-    let given =
-        |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: another test runs this one"));
-    let mut settings: Vec<(String, String)> =
-        ["NCCL_IBVERBS_LIB", "NCCL_SPARK_SYSFS"].map(|name| (name.to_owned(), given(name))).to_vec();
+    let given = |name: &str| {
+        std::env::var(name)
+            .unwrap_or_else(|_| panic!("{name} is not set: another test runs this one"))
+    };
+    let mut settings: Vec<(String, String)> = ["NCCL_IBVERBS_LIB", "NCCL_SPARK_SYSFS"]
+        .map(|name| (name.to_owned(), given(name)))
+        .to_vec();
     settings.push(("NCCL_IB_HCA".to_owned(), strain::flaps::RAILS.join(",")));
     settings.push(("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()));
     let side = given("SOFTVERBS_NODE").parse().expect("0 or 1");

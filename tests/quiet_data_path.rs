@@ -22,9 +22,14 @@ fn no_allocation_and_no_system_call_once_connected() {
     let ([a, b], library) = common::test_rails();
     let host = |hca: &str| {
         let settings = [("NCCL_IB_HCA", hca), ("NCCL_SOCKET_IFNAME", "lo")];
-        let mut settings: Vec<_> = settings.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        let mut settings: Vec<_> = settings
+            .iter()
+            .map(|(n, v)| ((*n).to_owned(), (*v).to_owned()))
+            .collect();
         settings.extend(library.clone());
-        bring_up(Config::from_variables(&settings).unwrap()).unwrap().0
+        bring_up(Config::from_variables(&settings).unwrap())
+            .unwrap()
+            .0
     };
     let (a, b) = (host(&a), host(&b));
     let (listener, mut handle) = b.listen().unwrap();
@@ -36,10 +41,19 @@ fn no_allocation_and_no_system_call_once_connected() {
     let (send, recv) = (send.unwrap(), recv.unwrap());
     let (from, to) = (vec![7u8; 1 << 20], vec![0u8; 1 << 20]);
     // SAFETY: both buffers outlive the connections, and are read only when nothing is in flight.
-    let memory = |bytes: &Vec<u8>| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-    let (out, into) = (send.register(memory(&from)).unwrap(), recv.register(memory(&to)).unwrap());
+    let memory =
+        |bytes: &Vec<u8>| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
+    let (out, into) = (
+        send.register(memory(&from)).unwrap(),
+        recv.register(memory(&to)).unwrap(),
+    );
     let one = |size: usize, parts: usize, optional: bool| {
-        let part = RecvPart { addr: to.as_ptr() as u64, bytes: size, tag: 0, memory: &into };
+        let part = RecvPart {
+            addr: to.as_ptr() as u64,
+            bytes: size,
+            tag: 0,
+            memory: &into,
+        };
         let receive = loop {
             match recv.irecv(&[part; 8][..parts], optional).unwrap() {
                 Some(request) => break request,
@@ -62,9 +76,13 @@ fn no_allocation_and_no_system_call_once_connected() {
     mark("/data-path-begins");
     let allocations = counting::allocations(|| {
         for _ in 0..50 {
-            for (size, parts, optional) in
-                [(0, 1, false), (8, 1, false), (8, 1, true), (300, 8, false), (1 << 20, 1, false)]
-            {
+            for (size, parts, optional) in [
+                (0, 1, false),
+                (8, 1, false),
+                (8, 1, true),
+                (300, 8, false),
+                (1 << 20, 1, false),
+            ] {
                 one(size, parts, optional);
             }
         }

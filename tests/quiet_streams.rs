@@ -17,10 +17,19 @@ fn no_allocation_by_tcp_once_connected() {
     let (_, library) = common::test_rails();
     // The two hosts' addresses are in different subnets.
     let host = |hca: &str| {
-        let settings = [("NCCL_IB_HCA", hca), ("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_SPARK_RING_TCP", "1")];
-        let mut settings: Vec<_> = settings.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        let settings = [
+            ("NCCL_IB_HCA", hca),
+            ("NCCL_SOCKET_IFNAME", "lo"),
+            ("NCCL_SPARK_RING_TCP", "1"),
+        ];
+        let mut settings: Vec<_> = settings
+            .iter()
+            .map(|(n, v)| ((*n).to_owned(), (*v).to_owned()))
+            .collect();
         settings.extend(library.clone());
-        bring_up(Config::from_variables(&settings).unwrap()).unwrap().0
+        bring_up(Config::from_variables(&settings).unwrap())
+            .unwrap()
+            .0
     };
     let (a, b) = (host("rocep1s0f0"), host("roceP2p1s0f0"));
     let (listener, mut handle) = b.listen().unwrap();
@@ -33,11 +42,23 @@ fn no_allocation_by_tcp_once_connected() {
     assert!(matches!(send, SendComm::Streams(_)));
     let (from, to) = (vec![7u8; 4 << 20], vec![0u8; 4 << 20]);
     // SAFETY: both buffers outlive the connections, and are read only when nothing is in flight.
-    let memory = |bytes: &Vec<u8>| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-    let (out, into) = (send.register(memory(&from)).unwrap(), recv.register(memory(&to)).unwrap());
+    let memory =
+        |bytes: &Vec<u8>| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
+    let (out, into) = (
+        send.register(memory(&from)).unwrap(),
+        recv.register(memory(&to)).unwrap(),
+    );
     let one = |size: usize, parts: usize, is_watched: bool| {
-        let part = RecvPart { addr: to.as_ptr() as u64, bytes: size, tag: 0, memory: &into };
-        let receive = recv.irecv(&[part; 8][..parts], is_watched).unwrap().unwrap();
+        let part = RecvPart {
+            addr: to.as_ptr() as u64,
+            bytes: size,
+            tag: 0,
+            memory: &into,
+        };
+        let receive = recv
+            .irecv(&[part; 8][..parts], is_watched)
+            .unwrap()
+            .unwrap();
         let mut running = [None; 8];
         for place in &mut running[..parts] {
             while place.is_none() {
@@ -55,9 +76,14 @@ fn no_allocation_by_tcp_once_connected() {
     one(8, 1, false);
     let allocations = counting::allocations(|| {
         for _ in 0..50 {
-            for (size, parts, is_watched) in
-                [(0, 1, false), (8, 1, false), (8, 1, true), (70_000, 1, true), (300, 8, false), (4 << 20, 1, false)]
-            {
+            for (size, parts, is_watched) in [
+                (0, 1, false),
+                (8, 1, false),
+                (8, 1, true),
+                (70_000, 1, true),
+                (300, 8, false),
+                (4 << 20, 1, false),
+            ] {
                 one(size, parts, is_watched);
             }
         }

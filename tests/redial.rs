@@ -72,7 +72,11 @@ impl Scene {
         });
         let mut stream = Stream::new(&bed);
         stream.run(&bed, 20);
-        Self { bed, network: network.unwrap(), stream }
+        Self {
+            bed,
+            network: network.unwrap(),
+            stream,
+        }
     }
 
     fn run(&mut self, count: u64) {
@@ -108,7 +112,12 @@ impl Scene {
         if side == 0 {
             return Waiting::ToSend;
         }
-        let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 100, tag: 99, memory: &stream.into };
+        let part = RecvPart {
+            addr: stream.to.as_ptr() as u64,
+            bytes: 100,
+            tag: 99,
+            memory: &stream.into,
+        };
         Waiting::Receive(until(|| bed.recv.irecv(&[part], false).unwrap()))
     }
 
@@ -116,7 +125,10 @@ impl Scene {
         let Self { bed, stream, .. } = self;
         match waiting {
             Waiting::ToSend => {
-                let sent = bed.send.isend(stream.from.as_ptr() as u64, 100, 99, &stream.out).map_err(|e| *e)?;
+                let sent = bed
+                    .send
+                    .isend(stream.from.as_ptr() as u64, 100, 99, &stream.out)
+                    .map_err(|e| *e)?;
                 assert!(sent.is_none(), "nobody receives");
             }
             Waiting::Receive(receive) => {
@@ -134,7 +146,11 @@ impl Scene {
         RAILS.iter().for_each(|rail| set(rail, Action::Down));
         let mut count = 0;
         self.until(|_| {
-            count += log.take().iter().filter(|(_, line)| line.contains("no rail remains")).count();
+            count += log
+                .take()
+                .iter()
+                .filter(|(_, line)| line.contains("no rail remains"))
+                .count();
             count >= 2
         });
     }
@@ -174,7 +190,12 @@ fn without_tcp_a_moment_without_any_rail_is_final() {
     scene.lose_rails();
     RAILS.iter().for_each(|rail| set(rail, Action::Up));
     let error = until(|| scene.stream.step(&scene.bed).err());
-    assert!(error.to_string().contains(&format!(":{}", std::process::id())), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains(&format!(":{}", std::process::id())),
+        "{error}"
+    );
     assert_eq!(scene.network.resumed(), 0);
 }
 
@@ -191,7 +212,10 @@ fn tcp_and_all_rails_fall_silent_together_and_return() {
         scene.network.set(Mode::Carries);
         set(RAILS[round % 2], Action::Up);
         scene.run(50);
-        assert!(scene.network.resumed() >= round, "TCP was not dialled again");
+        assert!(
+            scene.network.resumed() >= round,
+            "TCP was not dialled again"
+        );
         set(RAILS[1 - round % 2], Action::Up);
     }
 }
@@ -210,7 +234,8 @@ fn closed_tcp_without_any_rail_is_redialled_immediately() {
 fn tcp_lines(lines: &[(tracing::Level, String)]) -> [Vec<String>; 2] {
     ["continue over the rails", "are back after"].map(|part| {
         let told = lines.iter().filter(|(_, line)| line.contains(part));
-        told.map(|(level, line)| format!("{level} {line}")).collect()
+        told.map(|(level, line)| format!("{level} {line}"))
+            .collect()
     })
 }
 
@@ -221,7 +246,11 @@ fn lost_tcp_is_one_line_and_its_return_is_another() {
     let _turn = first.bed.turn.take();
     let hosts = first.bed.hosts.clone();
     let mut scenes = vec![first];
-    (1..6).for_each(|_| scenes.push(Scene::over(|map_handle| Bed::with_handle(hosts.clone(), map_handle))));
+    (1..6).for_each(|_| {
+        scenes.push(Scene::over(|map_handle| {
+            Bed::with_handle(hosts.clone(), map_handle)
+        }))
+    });
     let name = scenes[0].bed.hosts[0].process().name.clone();
     log.take();
     // The connections break one after another. Each is redialled before the next one breaks.
@@ -239,7 +268,9 @@ fn lost_tcp_is_one_line_and_its_return_is_another() {
         lines.extend(log.take());
         (tcp_lines(&lines)[0].len() == 2).then_some(())
     });
-    scenes.iter().for_each(|scene| scene.network.set(Mode::Carries));
+    scenes
+        .iter()
+        .for_each(|scene| scene.network.set(Mode::Carries));
     scenes.iter_mut().for_each(|scene| scene.until_resumed(2));
     until(|| {
         lines.extend(log.take());
@@ -251,10 +282,16 @@ fn lost_tcp_is_one_line_and_its_return_is_another() {
     let continues = format!("; connections with {name} continue over the rails");
     let returned = format!("INFO bootstrap connections with {name} are back after ");
     assert!(
-        lost.len() == 2 && lost.iter().all(|line| line.starts_with("INFO ") && line.contains(&continues)),
+        lost.len() == 2
+            && lost
+                .iter()
+                .all(|line| line.starts_with("INFO ") && line.contains(&continues)),
         "{lost:?}"
     );
-    assert!(back.len() == 2 && back.iter().all(|line| line.starts_with(&returned)), "{back:?}");
+    assert!(
+        back.len() == 2 && back.iter().all(|line| line.starts_with(&returned)),
+        "{back:?}"
+    );
 }
 
 fn is_closed(stream: &mut TcpStream) -> bool {
@@ -304,7 +341,12 @@ fn dialling_without_the_token_or_late_changes_nothing() {
     });
     until(|| {
         scene.stream.step(&scene.bed).unwrap();
-        (silent.iter_mut().filter_map(|client| (!is_closed(client)).then_some(())).count() <= 64).then_some(())
+        (silent
+            .iter_mut()
+            .filter_map(|client| (!is_closed(client)).then_some(()))
+            .count()
+            <= 64)
+            .then_some(())
     });
     assert_eq!(scene.network.resumed(), 1);
     // The TCP connection that was open before these clients came is still in use. Without it the
@@ -325,14 +367,24 @@ fn a_client_that_floods_the_port_produces_one_log_line() {
     let scene = Scene::new(&[]);
     let address = scene.network.redial_at().unwrap().0;
     log.take();
-    let words = [b"GET / HTTP/1.1\r\n\r\n".to_vec(), Message::Resumed.encode()];
+    let words = [
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        Message::Resumed.encode(),
+    ];
     for at in 0..40 {
         let mut client = dial(address);
         client.write_all(&words[at % 2]).unwrap();
         until(|| is_closed(&mut client).then_some(()));
     }
-    let lines: Vec<_> = log.take().into_iter().filter(|(_, line)| line.contains("rejected")).collect();
-    assert!(matches!(&lines[..], [(level, _)] if *level == tracing::Level::INFO), "{lines:?}");
+    let lines: Vec<_> = log
+        .take()
+        .into_iter()
+        .filter(|(_, line)| line.contains("rejected"))
+        .collect();
+    assert!(
+        matches!(&lines[..], [(level, _)] if *level == tracing::Level::INFO),
+        "{lines:?}"
+    );
 }
 
 #[test]
@@ -342,7 +394,15 @@ fn a_later_attempt_replaces_an_earlier_one() {
     // The test dials in place of the connecting side, as if that side had lost its TCP connection.
     // The accepting side still has an open TCP connection.
     let mut first = dial(address);
-    first.write_all(&Message::Redial(Redial { token: real.token, attempt: 1 }).encode()).unwrap();
+    first
+        .write_all(
+            &Message::Redial(Redial {
+                token: real.token,
+                attempt: 1,
+            })
+            .encode(),
+        )
+        .unwrap();
     assert_eq!(read_frame(&mut first).expect("an answer")[2], 8);
     // The accepting side refuses the connecting side's attempts until their numbers exceed 1.
     scene.until_resumed(1);
@@ -359,7 +419,15 @@ fn a_later_attempt_replaces_an_earlier_one() {
 fn dial_and_close(scene: &Scene) {
     let (address, real) = scene.network.redial_at().unwrap();
     let mut given_up = dial(address);
-    given_up.write_all(&Message::Redial(Redial { token: real.token, attempt: 1 }).encode()).unwrap();
+    given_up
+        .write_all(
+            &Message::Redial(Redial {
+                token: real.token,
+                attempt: 1,
+            })
+            .encode(),
+        )
+        .unwrap();
     assert_eq!(read_frame(&mut given_up).expect("an answer")[2], 8);
 }
 
@@ -390,7 +458,15 @@ fn dial_and_close_late(scene: &mut Scene) {
     let mut given_up = dial(address);
     // Later than all attempts of the scene's own connecting side.
     let attempt = attempt_of(&scene.network.last_redial()) + 1;
-    given_up.write_all(&Message::Redial(Redial { token: real.token, attempt }).encode()).unwrap();
+    given_up
+        .write_all(
+            &Message::Redial(Redial {
+                token: real.token,
+                attempt,
+            })
+            .encode(),
+        )
+        .unwrap();
     assert_eq!(read_frame(&mut given_up).expect("an answer")[2], 8);
     drop(given_up);
     scene.go_on(4000);
@@ -417,7 +493,15 @@ fn an_attempt_abandoned_before_it_was_read_changes_nothing() {
     let (address, real) = scene.network.redial_at().unwrap();
     for attempt in 1..=5 {
         let mut given_up = dial(address);
-        given_up.write_all(&Message::Redial(Redial { token: real.token, attempt }).encode()).unwrap();
+        given_up
+            .write_all(
+                &Message::Redial(Redial {
+                    token: real.token,
+                    attempt,
+                })
+                .encode(),
+            )
+            .unwrap();
     }
     frozen.thaw();
     scene.lose_rails();
@@ -442,8 +526,11 @@ fn without_free_descriptors_a_warning_says_that_redials_fail() {
             lines
                 .iter()
                 .any(|(level, line)| {
-                    let is_short = line.contains(" again: cannot connect to ") && line.contains("ulimit -n is 0");
-                    *level == tracing::Level::WARN && line.starts_with("cannot dial 127.0.0.1:") && is_short
+                    let is_short = line.contains(" again: cannot connect to ")
+                        && line.contains("ulimit -n is 0");
+                    *level == tracing::Level::WARN
+                        && line.starts_with("cannot dial 127.0.0.1:")
+                        && is_short
                 })
                 .then_some(())
         });
@@ -469,7 +556,12 @@ enum Death {
 #[test]
 fn a_dead_peer_is_detected_whatever_the_state_of_its_tcp() {
     let log = log_of_all_threads();
-    for (death, side) in [(Death::Open, 0), (Death::New, 0), (Death::Away, 0), (Death::Away, 1)] {
+    for (death, side) in [
+        (Death::Open, 0),
+        (Death::New, 0),
+        (Death::Away, 0),
+        (Death::Away, 1),
+    ] {
         let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "5")]);
         let frozen = Frozen::new(&scene.bed.hosts[side]);
         scene.finish();
@@ -479,9 +571,15 @@ fn a_dead_peer_is_detected_whatever_the_state_of_its_tcp() {
             scene.network.set(Mode::Silent);
             scene.network.cut();
             // Waits until each end has answered the other, so that each considers the other alive.
-            let (mut answers, is_answer) = (0, |line: &str| line.contains("answers after its TCP was closed"));
+            let (mut answers, is_answer) = (0, |line: &str| {
+                line.contains("answers after its TCP was closed")
+            });
             until(|| {
-                answers += log.take().iter().filter(|(_, line)| is_answer(line)).count();
+                answers += log
+                    .take()
+                    .iter()
+                    .filter(|(_, line)| is_answer(line))
+                    .count();
                 (answers == 2).then_some(())
             });
         }
@@ -492,12 +590,23 @@ fn a_dead_peer_is_detected_whatever_the_state_of_its_tcp() {
                 dial_and_close(&scene);
                 scene.network.cut();
             }
-            Death::Away => RAILS.iter().for_each(|rail| set(rail, Action::Path(PathFault::Silent, true))),
+            Death::Away => RAILS
+                .iter()
+                .for_each(|rail| set(rail, Action::Path(PathFault::Silent, true))),
         }
         let error = until(|| scene.look(waiting).err());
-        let expected = if matches!(death, Death::Away) { "no usable rail to" } else { "is gone" };
-        assert!(error.to_string().contains(expected), "{death:?}, side {side}: {error}");
-        RAILS.iter().for_each(|rail| set(rail, Action::Path(PathFault::Silent, false)));
+        let expected = if matches!(death, Death::Away) {
+            "no usable rail to"
+        } else {
+            "is gone"
+        };
+        assert!(
+            error.to_string().contains(expected),
+            "{death:?}, side {side}: {error}"
+        );
+        RAILS
+            .iter()
+            .for_each(|rail| set(rail, Action::Path(PathFault::Silent, false)));
     }
 }
 
@@ -509,14 +618,22 @@ fn the_listener_closes_with_the_last_connection_and_reopens_with_the_next() {
     let hosts = first.bed.hosts.clone();
     let address = first.network.redial_at().unwrap().0;
     let mut second = Scene::over(|map_handle| Bed::with_handle(hosts.clone(), map_handle));
-    assert_eq!(second.network.redial_at().unwrap().0, address, "one listener for all connections");
+    assert_eq!(
+        second.network.redial_at().unwrap().0,
+        address,
+        "one listener for all connections"
+    );
     drop(first);
     second.network.cut();
     second.until_resumed(1);
     drop(second);
     // Dials with a time limit, because an open listener may not answer if nothing accepts.
     let refused = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
-    until(|| TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_err_and(refused).then_some(()));
+    until(|| {
+        TcpStream::connect_timeout(&address, Duration::from_millis(100))
+            .is_err_and(refused)
+            .then_some(())
+    });
     let mut third = Scene::over(|map_handle| Bed::with_handle(hosts, map_handle));
     third.network.cut();
     third.until_resumed(1);
@@ -528,17 +645,28 @@ fn without_a_descriptor_one_connection_cannot_redial_and_the_next_one_can() {
     let _stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (accepted, client) = listener.accept().unwrap();
     let channel = Channel::new(accepted, client).unwrap();
-    let (mut redial_handle, warning, log) =
-        (RedialHandle::default(), Arc::new(DescriptorWarning::default()), captured_log::CapturedLog::default());
+    let (mut redial_handle, warning, log) = (
+        RedialHandle::default(),
+        Arc::new(DescriptorWarning::default()),
+        captured_log::CapturedLog::default(),
+    );
     let _turn = common::turn();
-    let refused =
-        common::without_files(|| log.capture(|| [0, 1].map(|_| redial_handle.prepare_redial(&channel, &warning).1)));
+    let refused = common::without_files(|| {
+        log.capture(|| [0, 1].map(|_| redial_handle.prepare_redial(&channel, &warning).1))
+    });
     assert_eq!(refused, [None, None]);
-    let warnings: Vec<_> = log.take().into_iter().filter(|(level, _)| *level == tracing::Level::WARN).collect();
+    let warnings: Vec<_> = log
+        .take()
+        .into_iter()
+        .filter(|(level, _)| *level == tracing::Level::WARN)
+        .collect();
     assert!(
         matches!(&warnings[..], [(_, line)] if line.contains("cannot accept redials (cannot listen on 127.0.0.1:0")),
         "{warnings:?}"
     );
-    let redial = redial_handle.prepare_redial(&channel, &warning).1.expect("there are descriptors");
+    let redial = redial_handle
+        .prepare_redial(&channel, &warning)
+        .1
+        .expect("there are descriptors");
     assert!(TcpStream::connect(("127.0.0.1", redial.port.get())).is_ok());
 }

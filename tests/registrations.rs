@@ -21,10 +21,16 @@ fn sends_get_local_write_access_only_where_needed_and_peers_get_none() {
     let log = CapturedLog::default();
     let buffers = [0, 1, 2].map(|seed| vec![seed + 1_u8; BYTES]);
     // SAFETY: the buffers live until the end of the test, after their registrations.
-    let memory = |at: usize| unsafe { HostMemory::from_caller(buffers[at].as_ptr() as usize, BYTES) };
+    let memory =
+        |at: usize| unsafe { HostMemory::from_caller(buffers[at].as_ptr() as usize, BYTES) };
     let process = fabric.hosts[0].process().clone();
     let register = |at: usize| log.capture(|| process.register(memory(at), Purpose::Send));
-    let infos = || log.take().into_iter().filter(|(level, _)| *level <= Level::INFO).collect::<Vec<_>>();
+    let infos = || {
+        log.take()
+            .into_iter()
+            .filter(|(level, _)| *level <= Level::INFO)
+            .collect::<Vec<_>>()
+    };
 
     register(0).unwrap();
     assert!(infos().is_empty(), "without need there is nothing to say");
@@ -33,19 +39,45 @@ fn sends_get_local_write_access_only_where_needed_and_peers_get_none() {
     let said = infos();
     assert_eq!(said.len(), 1, "{said:?}");
     let words = "rail x1:1: sends are registered with LOCAL_WRITE, because without it: cannot register 4096 bytes";
-    assert!(said[0].1.starts_with(words) && said[0].1.ends_with("Bad address (os error 14)"), "{}", said[0].1);
+    assert!(
+        said[0].1.starts_with(words) && said[0].1.ends_with("Bad address (os error 14)"),
+        "{}",
+        said[0].1
+    );
     let _again = register(2).unwrap();
     assert!(infos().is_empty(), "it is said once");
 
     // A send from that memory arrives over the rail that needed the access.
     let pair = fabric.connect_over(&[1], 1, sim::fabric::Start::default());
-    let part = RecvPart { addr: fabric.to.as_ptr() as u64, bytes: BYTES, tag: 0, memory: &fabric.into };
-    let receive = pair.recv.enter().unwrap().irecv(&pair.contexts[1], &[part], false).unwrap().unwrap();
+    let part = RecvPart {
+        addr: fabric.to.as_ptr() as u64,
+        bytes: BYTES,
+        tag: 0,
+        memory: &fabric.into,
+    };
+    let receive = pair
+        .recv
+        .enter()
+        .unwrap()
+        .irecv(&pair.contexts[1], &[part], false)
+        .unwrap()
+        .unwrap();
     (0..100).for_each(|_| fabric.pass(10_000));
     let from = buffers[1].as_ptr() as u64;
-    pair.send.enter().unwrap().isend(&pair.contexts[0], from, BYTES, 0, &out).unwrap().unwrap();
+    pair.send
+        .enter()
+        .unwrap()
+        .isend(&pair.contexts[0], from, BYTES, 0, &out)
+        .unwrap()
+        .unwrap();
     (0..100).for_each(|_| fabric.pass(10_000));
-    assert!(pair.recv.enter().unwrap().test(&pair.contexts[1], receive, |_, _| {}).unwrap());
+    assert!(
+        pair.recv
+            .enter()
+            .unwrap()
+            .test(&pair.contexts[1], receive, |_, _| {})
+            .unwrap()
+    );
     assert_eq!(fabric.to[..BYTES], buffers[1]);
     // No peer may write there, because there is no key for peers.
     assert!(!out.allows_write(from, BYTES) && out.packed_keys(true) == out.packed_keys(false));

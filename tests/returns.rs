@@ -45,7 +45,10 @@ impl Stage {
         threads::let_return();
         fabric.pass(1_000_000_000);
         let pairs = (0..connections).map(|_| fabric.connect(rails, 1)).collect();
-        Self { fabric: turn, pairs }
+        Self {
+            fabric: turn,
+            pairs,
+        }
     }
 
     fn fabric(&mut self) -> &mut Fabric {
@@ -58,7 +61,10 @@ impl Stage {
         for _ in 0..ms / 20 {
             self.fabric().pass(20_000_000);
             let now = self.fabric().now();
-            self.fabric().hosts.iter().for_each(|host| host.process().tick(now));
+            self.fabric()
+                .hosts
+                .iter()
+                .for_each(|host| host.process().tick(now));
             for pair in &mut self.pairs {
                 for side in [0, 1] {
                     let mut frames = Vec::new();
@@ -88,7 +94,11 @@ impl Stage {
             let port = self.fabric().hosts[side].process().rails[rail].clone();
             self.pairs[connection].drivers[side].port_changed(
                 &port,
-                if is_up { PortChange::Up } else { PortChange::Down },
+                if is_up {
+                    PortChange::Up
+                } else {
+                    PortChange::Down
+                },
                 now,
             );
         }
@@ -96,11 +106,16 @@ impl Stage {
 
     /// Returns the state of the rails for each connection: the sender's view, then the receiver's.
     fn text(&self) -> Vec<[String; 2]> {
-        self.pairs.iter().map(|pair| [0, 1].map(|side: usize| pair.drivers[side].text())).collect()
+        self.pairs
+            .iter()
+            .map(|pair| [0, 1].map(|side: usize| pair.drivers[side].text()))
+            .collect()
     }
 
     fn is_whole(&self) -> bool {
-        self.pairs.iter().all(|pair| pair.drivers.iter().all(|driver| driver.is_whole()))
+        self.pairs
+            .iter()
+            .all(|pair| pair.drivers.iter().all(|driver| driver.is_whole()))
     }
 }
 
@@ -114,16 +129,33 @@ fn a_twin_without_an_address_returns_by_a_cable_between_ports_of_different_names
     stage.set(&[1], true);
     let mut asked = 0;
     stage.talk(10_000, |frame| {
-        if let Ok(ControlMessage::Join { lane, attempt, mut rail, end }) = ControlMessage::decode(&frame.message) {
+        if let Ok(ControlMessage::Join {
+            lane,
+            attempt,
+            mut rail,
+            end,
+        }) = ControlMessage::decode(&frame.message)
+        {
             // Describes the rail as if its cable were in the other port.
             rail.phys_port = "p1".to_owned();
-            rail.addresses.retain(|address| address.gid.starts_with(&[0xfe, 0x80]));
+            rail.addresses
+                .retain(|address| address.gid.starts_with(&[0xfe, 0x80]));
             assert_eq!(rail.addresses.len(), 1);
-            frame.message = ControlMessage::Join { lane, attempt, rail, end }.encode();
+            frame.message = ControlMessage::Join {
+                lane,
+                attempt,
+                rail,
+                end,
+            }
+            .encode();
             asked += 1;
         }
     });
-    assert!(stage.is_whole(), "asked for {asked} times: {:?}", stage.text());
+    assert!(
+        stage.is_whole(),
+        "asked for {asked} times: {:?}",
+        stage.text()
+    );
 }
 
 #[test]
@@ -143,13 +175,31 @@ fn one_connection_for_all_tries_an_address_that_does_not_answer() {
     let tried = |stage: &mut Stage| 1000 - stage.fabric().silence_left(1);
     // One connection tries both addresses on behalf of all: immediately, then after pauses of 2, 4,
     // 8 and then 15 s.
-    assert!((4..=6).contains(&tried(&mut stage)), "{}", tried(&mut stage));
+    assert!(
+        (4..=6).contains(&tried(&mut stage)),
+        "{}",
+        tried(&mut stage)
+    );
     stage.talk(60_000, &mut on_frame);
-    assert!((10..=16).contains(&tried(&mut stage)), "{}", tried(&mut stage));
+    assert!(
+        (10..=16).contains(&tried(&mut stage)),
+        "{}",
+        tried(&mut stage)
+    );
     let (first, later) = words.split_first().expect("it is refused");
     assert!(first.contains("to RTR: Connection timed out"), "{first}");
-    assert!(later.iter().all(|why| why.contains("Connection timed out")), "{words:?}");
-    assert!(later.iter().filter(|why| why.contains("next attempt in")).count() > 10, "{words:?}");
+    assert!(
+        later.iter().all(|why| why.contains("Connection timed out")),
+        "{words:?}"
+    );
+    assert!(
+        later
+            .iter()
+            .filter(|why| why.contains("next attempt in"))
+            .count()
+            > 10,
+        "{words:?}"
+    );
     // The address answers again. The drivers detect it without a notification.
     stage.fabric().silence(1, 0);
     stage.talk(20_000, |_| {});
@@ -182,7 +232,10 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
     stage.talk(60_000, &mut on_frame);
     // One connection tests each of the two addresses, after pauses of 2, 4, 8 and then 15 s. The
     // others do not even ask during the pauses.
-    assert!((8..=28).contains(&lost) && asked <= 2 * lost, "asked {asked} times, {lost} test writes lost");
+    assert!(
+        (8..=28).contains(&lost) && asked <= 2 * lost,
+        "asked {asked} times, {lost} test writes lost"
+    );
     stage.fabric().set_path(1, PathFault::Silent, false);
     stage.talk(20_000, |_| {});
     assert!(stage.is_whole(), "{:?}", stage.text());
@@ -202,16 +255,27 @@ fn a_call_that_hangs_keeps_no_rail_under_test_and_no_second_thread_hangs_in_its_
         lose_and_return(&mut stage);
         threads::hang_after(step);
         stage.talk(200, |_| {});
-        let (up, lost) = ("x0:1 to x0:1: up, x1:1 to x1:1: up", "x0:1 to x0:1: up, x1:1 to x1:1: lost");
+        let (up, lost) = (
+            "x0:1 to x0:1: up, x1:1 to x1:1: up",
+            "x0:1 to x0:1: up, x1:1 to x1:1: lost",
+        );
         assert_eq!(stage.text()[1], [up; 2], "another connection does not wait");
         assert_ne!(stage.text()[0], [up; 2], "step {step} hangs");
         log.capture(|| stage.talk(20_000, |_| {}));
         assert_eq!(stage.text(), [[lost; 2], [up; 2]]);
         log.capture(|| lose_and_return(&mut stage));
         log.capture(|| stage.talk(5_000, |_| {}));
-        assert_eq!(stage.text(), [[lost; 2]; 2], "the device gets no second thread");
+        assert_eq!(
+            stage.text(),
+            [[lost; 2]; 2],
+            "the device gets no second thread"
+        );
         assert_eq!(threads::hung(), 1);
-        let warnings = log.take().into_iter().filter(|(_, line)| line.contains("has not finished a call")).count();
+        let warnings = log
+            .take()
+            .into_iter()
+            .filter(|(_, line)| line.contains("has not finished a call"))
+            .count();
         assert_eq!(warnings, 1);
         threads::let_return();
         stage.talk(5_000, |_| {});
@@ -221,14 +285,25 @@ fn a_call_that_hangs_keeps_no_rail_under_test_and_no_second_thread_hangs_in_its_
 
 #[test]
 fn a_loss_over_a_device_that_was_cut_off_keeps_its_first_reason() {
-    let (mut stage, log, lane) = (Stage::new(1, 2), CapturedLog::default(), LaneId::new(1).unwrap());
+    let (mut stage, log, lane) = (
+        Stage::new(1, 2),
+        CapturedLog::default(),
+        LaneId::new(1).unwrap(),
+    );
     stage.fabric().move_to(1, Phase::Cut);
     let pair = &stage.pairs[0];
-    pair.send.enter().unwrap().lose_rail(&pair.contexts[0], lane, "a write failed".to_owned());
+    pair.send
+        .enter()
+        .unwrap()
+        .lose_rail(&pair.contexts[0], lane, "a write failed".to_owned());
     log.capture(|| stage.talk(20, |_| {}));
     let lines = log.take();
-    let expected = "rail x1:1 to end 1 lost: its device was removed: a write failed (peer rail x1:1); ";
-    assert!(lines.iter().any(|(_, line)| line.starts_with(expected)), "{lines:?}");
+    let expected =
+        "rail x1:1 to end 1 lost: its device was removed: a write failed (peer rail x1:1); ";
+    assert!(
+        lines.iter().any(|(_, line)| line.starts_with(expected)),
+        "{lines:?}"
+    );
     stage.fabric().move_to(1, Phase::Gone);
     stage.fabric().show(1, false);
     drop(std::mem::take(&mut stage.pairs));
@@ -242,15 +317,38 @@ fn memory_freed_before_a_resend_ends_with_an_error_that_names_the_peer() {
     let Stage { fabric, pairs } = &mut stage;
     let (fabric, pair) = (fabric.as_mut().unwrap(), &mut pairs[0]);
     let addr = fabric.to.as_ptr() as u64;
-    let part = RecvPart { addr, bytes: BYTES, tag: 0, memory: &fabric.into };
-    pair.recv.enter().unwrap().irecv(&pair.contexts[1], &[part], false).unwrap().expect("a receive");
+    let part = RecvPart {
+        addr,
+        bytes: BYTES,
+        tag: 0,
+        memory: &fabric.into,
+    };
+    pair.recv
+        .enter()
+        .unwrap()
+        .irecv(&pair.contexts[1], &[part], false)
+        .unwrap()
+        .expect("a receive");
     let from = vec![7_u8; 2 * BYTES].into_boxed_slice();
     // SAFETY: the buffer lives until the end of the test, when nothing is sent any longer.
     let memory = unsafe { HostMemory::from_caller(from.as_ptr() as usize, from.len()) };
-    let registered = fabric.hosts[0].process().register(memory, Purpose::Send).unwrap();
+    let registered = fabric.hosts[0]
+        .process()
+        .register(memory, Purpose::Send)
+        .unwrap();
     let sent = (0..1000).find_map(|_| {
         fabric.pass(1000);
-        pair.send.enter().unwrap().isend(&pair.contexts[0], from.as_ptr() as u64, BYTES, 0, &registered).unwrap()
+        pair.send
+            .enter()
+            .unwrap()
+            .isend(
+                &pair.contexts[0],
+                from.as_ptr() as u64,
+                BYTES,
+                0,
+                &registered,
+            )
+            .unwrap()
     });
     sent.expect("a send begins");
     // The caller deregisters the memory too early, and a rail that carries a share of it is lost.
@@ -258,8 +356,18 @@ fn memory_freed_before_a_resend_ends_with_an_error_that_names_the_peer() {
     stage.set(&[0], false);
     stage.talk(200, |_| {});
     let pair = &mut stage.pairs[0];
-    let error = pair.send.enter().unwrap().test(&pair.contexts[0], sent.unwrap()).expect_err("the send fails");
-    assert!(error.to_string().contains("deregistered while a send from it to end 1 was running"), "{error}");
+    let error = pair
+        .send
+        .enter()
+        .unwrap()
+        .test(&pair.contexts[0], sent.unwrap())
+        .expect_err("the send fails");
+    assert!(
+        error
+            .to_string()
+            .contains("deregistered while a send from it to end 1 was running"),
+        "{error}"
+    );
 }
 
 /// A message has arrived, the receiver has not polled it, and its rail is lost. The sender does not
@@ -273,7 +381,12 @@ fn bye_counts_arrivals_in_the_queue_of_a_rail_that_is_being_stopped() {
     let (fabric, pair) = (fabric.as_mut().unwrap(), &mut pairs[0]);
     let is_sent = (0..10_000).any(|_| {
         fabric.pass(10_000);
-        pair.send.enter().unwrap().test(&pair.contexts[0], sent).unwrap().is_some()
+        pair.send
+            .enter()
+            .unwrap()
+            .test(&pair.contexts[0], sent)
+            .unwrap()
+            .is_some()
     });
     assert!(is_sent, "the message was not acknowledged");
     threads::hang_fence_after(0);
@@ -290,9 +403,18 @@ fn bye_counts_arrivals_in_the_queue_of_a_rail_that_is_being_stopped() {
     assert!(!close(pair), "BYE does not wait for the fence");
     threads::let_fences_return();
     assert!(close(pair));
-    let said: Vec<_> = frames.iter().filter_map(|frame| ControlMessage::decode(&frame.message).ok()).collect();
-    let byes: Vec<_> = said.iter().filter(|message| matches!(message, ControlMessage::Bye { .. })).collect();
-    assert!(matches!(byes[..], [ControlMessage::Bye { delivered: 1 }]), "{said:?}");
+    let said: Vec<_> = frames
+        .iter()
+        .filter_map(|frame| ControlMessage::decode(&frame.message).ok())
+        .collect();
+    let byes: Vec<_> = said
+        .iter()
+        .filter(|message| matches!(message, ControlMessage::Bye { .. }))
+        .collect();
+    assert!(
+        matches!(byes[..], [ControlMessage::Bye { delivered: 1 }]),
+        "{said:?}"
+    );
 }
 
 /// NCCL's thread loses a rail and wakes the service thread, which finds the data path in use.
@@ -303,26 +425,48 @@ fn a_loss_is_found_although_the_data_path_was_busy_at_the_wake_up() {
     let Stage { fabric, pairs } = &mut stage;
     let (fabric, pair) = (fabric.as_mut().unwrap(), &mut pairs[0]);
     let lane = LaneId::new(0).unwrap();
-    pair.send.borrow().unwrap().lose_rail(&pair.contexts[0], lane, "a fault of the test".to_owned());
+    pair.send.borrow().unwrap().lose_rail(
+        &pair.contexts[0],
+        lane,
+        "a fault of the test".to_owned(),
+    );
     let now = fabric.now();
     let held = pair.send.enter().unwrap();
     pair.drivers[0].poll(now, true, &mut |_| true);
     drop(held);
     drop(pair.send.enter().unwrap());
     pair.drivers[0].poll(now, false, &mut |_| true);
-    assert!(pair.drivers[0].text().contains("lost"), "{}", pair.drivers[0].text());
+    assert!(
+        pair.drivers[0].text().contains("lost"),
+        "{}",
+        pair.drivers[0].text()
+    );
 }
 
 /// Begins the transfer of one message, and returns the sender's request.
 fn begin_message(stage: &mut Stage, bytes: usize) -> u16 {
     let Stage { fabric, pairs } = stage;
     let (fabric, pair) = (fabric.as_mut().unwrap(), &pairs[0]);
-    let part = RecvPart { addr: fabric.to.as_ptr() as u64, bytes, tag: 0, memory: &fabric.into };
-    pair.recv.enter().unwrap().irecv(&pair.contexts[1], &[part], false).unwrap().expect("a receive");
+    let part = RecvPart {
+        addr: fabric.to.as_ptr() as u64,
+        bytes,
+        tag: 0,
+        memory: &fabric.into,
+    };
+    pair.recv
+        .enter()
+        .unwrap()
+        .irecv(&pair.contexts[1], &[part], false)
+        .unwrap()
+        .expect("a receive");
     let addr = fabric.from.as_ptr() as u64;
     let sent = (0..1000).find_map(|_| {
         fabric.pass(1000);
-        pair.send.enter().unwrap().isend(&pair.contexts[0], addr, bytes, 0, &fabric.out).unwrap()
+        pair.send
+            .enter()
+            .unwrap()
+            .isend(&pair.contexts[0], addr, bytes, 0, &fabric.out)
+            .unwrap()
     });
     sent.expect("a send begins")
 }
@@ -346,7 +490,11 @@ fn a_failed_device_counts_as_running_whatever_the_kernel_reports() {
     // The device moves queue pairs to the error state without reporting an error.
     let lost = not_stopped(lost);
     rail.device.fatal();
-    assert_eq!(rail.device.presence(), DevicePresence::CutOff, "the early event");
+    assert_eq!(
+        rail.device.presence(),
+        DevicePresence::CutOff,
+        "the early event"
+    );
     let lost = not_stopped(lost);
     stage.fabric().move_to(0, Phase::Cut);
     let lost = not_stopped(lost);
@@ -378,14 +526,21 @@ fn a_failed_connection_reports_its_error_once_its_queue_pairs_have_stopped() {
             let mut path = stage.pairs[0].send.borrow().unwrap();
             path.rails().status.check().is_err()
         };
-        assert!(!poll(&mut stage, 0) && !poll(&mut stage, 2900), "one rail's queue pairs may run");
+        assert!(
+            !poll(&mut stage, 0) && !poll(&mut stage, 2900),
+            "one rail's queue pairs may run"
+        );
         if returns {
             threads::let_return();
             assert!(poll(&mut stage, 1));
         } else {
             assert!(poll(&mut stage, 200), "the limit has passed");
         }
-        let warnings = log.take().into_iter().filter(|(_, line)| line.contains("x1:1 has not stopped for 3 s")).count();
+        let warnings = log
+            .take()
+            .into_iter()
+            .filter(|(_, line)| line.contains("x1:1 has not stopped for 3 s"))
+            .count();
         assert_eq!(warnings, usize::from(!returns));
         threads::let_return();
     }
@@ -402,7 +557,10 @@ fn warnings_after_a_close(answers_after: Option<u64>) -> Vec<String> {
         stage.pairs[0].drivers[0].tcp_closed_by_peer(now);
         for rail in 0..2 {
             stage.fabric().set(rail, false);
-            let (now, port) = (stage.fabric().now(), stage.fabric().hosts[0].process().rails[rail].clone());
+            let (now, port) = (
+                stage.fabric().now(),
+                stage.fabric().hosts[0].process().rails[rail].clone(),
+            );
             stage.pairs[0].drivers[0].port_changed(&port, PortChange::Down, now);
         }
         let talks_alone = |stage: &mut Stage, ms: u64| {
@@ -421,15 +579,26 @@ fn warnings_after_a_close(answers_after: Option<u64>) -> Vec<String> {
             stage.pairs[0].drivers[0].tcp_opened();
             stage.talk(200, |_| {});
         }
-        log.take().into_iter().filter(is_warning).map(|(_, line)| line).collect()
+        log.take()
+            .into_iter()
+            .filter(is_warning)
+            .map(|(_, line)| line)
+            .collect()
     })
 }
 
 #[test]
 fn lost_rails_are_no_news_while_the_peer_may_have_ended() {
-    assert_eq!(warnings_after_a_close(None), [""; 0], "the peer has ended: its rails are not the cause");
+    assert_eq!(
+        warnings_after_a_close(None),
+        [""; 0],
+        "the peer has ended: its rails are not the cause"
+    );
     let warnings = warnings_after_a_close(Some(1000));
-    let of_sender: Vec<_> = warnings.iter().filter(|line| line.contains("; retrying in")).collect();
+    let of_sender: Vec<_> = warnings
+        .iter()
+        .filter(|line| line.contains("; retrying in"))
+        .collect();
     assert!(
         matches!(&of_sender[..], [first, last] if first.contains("1 of 2 rails remains") && last.contains("no rail remains")),
         "the peer lives: {warnings:#?}"

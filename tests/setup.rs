@@ -44,7 +44,11 @@ impl Bed {
     fn with_ports(settings: &[(&str, &str)], are_up: bool) -> Self {
         static LOG: Mutex<Option<CapturedLog>> = Mutex::new(None);
         let _turn = common::turn();
-        let log = LOG.lock().unwrap().get_or_insert_with(common::captured_log::everywhere).clone();
+        let log = LOG
+            .lock()
+            .unwrap()
+            .get_or_insert_with(common::captured_log::everywhere)
+            .clone();
         let host = |side: usize| host(side, settings);
         let hosts = if are_up {
             [0, 1].map(host)
@@ -85,21 +89,35 @@ impl Bed {
     }
 
     fn lines(&self, of: Level) -> Vec<String> {
-        self.log.take().into_iter().filter(|(level, _)| *level == of).map(|(_, line)| line).collect()
+        self.log
+            .take()
+            .into_iter()
+            .filter(|(level, _)| *level == of)
+            .map(|(_, line)| line)
+            .collect()
     }
 }
 
 fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     let (rails, library) = common::test_rails_of("spark-1cable");
-    let mut variables = vec![("NCCL_IB_HCA", rails[side].as_str()), ("NCCL_SOCKET_IFNAME", "lo")];
+    let mut variables = vec![
+        ("NCCL_IB_HCA", rails[side].as_str()),
+        ("NCCL_SOCKET_IFNAME", "lo"),
+    ];
     variables.extend(settings);
-    let owned = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let owned = variables
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let variables: Vec<(String, String)> = owned.chain(library).collect();
-    bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
+    bring_up(Config::from_variables(&variables).unwrap())
+        .unwrap()
+        .0
 }
 
 fn set_both(action: Action) {
-    TWINS.iter().for_each(|rail| control(&fabric_folder(), &fabric_name(), None, rail, action).unwrap());
+    TWINS
+        .iter()
+        .for_each(|rail| control(&fabric_folder(), &fabric_name(), None, rail, action).unwrap());
 }
 
 impl Drop for Bed {
@@ -118,7 +136,12 @@ struct Pair {
 impl Pair {
     fn new(bed: &Bed) -> Self {
         let (listener, handle) = bed.hosts[1].listen().unwrap();
-        Self { listener, handle, send: None, recv: None }
+        Self {
+            listener,
+            handle,
+            send: None,
+            recv: None,
+        }
     }
 
     fn step(&mut self, bed: &Bed) -> Result<bool> {
@@ -161,14 +184,27 @@ impl Pair {
         common::fill(&mut from, seed);
         // SAFETY: both buffers outlive their registrations and the message, and are not accessed
         // otherwise meanwhile.
-        let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-        let (out, into) = (send.register(memory(&from)).unwrap(), recv.register(memory(&to)).unwrap());
-        let part = RecvPart { addr: to.as_ptr() as u64, bytes, tag: 0, memory: &into };
+        let memory =
+            |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
+        let (out, into) = (
+            send.register(memory(&from)).unwrap(),
+            recv.register(memory(&to)).unwrap(),
+        );
+        let part = RecvPart {
+            addr: to.as_ptr() as u64,
+            bytes,
+            tag: 0,
+            memory: &into,
+        };
         let receive = until(|| recv.irecv(&[part], false).unwrap());
         let request = until(|| send.isend(from.as_ptr() as u64, bytes, 0, &out).unwrap());
         until(|| send.test(request).unwrap());
         let mut received = 0;
-        until(|| recv.test(receive, |_, size| received = size).unwrap().then_some(()));
+        until(|| {
+            recv.test(receive, |_, size| received = size)
+                .unwrap()
+                .then_some(())
+        });
         assert_eq!(received, bytes as u64);
         assert!(common::is_filled(&to, seed), "wrong bytes");
     }
@@ -223,34 +259,56 @@ fn a_switch_that_drops_large_packets_works_with_path_mtu_1024() {
     let (pair, _) = Pair::make(&bed);
     pair.carries(4 << 20, 2);
     let warnings = bed.lines(Level::WARN);
-    let small: Vec<_> = warnings.iter().filter(|line| line.contains("using path MTU 1024")).collect();
-    assert!(!small.is_empty() && small.iter().all(|line| line.contains("set MTU 9000")), "{warnings:#?}");
+    let small: Vec<_> = warnings
+        .iter()
+        .filter(|line| line.contains("using path MTU 1024"))
+        .collect();
+    assert!(
+        !small.is_empty() && small.iter().all(|line| line.contains("set MTU 9000")),
+        "{warnings:#?}"
+    );
     // The path MTU of both rails is known now. So later connections use both rails immediately,
     // without a test.
     for rail in TWINS {
-        assert!(small.iter().any(|line| line.contains(rail)), "{rail}: {warnings:#?}");
+        assert!(
+            small.iter().any(|line| line.contains(rail)),
+            "{rail}: {warnings:#?}"
+        );
     }
     drop(pair);
     let connected: Vec<_> = (0..8).map(|_| Pair::make(&bed).0).collect();
     connected.iter().for_each(|pair| pair.carries(1 << 20, 3));
     let lines = bed.lines(Level::WARN);
-    assert!(lines.iter().all(|line| !line.contains("lost:")), "{lines:#?}");
+    assert!(
+        lines.iter().all(|line| !line.contains("lost:")),
+        "{lines:#?}"
+    );
 }
 
 #[test]
 fn a_switch_port_that_blocks_after_link_up_is_awaited_with_warnings() {
     let bed = Bed::new(&[]);
-    bed.both(Action::Path(PathFault::SpanningTree(Duration::from_secs(7)), true));
+    bed.both(Action::Path(
+        PathFault::SpanningTree(Duration::from_secs(7)),
+        true,
+    ));
     bed.both(Action::Down);
     bed.both(Action::Up);
     let (pair, took) = Pair::make(&bed);
     pair.carries(1 << 20, 4);
-    assert!(took >= Duration::from_secs(5), "it took {took:?} while frames were dropped for 7 s");
+    assert!(
+        took >= Duration::from_secs(5),
+        "it took {took:?} while frames were dropped for 7 s"
+    );
     let warnings = bed.lines(Level::WARN);
-    let waited = warnings.iter().find(|line| line.contains("works after 5 s")).expect("a warning after 5 s");
+    let waited = warnings
+        .iter()
+        .find(|line| line.contains("works after 5 s"))
+        .expect("a warning after 5 s");
     for rail in TWINS {
         assert!(
-            waited.contains(&format!("{rail}:1 to {rail}:1")) && waited.contains(&format!("{rail}:1 (")),
+            waited.contains(&format!("{rail}:1 to {rail}:1"))
+                && waited.contains(&format!("{rail}:1 (")),
             "{waited}"
         );
     }
@@ -289,12 +347,27 @@ fn a_connection_without_a_rail_fails_in_time_and_names_every_pair_and_attempt() 
     for error in &errors {
         let text = error.to_string();
         for rail in TWINS {
-            assert!(text.contains(&format!("{rail}:1 to {rail}:1")) && text.contains(&format!("{rail}:1 (")), "{text}");
+            assert!(
+                text.contains(&format!("{rail}:1 to {rail}:1"))
+                    && text.contains(&format!("{rail}:1 (")),
+                "{text}"
+            );
         }
-        assert!(text.contains("with path MTU 4096") && text.contains("test write"), "{text}");
-        assert!(text.contains("to 192.168.") && text.contains("to fe80::"), "{text}");
+        assert!(
+            text.contains("with path MTU 4096") && text.contains("test write"),
+            "{text}"
+        );
+        assert!(
+            text.contains("to 192.168.") && text.contains("to fe80::"),
+            "{text}"
+        );
     }
-    assert!(errors.iter().any(|error| error.to_string().contains("NCCL_SPARK_CONNECT_TIMEOUT_S=8")), "{errors:?}");
+    assert!(
+        errors
+            .iter()
+            .any(|error| error.to_string().contains("NCCL_SPARK_CONNECT_TIMEOUT_S=8")),
+        "{errors:?}"
+    );
 }
 
 #[test]
@@ -305,16 +378,36 @@ fn an_abandoned_connection_without_a_rail_is_given_up_and_its_peer_is_informed()
     // Each side writes this line once its handshake is finished and no rail works.
     until(|| {
         assert!(!pair.step(&bed).unwrap());
-        waiting += bed.lines(Level::WARN).iter().filter(|line| line.contains("works after 5 s")).count();
+        waiting += bed
+            .lines(Level::WARN)
+            .iter()
+            .filter(|line| line.contains("works after 5 s"))
+            .count();
         (waiting >= 2).then_some(())
     });
-    bed.hosts[0].pending().give_up_abandoned(Instant::now() + ABANDONED);
+    bed.hosts[0]
+        .pending()
+        .give_up_abandoned(Instant::now() + ABANDONED);
     let error = until(|| pair.listener.accept().err());
-    assert!(matches!(error, Error::PeerGone(_)) && error.to_string().contains("closed the connection"), "{error}");
-    let error = bed.hosts[0].connect(&mut pair.handle, None).map(|_| ()).unwrap_err();
-    assert!(error.to_string().contains("set-up has failed or timed out"), "{error}");
+    assert!(
+        matches!(error, Error::PeerGone(_)) && error.to_string().contains("closed the connection"),
+        "{error}"
+    );
+    let error = bed.hosts[0]
+        .connect(&mut pair.handle, None)
+        .map(|_| ())
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("set-up has failed or timed out"),
+        "{error}"
+    );
     let lines = bed.lines(Level::INFO);
-    assert!(lines.iter().any(|line| line.contains("abandoned: NCCL has not asked for it for 60 s")), "{lines:#?}");
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.contains("abandoned: NCCL has not asked for it for 60 s")),
+        "{lines:#?}"
+    );
 }
 
 #[test]
@@ -327,7 +420,10 @@ fn a_rail_that_works_lets_the_connection_start_and_the_other_joins_it() {
     until(|| {
         std::thread::sleep(Duration::from_millis(20));
         joined.extend(bed.lines(Level::WARN));
-        joined.iter().any(|line| line.contains(TWINS[0]) && line.contains("recovered")).then_some(())
+        joined
+            .iter()
+            .any(|line| line.contains(TWINS[0]) && line.contains("recovered"))
+            .then_some(())
     });
     pair.carries(4 << 20, 8);
 }
@@ -338,7 +434,10 @@ fn a_host_without_a_link_waits_for_one_with_a_warning() {
     drop(Bed::new(&[]));
     let bed = Bed::with_ports(&[], false);
     let warnings = bed.lines(Level::WARN);
-    let waits = warnings.iter().find(|line| line.contains("no port has a link")).expect("a warning");
+    let waits = warnings
+        .iter()
+        .find(|line| line.contains("no port has a link"))
+        .expect("a warning");
     assert!(TWINS.iter().all(|rail| waits.contains(rail)), "{waits}");
     let (pair, _) = Pair::make(&bed);
     pair.carries(1 << 20, 9);
@@ -348,14 +447,21 @@ fn a_host_without_a_link_waits_for_one_with_a_warning() {
 fn the_late_twin_of_a_usable_rail_is_awaited() {
     let bed = Bed::new(&[]);
     let (_, library) = common::test_rails_of("spark-1cable");
-    let (_, sysfs) = library.iter().find(|(name, _)| name == "NCCL_SPARK_SYSFS").unwrap();
+    let (_, sysfs) = library
+        .iter()
+        .find(|(name, _)| name == "NCCL_SPARK_SYSFS")
+        .unwrap();
     let interfaces = std::fs::read_dir(std::path::Path::new(sysfs).join("class/net")).unwrap();
-    let carriers: Vec<_> = interfaces.map(|entry| entry.unwrap().path().join("carrier")).collect();
+    let carriers: Vec<_> = interfaces
+        .map(|entry| entry.unwrap().path().join("carrier"))
+        .collect();
     let rails = || host(0, &[]).process().rails.len();
     let late = TWINS[1];
     bed.set(late, Action::Down);
     assert_eq!(rails(), 1, "without a carrier nothing is awaited");
-    carriers.iter().for_each(|carrier| std::fs::write(carrier, "1\n").unwrap());
+    carriers
+        .iter()
+        .for_each(|carrier| std::fs::write(carrier, "1\n").unwrap());
     let found = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_secs(1));
@@ -363,13 +469,26 @@ fn the_late_twin_of_a_usable_rail_is_awaited() {
         });
         rails()
     });
-    carriers.iter().for_each(|carrier| std::fs::remove_file(carrier).unwrap());
+    carriers
+        .iter()
+        .for_each(|carrier| std::fs::remove_file(carrier).unwrap());
     assert_eq!(found, 2);
     let logged = bed.log.take();
-    let waits: Vec<_> = logged.iter().filter(|(_, line)| line.contains("waiting up to 10s for")).collect();
-    assert!(matches!(&waits[..], [(Level::INFO, line)] if line.contains(late)), "{waits:?}");
-    let given_up = logged.iter().find(|(_, line)| line.contains("was awaited for"));
-    assert!(given_up.is_none(), "the wait ends when the twin is usable: {given_up:?}");
+    let waits: Vec<_> = logged
+        .iter()
+        .filter(|(_, line)| line.contains("waiting up to 10s for"))
+        .collect();
+    assert!(
+        matches!(&waits[..], [(Level::INFO, line)] if line.contains(late)),
+        "{waits:?}"
+    );
+    let given_up = logged
+        .iter()
+        .find(|(_, line)| line.contains("was awaited for"));
+    assert!(
+        given_up.is_none(),
+        "the wait ends when the twin is usable: {given_up:?}"
+    );
 }
 
 #[test]
@@ -377,7 +496,13 @@ fn the_accepting_side_uses_the_priority_of_the_connecting_side() {
     let bed = Bed::new(&[("NCCL_IB_SL", "3")]);
     let mut pair = Pair::new(&bed);
     let class = 106;
-    let of_class = || priorities(&fabric_folder(), &fabric_name()).unwrap().iter().filter(|all| all.0 == class).count();
+    let of_class = || {
+        priorities(&fabric_folder(), &fabric_name())
+            .unwrap()
+            .iter()
+            .filter(|all| all.0 == class)
+            .count()
+    };
     assert_eq!(of_class(), 0);
     until(|| {
         if pair.send.is_none() {
@@ -386,8 +511,14 @@ fn the_accepting_side_uses_the_priority_of_the_connecting_side() {
         pair.step(&bed).unwrap().then_some(())
     });
     let all = priorities(&fabric_folder(), &fabric_name()).unwrap();
-    let both_ends = all.iter().filter(|priority| **priority == (class, 3)).count();
-    assert!(both_ends >= 4 && both_ends == of_class(), "two rails with two ends: {all:?}");
+    let both_ends = all
+        .iter()
+        .filter(|priority| **priority == (class, 3))
+        .count();
+    assert!(
+        both_ends >= 4 && both_ends == of_class(),
+        "two rails with two ends: {all:?}"
+    );
     bed.set(TWINS[0], Action::Down);
     until(|| (of_class() < both_ends).then_some(()));
     bed.set(TWINS[0], Action::Up);
@@ -399,19 +530,28 @@ fn a_peer_with_another_traffic_class_is_named_once() {
     let mut bed = Bed::new(&[("NCCL_IB_TC", "106")]);
     let about_priority = |bed: &Bed| {
         let _two = [Pair::make(bed), Pair::make(bed)];
-        bed.lines(Level::WARN).into_iter().filter(|line| line.contains("NCCL_IB_TC")).collect::<Vec<_>>()
+        bed.lines(Level::WARN)
+            .into_iter()
+            .filter(|line| line.contains("NCCL_IB_TC"))
+            .collect::<Vec<_>>()
     };
     assert_eq!(about_priority(&bed), [""; 0]);
     // The sender does not have the variable, as if its launcher had not passed it on.
     bed.hosts[0] = host(0, &[]);
-    let [line] = &about_priority(&bed)[..] else { panic!("not once") };
+    let [line] = &about_priority(&bed)[..] else {
+        panic!("not once")
+    };
     let said = "sends with traffic class 0 and service level 0, this host with 106 and 0";
     assert!(line.contains(said), "{line}");
     // If the accepting host has no setting, the peer's class may be the communicator's choice.
     bed.hosts = [host(0, &[("NCCL_IB_TC", "106")]), host(1, &[])];
     assert_eq!(about_priority(&bed), [""; 0]);
     bed.hosts[1] = host(1, &[("NCCL_IB_SL", "3")]);
-    assert_eq!(about_priority(&bed).len(), 1, "the service level is no choice of communicators");
+    assert_eq!(
+        about_priority(&bed).len(),
+        1,
+        "the service level is no choice of communicators"
+    );
 }
 
 #[test]
@@ -423,19 +563,34 @@ fn two_versions_of_the_protocol_refuse_each_other() {
     let ours = u16::from_le_bytes([pair.handle[8], pair.handle[9]]);
     assert_eq!(ours, PROTOCOL_VERSION);
     pair.handle[8..10].copy_from_slice(&(ours - 1).to_le_bytes());
-    let refused = bed.hosts[0].connect(&mut pair.handle, None).map(|_| ()).unwrap_err();
-    let expected =
-        format!("uses protocol version {}, this plugin uses {ours}: install the same plugin version", ours - 1);
-    assert!(matches!(refused, Error::Usage(_)) && refused.to_string().contains(&expected), "{refused}");
+    let refused = bed.hosts[0]
+        .connect(&mut pair.handle, None)
+        .map(|_| ())
+        .unwrap_err();
+    let expected = format!(
+        "uses protocol version {}, this plugin uses {ours}: install the same plugin version",
+        ours - 1
+    );
+    assert!(
+        matches!(refused, Error::Usage(_)) && refused.to_string().contains(&expected),
+        "{refused}"
+    );
     // A connecting side of the older version has that version in its HELLO's header.
     pair.handle[8..10].copy_from_slice(&ours.to_le_bytes());
     let address = Handle::decode(&pair.handle).unwrap().address;
     let mut older = TcpStream::connect(address).unwrap();
-    older.write_all(&[0x50, 0x53, 1, (ours - 1) as u8, 0, 0, 0, 0]).unwrap();
-    let expected =
-        format!("uses protocol version {}, this host uses {ours}: install the same plugin version", ours - 1);
+    older
+        .write_all(&[0x50, 0x53, 1, (ours - 1) as u8, 0, 0, 0, 0])
+        .unwrap();
+    let expected = format!(
+        "uses protocol version {}, this host uses {ours}: install the same plugin version",
+        ours - 1
+    );
     until(|| {
         assert!(pair.listener.accept().unwrap().is_none());
-        bed.lines(Level::INFO).iter().any(|line| line.contains(&expected)).then_some(())
+        bed.lines(Level::INFO)
+            .iter()
+            .any(|line| line.contains(&expected))
+            .then_some(())
     });
 }

@@ -24,14 +24,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[test]
 fn no_message_is_lost_or_duplicated_whatever_happens_to_the_rails() {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let number = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .map(|text| text.parse::<u64>().expect("a number"))
+    };
     // The shortest limit, so that stalls are examined too.
     let mut fabric = Fabric::with_settings(&[("NCCL_SPARK_STALL_WARN_S", "1")]);
     let (first, runs) = (number("SPARK_SIM_SEED"), number("SPARK_SIM_RUNS"));
     if first.is_some() && runs.is_none() {
         common::captured_log::show();
     }
-    let (first, runs) = (first.unwrap_or(0), runs.unwrap_or(if first.is_some() { 1 } else { 2000 }));
+    let (first, runs) = (
+        first.unwrap_or(0),
+        runs.unwrap_or(if first.is_some() { 1 } else { 2000 }),
+    );
     let seeds = first..first + runs;
     let (mut losses, mut messages) = (0, 0);
     for seed in seeds.clone() {
@@ -42,5 +49,7 @@ fn no_message_is_lost_or_duplicated_whatever_happens_to_the_rails() {
         }
     }
     let (runs, hung) = (seeds.end - seeds.start, threads::total());
-    println!("{runs} runs, {messages} messages, {losses} times a rail was lost, {hung} times a call hung");
+    println!(
+        "{runs} runs, {messages} messages, {losses} times a rail was lost, {hung} times a call hung"
+    );
 }

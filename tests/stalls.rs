@@ -44,10 +44,21 @@ fn the_stall_warning_names_the_side_that_waits_and_the_cause() {
     // Above 80 s: the scenarios that must not abort wait that long.
     let fabric = Fabric::with_settings(&[("NCCL_SPARK_STALL_ABORT_S", "90")]);
     // SAFETY: the arena lives as long as the fabric, and no test reads it.
-    let memory = unsafe { HostMemory::from_caller(fabric.from.as_ptr() as usize, fabric.from.len()) };
-    let into_sender = fabric.hosts[0].process().register(memory, Purpose::Receive).unwrap();
+    let memory =
+        unsafe { HostMemory::from_caller(fabric.from.as_ptr() as usize, fabric.from.len()) };
+    let into_sender = fabric.hosts[0]
+        .process()
+        .register(memory, Purpose::Receive)
+        .unwrap();
     let (log, pairs, is_receiver_stopped, warnings) = Default::default();
-    let mut bed = Bed { fabric, log, pairs, is_receiver_stopped, warnings, into_sender };
+    let mut bed = Bed {
+        fabric,
+        log,
+        pairs,
+        is_receiver_stopped,
+        warnings,
+        into_sender,
+    };
     bed.nothing_posted();
     bed.no_receive_posted();
     bed.no_send_posted();
@@ -71,7 +82,9 @@ fn the_stall_warning_names_the_side_that_waits_and_the_cause() {
 impl Bed {
     fn connect(&mut self, rails: &[usize], count: usize) {
         self.is_receiver_stopped = false;
-        self.pairs = (0..count).map(|_| self.fabric.connect_over(rails, 1, Start::default())).collect();
+        self.pairs = (0..count)
+            .map(|_| self.fabric.connect_over(rails, 1, Start::default()))
+            .collect();
     }
 
     /// Lets this time pass, and calls `caller` in each round. Returns the lines about stalls.
@@ -100,8 +113,11 @@ impl Bed {
         let now = self.fabric.now();
         for pair in &mut self.pairs {
             let mut frames = [Vec::<ControlFrame>::new(), Vec::new()];
-            for (side, driver) in
-                pair.drivers.iter_mut().enumerate().filter(|(side, _)| *side == SENDER || !self.is_receiver_stopped)
+            for (side, driver) in pair
+                .drivers
+                .iter_mut()
+                .enumerate()
+                .filter(|(side, _)| *side == SENDER || !self.is_receiver_stopped)
             {
                 driver.poll(now, false, &mut |frame| {
                     frames[1 - side].push(frame);
@@ -110,21 +126,36 @@ impl Bed {
             }
             for ((side, driver), frames) in pair.drivers.iter_mut().enumerate().zip(frames) {
                 if side == SENDER || !self.is_receiver_stopped {
-                    frames.iter().for_each(|frame| driver.receive_frame(frame, now));
+                    frames
+                        .iter()
+                        .for_each(|frame| driver.receive_frame(frame, now));
                 }
             }
         }
-        self.fabric.hosts.iter().for_each(|host| host.process().tick(now));
+        self.fabric
+            .hosts
+            .iter()
+            .for_each(|host| host.process().tick(now));
     }
 
     fn isend(&self, pair: usize, tag: i32) -> Quick<Option<u16>> {
         let Pair { send, contexts, .. } = &self.pairs[pair];
-        send.enter().unwrap().isend(&contexts[0], self.fabric.from.as_ptr() as u64, BYTES, tag, &self.fabric.out)
+        send.enter().unwrap().isend(
+            &contexts[0],
+            self.fabric.from.as_ptr() as u64,
+            BYTES,
+            tag,
+            &self.fabric.out,
+        )
     }
 
     fn is_sent(&self, request: u16) -> bool {
         let Pair { send, contexts, .. } = &self.pairs[0];
-        send.enter().unwrap().test(&contexts[0], request).unwrap().is_some()
+        send.enter()
+            .unwrap()
+            .test(&contexts[0], request)
+            .unwrap()
+            .is_some()
     }
 
     fn irecv(&self) -> u16 {
@@ -133,8 +164,16 @@ impl Bed {
 
     fn try_irecv(&self) -> Option<u16> {
         let Pair { recv, contexts, .. } = &self.pairs[0];
-        let part = RecvPart { addr: self.fabric.to.as_ptr() as u64, bytes: BYTES, tag: 0, memory: &self.fabric.into };
-        recv.enter().unwrap().irecv(&contexts[1], &[part], false).unwrap()
+        let part = RecvPart {
+            addr: self.fabric.to.as_ptr() as u64,
+            bytes: BYTES,
+            tag: 0,
+            memory: &self.fabric.into,
+        };
+        recv.enter()
+            .unwrap()
+            .irecv(&contexts[1], &[part], false)
+            .unwrap()
     }
 
     fn is_received(&self, request: u16) -> bool {
@@ -149,12 +188,24 @@ impl Bed {
     /// Adds a connection in the other direction. Its receiving side, on the sending side's host,
     /// posts a receive. Returns the request.
     fn connect_backward(&mut self) -> u16 {
-        let start = Start { is_backward: true, ..Start::default() };
+        let start = Start {
+            is_backward: true,
+            ..Start::default()
+        };
         self.pairs.push(self.fabric.connect_over(&[0, 1], 1, start));
         let Pair { recv, contexts, .. } = &self.pairs[1];
         let (addr, memory) = (self.fabric.from.as_ptr() as u64, &self.into_sender);
-        let part = RecvPart { addr, bytes: BYTES, tag: 0, memory };
-        recv.enter().unwrap().irecv(&contexts[1], &[part], false).unwrap().expect("room")
+        let part = RecvPart {
+            addr,
+            bytes: BYTES,
+            tag: 0,
+            memory,
+        };
+        recv.enter()
+            .unwrap()
+            .irecv(&contexts[1], &[part], false)
+            .unwrap()
+            .expect("room")
     }
 
     /// Sends a message whose arrival the receiver's NIC does not show. Returns the receive.
@@ -176,20 +227,51 @@ impl Bed {
         self.warnings.clear();
         let lines = self.pass(seconds, |bed| {
             let both = [bed.isend(0, 0).err(), bed.test_receive(0, receive).err()];
-            for (kept, error) in errors.iter_mut().zip(both).filter(|(kept, _)| kept.is_none()) {
+            for (kept, error) in errors
+                .iter_mut()
+                .zip(both)
+                .filter(|(kept, _)| kept.is_none())
+            {
                 failed_at = (bed.fabric.now_ns() - begun) / 1_000_000_000;
                 *kept = error;
             }
         });
         assert_eq!(lines, [], "the ends fail before the limit for warnings");
-        let [Some(at_sender), Some(at_receiver)] = errors else { panic!("{errors:?}") };
-        assert!(matches!(*at_sender, Error::Internal(Internal::NotArrivedThere { .. })), "{at_sender}");
-        assert!(matches!(*at_receiver, Error::Internal(Internal::NotArrivedHere { .. })), "{at_receiver}");
+        let [Some(at_sender), Some(at_receiver)] = errors else {
+            panic!("{errors:?}")
+        };
+        assert!(
+            matches!(
+                *at_sender,
+                Error::Internal(Internal::NotArrivedThere { .. })
+            ),
+            "{at_sender}"
+        );
+        assert!(
+            matches!(
+                *at_receiver,
+                Error::Internal(Internal::NotArrivedHere { .. })
+            ),
+            "{at_receiver}"
+        );
         for error in [&at_sender, &at_receiver] {
-            assert!(error.to_string().contains("a fault of this plugin or of a NIC; please report it"), "{error}");
+            assert!(
+                error
+                    .to_string()
+                    .contains("a fault of this plugin or of a NIC; please report it"),
+                "{error}"
+            );
         }
-        let said: Vec<_> = self.warnings.iter().filter(|line| line.contains("never arrived")).collect();
-        assert_eq!(said, [&at_sender.to_string()], "the sender's caller may make no call");
+        let said: Vec<_> = self
+            .warnings
+            .iter()
+            .filter(|line| line.contains("never arrived"))
+            .collect();
+        assert_eq!(
+            said,
+            [&at_sender.to_string()],
+            "the sender's caller may make no call"
+        );
         failed_at
     }
 
@@ -212,9 +294,17 @@ impl Bed {
         for _ in 0..6 {
             let (send, receive) = self.exchange();
             // The service threads have seen the data, so the caller need not test.
-            assert_eq!(self.pass(300, |_| ()), [], "warned although no request waits: the caller has not tested them");
+            assert_eq!(
+                self.pass(300, |_| ()),
+                [],
+                "warned although no request waits: the caller has not tested them"
+            );
             assert!(self.is_sent(send) && self.is_received(receive));
-            assert_eq!(self.pass(300, |_| ()), [], "warned although no request is posted");
+            assert_eq!(
+                self.pass(300, |_| ()),
+                [],
+                "warned although no request is posted"
+            );
         }
     }
 
@@ -224,21 +314,36 @@ impl Bed {
         assert!(self.is_sent(send) && self.is_received(receive));
         assert_eq!(self.pass(30, |_| ()), []);
         let lines = self.repeat_send();
-        assert_one_line(&lines, "end 1", "the peer's rank has posted no receive for 9", "GPU or its program is late");
+        assert_one_line(
+            &lines,
+            "end 1",
+            "the peer's rank has posted no receive for 9",
+            "GPU or its program is late",
+        );
     }
 
     fn no_send_posted(&mut self) {
         self.connect(&[0, 1], 1);
         let receive = self.irecv();
         let lines = self.pass(80, |bed| assert!(!bed.is_received(receive)));
-        assert_one_line(&lines, "end 0", "the peer's rank has posted no send for 6", "GPU or its program is late");
+        assert_one_line(
+            &lines,
+            "end 0",
+            "the peer's rank has posted no send for 6",
+            "GPU or its program is late",
+        );
     }
 
     fn stalls_again(&mut self) {
         self.connect(&[0, 1], 1);
         for _ in 0..2 {
             let lines = self.repeat_send();
-            assert_one_line(&lines, "end 1", "the peer's rank has posted no receive for 6", "");
+            assert_one_line(
+                &lines,
+                "end 1",
+                "the peer's rank has posted no receive for 6",
+                "",
+            );
             let (send, receive) = self.exchange();
             assert!(self.is_sent(send) && self.is_received(receive));
         }
@@ -250,24 +355,44 @@ impl Bed {
         assert_eq!(self.pass(1, |_| ()), []);
         let now = self.fabric.now();
         self.pairs[0].close(1 - SENDER, now);
-        assert_eq!(self.pass(80, |_| ()), [], "warned although this side needs its receive no longer");
+        assert_eq!(
+            self.pass(80, |_| ()),
+            [],
+            "warned although this side needs its receive no longer"
+        );
     }
 
     fn no_first_rail(&mut self) {
         self.is_receiver_stopped = false;
-        let start = Start { not_yet: 0b11, ..Start::default() };
+        let start = Start {
+            not_yet: 0b11,
+            ..Start::default()
+        };
         self.pairs = vec![self.fabric.connect_over(&[0, 1], 1, start)];
         (0..RAILS).for_each(|rail| self.fabric.set(rail, false));
-        let lines = self.pass(80, |bed| assert_eq!((bed.isend(0, 0).unwrap(), bed.try_irecv()), (None, None)));
-        assert_eq!(lines, [], "other warnings tell of a connection without a first rail");
+        let lines = self.pass(80, |bed| {
+            assert_eq!((bed.isend(0, 0).unwrap(), bed.try_irecv()), (None, None))
+        });
+        assert_eq!(
+            lines,
+            [],
+            "other warnings tell of a connection without a first rail"
+        );
         self.pairs.clear();
         (0..RAILS).for_each(|rail| self.fabric.set(rail, true));
     }
 
     fn one_line_for_many_connections(&mut self) {
         self.connect(&[0, 1], 3);
-        let lines = self.pass(80, |bed| (0..3).for_each(|pair| assert_eq!(bed.isend(pair, 0).unwrap(), None)));
-        assert_one_line(&lines, "end 1", "the peer's rank has posted no receive for 6", "");
+        let lines = self.pass(80, |bed| {
+            (0..3).for_each(|pair| assert_eq!(bed.isend(pair, 0).unwrap(), None))
+        });
+        assert_one_line(
+            &lines,
+            "end 1",
+            "the peer's rank has posted no receive for 6",
+            "",
+        );
         assert!(lines[0].1.contains(" on 3 connections: "), "{lines:?}");
     }
 
@@ -276,7 +401,11 @@ impl Bed {
         let receive = self.irecv();
         assert_eq!(self.pass(1, |_| ()), []);
         let ring = self.pairs[0].mailboxes[0].words();
-        assert_ne!(ring[0].swap(0, Ordering::Relaxed), 0, "the entry that gets lost");
+        assert_ne!(
+            ring[0].swap(0, Ordering::Relaxed),
+            0,
+            "the entry that gets lost"
+        );
         let lines = self.pass(80, |bed| {
             assert_eq!(bed.isend(0, 0).unwrap(), None);
             assert!(!bed.is_received(receive));
@@ -344,7 +473,12 @@ impl Bed {
         self.connect(&[0, 1], 1);
         self.is_receiver_stopped = true;
         let lines = self.repeat_send();
-        assert_one_line(&lines, "end 1", "the peer has not answered for", "its process is stopped");
+        assert_one_line(
+            &lines,
+            "end 1",
+            "the peer has not answered for",
+            "its process is stopped",
+        );
     }
 
     fn lost_data(&mut self) {
@@ -355,10 +489,22 @@ impl Bed {
             self.fabric.set(rail, false);
         }
         let send = self.isend(0, 0).unwrap().expect("a grant");
-        let lines = self.pass(80, |bed| assert!(!bed.is_sent(send) && !bed.is_received(receive)));
+        let lines = self.pass(80, |bed| {
+            assert!(!bed.is_sent(send) && !bed.is_received(receive))
+        });
         let [sender, receiver] = by_side(&lines);
-        assert_one_line(&sender, "end 1", "the peer has not acknowledged the data posted on x2:1 (peer rail x2:1)", "");
-        assert_one_line(&receiver, "end 0", "the peer's data on x2:1 (peer rail x2:1) is not acknowledged", "");
+        assert_one_line(
+            &sender,
+            "end 1",
+            "the peer has not acknowledged the data posted on x2:1 (peer rail x2:1)",
+            "",
+        );
+        assert_one_line(
+            &receiver,
+            "end 0",
+            "the peer's data on x2:1 (peer rail x2:1) is not acknowledged",
+            "",
+        );
         self.pairs.clear();
         for rail in [1, 2] {
             self.fabric.set(rail, true);
@@ -372,7 +518,10 @@ impl Bed {
         let receive = self.lose_an_arrival();
         let seconds = self.wait_for_loss(receive, 30);
         // Two seconds have passed before, and both ends ask.
-        assert!((4..12).contains(&seconds), "after two questions and answers, not after {seconds} s");
+        assert!(
+            (4..12).contains(&seconds),
+            "after two questions and answers, not after {seconds} s"
+        );
     }
 
     /// The attempts to reconnect the lost rail do not hide the loss of data.
@@ -411,36 +560,76 @@ impl Bed {
             assert_one_line(lines, peer, cause, "");
         }
         let mut error = None;
-        self.pass(30, |bed| error = error.take().or(bed.test_receive(1, waiting).err()));
+        self.pass(30, |bed| {
+            error = error.take().or(bed.test_receive(1, waiting).err())
+        });
         let error = error.expect("the connection's end").to_string();
-        assert!(error.contains("NCCL_SPARK_STALL_ABORT_S=90") && error.contains(cause), "{error}");
+        assert!(
+            error.contains("NCCL_SPARK_STALL_ABORT_S=90") && error.contains(cause),
+            "{error}"
+        );
         self.pairs.clear();
     }
 
     fn aborts(&mut self) {
         self.connect(&[0, 1], 1);
         let lines = self.repeat_send();
-        assert_one_line(&lines, "end 1", "the peer's rank has posted no receive for 6", "");
+        assert_one_line(
+            &lines,
+            "end 1",
+            "the peer's rank has posted no receive for 6",
+            "",
+        );
         let mut error = None;
         self.pass(30, |bed| error = error.take().or(bed.isend(0, 0).err()));
         let error = *error.expect("the connection's end");
-        let Error::TimedOut(TimedOut::Stalled { waited, limit: 90, why, .. }) = &error else { panic!("{error}") };
-        assert!((90..92).contains(&waited.as_secs()) && matches!(why, StallCause::NoReceive { .. }), "{error}");
-        assert!(error.to_string().contains("NCCL_SPARK_STALL_ABORT_S=90"), "{error}");
+        let Error::TimedOut(TimedOut::Stalled {
+            waited,
+            limit: 90,
+            why,
+            ..
+        }) = &error
+        else {
+            panic!("{error}")
+        };
+        assert!(
+            (90..92).contains(&waited.as_secs()) && matches!(why, StallCause::NoReceive { .. }),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains("NCCL_SPARK_STALL_ABORT_S=90"),
+            "{error}"
+        );
         // Another cause, so that a new line would be due.
         self.is_receiver_stopped = true;
-        assert_eq!(self.pass(200, |bed| assert!(bed.isend(0, 0).is_err())), [], "the connection has failed");
+        assert_eq!(
+            self.pass(200, |bed| assert!(bed.isend(0, 0).is_err())),
+            [],
+            "the connection has failed"
+        );
     }
 }
 
 /// Asserts that `lines` is one line about `peer`, logged after 60 to 67 s. The line must give
 /// `cause` and contain `more`.
 fn assert_one_line(lines: &[(u64, String)], peer: &str, cause: &str, more: &str) {
-    let [(at, line)] = lines else { panic!("{cause}: {lines:?}") };
-    let is_timely = (60..=67).contains(at) && line.starts_with(&format!("no progress with {peer} for 6"));
-    assert!(is_timely && line.contains(&format!(": {cause}")) && line.contains(more), "{at} s: {line}");
+    let [(at, line)] = lines else {
+        panic!("{cause}: {lines:?}")
+    };
+    let is_timely =
+        (60..=67).contains(at) && line.starts_with(&format!("no progress with {peer} for 6"));
+    assert!(
+        is_timely && line.contains(&format!(": {cause}")) && line.contains(more),
+        "{at} s: {line}"
+    );
 }
 
 fn by_side(lines: &[(u64, String)]) -> [Lines; 2] {
-    ["with end 1 ", "with end 0 "].map(|peer| lines.iter().filter(|(_, line)| line.contains(peer)).cloned().collect())
+    ["with end 1 ", "with end 0 "].map(|peer| {
+        lines
+            .iter()
+            .filter(|(_, line)| line.contains(peer))
+            .cloned()
+            .collect()
+    })
 }

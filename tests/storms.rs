@@ -48,7 +48,13 @@ fn whole_nics_may_leave_and_return_twice() {
         let mut dice = Dice::new(seed);
         let storm = twice(before(seed), &mut dice);
         let channels = draw_channels(&mut dice, &[16, 128, 1024], 3);
-        messages += play("whole_nics_may_leave_and_return_twice", seed, storm, &channels, dice);
+        messages += play(
+            "whole_nics_may_leave_and_return_twice",
+            seed,
+            storm,
+            &channels,
+            dice,
+        );
     }
     println!("{messages} messages");
 }
@@ -60,7 +66,11 @@ fn in_real_time() {
     for seed in seeds(5) {
         let mut dice = Dice::new(seed);
         let count = 1 + dice.below(5);
-        let storm = if seed % 4 == 0 { twice(before(seed / 4), &mut dice) } else { Storm::draw(&mut dice, count) };
+        let storm = if seed % 4 == 0 {
+            twice(before(seed / 4), &mut dice)
+        } else {
+            Storm::draw(&mut dice, count)
+        };
         let channels = draw_channels(&mut dice, &[512, 16 << 10, 64 << 10], 6);
         events += storm.0.len();
         println!("seed {seed}: {} channels\n{storm}", channels.len());
@@ -107,7 +117,9 @@ fn play(test: &str, seed: u64, storm: Storm, channels: &[Terms], dice: Dice) -> 
     static BED: Mutex<Option<bed::Bed>> = Mutex::new(None);
     let mut bed = BED.lock().unwrap_or_else(PoisonError::into_inner);
     let (bed, text) = (bed.get_or_insert_with(bed::Bed::new), storm.to_string());
-    let played = catch_unwind(AssertUnwindSafe(|| bed::Run::new(bed, storm, channels, dice).play()));
+    let played = catch_unwind(AssertUnwindSafe(|| {
+        bed::Run::new(bed, storm, channels, dice).play()
+    }));
     let why = match played {
         Ok(Ok(count)) => return count,
         Ok(Err(why)) => why,
@@ -117,12 +129,19 @@ fn play(test: &str, seed: u64, storm: Storm, channels: &[Terms], dice: Dice) -> 
 }
 
 fn seeds(otherwise: u64) -> std::ops::Range<u64> {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let number = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .map(|text| text.parse::<u64>().expect("a number"))
+    };
     let (first, runs) = (number("SPARK_STORM_SEED"), number("SPARK_STORM_RUNS"));
     if first.is_some() && runs.is_none() {
         common::captured_log::show();
     }
-    let (first, runs) = (first.unwrap_or(0), runs.unwrap_or(if first.is_some() { 1 } else { otherwise }));
+    let (first, runs) = (
+        first.unwrap_or(0),
+        runs.unwrap_or(if first.is_some() { 1 } else { otherwise }),
+    );
     first..first + runs
 }
 
@@ -130,14 +149,24 @@ fn seeds(otherwise: u64) -> std::ops::Range<u64> {
 fn before(seed: u64) -> Vec<Event> {
     let ports = |after_ms, nodes, rails, away_ms| {
         let stagger_ms = 0;
-        Event { after_ms, what: What::Port, nodes, rails, away_ms, stagger_ms, by_rail: false }
+        Event {
+            after_ms,
+            what: What::Port,
+            nodes,
+            rails,
+            away_ms,
+            stagger_ms,
+            by_rail: false,
+        }
     };
     match seed % 3 {
         0 => Vec::new(),
         1 => vec![ports(0, 3, ALL_RAILS, 3000)],
         _ => {
             let single = (0..8).map(|turn| ports(1000, 1 + turn / 4, 1 << (turn % 4), 500));
-            single.chain([ports(1000, 3, 7, 500), ports(1500, 3, ALL_RAILS, 1000)]).collect()
+            single
+                .chain([ports(1000, 3, 7, 500), ports(1500, 3, ALL_RAILS, 1000)])
+                .collect()
         }
     }
 }
@@ -157,7 +186,12 @@ fn twice(before: Vec<Event>, dice: &mut Dice) -> Storm {
         by_rail,
     };
     let first_ms = if before.is_empty() { 0 } else { 4000 };
-    Storm(before.into_iter().chain([whole(first_ms, 1), whole(away_ms + dice.below(5000), 3)]).collect())
+    Storm(
+        before
+            .into_iter()
+            .chain([whole(first_ms, 1), whole(away_ms + dice.below(5000), 3)])
+            .collect(),
+    )
 }
 
 /// Channels of one or two communicators. All channels of a communicator are used alike.
@@ -165,7 +199,11 @@ fn draw_channels(dice: &mut Dice, place_words: &[usize; 3], most: u64) -> Vec<Te
     let mut channels = Vec::new();
     for communicator in 0..1 + dice.below(2) {
         let low_latency = dice.one_in(3);
-        let parts = if !low_latency && dice.one_in(4) { 2 + dice.below(3) as usize } else { 1 };
+        let parts = if !low_latency && dice.one_in(4) {
+            2 + dice.below(3) as usize
+        } else {
+            1
+        };
         let terms = Terms {
             number: communicator << 8,
             place_words: place_words[dice.below(3) as usize],
@@ -174,7 +212,10 @@ fn draw_channels(dice: &mut Dice, place_words: &[usize; 3], most: u64) -> Vec<Te
             low_latency,
             operation_steps: 1 << dice.below(9),
         };
-        channels.extend((0..1 + dice.below(most)).map(|channel| Terms { number: terms.number + channel, ..terms }));
+        channels.extend((0..1 + dice.below(most)).map(|channel| Terms {
+            number: terms.number + channel,
+            ..terms
+        }));
     }
     channels
 }

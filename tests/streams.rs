@@ -14,7 +14,8 @@ mod hostile;
 mod refusals;
 
 use bed::{
-    Buffer, FAR, NEAR, RING_TCP, apart, connect, host, irecv, is_by_tcp, receive_error, send_error, sizes, transfer,
+    Buffer, FAR, NEAR, RING_TCP, apart, connect, host, irecv, is_by_tcp, receive_error, send_error,
+    sizes, transfer,
 };
 use common::captured_log::CapturedLog;
 use common::comms::{Receiving, Sending};
@@ -32,7 +33,23 @@ fn every_size_arrives_whole_and_is_reported() {
     assert!(is_by_tcp(&ends));
     every_size(
         &ends,
-        &[0, 1, 7, 8, 127, 128, 129, 4095, 4096, 16_383, 65_537, 131_072, 131_073, 1 << 20, (1 << 22) + 13],
+        &[
+            0,
+            1,
+            7,
+            8,
+            127,
+            128,
+            129,
+            4095,
+            4096,
+            16_383,
+            65_537,
+            131_072,
+            131_073,
+            1 << 20,
+            (1 << 22) + 13,
+        ],
     );
     let (from, to) = (Buffer::filled(64 << 20, 99), Buffer::blank(64 << 20));
     assert_eq!(transfer(&ends, &from, &to, 64 << 20, 64 << 20), 64 << 20);
@@ -65,12 +82,19 @@ fn watched_receives_arrive_and_their_log_lines_are_whole() {
         let words = bytes / 8;
         // Aligned like NCCL's buffers.
         let memory: Vec<AtomicU64> = (0..words + LINE_WORDS).map(|_| AtomicU64::new(0)).collect();
-        let first = memory.iter().position(|word| (std::ptr::from_ref(word) as usize).is_multiple_of(128)).unwrap();
+        let first = memory
+            .iter()
+            .position(|word| (std::ptr::from_ref(word) as usize).is_multiple_of(128))
+            .unwrap();
         let to = &memory[first..first + words];
         // SAFETY: the memory outlives the connection, and is accessed as atomics.
-        let region = unsafe { nccl_net_spark::verbs::HostMemory::from_caller(to.as_ptr() as usize, bytes) };
+        let region =
+            unsafe { nccl_net_spark::verbs::HostMemory::from_caller(to.as_ptr() as usize, bytes) };
         let mut from = Buffer::blank(bytes);
-        let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(region).unwrap());
+        let (out, into) = (
+            ends.send.register(from.memory()).unwrap(),
+            ends.recv.register(region).unwrap(),
+        );
         let (is_over, torn) = (AtomicBool::new(false), AtomicU64::new(0));
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -78,16 +102,29 @@ fn watched_receives_arrive_and_their_log_lines_are_whole() {
                     for line in to.chunks(LINE_WORDS) {
                         // The last word is the flag, as in LL128.
                         let flag = line[LINE_WORDS - 1].load(Ordering::Acquire);
-                        let older = line[..LINE_WORDS - 1].iter().any(|word| word.load(Ordering::Relaxed) < flag);
+                        let older = line[..LINE_WORDS - 1]
+                            .iter()
+                            .any(|word| word.load(Ordering::Relaxed) < flag);
                         torn.fetch_add(u64::from(older), Ordering::Relaxed);
                     }
                 }
             });
             for round in 1..=rounds {
-                from.0.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&u64::to_ne_bytes(round)));
-                let part = RecvPart { addr: to.as_ptr() as u64, bytes, tag: 1, memory: &into };
+                from.0
+                    .chunks_exact_mut(8)
+                    .for_each(|word| word.copy_from_slice(&u64::to_ne_bytes(round)));
+                let part = RecvPart {
+                    addr: to.as_ptr() as u64,
+                    bytes,
+                    tag: 1,
+                    memory: &into,
+                };
                 let receive = until(|| ends.recv.irecv(&[part], true).unwrap());
-                assert_eq!(sizes(&ends.recv, receive), None, "nothing is sent for it yet");
+                assert_eq!(
+                    sizes(&ends.recv, receive),
+                    None,
+                    "nothing is sent for it yet"
+                );
                 let send = until(|| ends.send.isend(from.addr(), bytes, 1, &out).unwrap());
                 // Like NCCL's proxy, posts nothing more until the GPU has seen the bytes.
                 let mut told = None;
@@ -95,36 +132,73 @@ fn watched_receives_arrive_and_their_log_lines_are_whole() {
                 until(|| {
                     sent = sent.or_else(|| ends.send.test(send).unwrap());
                     told = told.take().or_else(|| sizes(&ends.recv, receive));
-                    to.iter().all(|word| word.load(Ordering::Acquire) == round).then_some(())
+                    to.iter()
+                        .all(|word| word.load(Ordering::Acquire) == round)
+                        .then_some(())
                 });
-                assert_eq!(told.or_else(|| sizes(&ends.recv, receive)), Some(vec![bytes]));
+                assert_eq!(
+                    told.or_else(|| sizes(&ends.recv, receive)),
+                    Some(vec![bytes])
+                );
                 until(|| sent.or_else(|| ends.send.test(send).unwrap()));
             }
             is_over.store(true, Ordering::Relaxed);
         });
-        assert_eq!(torn.load(Ordering::Relaxed), 0, "a line's flag came before its words ({bytes} bytes)");
+        assert_eq!(
+            torn.load(Ordering::Relaxed),
+            0,
+            "a line's flag came before its words ({bytes} bytes)"
+        );
     }
 }
 
 #[test]
 fn many_connections_both_ways() {
     let (a, b) = (host(NEAR, &[RING_TCP]), host(FAR, &[RING_TCP]));
-    let all: Vec<_> = (0..12).map(|n| if n % 2 == 0 { connect(&a, &b) } else { connect(&b, &a) }.unwrap()).collect();
+    let all: Vec<_> = (0..12)
+        .map(|n| {
+            if n % 2 == 0 {
+                connect(&a, &b)
+            } else {
+                connect(&b, &a)
+            }
+            .unwrap()
+        })
+        .collect();
     for (n, ends) in all.iter().enumerate() {
         ends.check(n as u64 + 1);
     }
     const BYTES: usize = 700_001;
-    let mut buffers: Vec<(Buffer, Buffer)> =
-        (0..all.len()).map(|n| (Buffer::filled(BYTES, n as u64), Buffer::blank(4 * BYTES))).collect();
+    let mut buffers: Vec<(Buffer, Buffer)> = (0..all.len())
+        .map(|n| (Buffer::filled(BYTES, n as u64), Buffer::blank(4 * BYTES)))
+        .collect();
     let mut running = Vec::new();
     for (ends, (from, to)) in all.iter().zip(&mut buffers) {
-        let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+        let (out, into) = (
+            ends.send.register(from.memory()).unwrap(),
+            ends.recv.register(to.memory()).unwrap(),
+        );
         for place in 0..4 {
-            let part = RecvPart { addr: to.addr() + (place * BYTES) as u64, bytes: BYTES, tag: 0, memory: &into };
-            running.push((ends, None, Some(until(|| ends.recv.irecv(&[part], false).unwrap()))));
+            let part = RecvPart {
+                addr: to.addr() + (place * BYTES) as u64,
+                bytes: BYTES,
+                tag: 0,
+                memory: &into,
+            };
+            running.push((
+                ends,
+                None,
+                Some(until(|| ends.recv.irecv(&[part], false).unwrap())),
+            ));
         }
         for _ in 0..4 {
-            running.push((ends, Some(until(|| ends.send.isend(from.addr(), BYTES, 0, &out).unwrap())), None));
+            running.push((
+                ends,
+                Some(until(|| {
+                    ends.send.isend(from.addr(), BYTES, 0, &out).unwrap()
+                })),
+                None,
+            ));
         }
     }
     until(|| {
@@ -136,7 +210,11 @@ fn many_connections_both_ways() {
         running.is_empty().then_some(())
     });
     for (n, (_, to)) in buffers.iter().enumerate() {
-        assert!(to.0.chunks(BYTES).all(|message| is_filled(message, n as u64)), "connection {n}");
+        assert!(
+            to.0.chunks(BYTES)
+                .all(|message| is_filled(message, n as u64)),
+            "connection {n}"
+        );
     }
 }
 
@@ -144,16 +222,34 @@ fn many_connections_both_ways() {
 fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
     // A test of `refusals` makes faults on the rails that this one uses.
     let _turn = turn();
-    let (here, near, far) = (host(NEAR, &[RING_TCP]), host(NEAR, &[RING_TCP]), host(FAR, &[RING_TCP]));
+    let (here, near, far) = (
+        host(NEAR, &[RING_TCP]),
+        host(NEAR, &[RING_TCP]),
+        host(FAR, &[RING_TCP]),
+    );
     let log = CapturedLog::default();
-    let (by_rails, by_tcp, again) =
-        log.capture(|| (connect(&here, &near).unwrap(), connect(&here, &far).unwrap(), connect(&here, &far).unwrap()));
+    let (by_rails, by_tcp, again) = log.capture(|| {
+        (
+            connect(&here, &near).unwrap(),
+            connect(&here, &far).unwrap(),
+            connect(&here, &far).unwrap(),
+        )
+    });
     assert!(!is_by_tcp(&by_rails) && is_by_tcp(&by_tcp) && is_by_tcp(&again));
     // All ends are in this process. Each host logs its line for a peer at INFO only once.
     let said = log.take();
-    let lines: Vec<_> = said.iter().filter(|(_, line)| line.contains("by TCP over lo, 4 streams")).collect();
-    let infos = lines.iter().filter(|(level, _)| *level == Level::INFO).count();
-    assert!(infos == 2 && lines.len() == 4 && lines[0].1.contains("because no rail reaches it"), "{said:?}");
+    let lines: Vec<_> = said
+        .iter()
+        .filter(|(_, line)| line.contains("by TCP over lo, 4 streams"))
+        .collect();
+    let infos = lines
+        .iter()
+        .filter(|(level, _)| *level == Level::INFO)
+        .count();
+    assert!(
+        infos == 2 && lines.len() == 4 && lines[0].1.contains("because no rail reaches it"),
+        "{said:?}"
+    );
     for (ends, seed) in [(&by_rails, 1), (&by_tcp, 2), (&by_rails, 3), (&again, 4)] {
         ends.check(seed);
     }
@@ -169,7 +265,10 @@ fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
     let words = format!(
         "connections closed: {total} bytes sent and 0 received by rails, {total} bytes sent by TCP in 12 messages (NCCL_SPARK_RING_TCP)"
     );
-    assert!(said.iter().any(|(_, line)| line.starts_with(&words)), "{said:?}");
+    assert!(
+        said.iter().any(|(_, line)| line.starts_with(&words)),
+        "{said:?}"
+    );
     assert_eq!(here.process().registrations.in_use(), 0);
 }
 
@@ -178,7 +277,10 @@ fn sent_messages_arrive_although_the_sender_closes_with_unread_grants() {
     for bytes in [1000, 900_000] {
         let ends = apart();
         let (from, to) = (Buffer::filled(bytes, 5), Buffer::blank(bytes));
-        let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+        let (out, into) = (
+            ends.send.register(from.memory()).unwrap(),
+            ends.recv.register(to.memory()).unwrap(),
+        );
         let receive = irecv(&ends.recv, &to, bytes, 0, &into);
         let send = until(|| ends.send.isend(from.addr(), bytes, 0, &out).unwrap());
         // The receiver reads nothing here. A send larger than the sockets' buffers would stay open.
@@ -194,7 +296,9 @@ fn sent_messages_arrive_although_the_sender_closes_with_unread_grants() {
         assert!(is_done, "{bytes} bytes do not fit four sockets");
         // The sender closes before it reads these grants. A socket that is closed with unread data
         // resets its connection.
-        let more: Vec<u16> = (0..20).map(|_| irecv(&ends.recv, &to, bytes, 0, &into)).collect();
+        let more: Vec<u16> = (0..20)
+            .map(|_| irecv(&ends.recv, &to, bytes, 0, &into))
+            .collect();
         std::thread::sleep(Duration::from_millis(50));
         ends.send.close();
         drop(ends.send);
@@ -205,9 +309,14 @@ fn sent_messages_arrive_although_the_sender_closes_with_unread_grants() {
         assert!(is_filled(&to.0, 5));
         let error = receive_error(&ends.recv, more[0]);
         let text = error.to_string();
-        assert!(matches!(error, Error::PeerGone(_)) && text.contains("closed by the peer"), "{text}");
         assert!(
-            text.contains("TCP with") && text.contains("over lo") && text.contains("21 receives pending"),
+            matches!(error, Error::PeerGone(_)) && text.contains("closed by the peer"),
+            "{text}"
+        );
+        assert!(
+            text.contains("TCP with")
+                && text.contains("over lo")
+                && text.contains("21 receives pending"),
             "{text}"
         );
     }
@@ -220,13 +329,19 @@ fn closing_in_any_order_leaves_nothing_behind() {
         let ends = connect(&a, &b).unwrap();
         let (from, to) = (Buffer::filled(5000, order), Buffer::blank(5000));
         assert_eq!(transfer(&ends, &from, &to, 5000, 5000), 5000);
-        let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+        let (out, into) = (
+            ends.send.register(from.memory()).unwrap(),
+            ends.recv.register(to.memory()).unwrap(),
+        );
         let open = (order & 2 != 0).then(|| irecv(&ends.recv, &to, 10, 0, &into));
         if order & 1 == 0 {
             ends.send.close();
             drop(ends.send);
             if let Some(open) = open.filter(|_| order & 4 != 0) {
-                assert!(matches!(receive_error(&ends.recv, open), Error::PeerGone(_)));
+                assert!(matches!(
+                    receive_error(&ends.recv, open),
+                    Error::PeerGone(_)
+                ));
             }
             ends.recv.close();
         } else {
@@ -252,22 +367,38 @@ fn closing_in_any_order_leaves_nothing_behind() {
 fn the_error_for_an_ended_peer_names_the_peer_the_interface_and_the_request() {
     let ends = apart();
     let (from, to) = (Buffer::filled(100, 1), Buffer::blank(100));
-    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+    let (out, into) = (
+        ends.send.register(from.memory()).unwrap(),
+        ends.recv.register(to.memory()).unwrap(),
+    );
     let receive = irecv(&ends.recv, &to, 100, 0, &into);
     // The kernel closes the sockets of a killed process, without a BYE. This drop does the same.
     drop(ends.send);
     let error = receive_error(&ends.recv, receive);
     let text = error.to_string();
     assert!(matches!(error, Error::PeerGone(_)), "{text}");
-    for words in ["TCP with", &format!(":{}", std::process::id()), "over lo", "without BYE", "1 receives pending"] {
+    for words in [
+        "TCP with",
+        &format!(":{}", std::process::id()),
+        "over lo",
+        "without BYE",
+        "1 receives pending",
+    ] {
         assert!(text.contains(words), "{words}: {text}");
     }
-    assert_eq!(ends.recv.test(receive, |_, _| {}).unwrap_err().to_string(), text, "the first error stays");
+    assert_eq!(
+        ends.recv.test(receive, |_, _| {}).unwrap_err().to_string(),
+        text,
+        "the first error stays"
+    );
 
     let ends = apart();
     drop(ends.recv);
     let error = send_error(&ends.send, &from, &out);
-    assert!(matches!(error, Error::PeerGone(_)) && error.to_string().contains("over lo"), "{error}");
+    assert!(
+        matches!(error, Error::PeerGone(_)) && error.to_string().contains("over lo"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -276,40 +407,90 @@ fn an_aborted_message_fails_its_receive() {
     // More than the sockets' buffers take: the message is in progress when its sender closes.
     let bytes = 64 << 20;
     let (from, to) = (Buffer::filled(bytes, 1), Buffer::blank(bytes));
-    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+    let (out, into) = (
+        ends.send.register(from.memory()).unwrap(),
+        ends.recv.register(to.memory()).unwrap(),
+    );
     let receive = irecv(&ends.recv, &to, bytes, 0, &into);
     let send = until(|| ends.send.isend(from.addr(), bytes, 0, &out).unwrap());
     for _ in 0..100 {
         assert_eq!(ends.send.test(send).unwrap(), None);
     }
     ends.send.close();
-    assert!(ends.send.test(send).is_err(), "its buffer is no longer used");
+    assert!(
+        ends.send.test(send).is_err(),
+        "its buffer is no longer used"
+    );
     let error = receive_error(&ends.recv, receive);
-    assert!(matches!(error, Error::PeerGone(_)) && error.to_string().contains("without BYE"), "{error}");
+    assert!(
+        matches!(error, Error::PeerGone(_)) && error.to_string().contains("without BYE"),
+        "{error}"
+    );
 }
 
 #[test]
 fn invalid_calls_are_refused_and_lose_nothing() {
     let ends = apart();
     let (from, to) = (Buffer::filled(4096, 1), Buffer::blank(4096));
-    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
-    let part = RecvPart { addr: to.addr(), bytes: 1000, tag: 0, memory: &into };
+    let (out, into) = (
+        ends.send.register(from.memory()).unwrap(),
+        ends.recv.register(to.memory()).unwrap(),
+    );
+    let part = RecvPart {
+        addr: to.addr(),
+        bytes: 1000,
+        tag: 0,
+        memory: &into,
+    };
     let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
     let far = to.addr() + (1 << 30);
-    let outside = ends.recv.irecv(&[RecvPart { addr: far, ..part }], false).unwrap_err();
-    assert!(outside.to_string().contains("outside the registered"), "{outside}");
+    let outside = ends
+        .recv
+        .irecv(&[RecvPart { addr: far, ..part }], false)
+        .unwrap_err();
+    assert!(
+        outside.to_string().contains("outside the registered"),
+        "{outside}"
+    );
     let for_sends = ends.send.register(to.memory()).unwrap();
-    assert!(ends.recv.irecv(&[RecvPart { memory: &for_sends, ..part }], false).is_err() || for_sends.is_for_receives());
+    assert!(
+        ends.recv
+            .irecv(
+                &[RecvPart {
+                    memory: &for_sends,
+                    ..part
+                }],
+                false
+            )
+            .is_err()
+            || for_sends.is_for_receives()
+    );
     assert!(ends.recv.irecv(&[], false).is_err() && ends.recv.irecv(&[part; 9], false).is_err());
-    assert!(ends.send.isend(from.addr() + (1 << 30), 8, 0, &out).is_err());
-    assert_eq!(ends.send.isend(from.addr(), 8, 1, &out).unwrap(), None, "another tag");
+    assert!(
+        ends.send
+            .isend(from.addr() + (1 << 30), 8, 0, &out)
+            .is_err()
+    );
+    assert_eq!(
+        ends.send.isend(from.addr(), 8, 1, &out).unwrap(),
+        None,
+        "another tag"
+    );
     let large = until(|| ends.send.isend(from.addr(), 1001, 0, &out).err());
-    assert!(large.to_string().contains("1001 bytes into a receive of 1000"), "{large}");
+    assert!(
+        large
+            .to_string()
+            .contains("1001 bytes into a receive of 1000"),
+        "{large}"
+    );
     assert!(ends.send.test(200).is_err() && ends.recv.test(31, |_, _| {}).is_err());
     let send = until(|| ends.send.isend(from.addr(), 1000, 0, &out).unwrap());
     until(|| ends.send.test(send).unwrap());
     assert_eq!(until(|| sizes(&ends.recv, receive)), [1000]);
-    assert!(ends.recv.test(receive, |_, _| {}).is_err(), "a finished request was still there");
+    assert!(
+        ends.recv.test(receive, |_, _| {}).is_err(),
+        "a finished request was still there"
+    );
 }
 
 #[test]
@@ -326,8 +507,15 @@ fn a_long_wait_is_logged_once() {
             assert!(sizes(&ends.recv, receive).is_none());
         }
     });
-    let warnings: Vec<_> = log.take().into_iter().filter(|(level, _)| *level == Level::WARN).collect();
-    assert!(warnings.len() == 1 && warnings[0].1.contains("a receive by TCP with"), "{warnings:?}");
+    let warnings: Vec<_> = log
+        .take()
+        .into_iter()
+        .filter(|(level, _)| *level == Level::WARN)
+        .collect();
+    assert!(
+        warnings.len() == 1 && warnings[0].1.contains("a receive by TCP with"),
+        "{warnings:?}"
+    );
 }
 
 #[test]
@@ -343,7 +531,9 @@ fn alternating_kinds_of_messages_keep_their_bytes() {
     for round in 0..60 {
         let parts = 1 + roll(8) as usize;
         let is_small = roll(2) == 0;
-        let bytes: Vec<usize> = (0..parts).map(|_| roll(if is_small { 300 } else { 600_000 }) as usize).collect();
+        let bytes: Vec<usize> = (0..parts)
+            .map(|_| roll(if is_small { 300 } else { 600_000 }) as usize)
+            .collect();
         let mut sources = Vec::new();
         for (part, bytes) in bytes.iter().enumerate() {
             let mut source = Buffer::blank(*bytes);
@@ -352,13 +542,22 @@ fn alternating_kinds_of_messages_keep_their_bytes() {
         }
         let place = |part: usize| to.addr() + (part * 600_000) as u64;
         let group: Vec<_> = (0..parts)
-            .map(|part| RecvPart { addr: place(part), bytes: 600_000, tag: part as i32, memory: &into })
+            .map(|part| RecvPart {
+                addr: place(part),
+                bytes: 600_000,
+                tag: part as i32,
+                memory: &into,
+            })
             .collect();
         let receive = until(|| ends.recv.irecv(&group, false).unwrap());
         let mut sends = Vec::new();
         for part in (0..parts).rev() {
             let out = ends.send.register(sources[part].memory()).unwrap();
-            sends.push(until(|| ends.send.isend(sources[part].addr(), bytes[part], part as i32, &out).unwrap()));
+            sends.push(until(|| {
+                ends.send
+                    .isend(sources[part].addr(), bytes[part], part as i32, &out)
+                    .unwrap()
+            }));
         }
         let mut told = None;
         until(|| {
@@ -369,8 +568,16 @@ fn alternating_kinds_of_messages_keep_their_bytes() {
         assert_eq!(told.unwrap(), bytes);
         for (part, bytes) in bytes.iter().enumerate() {
             let at = part * 600_000;
-            assert!(is_filled(&to.0[at..at + bytes], round * 8 + part as u64), "part {part} of round {round}");
-            assert!(to.0[at + bytes..at + 600_000].iter().all(|byte| *byte == 0xee), "part {part} of round {round}");
+            assert!(
+                is_filled(&to.0[at..at + bytes], round * 8 + part as u64),
+                "part {part} of round {round}"
+            );
+            assert!(
+                to.0[at + bytes..at + 600_000]
+                    .iter()
+                    .all(|byte| *byte == 0xee),
+                "part {part} of round {round}"
+            );
         }
         to.0.fill(0xee);
     }

@@ -8,40 +8,65 @@ const TABLE: &str = "for=*;all_reduce@2:1000-1999=ring/ll/2";
 #[test]
 fn without_the_network_every_call_succeeds_and_touches_nothing() {
     for version in VERSIONS {
-        let settings = [("NCCL_IBVERBS_LIB".to_owned(), "libibverbs-not-there.so.1".to_owned())];
+        let settings = [(
+            "NCCL_IBVERBS_LIB".to_owned(),
+            "libibverbs-not-there.so.1".to_owned(),
+        )];
         let said = drive(version, "without-network", &settings);
         // `[3]` is NCCL's log level INFO. In this scene only the tuner has installed the logger.
-        let line =
-            "NET/Spark: tuner: not used for a communicator of 2 ranks on 2 nodes: this network is not initialised";
+        let line = "NET/Spark: tuner: not used for a communicator of 2 ranks on 2 nodes: this network is not initialised";
         assert_eq!(count(&said, line), 2 + 1, "v{version}: {said}");
-        assert!(said.lines().any(|one| one.starts_with("[3] ") && one.ends_with(line)), "v{version}: {said}");
+        assert!(
+            said.lines()
+                .any(|one| one.starts_with("[3] ") && one.ends_with(line)),
+            "v{version}: {said}"
+        );
     }
 }
 
 #[test]
 fn a_row_of_the_table_decides_for_communicators_over_this_network() {
     let (_, settings) = common::test_rails();
-    let tuner = [("NCCL_SPARK_TUNER", "on"), ("NCCL_SPARK_TUNER_TABLE", TABLE), ("NCCL_SOCKET_IFNAME", "lo")];
+    let tuner = [
+        ("NCCL_SPARK_TUNER", "on"),
+        ("NCCL_SPARK_TUNER_TABLE", TABLE),
+        ("NCCL_SOCKET_IFNAME", "lo"),
+    ];
     let tuner = tuner.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let settings: Vec<_> = settings.into_iter().chain(tuner).collect();
     for version in VERSIONS {
         let said = drive(version, "with-network", &settings);
-        assert_eq!(count(&said, "tuner: in use for a communicator of 2 ranks"), 4, "v{version}: {said}");
+        assert_eq!(
+            count(&said, "tuner: in use for a communicator of 2 ranks"),
+            4,
+            "v{version}: {said}"
+        );
         for (line, times) in [
             ("of 2 ranks on 1 node: the communicator is on one node", 1),
-            ("of 4 ranks on 2 nodes: the communicator has more than one rank on a node", 1),
+            (
+                "of 4 ranks on 2 nodes: the communicator has more than one rank on a node",
+                1,
+            ),
             ("of 1 rank on 1 node: the communicator is on one node", 1),
             ("of 3 ranks on 3 nodes: the table has no row for 3 ranks", 1),
-            ("of 2 ranks on 2 nodes: the communicator uses another network", if version == 4 { 0 } else { 3 }),
+            (
+                "of 2 ranks on 2 nodes: the communicator uses another network",
+                if version == 4 { 0 } else { 3 },
+            ),
         ] {
             assert_eq!(count(&said, line), times, "v{version}: {line}: {said}");
         }
-        for misuse in ["has 6 algorithms and 3 protocols", "collCostTable is NULL", "context is an unknown object"] {
+        for misuse in [
+            "has 6 algorithms and 3 protocols",
+            "collCostTable is NULL",
+            "context is an unknown object",
+        ] {
             assert!(said.contains(misuse), "v{version}: {misuse}: {said}");
         }
         // The forked child writes its only line directly, not through NCCL's logger.
         assert!(
-            said.lines().any(|one| one.starts_with("NET/Spark: WARN tuner init: this process was forked")),
+            said.lines()
+                .any(|one| one.starts_with("NET/Spark: WARN tuner init: this process was forked")),
             "{said}"
         );
     }
@@ -53,7 +78,11 @@ fn count(said: &str, line: &str) -> usize {
 
 fn drive(version: u8, scene: &str, settings: &[(String, String)]) -> String {
     let program = common::c_program("tuner", &["tuner.c", "log.c"]);
-    let run = common::run_c_program(&program, &[version.to_string().as_str(), scene], settings.iter().cloned());
+    let run = common::run_c_program(
+        &program,
+        &[version.to_string().as_str(), scene],
+        settings.iter().cloned(),
+    );
     assert!(run.success, "v{version} {scene}: {}", run.text);
     run.text
 }

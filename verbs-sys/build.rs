@@ -154,9 +154,13 @@ mod bindings {
             builder = builder.allowlist_var(name);
         }
         for name in POINTED_AT {
-            builder = builder.raw_line(format!("#[repr(C)]\npub struct {name} {{\n    _opaque: [u8; 0],\n}}"));
+            builder = builder.raw_line(format!(
+                "#[repr(C)]\npub struct {name} {{\n    _opaque: [u8; 0],\n}}"
+            ));
         }
         let bindings = builder.generate().expect("bindgen reads src/bindings.h");
-        bindings.write_to_file(&output).unwrap_or_else(|error| panic!("{output} cannot be written: {error}"));
+        bindings
+            .write_to_file(&output)
+            .unwrap_or_else(|error| panic!("{output} cannot be written: {error}"));
     }
 }

@@ -42,13 +42,25 @@ struct Bootstrap {
 
 impl Bootstrap {
     fn new() -> Self {
-        let variables = [("NCCL_SOCKET_IFNAME", "=lo"), ("NCCL_SPARK_CONNECT_TIMEOUT_S", "3600")];
+        let variables = [
+            ("NCCL_SOCKET_IFNAME", "=lo"),
+            ("NCCL_SPARK_CONNECT_TIMEOUT_S", "3600"),
+        ];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let config = Config::from_variables(&variables).expect("settings");
-        let host =
-            Arc::new(Host::new(config, Vec::new(), TunerIdentity { hash: TUNER_HASH, gpu: "NVIDIA GB10".to_owned() }));
+        let host = Arc::new(Host::new(
+            config,
+            Vec::new(),
+            TunerIdentity {
+                hash: TUNER_HASH,
+                gpu: "NVIDIA GB10".to_owned(),
+            },
+        ));
         let (listener, handle) = host.listen().expect("a listener on the loopback");
-        Self { listener, handle: Handle::decode(&handle).expect("its handle") }
+        Self {
+            listener,
+            handle: Handle::decode(&handle).expect("its handle"),
+        }
     }
 }
 
@@ -71,12 +83,18 @@ fn serve(bootstrap: &Bootstrap, data: &[u8]) -> bool {
     let has_token = tape.u8() & 1 == 1;
     let mut pieces = Vec::new();
     while let Some(length) = tape.step() {
-        let length = if length == u8::MAX { usize::from(tape.u16()) } else { usize::from(length) };
+        let length = if length == u8::MAX {
+            usize::from(tape.u16())
+        } else {
+            usize::from(length)
+        };
         pieces.push(tape.bytes(length));
     }
     let lengths: Vec<usize> = pieces.iter().map(|piece| piece.len()).collect();
     let mut sent = pieces.concat();
-    if has_token && let Some(place) = sent.get_mut(HEADER_BYTES..HEADER_BYTES + bootstrap.handle.token.len()) {
+    if has_token
+        && let Some(place) = sent.get_mut(HEADER_BYTES..HEADER_BYTES + bootstrap.handle.token.len())
+    {
         place.copy_from_slice(&bootstrap.handle.token);
     }
     let refusal = refusal(bootstrap, &sent);
@@ -142,7 +160,9 @@ fn refusal(bootstrap: &Bootstrap, sent: &[u8]) -> Option<&'static str> {
     let (header, body) = sent.split_first_chunk::<HEADER_BYTES>()?;
     let header = Header::decode(*header).ok()?;
     let body = body.get(..header.body_bytes)?;
-    let Ok(Message::Hello(hello)) = Message::decode(header, body) else { return None };
+    let Ok(Message::Hello(hello)) = Message::decode(header, body) else {
+        return None;
+    };
     if hello.token != bootstrap.handle.token {
         return None;
     }
@@ -156,8 +176,13 @@ fn refusal(bootstrap: &Bootstrap, sent: &[u8]) -> Option<&'static str> {
 /// Inputs of clients with the token (in one piece or many), and of clients without the token.
 pub fn seeds() -> Seeds {
     let hello = Message::Hello(handshake::hello([0; 16], Vec::new())).encode();
-    let frame =
-        Message::Control(ControlFrame { number: 1, received: 0, awaits_confirmation: true, message: vec![7] }).encode();
+    let frame = Message::Control(ControlFrame {
+        number: 1,
+        received: 0,
+        awaits_confirmation: true,
+        message: vec![7],
+    })
+    .encode();
     let mut at_once = Writer::default();
     at_once.u8(1).u8(hello.len() as u8).bytes(&hello);
     let mut by_bytes = Writer::default();
@@ -165,15 +190,35 @@ pub fn seeds() -> Seeds {
     hello.iter().for_each(|byte| _ = by_bytes.u8(1).u8(*byte));
     let mut with_more = Writer::default();
     let hello_and_frame = [&hello[..], &frame].concat();
-    with_more.u8(1).u8(hello_and_frame.len() as u8).bytes(&hello_and_frame).u8(3).bytes(b"and");
+    with_more
+        .u8(1)
+        .u8(hello_and_frame.len() as u8)
+        .bytes(&hello_and_frame)
+        .u8(3)
+        .bytes(b"and");
     let mut large_length = Writer::default();
     let large = [0x50, 0x53, 1, PROTOCOL_VERSION as u8, 0, 0x80, 0, 0];
-    large_length.u8(1).u8(8).bytes(&large).u8(255).u16(2000).bytes(&[1; 2000]);
-    let other_tuner = Hello { tuner_hash: TUNER_HASH + 1, ..handshake::hello([0; 16], Vec::new()) };
+    large_length
+        .u8(1)
+        .u8(8)
+        .bytes(&large)
+        .u8(255)
+        .u16(2000)
+        .bytes(&[1; 2000]);
+    let other_tuner = Hello {
+        tuner_hash: TUNER_HASH + 1,
+        ..handshake::hello([0; 16], Vec::new())
+    };
     let other_tuner = Message::Hello(other_tuner).encode();
     let mut with_other_tuner = Writer::default();
-    with_other_tuner.u8(1).u8(other_tuner.len() as u8).bytes(&other_tuner);
-    let by_tcp = Hello { by_tcp: ByTcp::Allowed, ..handshake::hello([0; 16], Vec::new()) };
+    with_other_tuner
+        .u8(1)
+        .u8(other_tuner.len() as u8)
+        .bytes(&other_tuner);
+    let by_tcp = Hello {
+        by_tcp: ByTcp::Allowed,
+        ..handshake::hello([0; 16], Vec::new())
+    };
     let by_tcp = Message::Hello(by_tcp).encode();
     let mut that_wants_tcp = Writer::default();
     that_wants_tcp.u8(1).u8(by_tcp.len() as u8).bytes(&by_tcp);
@@ -184,7 +229,13 @@ pub fn seeds() -> Seeds {
         ("with-another-tuner", with_other_tuner.into_bytes()),
         ("frame-after-hello", with_more.into_bytes()),
         ("refused-incomplete-body", large_length.into_bytes()),
-        ("refused-without-token", [&[0, hello.len() as u8][..], &hello].concat()),
-        ("refused-web-browser", [&[0, 18][..], b"GET / HTTP/1.1\r\n\r\n"].concat()),
+        (
+            "refused-without-token",
+            [&[0, hello.len() as u8][..], &hello].concat(),
+        ),
+        (
+            "refused-web-browser",
+            [&[0, 18][..], b"GET / HTTP/1.1\r\n\r\n"].concat(),
+        ),
     ]
 }

@@ -16,7 +16,8 @@ use nccl_net_spark::flow::sends::{LocalRoute, REQUESTS, Route, Sends};
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{OpenReceive, Received};
 use nccl_net_spark::wire::cts::{
-    ENTRY_WORDS, Entry, Epoch, MAX_RECEIVE_BYTES, PackedKeys, RING_WORDS, Terms, Violation, entry_word, rkey_in,
+    ENTRY_WORDS, Entry, Epoch, MAX_RECEIVE_BYTES, PackedKeys, RING_WORDS, Terms, Violation,
+    entry_word, rkey_in,
 };
 use nccl_net_spark::wire::ids::{LaneId, Slot};
 use nccl_net_spark::wire::immediate::Immediate;
@@ -136,9 +137,20 @@ impl Model<'_> {
             self.granted += 1;
         }
         for part in 0..parts {
-            let tag = if shape & 8 == 8 { i32::from(part) } else { i32::from(shape >> 4) };
+            let tag = if shape & 8 == 8 {
+                i32::from(part)
+            } else {
+                i32::from(shape >> 4)
+            };
             let addr = u64::from(part) << 32;
-            let mut terms = Terms { addr, bytes: u64::from(tape.u8()) << 8, tag, parts, part, epoch: Epoch::default() };
+            let mut terms = Terms {
+                addr,
+                bytes: u64::from(tape.u8()) << 8,
+                tag,
+                parts,
+                part,
+                epoch: Epoch::default(),
+            };
             let mut mask = u8::MAX;
             if lies >> (part & 3) & 2 == 2 {
                 match tape.u8() % 6 {
@@ -152,7 +164,12 @@ impl Model<'_> {
             }
             let entry = Entry::new(&terms, &keys(sequence, part), sequence);
             let at = entry_word(sequence, usize::from(part));
-            for (number, word) in entry.words().iter().enumerate().filter(|(number, _)| mask >> number & 1 == 1) {
+            for (number, word) in entry
+                .words()
+                .iter()
+                .enumerate()
+                .filter(|(number, _)| mask >> number & 1 == 1)
+            {
                 self.ring[at + number].store(*word, Relaxed);
             }
         }
@@ -160,22 +177,29 @@ impl Model<'_> {
 
     fn entry(&self, part: u8) -> Option<Entry> {
         let at = entry_word(self.sequence, usize::from(part));
-        let words: [u64; ENTRY_WORDS] = std::array::from_fn(|word| self.ring[at + word].load(Relaxed));
+        let words: [u64; ENTRY_WORDS] =
+            std::array::from_fn(|word| self.ring[at + word].load(Relaxed));
         Entry::whole(words, self.sequence)
     }
 
     fn checked(&self, part: u8) -> Result<Option<Entry>, Violation> {
-        self.entry(part).map(|entry| entry.check(part).map(|()| entry)).transpose()
+        self.entry(part)
+            .map(|entry| entry.check(part).map(|()| entry))
+            .transpose()
     }
 
     /// Returns the parts of the receive at the head, or `None` until the entries of all parts have
     /// arrived.
     fn arrived(&self) -> Result<Option<Vec<u8>>, Violation> {
-        let Some(first) = self.checked(0)? else { return Ok(None) };
+        let Some(first) = self.checked(0)? else {
+            return Ok(None);
+        };
         for part in 1..first.parts() {
             match self.checked(part)? {
                 None => return Ok(None),
-                Some(entry) if entry.parts() != first.parts() => return Err(Violation::Parts(entry.parts())),
+                Some(entry) if entry.parts() != first.parts() => {
+                    return Err(Violation::Parts(entry.parts()));
+                }
                 Some(_) => {}
             }
         }
@@ -204,7 +228,10 @@ impl Model<'_> {
         let expected = self.expect(tag);
         let fields = |head: &Head| (head.part, head.addr, head.buffer_bytes);
         let terms = |(part, entry): &(u8, Entry)| (*part, entry.addr(), entry.bytes());
-        assert_eq!(found.map(|head| head.as_ref().map(fields)), expected.map(|found| found.as_ref().map(terms)));
+        assert_eq!(
+            found.map(|head| head.as_ref().map(fields)),
+            expected.map(|found| found.as_ref().map(terms))
+        );
         found
     }
 
@@ -214,14 +241,22 @@ impl Model<'_> {
         if self.has_said_bye || self.is_lost.iter().all(|lost| *lost) || !self.sends.has_room() {
             return;
         }
-        let Ok(Some(head)) = self.find(tag) else { return };
+        let Ok(Some(head)) = self.find(tag) else {
+            return;
+        };
         assert_eq!(head.sequence, self.sequence);
         assert!(head.buffer_bytes <= MAX_RECEIVE_BYTES && usize::from(head.part) < PARTS);
-        assert!(head.addr.checked_add(head.buffer_bytes).is_some(), "{head:?} ends behind the end of memory");
+        assert!(
+            head.addr.checked_add(head.buffer_bytes).is_some(),
+            "{head:?} ends behind the end of memory"
+        );
         for lane in LaneId::all(MAX_RAILS) {
             let (word, shift) = rkey_in(lane);
             let at = entry_word(head.sequence, usize::from(head.part));
-            assert_eq!(head.rkey(self.ring, lane), (self.ring[at + word].load(Relaxed) >> shift) as u32);
+            assert_eq!(
+                head.rkey(self.ring, lane),
+                (self.ring[at + word].load(Relaxed) >> shift) as u32
+            );
         }
         let bytes = wanted.min(head.buffer_bytes);
         let (request, sent) = if how & 1 == 0 && bytes <= CHUNK {
@@ -230,7 +265,10 @@ impl Model<'_> {
             self.start_cut(head, bytes, how)
         };
         assert!(usize::from(request) < REQUESTS);
-        assert!(self.requests.insert(request, sent).is_none(), "request {request} is given out twice");
+        assert!(
+            self.requests.insert(request, sent).is_none(),
+            "request {request} is given out twice"
+        );
         let mut left = self.waiting.take().expect("it was found");
         left.retain(|part| *part != head.part);
         if left.is_empty() {
@@ -243,18 +281,46 @@ impl Model<'_> {
     fn open_lane(&self, wish: u8) -> LaneId {
         let from = usize::from(wish);
         let mut from_there_on = (0..LANES).map(|step| lane((from + step) % LANES));
-        from_there_on.find(|lane| !self.is_lost[lane.index()]).expect("a lane is open")
+        from_there_on
+            .find(|lane| !self.is_lost[lane.index()])
+            .expect("a lane is open")
     }
 
     fn start_single_write(&mut self, head: Head, bytes: u64) -> (u16, Sent) {
         let lane = self.open_lane(head.part);
-        let (started, allocated) = memory::peak(|| self.sends.start_single_write(head, (LOCAL, 7), bytes, lane));
+        let (started, allocated) =
+            memory::peak(|| self.sends.start_single_write(head, (LOCAL, 7), bytes, lane));
         let (request, immediate) = started.expect("there is room");
-        assert_eq!((immediate, allocated), (expected_immediate(&head, 0, 1, 0), 0));
-        self.under_way.push(Posted { request, share: 0, lane });
-        let share = Share { lane, offset: 0, bytes };
-        let shares = vec![Piece { share, posted: bytes, is_closed: true, is_done: false, waits_for_lane: false }];
-        (request, Sent { head, bytes, is_whole: true, shares })
+        assert_eq!(
+            (immediate, allocated),
+            (expected_immediate(&head, 0, 1, 0), 0)
+        );
+        self.under_way.push(Posted {
+            request,
+            share: 0,
+            lane,
+        });
+        let share = Share {
+            lane,
+            offset: 0,
+            bytes,
+        };
+        let shares = vec![Piece {
+            share,
+            posted: bytes,
+            is_closed: true,
+            is_done: false,
+            waits_for_lane: false,
+        }];
+        (
+            request,
+            Sent {
+                head,
+                bytes,
+                is_whole: true,
+                shares,
+            },
+        )
     }
 
     /// Starts a send of up to eight shares on the open lanes. Shares that are not posted here are
@@ -267,25 +333,59 @@ impl Model<'_> {
         while offset < bytes || shares.is_empty() {
             let size = part.min(bytes - offset);
             let lane = self.open_lane(how.wrapping_add(shares.len() as u8));
-            shares.push(Share { lane, offset, bytes: size });
+            shares.push(Share {
+                lane,
+                offset,
+                bytes: size,
+            });
             offset += size;
         }
-        let request = self.sends.start(&head, (LOCAL, 7), &shares).expect("there is room");
+        let request = self
+            .sends
+            .start(&head, (LOCAL, 7), &shares)
+            .expect("there is room");
         let mut pieces = Vec::new();
         for (number, share) in shares.iter().enumerate() {
             let now = how >> 4 & 1 == 1 && share.bytes <= CHUNK;
             if now {
                 let immediate = self.sends.post_share(request, number as u8, share);
-                assert_eq!(immediate, Some(expected_immediate(&head, number as u8, shares.len(), 0)));
-                self.under_way.push(Posted { request, share: number as u8, lane: share.lane });
+                assert_eq!(
+                    immediate,
+                    Some(expected_immediate(&head, number as u8, shares.len(), 0))
+                );
+                self.under_way.push(Posted {
+                    request,
+                    share: number as u8,
+                    lane: share.lane,
+                });
             } else {
-                let route = Route { queue: number as u8, lkey: 1, rkey: 2, timed: false };
-                self.sends.keep_share(request, number as u8, share, route, CHUNK);
+                let route = Route {
+                    queue: number as u8,
+                    lkey: 1,
+                    rkey: 2,
+                    timed: false,
+                };
+                self.sends
+                    .keep_share(request, number as u8, share, route, CHUNK);
             }
             let posted = if now { share.bytes } else { 0 };
-            pieces.push(Piece { share: *share, posted, is_closed: now, is_done: false, waits_for_lane: false });
+            pieces.push(Piece {
+                share: *share,
+                posted,
+                is_closed: now,
+                is_done: false,
+                waits_for_lane: false,
+            });
         }
-        (request, Sent { head, bytes, is_whole: false, shares: pieces })
+        (
+            request,
+            Sent {
+                head,
+                bytes,
+                is_whole: false,
+                shares: pieces,
+            },
+        )
     }
 
     /// Posts at most `most` writes of waiting shares on the open lanes.
@@ -293,25 +393,38 @@ impl Model<'_> {
         let mut left = usize::from(most);
         for request in self.sends.waiting().collect::<Vec<_>>() {
             let count = self.sends.shares_to_post(request);
-            let sent = self.requests.get_mut(&request).expect("a waiting request exists");
+            let sent = self
+                .requests
+                .get_mut(&request)
+                .expect("a waiting request exists");
             assert_eq!(usize::from(count), sent.shares.len());
             for (number, piece) in (0..).zip(&mut sent.shares) {
                 while left > 0 && !piece.waits_for_lane && !self.is_lost[piece.share.lane.index()] {
-                    let Some(next) = self.sends.next_write(request, number, CHUNK) else { break };
+                    let Some(next) = self.sends.next_write(request, number, CHUNK) else {
+                        break;
+                    };
                     left -= 1;
                     let from = piece.share.offset + piece.posted;
                     let size = (piece.share.bytes - piece.posted).min(CHUNK);
                     let is_last = piece.posted + size == piece.share.bytes;
                     assert!(!piece.is_closed, "more is posted than there is");
                     assert_eq!((next.lane, u64::from(next.bytes)), (piece.share.lane, size));
-                    assert_eq!((next.local_addr, next.remote_addr), (LOCAL + from, sent.head.addr + from));
+                    assert_eq!(
+                        (next.local_addr, next.remote_addr),
+                        (LOCAL + from, sent.head.addr + from)
+                    );
                     let full_chunks = (piece.share.bytes.saturating_sub(1) / CHUNK) as u16;
-                    let immediate = expected_immediate(&sent.head, number, usize::from(count), full_chunks);
+                    let immediate =
+                        expected_immediate(&sent.head, number, usize::from(count), full_chunks);
                     assert_eq!(next.immediate, is_last.then_some(immediate));
                     self.sends.posted(request, number, &next);
                     (piece.posted, piece.is_closed) = (piece.posted + size, is_last);
                     if is_last {
-                        self.under_way.push(Posted { request, share: number, lane: next.lane });
+                        self.under_way.push(Posted {
+                            request,
+                            share: number,
+                            lane: next.lane,
+                        });
                     }
                 }
             }
@@ -322,9 +435,14 @@ impl Model<'_> {
         if self.under_way.is_empty() {
             return;
         }
-        let Posted { request, share, .. } = self.under_way.swap_remove(which % self.under_way.len());
+        let Posted { request, share, .. } =
+            self.under_way.swap_remove(which % self.under_way.len());
         let confirmed = self.sends.confirmed(request, share);
-        match self.requests.get_mut(&request).filter(|sent| !sent.is_done()) {
+        match self
+            .requests
+            .get_mut(&request)
+            .filter(|sent| !sent.is_done())
+        {
             Some(sent) => {
                 let piece = &mut sent.shares[usize::from(share)];
                 piece.is_done = true;
@@ -349,8 +467,11 @@ impl Model<'_> {
     }
 
     fn test_oldest(&mut self) {
-        if let Some(request) =
-            self.requests.iter().min_by_key(|(_, sent)| sent.head.sequence).map(|(request, _)| *request)
+        if let Some(request) = self
+            .requests
+            .iter()
+            .min_by_key(|(_, sent)| sent.head.sequence)
+            .map(|(request, _)| *request)
         {
             self.test(request);
         }
@@ -366,9 +487,14 @@ impl Model<'_> {
             return;
         }
         let sequence = self.sequence.saturating_sub(u64::from(what >> 4));
-        let open = (0..u64::from(what >> 2 & 3))
-            .map(|at| OpenReceive { sequence: sequence + at, shares: std::array::from_fn(|_| tape.u8()) });
-        let received = Received { open: open.collect(), granted: sequence.wrapping_add(granted as i8 as u64) };
+        let open = (0..u64::from(what >> 2 & 3)).map(|at| OpenReceive {
+            sequence: sequence + at,
+            shares: std::array::from_fn(|_| tape.u8()),
+        });
+        let received = Received {
+            open: open.collect(),
+            granted: sequence.wrapping_add(granted as i8 as u64),
+        };
         self.is_lost[lost.index()] = true;
         self.under_way.retain(|posted| posted.lane != lost);
         self.sends.lost(lost, &received);
@@ -392,20 +518,31 @@ impl Model<'_> {
         // that lane's keys from the default epoch on.
         let has_keys = |sequence, part: u8| {
             let at = entry_word(sequence, usize::from(part));
-            let entry = Entry::whole(std::array::from_fn(|word| self.ring[at + word].load(Relaxed)), sequence);
+            let entry = Entry::whole(
+                std::array::from_fn(|word| self.ring[at + word].load(Relaxed)),
+                sequence,
+            );
             entry.is_some_and(|entry| entry.epoch().is_since(Epoch::default()))
         };
         let mut moved = 0;
         self.sends.resend(self.ring, other.bit(), |share| {
             moved += 1;
             assert!(share.registration_id == 7 && share.bytes <= MAX_RECEIVE_BYTES);
-            Some(LocalRoute { lane: share.lane(lost), queue: 0, lkey: 3 })
+            Some(LocalRoute {
+                lane: share.lane(lost),
+                queue: 0,
+                lkey: 3,
+            })
         });
         let mut moved_here = 0;
         let mut is_left = false;
         for sent in self.requests.values_mut().filter(|sent| !sent.is_done()) {
             let has_keys = has_keys(sent.head.sequence, sent.head.part);
-            for piece in sent.shares.iter_mut().filter(|piece| piece.waits_for_lane && !piece.is_done) {
+            for piece in sent
+                .shares
+                .iter_mut()
+                .filter(|piece| piece.waits_for_lane && !piece.is_done)
+            {
                 if has_keys {
                     (piece.share.lane, piece.waits_for_lane) = (other, false);
                     moved_here += 1;
@@ -418,14 +555,28 @@ impl Model<'_> {
 
     /// Handles the peer's BYE, which claims that all receives below a number were delivered.
     fn bye(&mut self, tape: &mut Tape<'_>) {
-        let delivered =
-            if tape.u8() & 1 == 1 { tape.u64() } else { self.sequence.saturating_sub(u64::from(tape.u8())) };
+        let delivered = if tape.u8() & 1 == 1 {
+            tape.u64()
+        } else {
+            self.sequence.saturating_sub(u64::from(tape.u8()))
+        };
         self.has_said_bye = true;
         let mut any = false;
-        for sent in self.requests.values_mut().filter(|sent| !sent.is_done() && sent.head.sequence < delivered) {
+        for sent in self
+            .requests
+            .values_mut()
+            .filter(|sent| !sent.is_done() && sent.head.sequence < delivered)
+        {
             // Unposted bytes cannot have arrived, even if the peer claims so.
-            if sent.is_whole || sent.shares.iter().all(|piece| piece.is_closed || piece.is_done) {
-                sent.shares.iter_mut().for_each(|piece| piece.is_done = true);
+            if sent.is_whole
+                || sent
+                    .shares
+                    .iter()
+                    .all(|piece| piece.is_closed || piece.is_done)
+            {
+                sent.shares
+                    .iter_mut()
+                    .for_each(|piece| piece.is_done = true);
                 any = true;
             }
         }
@@ -433,8 +584,15 @@ impl Model<'_> {
     }
 
     fn check_counts(&self) {
-        let running = self.requests.values().filter(|sent| !sent.is_done()).map(|sent| sent.head.sequence);
-        assert_eq!(self.sends.message_range(), (running.min().unwrap_or(self.sequence), self.sequence));
+        let running = self
+            .requests
+            .values()
+            .filter(|sent| !sent.is_done())
+            .map(|sent| sent.head.sequence);
+        assert_eq!(
+            self.sends.message_range(),
+            (running.min().unwrap_or(self.sequence), self.sequence)
+        );
         assert_eq!(self.sends.has_room(), self.requests.len() < REQUESTS);
     }
 }
@@ -442,7 +600,14 @@ impl Model<'_> {
 fn expected_immediate(head: &Head, share: u8, shares: usize, full_chunks: u16) -> Immediate {
     let slot = Slot::new((head.sequence % SLOTS as u64) as u16).expect("it is below SLOTS");
     let generation = (head.sequence / SLOTS as u64 % 64) as u8;
-    Immediate { slot, part: head.part, generation, shares: shares as u8, share, full_chunks }
+    Immediate {
+        slot,
+        part: head.part,
+        generation,
+        shares: shares as u8,
+        share,
+        full_chunks,
+    }
 }
 
 fn keys(sequence: u64, part: u8) -> PackedKeys {
@@ -452,7 +617,8 @@ fn keys(sequence: u64, part: u8) -> PackedKeys {
 /// Tapes with a receive of one part, a receive whose parts are matched out of order, a message in
 /// several shares, a lost lane, and each kind of lie.
 pub fn seeds() -> Seeds {
-    let send = |w: &mut Writer, how: u8, tag: u8, bytes: u16| _ = w.u8(5).u8(how).u8(tag).u16(bytes);
+    let send =
+        |w: &mut Writer, how: u8, tag: u8, bytes: u16| _ = w.u8(5).u8(how).u8(tag).u16(bytes);
     let mut lone = Writer::default();
     for _ in 0..3 {
         lone.u8(0).u8(0x30).u8(0).u8(16);
@@ -465,7 +631,18 @@ pub fn seeds() -> Seeds {
     send(&mut group, 0, 9, 1);
     send(&mut group, 0, 0, 5000);
     send(&mut group, 0x10, 1, 0);
-    group.u8(9).u8(9).u8(10).u8(0).u8(10).u8(0).u8(10).u8(0).u8(13).u8(13).u8(13);
+    group
+        .u8(9)
+        .u8(9)
+        .u8(10)
+        .u8(0)
+        .u8(10)
+        .u8(0)
+        .u8(10)
+        .u8(0)
+        .u8(13)
+        .u8(13)
+        .u8(13);
     let mut cut = Writer::default();
     cut.u8(0).u8(0).u8(0).u8(255);
     send(&mut cut, 0x0f, 0, 60_000);
@@ -476,7 +653,17 @@ pub fn seeds() -> Seeds {
     lost.u8(0).u8(0).u8(0).u8(16).u8(0).u8(0).u8(0).u8(200);
     send(&mut lost, 0, 0, 10);
     send(&mut lost, 7, 0, 40_000);
-    lost.u8(9).u8(3).u8(14).u8(0x24).u8(0).bytes(&[0; 8]).u8(9).u8(255).u8(14).u8(0).u8(0);
+    lost.u8(9)
+        .u8(3)
+        .u8(14)
+        .u8(0x24)
+        .u8(0)
+        .bytes(&[0; 8])
+        .u8(9)
+        .u8(255)
+        .u8(14)
+        .u8(0)
+        .u8(0);
     (0..6).for_each(|_| _ = lost.u8(10).u8(0));
     lost.u8(13).u8(13).u8(15).u8(0).u8(0).u8(13);
     let mut lies = Writer::default();

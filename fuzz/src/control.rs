@@ -10,8 +10,8 @@ use crate::tape::{Tape, lane};
 use crate::target::Seeds;
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::control::{
-    ControlFrame, ControlMessage, FRAME_WORDS, JoinAnswer, MAX_CONTROL_BYTES, OpenReceive, Progress, Received,
-    StallReport,
+    ControlFrame, ControlMessage, FRAME_WORDS, JoinAnswer, MAX_CONTROL_BYTES, OpenReceive,
+    Progress, Received, StallReport,
 };
 use nccl_net_spark::wire::cts::Epoch;
 use nccl_net_spark::wire::fields::{Address, Attachment, LaneEnd, QpEnd, RailAdvert};
@@ -31,9 +31,16 @@ pub fn check(data: &[u8]) -> bool {
 }
 
 fn check_message(bytes: &[u8]) -> bool {
-    let Ok(message) = memory::bounded(bytes.len(), || ControlMessage::decode(bytes)) else { return false };
+    let Ok(message) = memory::bounded(bytes.len(), || ControlMessage::decode(bytes)) else {
+        return false;
+    };
     let encoded = message.encode();
-    assert!(encoded.len() <= bytes.len().min(MAX_CONTROL_BYTES), "{} bytes of {}", encoded.len(), bytes.len());
+    assert!(
+        encoded.len() <= bytes.len().min(MAX_CONTROL_BYTES),
+        "{} bytes of {}",
+        encoded.len(),
+        bytes.len()
+    );
     assert_eq!(ControlMessage::decode(&encoded).as_ref(), Ok(&message));
     // The decoder must return the lane that is in the bytes.
     let assert_lane = |lane: LaneId| assert_eq!(lane.index(), usize::from(bytes[1]));
@@ -43,7 +50,9 @@ fn check_message(bytes: &[u8]) -> bool {
             assert!(received.open.len() <= SLOTS);
             check_received(received);
         }
-        ControlMessage::Join { lane, rail, end, .. } => {
+        ControlMessage::Join {
+            lane, rail, end, ..
+        } => {
             assert_lane(*lane);
             check_rail(rail);
             check_queue_pairs(&end.qps);
@@ -65,7 +74,13 @@ fn check_message(bytes: &[u8]) -> bool {
 /// Checks `Received::has` for every part and share. For a receive that is not open, `has` must
 /// return true exactly if the receive was granted.
 fn check_received(received: &Received) {
-    for sequence in received.open.iter().map(|open| open.sequence).chain([0, received.granted, u64::MAX]) {
+    for sequence in
+        received
+            .open
+            .iter()
+            .map(|open| open.sequence)
+            .chain([0, received.granted, u64::MAX])
+    {
         let open = received.open.iter().find(|open| open.sequence == sequence);
         for part in 0..PARTS as u8 {
             for share in 0..MAX_RAILS as u8 {
@@ -91,16 +106,23 @@ fn check_mailbox(tape: &mut Tape<'_>, signed: bool) -> bool {
     }
     let Some(frame) = memory::bounded(FRAME_WORDS * 8, || ControlFrame::from_words(&words)) else {
         let (number, received, sizes) = (words[0], words[1], words[2]);
-        let possible =
-            (number, received) != (0, 0) && sizes & 0xffff_ffff <= MAX_CONTROL_BYTES as u64 && sizes >> 33 == 0;
+        let possible = (number, received) != (0, 0)
+            && sizes & 0xffff_ffff <= MAX_CONTROL_BYTES as u64
+            && sizes >> 33 == 0;
         assert!(!signed || !possible, "a whole frame is refused");
         return false;
     };
     assert!(frame.message.len() <= MAX_CONTROL_BYTES);
     assert_eq!((frame.number, frame.received), (words[0], words[1]));
-    let bytes: Vec<u8> = words[4..].iter().flat_map(|word| word.to_le_bytes()).collect();
+    let bytes: Vec<u8> = words[4..]
+        .iter()
+        .flat_map(|word| word.to_le_bytes())
+        .collect();
     assert_eq!(frame.message, bytes[..frame.message.len()]);
-    assert_eq!(ControlFrame::from_words(&padded(&frame)), Some(frame.clone()));
+    assert_eq!(
+        ControlFrame::from_words(&padded(&frame)),
+        Some(frame.clone())
+    );
     // A valid frame may carry arbitrary bytes as its message.
     check_message(&frame.message);
     true
@@ -120,9 +142,20 @@ fn check_mix(tape: &mut Tape<'_>) -> bool {
     let (one, other) = (frame(), frame());
     let (below, above) = (padded(&one), padded(&other));
     let mask = tape.u64();
-    let mixed = std::array::from_fn(|at| if mask >> (at % 64) & 1 == 1 { above[at] } else { below[at] });
-    let Some(found) = ControlFrame::from_words(&mixed) else { return false };
-    assert!(found == one || found == other, "{found:?} out of {one:?} and {other:?}");
+    let mixed = std::array::from_fn(|at| {
+        if mask >> (at % 64) & 1 == 1 {
+            above[at]
+        } else {
+            below[at]
+        }
+    });
+    let Some(found) = ControlFrame::from_words(&mixed) else {
+        return false;
+    };
+    assert!(
+        found == one || found == other,
+        "{found:?} out of {one:?} and {other:?}"
+    );
     true
 }
 
@@ -147,29 +180,88 @@ pub fn sign(words: &mut [u64; FRAME_WORDS]) {
 }
 
 fn stall_report(progress: Progress, rail_changes: Option<u32>) -> StallReport {
-    StallReport { number: 1, idle_ms: 61_000, progress, rail_changes }
+    StallReport {
+        number: 1,
+        idle_ms: 61_000,
+        progress,
+        rail_changes,
+    }
 }
 
 /// One control message of each kind.
 pub fn messages() -> Vec<(&'static str, ControlMessage)> {
-    let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }, QpEnd { number: 18, psn: 0 }];
-    let end = LaneEnd { qps, mailbox_rkey: 5 };
+    let qps = vec![
+        QpEnd {
+            number: 17,
+            psn: 0xff_ffff,
+        },
+        QpEnd { number: 18, psn: 0 },
+    ];
+    let end = LaneEnd {
+        qps,
+        mailbox_rkey: 5,
+    };
     let gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100, 1];
-    let open = (0..3).map(|at| OpenReceive { sequence: 40 + at, shares: [at as u8, 1, 0, 0, 0, 0, 0, 0xff] }).collect();
-    let sends = Progress::Sender { begun: 9, is_granted: true, running: 2, lanes: 0b101, untested: 1 };
-    let receives = Progress::Receiver { granted: 9, delivered: 7, open: 2, arrived: 3, untested: 1 };
+    let open = (0..3)
+        .map(|at| OpenReceive {
+            sequence: 40 + at,
+            shares: [at as u8, 1, 0, 0, 0, 0, 0, 0xff],
+        })
+        .collect();
+    let sends = Progress::Sender {
+        begun: 9,
+        is_granted: true,
+        running: 2,
+        lanes: 0b101,
+        untested: 1,
+    };
+    let receives = Progress::Receiver {
+        granted: 9,
+        delivered: 7,
+        open: 2,
+        arrived: 3,
+        untested: 1,
+    };
     let rail = RailAdvert {
         name: "rocep1s0f0:1".into(),
         phys_port: "p0".into(),
-        attachment: Attachment { link: 1, link_mbps: 112_000, cable: 0, port_mbps: 200_000 },
+        attachment: Attachment {
+            link: 1,
+            link_mbps: 112_000,
+            cable: 0,
+            port_mbps: 200_000,
+        },
         speed_mbps: 112_000,
         mtu_bytes: 4096,
-        addresses: vec![Address { gid, prefix: Some(120) }, Address { gid: [0xfe; 16], prefix: None }],
+        addresses: vec![
+            Address {
+                gid,
+                prefix: Some(120),
+            },
+            Address {
+                gid: [0xfe; 16],
+                prefix: None,
+            },
+        ],
         is_usable: true,
     };
     vec![
-        ("fenced", ControlMessage::Fenced { lane: lane(3), received: Received { granted: 43, open } }),
-        ("join", ControlMessage::Join { lane: lane(7), attempt: 1, rail, end: end.clone() }),
+        (
+            "fenced",
+            ControlMessage::Fenced {
+                lane: lane(3),
+                received: Received { granted: 43, open },
+            },
+        ),
+        (
+            "join",
+            ControlMessage::Join {
+                lane: lane(7),
+                attempt: 1,
+                rail,
+                end: end.clone(),
+            },
+        ),
         (
             "joined",
             ControlMessage::Joined {
@@ -184,30 +276,74 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
                 },
             },
         ),
-        ("not-now", ControlMessage::NotNow { lane: lane(1), attempt: 2, why: "its port is down".into() }),
+        (
+            "not-now",
+            ControlMessage::NotNow {
+                lane: lane(1),
+                attempt: 2,
+                why: "its port is down".into(),
+            },
+        ),
         ("live", ControlMessage::Live { lane: lane(2) }),
         ("are-you-there", ControlMessage::AreYouThere),
         ("bye", ControlMessage::Bye { delivered: 1 << 40 }),
-        ("stall-query", ControlMessage::StallQuery(stall_report(receives, None))),
-        ("stall-reply-of-sender", ControlMessage::StallReply(stall_report(sends, Some(2)))),
-        ("stall-reply-of-receiver", ControlMessage::StallReply(stall_report(receives, Some(0)))),
+        (
+            "stall-query",
+            ControlMessage::StallQuery(stall_report(receives, None)),
+        ),
+        (
+            "stall-reply-of-sender",
+            ControlMessage::StallReply(stall_report(sends, Some(2))),
+        ),
+        (
+            "stall-reply-of-receiver",
+            ControlMessage::StallReply(stall_report(receives, Some(0))),
+        ),
     ]
 }
 
 /// Each control message, control frames that are checked with and without a call of [`sign`], and a
 /// mix of two frames.
 pub fn seeds() -> Seeds {
-    let mut seeds: Seeds =
-        messages().into_iter().map(|(name, message)| (name, [&[0][..], &message.encode()].concat())).collect();
-    let frame = ControlFrame { number: 4, received: 9, awaits_confirmation: true, message: messages()[0].1.encode() };
-    let echo = ControlFrame { number: 4, received: 10, awaits_confirmation: false, message: Vec::new() };
-    let words =
-        |frame: &ControlFrame| -> Vec<u8> { frame.to_words().iter().flat_map(|word| word.to_le_bytes()).collect() };
+    let mut seeds: Seeds = messages()
+        .into_iter()
+        .map(|(name, message)| (name, [&[0][..], &message.encode()].concat()))
+        .collect();
+    let frame = ControlFrame {
+        number: 4,
+        received: 9,
+        awaits_confirmation: true,
+        message: messages()[0].1.encode(),
+    };
+    let echo = ControlFrame {
+        number: 4,
+        received: 10,
+        awaits_confirmation: false,
+        message: Vec::new(),
+    };
+    let words = |frame: &ControlFrame| -> Vec<u8> {
+        frame
+            .to_words()
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect()
+    };
     seeds.push(("frame", [&[1][..], &words(&frame)].concat()));
     seeds.push(("frame-as-it-lies", [&[2][..], &words(&frame)].concat()));
     seeds.push(("echo", [&[2][..], &words(&echo)].concat()));
     let mut mix = Writer::default();
-    mix.u8(3).u8(4).u8(9).u8(1).u8(2).bytes(&[5, 2]).u8(5).u8(9).u8(1).u8(2).bytes(&[5, 3]).u64(0);
+    mix.u8(3)
+        .u8(4)
+        .u8(9)
+        .u8(1)
+        .u8(2)
+        .bytes(&[5, 2])
+        .u8(5)
+        .u8(9)
+        .u8(1)
+        .u8(2)
+        .bytes(&[5, 3])
+        .u64(0);
     seeds.push(("mix", mix.into_bytes()));
     seeds
 }

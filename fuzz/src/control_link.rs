@@ -33,8 +33,17 @@ impl Model {
 
     fn frame(&self) -> ControlFrame {
         let awaits_confirmation = self.sent > self.confirmed;
-        let message = if awaits_confirmation { self.queued[self.sent as usize - 1].encode() } else { Vec::new() };
-        ControlFrame { number: self.sent, received: self.received, awaits_confirmation, message }
+        let message = if awaits_confirmation {
+            self.queued[self.sent as usize - 1].encode()
+        } else {
+            Vec::new()
+        };
+        ControlFrame {
+            number: self.sent,
+            received: self.received,
+            awaits_confirmation,
+            message,
+        }
     }
 
     /// Returns the current frame, and the frames of all messages after it.
@@ -48,7 +57,9 @@ impl Model {
             message: message.encode(),
             ..first
         };
-        let frames = std::iter::once(first.clone()).chain(later.map(frame)).collect();
+        let frames = std::iter::once(first.clone())
+            .chain(later.map(frame))
+            .collect();
         self.sent_ahead = self.queued.len() as u64;
         frames
     }
@@ -59,7 +70,8 @@ impl Model {
             (self.sent, self.confirmed) = (frame.received, frame.received);
             self.go_on();
         }
-        let is_next = frame.awaits_confirmation && frame.number.checked_sub(1) == Some(self.received);
+        let is_next =
+            frame.awaits_confirmation && frame.number.checked_sub(1) == Some(self.received);
         let is_old = frame.awaits_confirmation && frame.number <= self.received;
         self.is_due |= is_next || is_old;
         self.received += u64::from(is_next);
@@ -69,7 +81,8 @@ impl Model {
 
 /// Runs the input as a tape of this side's messages and of the peer's control frames.
 pub fn check(data: &[u8]) -> bool {
-    let (mut control_link, mut model, mut tape) = (ControlLink::default(), Model::default(), Tape::new(data));
+    let (mut control_link, mut model, mut tape) =
+        (ControlLink::default(), Model::default(), Tape::new(data));
     let known = messages();
     let mut received_count = 0;
     while let Some(step) = tape.step() {
@@ -94,14 +107,19 @@ pub fn check(data: &[u8]) -> bool {
                 let told = memory::bounded(room, || control_link.receive_frame(&frame));
                 match (&told, is_new) {
                     (Ok(None), false) => {}
-                    (told, true) => assert_eq!(told, &ControlMessage::decode(&frame.message).map(Some)),
+                    (told, true) => {
+                        assert_eq!(told, &ControlMessage::decode(&frame.message).map(Some))
+                    }
                     (told, false) => panic!("{told:?} of {frame:?}"),
                 }
                 received_count += u32::from(matches!(told, Ok(Some(_))));
             }
         }
         assert_eq!(control_link.frame(), model.frame());
-        assert_eq!(control_link.is_waiting(), model.confirmed < model.queued.len() as u64);
+        assert_eq!(
+            control_link.is_waiting(),
+            model.confirmed < model.queued.len() as u64
+        );
     }
     received_count > 0
 }
@@ -110,17 +128,38 @@ pub fn check(data: &[u8]) -> bool {
 fn frame(tape: &mut Tape<'_>, model: &Model) -> ControlFrame {
     let kind = tape.u8();
     let mut number = |near: u64, is_any: bool| {
-        if is_any { tape.u64() } else { near.wrapping_add(tape.u8() as i8 as u64) }
+        if is_any {
+            tape.u64()
+        } else {
+            near.wrapping_add(tape.u8() as i8 as u64)
+        }
     };
-    let (number, received) = (number(model.received + 1, kind & 1 == 1), number(model.sent, kind & 2 == 2));
-    let count = if kind & 4 == 4 { usize::from(tape.u16()) } else { usize::from(tape.u8() % 32) };
-    ControlFrame { number, received, awaits_confirmation: kind & 8 == 0, message: tape.bytes(count).to_vec() }
+    let (number, received) = (
+        number(model.received + 1, kind & 1 == 1),
+        number(model.sent, kind & 2 == 2),
+    );
+    let count = if kind & 4 == 4 {
+        usize::from(tape.u16())
+    } else {
+        usize::from(tape.u8() % 32)
+    };
+    ControlFrame {
+        number,
+        received,
+        awaits_confirmation: kind & 8 == 0,
+        message: tape.bytes(count).to_vec(),
+    }
 }
 
 /// A valid exchange, and an invalid one.
 pub fn seeds() -> Seeds {
     let received = |w: &mut Writer, kind: u8, near: (i8, i8), message: &[u8]| {
-        w.u8(2).u8(kind).u8(near.0 as u8).u8(near.1 as u8).u8(message.len() as u8).bytes(message);
+        w.u8(2)
+            .u8(kind)
+            .u8(near.0 as u8)
+            .u8(near.1 as u8)
+            .u8(message.len() as u8)
+            .bytes(message);
     };
     let mut talk = Writer::default();
     talk.u8(0).u8(4).u8(0).u8(6).u8(1);
@@ -136,5 +175,8 @@ pub fn seeds() -> Seeds {
     received(&mut nonsense, 0, (7, 1), &[7]);
     nonsense.u8(2).u8(3).u64(u64::MAX).u64(u64::MAX).u8(1).u8(7);
     received(&mut nonsense, 0, (0, 0), &[7]);
-    vec![("talk", talk.into_bytes()), ("nonsense", nonsense.into_bytes())]
+    vec![
+        ("talk", talk.into_bytes()),
+        ("nonsense", nonsense.into_bytes()),
+    ]
 }

@@ -35,10 +35,17 @@ pub fn check(data: &[u8]) -> bool {
     if handle.address.is_ipv4() {
         again[SCOPE].copy_from_slice(&bytes[SCOPE]);
     }
-    assert_eq!(again[..USED], bytes[..USED], "the handle changes when it is written again");
+    assert_eq!(
+        again[..USED],
+        bytes[..USED],
+        "the handle changes when it is written again"
+    );
     let ticket = Handle::ticket(&bytes) ^ 1;
     Handle::set_ticket(&mut bytes, ticket);
-    assert_eq!((Handle::ticket(&bytes), Handle::decode(&bytes)), (ticket, Ok(handle)));
+    assert_eq!(
+        (Handle::ticket(&bytes), Handle::decode(&bytes)),
+        (ticket, Ok(handle))
+    );
     true
 }
 
@@ -46,7 +53,16 @@ pub fn check(data: &[u8]) -> bool {
 pub fn seeds() -> Seeds {
     let seed = |address: &str| {
         let address: SocketAddr = address.parse().expect("an address");
-        Handle { address, token: *b"sixteen bytes in" }.encode().to_vec()
+        Handle {
+            address,
+            token: *b"sixteen bytes in",
+        }
+        .encode()
+        .to_vec()
     };
-    vec![("ipv4", seed("192.168.100.1:4791")), ("ipv6", seed("[2001:db8::7]:65535")), ("scoped", seed("[fe80::1%3]:1"))]
+    vec![
+        ("ipv4", seed("192.168.100.1:4791")),
+        ("ipv6", seed("[2001:db8::7]:65535")),
+        ("scoped", seed("[fe80::1%3]:1")),
+    ]
 }

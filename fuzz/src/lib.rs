@@ -30,18 +30,66 @@ use target::Target;
 
 /// All targets.
 pub const TARGETS: &[Target] = &[
-    Target { name: "handle", check: handle::check, seeds: handle::seeds },
-    Target { name: "handshake", check: handshake::check, seeds: handshake::seeds },
-    Target { name: "control", check: control::check, seeds: control::seeds },
-    Target { name: "mailbox", check: mailbox::check, seeds: mailbox::seeds },
-    Target { name: "clear_to_send", check: clear_to_send::check, seeds: clear_to_send::seeds },
-    Target { name: "receives", check: receives::check, seeds: receives::seeds },
-    Target { name: "streams", check: streams::check, seeds: streams::seeds },
-    Target { name: "recovery", check: recovery::check, seeds: recovery::seeds },
-    Target { name: "control_link", check: control_link::check, seeds: control_link::seeds },
-    Target { name: "admission", check: admission::check, seeds: admission::seeds },
-    Target { name: "settings", check: settings::check, seeds: settings::seeds },
-    Target { name: "profile", check: profile::check, seeds: profile::seeds },
+    Target {
+        name: "handle",
+        check: handle::check,
+        seeds: handle::seeds,
+    },
+    Target {
+        name: "handshake",
+        check: handshake::check,
+        seeds: handshake::seeds,
+    },
+    Target {
+        name: "control",
+        check: control::check,
+        seeds: control::seeds,
+    },
+    Target {
+        name: "mailbox",
+        check: mailbox::check,
+        seeds: mailbox::seeds,
+    },
+    Target {
+        name: "clear_to_send",
+        check: clear_to_send::check,
+        seeds: clear_to_send::seeds,
+    },
+    Target {
+        name: "receives",
+        check: receives::check,
+        seeds: receives::seeds,
+    },
+    Target {
+        name: "streams",
+        check: streams::check,
+        seeds: streams::seeds,
+    },
+    Target {
+        name: "recovery",
+        check: recovery::check,
+        seeds: recovery::seeds,
+    },
+    Target {
+        name: "control_link",
+        check: control_link::check,
+        seeds: control_link::seeds,
+    },
+    Target {
+        name: "admission",
+        check: admission::check,
+        seeds: admission::seeds,
+    },
+    Target {
+        name: "settings",
+        check: settings::check,
+        seeds: settings::seeds,
+    },
+    Target {
+        name: "profile",
+        check: profile::check,
+        seeds: profile::seeds,
+    },
 ];
 
 #[cfg(test)]
@@ -57,9 +105,19 @@ mod tests {
     fn every_seed_is_small_and_is_valid_or_named_refused() {
         for target in TARGETS {
             for (name, bytes) in (target.seeds)() {
-                assert!(bytes.len() < MOST_BYTES, "{}/{name}: {} bytes", target.name, bytes.len());
+                assert!(
+                    bytes.len() < MOST_BYTES,
+                    "{}/{name}: {} bytes",
+                    target.name,
+                    bytes.len()
+                );
                 let is_refused = name.starts_with("refused");
-                assert_eq!((target.check)(&bytes), !is_refused, "{}/{name}", target.name);
+                assert_eq!(
+                    (target.check)(&bytes),
+                    !is_refused,
+                    "{}/{name}",
+                    target.name
+                );
             }
         }
     }
@@ -69,7 +127,9 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds");
         let mut kept = BTreeSet::new();
         for folder in std::fs::read_dir(&root).expect("the folder of seeds") {
-            for file in std::fs::read_dir(folder.expect("a folder").path()).expect("a target's seeds") {
+            for file in
+                std::fs::read_dir(folder.expect("a folder").path()).expect("a target's seeds")
+            {
                 kept.insert(file.expect("a seed").path());
             }
         }
@@ -77,9 +137,13 @@ mod tests {
         for target in TARGETS {
             for (name, bytes) in (target.seeds)() {
                 let path = root.join(target.name).join(name);
-                let found =
-                    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}; see examples/seeds.rs", path.display()));
-                assert!(found == bytes, "{} differs from the generated seed", path.display());
+                let found = std::fs::read(&path)
+                    .unwrap_or_else(|e| panic!("{}: {e}; see examples/seeds.rs", path.display()));
+                assert!(
+                    found == bytes,
+                    "{} differs from the generated seed",
+                    path.display()
+                );
                 assert!(written.insert(path), "two seeds {name} of {}", target.name);
             }
         }
@@ -89,8 +153,9 @@ mod tests {
     #[test]
     fn invalid_input_is_refused() {
         // The stateful targets accept any bytes as a tape. These four decode the bytes directly.
-        for target in
-            TARGETS.iter().filter(|target| ["handle", "handshake", "control", "profile"].contains(&target.name))
+        for target in TARGETS
+            .iter()
+            .filter(|target| ["handle", "handshake", "control", "profile"].contains(&target.name))
         {
             for bytes in [&[][..], &[0xff; 300], b"GET / HTTP/1.1\r\n\r\n"] {
                 assert!(!(target.check)(bytes), "{} takes {bytes:?}", target.name);

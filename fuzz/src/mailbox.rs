@@ -33,8 +33,14 @@ enum Inbox {
 /// Runs the input as a tape of writes and reads.
 pub fn check(data: &[u8]) -> bool {
     let region = REGION.with(Arc::clone);
-    region.words().iter().for_each(|word| word.store(0, Relaxed));
-    let mailbox = Mailboxes { region, peer_addr: PEER_ADDR };
+    region
+        .words()
+        .iter()
+        .for_each(|word| word.store(0, Relaxed));
+    let mailbox = Mailboxes {
+        region,
+        peer_addr: PEER_ADDR,
+    };
     let mut tape = Tape::short(data);
     let (mut inbox, mut taken) = (Inbox::Other, 0);
     while let Some(step) = tape.step() {
@@ -43,7 +49,11 @@ pub fn check(data: &[u8]) -> bool {
                 let frame = frame(&mut tape);
                 write(&mailbox, &padded(&frame), u64::MAX);
                 // A control frame with number 0 that confirms nothing counts as no frame.
-                inbox = if frame.number == 0 && frame.received == 0 { Inbox::Other } else { Inbox::Whole(frame) };
+                inbox = if frame.number == 0 && frame.received == 0 {
+                    Inbox::Other
+                } else {
+                    Inbox::Whole(frame)
+                };
             }
             1 => {
                 let frame = frame(&mut tape);
@@ -61,18 +71,37 @@ pub fn check(data: &[u8]) -> bool {
                 inbox = Inbox::Other;
             }
             3 => taken += u32::from(take(&mailbox, std::mem::replace(&mut inbox, Inbox::Other))),
-            _ => put(&mailbox, &frame(&mut tape), MailboxKeys { own_lkey: tape.u32(), peer_rkey: tape.u32() }),
+            _ => put(
+                &mailbox,
+                &frame(&mut tape),
+                MailboxKeys {
+                    own_lkey: tape.u32(),
+                    peer_rkey: tape.u32(),
+                },
+            ),
         }
     }
     let ring = &mailbox.region.words()[..PROBE];
-    assert!(ring.iter().all(|word| word.load(Relaxed) == 0), "control frames never touch the ring");
+    assert!(
+        ring.iter().all(|word| word.load(Relaxed) == 0),
+        "control frames never touch the ring"
+    );
     taken > 0
 }
 
 fn frame(tape: &mut Tape<'_>) -> ControlFrame {
-    let (number, received, awaits_confirmation) = (u64::from(tape.u8()), u64::from(tape.u8()), tape.u8() & 1 == 1);
+    let (number, received, awaits_confirmation) = (
+        u64::from(tape.u8()),
+        u64::from(tape.u8()),
+        tape.u8() & 1 == 1,
+    );
     let count = usize::from(tape.u16() % 2100);
-    ControlFrame { number, received, awaits_confirmation, message: tape.bytes(count).to_vec() }
+    ControlFrame {
+        number,
+        received,
+        awaits_confirmation,
+        message: tape.bytes(count).to_vec(),
+    }
 }
 
 fn inbox_words(mailbox: &Mailboxes) -> [u64; FRAME_WORDS] {
@@ -81,13 +110,20 @@ fn inbox_words(mailbox: &Mailboxes) -> [u64; FRAME_WORDS] {
 
 /// Returns the words behind the ring. [`check`] examines the ring's words once, after all steps.
 fn all(mailbox: &Mailboxes) -> Vec<u64> {
-    mailbox.region.words()[PROBE..].iter().map(|word| word.load(Relaxed)).collect()
+    mailbox.region.words()[PROBE..]
+        .iter()
+        .map(|word| word.load(Relaxed))
+        .collect()
 }
 
 /// Writes words into the inbox as a NIC may do when it writes only some of them: word N is written
 /// only if bit N % 64 of the mask is set.
 fn write(mailbox: &Mailboxes, words: &[u64; FRAME_WORDS], mask: u64) {
-    for (at, word) in words.iter().enumerate().filter(|(at, _)| mask >> (at % 64) & 1 == 1) {
+    for (at, word) in words
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| mask >> (at % 64) & 1 == 1)
+    {
         mailbox.region.words()[INBOX + at].store(*word, Relaxed);
     }
 }
@@ -121,14 +157,23 @@ fn put(mailbox: &Mailboxes, frame: &ControlFrame, keys: MailboxKeys) {
     let bytes = mailbox.put_frame(frame);
     assert_eq!((all(mailbox), bytes as usize), (after, words.len() * 8));
     let (near, end) = (mailbox.region.addr(), MAILBOX_BYTES as u64);
-    for (write, most) in
-        [(mailbox.frame_write(keys, bytes), FRAME_WORDS * 8), (mailbox.probe_write(keys, u32::MAX), PROBE_BYTES)]
-    {
-        let (from, to) = (write.local_addr - near, write.remote.addr - mailbox.peer_addr);
-        assert!(
-            write.bytes as usize <= most && from + u64::from(write.bytes) <= end && to + u64::from(write.bytes) <= end
+    for (write, most) in [
+        (mailbox.frame_write(keys, bytes), FRAME_WORDS * 8),
+        (mailbox.probe_write(keys, u32::MAX), PROBE_BYTES),
+    ] {
+        let (from, to) = (
+            write.local_addr - near,
+            write.remote.addr - mailbox.peer_addr,
         );
-        assert_eq!((write.lkey, write.remote.rkey), (keys.own_lkey, keys.peer_rkey));
+        assert!(
+            write.bytes as usize <= most
+                && from + u64::from(write.bytes) <= end
+                && to + u64::from(write.bytes) <= end
+        );
+        assert_eq!(
+            (write.lkey, write.remote.rkey),
+            (keys.own_lkey, keys.peer_rkey)
+        );
     }
 }
 
@@ -136,7 +181,12 @@ fn put(mailbox: &Mailboxes, frame: &ControlFrame, keys: MailboxKeys) {
 /// invented frame.
 pub fn seeds() -> Seeds {
     let frame = |w: &mut Writer, step: u8, number: u8, message: &[u8]| {
-        w.u8(step).u8(number).u8(2).u8(1).u16(message.len() as u16).bytes(message);
+        w.u8(step)
+            .u8(number)
+            .u8(2)
+            .u8(1)
+            .u16(message.len() as u16)
+            .bytes(message);
     };
     let mut whole = Writer::default();
     frame(&mut whole, 0, 3, &[5, 2]);
@@ -152,6 +202,19 @@ pub fn seeds() -> Seeds {
     frame(&mut torn, 0, 4, &[5, 3]);
     torn.u8(3);
     let mut made_up = Writer::default();
-    made_up.u8(2).u8(2).u64(2016 | 1 << 32).u8(0).u8(2).u8(1).u64(u64::MAX).u8(1).u8(3);
-    vec![("whole", whole.into_bytes()), ("torn", torn.into_bytes()), ("made-up", made_up.into_bytes())]
+    made_up
+        .u8(2)
+        .u8(2)
+        .u64(2016 | 1 << 32)
+        .u8(0)
+        .u8(2)
+        .u8(1)
+        .u64(u64::MAX)
+        .u8(1)
+        .u8(3);
+    vec![
+        ("whole", whole.into_bytes()),
+        ("torn", torn.into_bytes()),
+        ("made-up", made_up.into_bytes()),
+    ]
 }

@@ -70,7 +70,10 @@ pub fn peak<T>(work: impl FnOnce() -> T) -> (T, usize) {
 /// items take more memory than their encodings, and a list may have room for twice its items.
 pub fn bounded<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     let (result, most) = peak(work);
-    assert!(most <= 16 * bytes + 1024, "decoding {bytes} bytes allocated {most} bytes");
+    assert!(
+        most <= 16 * bytes + 1024,
+        "decoding {bytes} bytes allocated {most} bytes"
+    );
     result
 }
 

@@ -38,7 +38,8 @@ impl Part {
     }
 
     fn is_whole(&self) -> bool {
-        self.announced.is_some_and(|count| self.arrived.len() == usize::from(count))
+        self.announced
+            .is_some_and(|count| self.arrived.len() == usize::from(count))
     }
 }
 
@@ -73,7 +74,14 @@ struct Model {
 pub fn check(data: &[u8]) -> bool {
     let mut tape = Tape::new(data);
     let (slots, repeating) = (vec![None; SLOTS], vec![None; SLOTS]);
-    let mut model = Model { receives: Receives::new(CHUNK), slots, repeating, granted: 0, delivered: 0, whole: 0 };
+    let mut model = Model {
+        receives: Receives::new(CHUNK),
+        slots,
+        repeating,
+        granted: 0,
+        delivered: 0,
+        whole: 0,
+    };
     while let Some(step) = tape.step() {
         match step % 8 {
             0 => model.grant(&mut tape),
@@ -92,7 +100,11 @@ pub fn check(data: &[u8]) -> bool {
 impl Model {
     fn grant(&mut self, tape: &mut Tape<'_>) {
         let how = tape.u8();
-        let (count, optional, lane) = (usize::from(how & 7) + 1, how & 8 == 8, lane(usize::from(how >> 4) % LANES));
+        let (count, optional, lane) = (
+            usize::from(how & 7) + 1,
+            how & 8 == 8,
+            lane(usize::from(how >> 4) % LANES),
+        );
         let buffer_bytes = |tape: &mut Tape<'_>| match tape.u8() {
             255 => MAX_RECEIVE_BYTES,
             kib @ 128.. => u64::from(kib - 127) << 10,
@@ -102,12 +114,37 @@ impl Model {
         let at = self.granted as usize % SLOTS;
         let is_free = self.slots[at].is_none() && self.repeating[at].is_none();
         assert_eq!(self.receives.has_room(), is_free);
-        let (grant, allocated) = memory::peak(|| self.receives.grant(buffer_sizes.iter().copied(), optional, lane));
-        assert_eq!((grant, allocated), (is_free.then_some(Grant { slot: slot(at), sequence: self.granted }), 0));
+        let (grant, allocated) = memory::peak(|| {
+            self.receives
+                .grant(buffer_sizes.iter().copied(), optional, lane)
+        });
+        assert_eq!(
+            (grant, allocated),
+            (
+                is_free.then_some(Grant {
+                    slot: slot(at),
+                    sequence: self.granted
+                }),
+                0
+            )
+        );
         if is_free {
-            let parts = buffer_sizes.into_iter().map(|buffer_bytes| Part { buffer_bytes, ..Part::default() }).collect();
+            let parts = buffer_sizes
+                .into_iter()
+                .map(|buffer_bytes| Part {
+                    buffer_bytes,
+                    ..Part::default()
+                })
+                .collect();
             let sequence = self.granted;
-            self.slots[at] = Some(Open { sequence, parts, optional, reported_done: false, lane, to_repeat: false });
+            self.slots[at] = Some(Open {
+                sequence,
+                parts,
+                optional,
+                reported_done: false,
+                lane,
+                to_repeat: false,
+            });
             self.granted += 1;
         }
     }
@@ -116,7 +153,9 @@ impl Model {
     fn arrives_nearly(&mut self, tape: &mut Tape<'_>) {
         let at = tape.below(SLOTS);
         let (shape, lies) = (tape.u8(), tape.u8());
-        let sequence = self.slots[at].as_ref().map_or(self.granted, |open| open.sequence);
+        let sequence = self.slots[at]
+            .as_ref()
+            .map_or(self.granted, |open| open.sequence);
         let (shares, share) = (1 + (shape >> 5), shape >> 2 & 7);
         let mut immediate = Immediate {
             slot: slot(at),
@@ -146,13 +185,27 @@ impl Model {
         assert_eq!(Immediate::decode(immediate.encode()), immediate);
         let expected = self.expect(immediate, u64::from(bytes));
         let (arrived, allocated) = memory::peak(|| self.receives.arrived(&immediate, bytes));
-        assert_eq!((arrived, allocated), (expected, 0), "{immediate:?} with {bytes}");
+        assert_eq!(
+            (arrived, allocated),
+            (expected, 0),
+            "{immediate:?} with {bytes}"
+        );
     }
 
     fn expect(&mut self, immediate: Immediate, bytes: u64) -> Result<Arrival, Violation> {
-        let Immediate { slot, part, generation, shares, share, full_chunks } = immediate;
+        let Immediate {
+            slot,
+            part,
+            generation,
+            shares,
+            share,
+            full_chunks,
+        } = immediate;
         let slot = &mut self.slots[slot.index()];
-        let Some(open) = slot.as_mut().filter(|open| Immediate::generation_of(open.sequence) == generation) else {
+        let Some(open) = slot
+            .as_mut()
+            .filter(|open| Immediate::generation_of(open.sequence) == generation)
+        else {
             return Ok(Arrival::Stale);
         };
         let unknown = Violation::Part { part, share };
@@ -166,16 +219,26 @@ impl Model {
             return if is_harmless {
                 Ok(Arrival::Stale)
             } else {
-                Err(Violation::Again { part, share, bytes: bytes as u32 })
+                Err(Violation::Again {
+                    part,
+                    share,
+                    bytes: bytes as u32,
+                })
             };
         }
         if let Some(before) = wanted.announced.filter(|before| *before != shares) {
-            return Err(Violation::Shares { before, now: shares });
+            return Err(Violation::Shares {
+                before,
+                now: shares,
+            });
         }
         let share_bytes = u64::from(full_chunks) * CHUNK + bytes;
         let (bytes, buffer_bytes) = (wanted.bytes() + share_bytes, wanted.buffer_bytes);
         if bytes > buffer_bytes {
-            return Err(Violation::Overrun { bytes, buffer_bytes });
+            return Err(Violation::Overrun {
+                bytes,
+                buffer_bytes,
+            });
         }
         wanted.announced = Some(shares);
         wanted.arrived.insert(share, share_bytes);
@@ -194,7 +257,10 @@ impl Model {
             return assert!(usize::from(request) >= SLOTS);
         };
         let mut sizes = Vec::with_capacity(PARTS);
-        let (done, allocated) = memory::peak(|| self.receives.test(slot, |part, bytes| sizes.push((part, bytes))));
+        let (done, allocated) = memory::peak(|| {
+            self.receives
+                .test(slot, |part, bytes| sizes.push((part, bytes)))
+        });
         assert_eq!(allocated, 0);
         let place = &mut self.slots[slot.index()];
         let Some(open) = place.clone().filter(|open| !open.reported_done) else {
@@ -206,14 +272,30 @@ impl Model {
             assert_eq!((done, sizes.len()), (Ok(false), 0));
             return;
         }
-        let reported = |part: &Part| if whole { part.bytes() } else { part.buffer_bytes };
+        let reported = |part: &Part| {
+            if whole {
+                part.bytes()
+            } else {
+                part.buffer_bytes
+            }
+        };
         let expected: Vec<(usize, u64)> = open.parts.iter().map(reported).enumerate().collect();
         assert_eq!((done, &sizes), (Ok(true), &expected));
         assert!(
-            sizes.iter().zip(&open.parts).all(|((_, bytes), part)| *bytes <= part.buffer_bytes),
+            sizes
+                .iter()
+                .zip(&open.parts)
+                .all(|((_, bytes), part)| *bytes <= part.buffer_bytes),
             "more than there is room for"
         );
-        *place = if whole { None } else { Some(Open { reported_done: true, ..open }) };
+        *place = if whole {
+            None
+        } else {
+            Some(Open {
+                reported_done: true,
+                ..open
+            })
+        };
     }
 
     fn lose(&mut self, lane: LaneId) {
@@ -222,7 +304,10 @@ impl Model {
             if *repeating == Some(lane) {
                 *repeating = None;
             }
-            if let Some(open) = slot.as_mut().filter(|open| open.lane == lane && !open.is_whole()) {
+            if let Some(open) = slot
+                .as_mut()
+                .filter(|open| open.lane == lane && !open.is_whole())
+            {
                 open.to_repeat = true;
             }
         }
@@ -234,11 +319,20 @@ impl Model {
         if what & 0x80 == 0 {
             assert_eq!(self.receives.next_repeat(lane, |_| false), None);
             let is_due = |open: &&mut Open| open.to_repeat && !open.is_whole();
-            let due = (0..).zip(&mut self.slots).find_map(|(at, open)| Some((at, open.as_mut().filter(is_due)?)));
+            let due = (0..)
+                .zip(&mut self.slots)
+                .find_map(|(at, open)| Some((at, open.as_mut().filter(is_due)?)));
             let expected = due.map(|(at, open)| {
                 (open.to_repeat, open.lane) = (false, lane);
                 self.repeating[at] = Some(lane);
-                Repeat { grant: Grant { slot: slot(at), sequence: open.sequence }, parts: open.parts.len(), lane }
+                Repeat {
+                    grant: Grant {
+                        slot: slot(at),
+                        sequence: open.sequence,
+                    },
+                    parts: open.parts.len(),
+                    lane,
+                }
             });
             assert_eq!(self.receives.next_repeat(lane, |by| by == lane), expected);
             return;
@@ -252,10 +346,20 @@ impl Model {
 
     fn check_counts(&mut self) {
         let open = self.slots.iter().flatten().filter(|open| !open.is_whole());
-        let oldest = open.clone().map(|open| open.sequence).min().unwrap_or(self.granted);
-        assert_eq!((self.receives.open(), self.receives.delivered()), (open.count(), oldest));
+        let oldest = open
+            .clone()
+            .map(|open| open.sequence)
+            .min()
+            .unwrap_or(self.granted);
+        assert_eq!(
+            (self.receives.open(), self.receives.delivered()),
+            (open.count(), oldest)
+        );
         assert_eq!(self.receives.message_range(), (oldest, self.granted));
-        assert!(oldest >= self.delivered, "a delivered receive is open again");
+        assert!(
+            oldest >= self.delivered,
+            "a delivered receive is open again"
+        );
         self.delivered = oldest;
     }
 
@@ -268,11 +372,18 @@ impl Model {
             for (at, part) in open.parts.iter().enumerate() {
                 for share in 0..part.announced.unwrap_or(8) {
                     let has = open.is_whole() || part.arrived.contains_key(&share);
-                    assert_eq!(received.has(open.sequence, at as u8, share), has, "share {share} of {open:?}");
+                    assert_eq!(
+                        received.has(open.sequence, at as u8, share),
+                        has,
+                        "share {share} of {open:?}"
+                    );
                 }
             }
         }
-        let message = ControlMessage::Fenced { lane: LaneId::default(), received };
+        let message = ControlMessage::Fenced {
+            lane: LaneId::default(),
+            received,
+        };
         let bytes = message.encode();
         assert!(bytes.len() <= MAX_CONTROL_BYTES);
         assert_eq!(ControlMessage::decode(&bytes), Ok(message));
@@ -286,8 +397,17 @@ fn slot(number: usize) -> Slot {
 /// A receive in one share, a receive of three parts in several shares, an optional receive, losses,
 /// and lies of each kind.
 pub fn seeds() -> Seeds {
-    let nearly = |w: &mut Writer, slot: u8, (share, shares, full_chunks): (u8, u8, u8), part: u8, bytes: u8| {
-        w.u8(2).u8(slot).u8((shares - 1) << 5 | share << 2 | full_chunks).u8(0).u8(part).u8(bytes);
+    let nearly = |w: &mut Writer,
+                  slot: u8,
+                  (share, shares, full_chunks): (u8, u8, u8),
+                  part: u8,
+                  bytes: u8| {
+        w.u8(2)
+            .u8(slot)
+            .u8((shares - 1) << 5 | share << 2 | full_chunks)
+            .u8(0)
+            .u8(part)
+            .u8(bytes);
     };
     let mut one = Writer::default();
     one.u8(0).u8(0).u8(100);
@@ -307,16 +427,30 @@ pub fn seeds() -> Seeds {
     optional.u8(0).u8(0).u8(1);
     nearly(&mut optional, 0, (0, 1, 0), 0, 1);
     let mut lost = Writer::default();
-    lost.u8(0).u8(0x11).bytes(&[8, 8]).u8(0).u8(0).u8(8).u8(6).u8(1).u8(7).u8(0).u8(0);
+    lost.u8(0)
+        .u8(0x11)
+        .bytes(&[8, 8])
+        .u8(0)
+        .u8(0)
+        .u8(8)
+        .u8(6)
+        .u8(1)
+        .u8(7)
+        .u8(0)
+        .u8(0);
     nearly(&mut lost, 0, (0, 1, 0), 0, 8);
     lost.u8(6).u8(0).u8(7).u8(0).u8(2).u8(7).u8(0x80).u8(0);
     nearly(&mut lost, 0, (0, 1, 0), 1, 8);
     lost.u8(5).u8(0);
     let mut lies = Writer::default();
     lies.u8(0).u8(1).bytes(&[8, 8]);
-    for (share, part, bytes) in
-        [((0, 1, 0), 2, 8), ((0, 1, 0), 0, 9), ((0, 1, 1), 0, 0), ((1, 2, 0), 0, 4), ((0, 3, 0), 0, 4)]
-    {
+    for (share, part, bytes) in [
+        ((0, 1, 0), 2, 8),
+        ((0, 1, 0), 0, 9),
+        ((0, 1, 1), 0, 0),
+        ((1, 2, 0), 0, 4),
+        ((0, 3, 0), 0, 4),
+    ] {
         nearly(&mut lies, 0, share, part, bytes);
     }
     lies.u8(1)

@@ -11,7 +11,9 @@ use crate::target::Seeds;
 use nccl_net_spark::flow::recovery::{Action, Failure, Limits, Recovery, Role, State};
 use nccl_net_spark::flow::redial::Need;
 use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Progress, Received, StallReport};
+use nccl_net_spark::wire::control::{
+    ControlFrame, ControlMessage, JoinAnswer, Progress, Received, StallReport,
+};
 use nccl_net_spark::wire::cts::Epoch;
 use nccl_net_spark::wire::fields::{LaneEnd, QpEnd, RailAdvert};
 use nccl_net_spark::wire::ids::LaneId;
@@ -20,7 +22,11 @@ const RAILS: usize = 2;
 /// Number of kinds of events on the tape.
 const STEPS: u8 = 14;
 const SECOND: u64 = 1_000_000_000;
-const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
+const LIMITS: Limits = Limits {
+    loss: 30 * SECOND,
+    probe: 5 * SECOND,
+    first_rail: 120 * SECOND,
+};
 
 /// State of a rail's queue pairs, as [`Caller`] keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +69,14 @@ struct Caller {
 pub fn check(data: &[u8]) -> bool {
     let mut tape = Tape::new(data);
     let first = tape.step().unwrap_or(1);
-    let mut caller = Caller::new(if first & 1 == 0 { Role::Sender } else { Role::Receiver }, first / 2);
+    let mut caller = Caller::new(
+        if first & 1 == 0 {
+            Role::Sender
+        } else {
+            Role::Receiver
+        },
+        first / 2,
+    );
     let known = messages();
     let mut number = 0;
     while let Some(step) = tape.step() {
@@ -83,7 +96,9 @@ pub fn check(data: &[u8]) -> bool {
             9 => caller.stop(lane),
             10 => caller.report(),
             11 => caller.close(),
-            12 => caller.recovery.bootstrap_away(lane.index() == 0, caller.now),
+            12 => caller
+                .recovery
+                .bootstrap_away(lane.index() == 0, caller.now),
             13 => caller.finish(lane),
             _ => caller.now += [SECOND / 100, SECOND / 2, 3 * SECOND, 20 * SECOND][tape.below(4)],
         }
@@ -107,7 +122,9 @@ fn on_rail(mut message: ControlMessage, at: LaneId) -> ControlMessage {
         | ControlMessage::NotNow { lane, .. }
         | ControlMessage::Live { lane } => *lane = at,
         ControlMessage::Bye { delivered } => *delivered = 0,
-        ControlMessage::AreYouThere | ControlMessage::StallQuery(_) | ControlMessage::StallReply(_) => {}
+        ControlMessage::AreYouThere
+        | ControlMessage::StallQuery(_)
+        | ControlMessage::StallReply(_) => {}
     }
     message
 }
@@ -128,7 +145,9 @@ impl Caller {
             was_up: false,
             now: 0,
         };
-        let missing: Vec<_> = LaneId::all(RAILS).filter(|lane| missing >> lane.index() & 1 == 1).collect();
+        let missing: Vec<_> = LaneId::all(RAILS)
+            .filter(|lane| missing >> lane.index() & 1 == 1)
+            .collect();
         caller.recovery.mark_missing_at_start(&missing);
         for lane in missing {
             caller.rails[lane.index()] = Rail::Stopped { by_peer: true };
@@ -144,7 +163,12 @@ impl Caller {
         }
         // Confirms this side's messages, so that none pile up.
         let received = self.recovery.frame().number;
-        let frame = ControlFrame { number, received, awaits_confirmation: true, message: message.encode() };
+        let frame = ControlFrame {
+            number,
+            received,
+            awaits_confirmation: true,
+            message: message.encode(),
+        };
         self.recovery.receive_frame(&frame, begun, self.now);
     }
 
@@ -167,7 +191,11 @@ impl Caller {
     fn report(&mut self) {
         for lane in LaneId::all(RAILS) {
             if self.losses[lane.index()] {
-                assert_ne!(self.rails[lane.index()], Rail::Used, "a rail in use is not lost");
+                assert_ne!(
+                    self.rails[lane.index()],
+                    Rail::Used,
+                    "a rail in use is not lost"
+                );
                 self.recovery.rail_down(lane, "loss", self.now);
             }
         }
@@ -197,7 +225,11 @@ impl Caller {
     }
 
     fn probed(&mut self, lane: LaneId, is_good: bool) {
-        let outcome = if is_good { Ok(()) } else { Err("no answer".to_owned()) };
+        let outcome = if is_good {
+            Ok(())
+        } else {
+            Err("no answer".to_owned())
+        };
         self.recovery.probed(lane, outcome, self.now);
     }
 
@@ -207,7 +239,10 @@ impl Caller {
                 Action::Fence(lane) => {
                     let is_used = self.rails[lane.index()] == Rail::Used;
                     let was_lost = std::mem::take(&mut self.losses[lane.index()]);
-                    assert!(is_used || was_lost, "only a rail that was in use is fenced, and only once");
+                    assert!(
+                        is_used || was_lost,
+                        "only a rail that was in use is fenced, and only once"
+                    );
                     self.fence(lane);
                 }
                 Action::Resend(lane, received) => {
@@ -221,23 +256,45 @@ impl Caller {
                     self.rails[lane.index()] = Rail::Stopped { by_peer: true };
                 }
                 Action::OpenQps(lane) => {
-                    assert!(!self.has_ended, "a connection that has ended asks for no rail");
-                    assert_eq!((self.role, self.rails[lane.index()]), (Role::Sender, Rail::Stopped { by_peer: true }));
+                    assert!(
+                        !self.has_ended,
+                        "a connection that has ended asks for no rail"
+                    );
+                    assert_eq!(
+                        (self.role, self.rails[lane.index()]),
+                        (Role::Sender, Rail::Stopped { by_peer: true })
+                    );
                     self.work(lane, tape);
                 }
                 Action::AnswerQps(lane, ..) => {
                     let rail = self.rails[lane.index()];
-                    assert_eq!((self.role, rail), (Role::Receiver, Rail::Stopped { by_peer: true }));
+                    assert_eq!(
+                        (self.role, rail),
+                        (Role::Receiver, Rail::Stopped { by_peer: true })
+                    );
                     self.work(lane, tape);
                 }
                 Action::ConnectQps(lane, _) => {
-                    assert!(!self.has_ended, "a connection that has ended connects nothing");
-                    assert_eq!((self.role, self.rails[lane.index()]), (Role::Sender, Rail::New));
+                    assert!(
+                        !self.has_ended,
+                        "a connection that has ended connects nothing"
+                    );
+                    assert_eq!(
+                        (self.role, self.rails[lane.index()]),
+                        (Role::Sender, Rail::New)
+                    );
                     self.work(lane, tape);
                 }
                 Action::Activate(lane) => {
-                    assert!(!self.has_ended, "a connection that has ended takes no rail into use");
-                    assert_eq!(self.rails[lane.index()], Rail::Connected, "only what is connected is used");
+                    assert!(
+                        !self.has_ended,
+                        "a connection that has ended takes no rail into use"
+                    );
+                    assert_eq!(
+                        self.rails[lane.index()],
+                        Rail::Connected,
+                        "only what is connected is used"
+                    );
                     let says_live = matches!(self.received, Some(ControlMessage::Live { lane: of }) if of == lane);
                     assert!(self.role == Role::Sender || says_live, "not before LIVE");
                     self.rails[lane.index()] = Rail::Used;
@@ -247,14 +304,20 @@ impl Caller {
                     self.recovery.activated(lane, Ok(()), self.now);
                 }
                 Action::DropQps(lane) => {
-                    assert!(matches!(self.rails[lane.index()], Rail::Working | Rail::New | Rail::Connected));
+                    assert!(matches!(
+                        self.rails[lane.index()],
+                        Rail::Working | Rail::New | Rail::Connected
+                    ));
                     self.rails[lane.index()] = Rail::Stopped { by_peer: true };
                 }
                 Action::Fail(failure) => {
                     self.failed += 1;
                     self.has_ended = true;
                     assert!(self.recovery.has_failed() && !self.recovery.recovers());
-                    assert!(self.failed == 1 || matches!(failure, Failure::Protocol(_)), "{failure:?}");
+                    assert!(
+                        self.failed == 1 || matches!(failure, Failure::Protocol(_)),
+                        "{failure:?}"
+                    );
                     self.check_failure(&failure);
                 }
                 Action::PeerClosed(_) | Action::PeerGone => {
@@ -264,15 +327,27 @@ impl Caller {
                 Action::StallQuery(question) => {
                     self.check_stall_report(&question);
                     let progress = match self.role {
-                        Role::Sender => {
-                            Progress::Sender { begun: 0, is_granted: false, running: 0, lanes: 0, untested: 0 }
-                        }
-                        Role::Receiver => {
-                            Progress::Receiver { granted: 0, delivered: 0, open: 0, arrived: 0, untested: 0 }
-                        }
+                        Role::Sender => Progress::Sender {
+                            begun: 0,
+                            is_granted: false,
+                            running: 0,
+                            lanes: 0,
+                            untested: 0,
+                        },
+                        Role::Receiver => Progress::Receiver {
+                            granted: 0,
+                            delivered: 0,
+                            open: 0,
+                            arrived: 0,
+                            untested: 0,
+                        },
                     };
                     let rail_changes = self.recovery.settled_changes();
-                    self.recovery.reply_to_stall(StallReport { progress, rail_changes, ..question });
+                    self.recovery.reply_to_stall(StallReport {
+                        progress,
+                        rail_changes,
+                        ..question
+                    });
                 }
                 Action::StallReply(answer) => self.check_stall_report(&answer),
                 Action::Changed(_) | Action::Log(_) => {}
@@ -282,7 +357,11 @@ impl Caller {
 
     fn check_stall_report(&self, report: &StallReport) {
         let is_sender = matches!(report.progress, Progress::Sender { .. });
-        assert_eq!(is_sender, self.role == Role::Receiver, "the other role's progress");
+        assert_eq!(
+            is_sender,
+            self.role == Role::Receiver,
+            "the other role's progress"
+        );
     }
 
     fn check_failure(&self, failure: &Failure) {
@@ -290,7 +369,9 @@ impl Caller {
         let is_true = match failure {
             Failure::NoFirstRail => has_no_rail && !self.was_up,
             Failure::NoRail(_) => has_no_rail && self.was_up,
-            Failure::NotAcknowledged(lane) => self.rails[lane.index()] == Rail::Stopped { by_peer: false },
+            Failure::NotAcknowledged(lane) => {
+                self.rails[lane.index()] == Rail::Stopped { by_peer: false }
+            }
             Failure::NotStopped(lane) => self.rails[lane.index()] == Rail::Lost,
             Failure::Protocol(_) => true,
         };
@@ -320,18 +401,34 @@ impl Caller {
         match self.recovery.state(lane) {
             Some(State::Opening { .. }) => {
                 self.rails[lane.index()] = if failed { stopped } else { Rail::New };
-                let outcome = if failed { Err(fails()) } else { Ok((advert(), end(1))) };
+                let outcome = if failed {
+                    Err(fails())
+                } else {
+                    Ok((advert(), end(1)))
+                };
                 self.recovery.opened(lane, outcome, self.now);
             }
             Some(State::Connecting { .. }) => {
                 self.rails[lane.index()] = if failed { stopped } else { Rail::Connected };
-                self.recovery.connected(lane, if failed { Err(fails()) } else { Ok(()) }, self.now);
+                self.recovery
+                    .connected(lane, if failed { Err(fails()) } else { Ok(()) }, self.now);
             }
             Some(State::Answering) => {
                 self.rails[lane.index()] = if failed { stopped } else { Rail::Connected };
-                let (connector_gid, acceptor_gid, mtu_bytes, epoch) = ([1; 16], [2; 16], 1024, Epoch::default());
-                let answer = JoinAnswer { connector_gid, acceptor_gid, mtu_bytes, end: end(2), epoch };
-                self.recovery.answered(lane, if failed { Err(fails()) } else { Ok(answer) }, self.now);
+                let (connector_gid, acceptor_gid, mtu_bytes, epoch) =
+                    ([1; 16], [2; 16], 1024, Epoch::default());
+                let answer = JoinAnswer {
+                    connector_gid,
+                    acceptor_gid,
+                    mtu_bytes,
+                    end: end(2),
+                    epoch,
+                };
+                self.recovery.answered(
+                    lane,
+                    if failed { Err(fails()) } else { Ok(answer) },
+                    self.now,
+                );
             }
             other => panic!("a thread works for rail {lane} in {other:?}"),
         }
@@ -340,7 +437,11 @@ impl Caller {
     /// Compares recovery's state of each rail with the caller's queue pairs, after all actions.
     fn compare(&self) {
         let need = self.recovery.bootstrap_need(false, self.now);
-        assert_eq!(need != Need::No, self.recovery.recovers(), "TCP is dialled while rails are recovered");
+        assert_eq!(
+            need != Need::No,
+            self.recovery.recovers(),
+            "TCP is dialled while rails are recovered"
+        );
         for (lane, rail) in LaneId::all(RAILS).zip(&self.rails) {
             let expected = match self.recovery.state(lane).expect("the rail is there") {
                 State::Up { .. } if self.losses[lane.index()] => *rail,
@@ -348,7 +449,9 @@ impl Caller {
                 State::Fencing { .. } => Rail::Lost,
                 State::Fenced { .. } => Rail::Stopped { by_peer: false },
                 State::Down { .. } => Rail::Stopped { by_peer: true },
-                State::Opening { .. } | State::Connecting { .. } | State::Answering => Rail::Working,
+                State::Opening { .. } | State::Connecting { .. } | State::Answering => {
+                    Rail::Working
+                }
                 State::Activating => panic!("rail {lane} waits for an action that was executed"),
                 State::Requested { .. } => Rail::New,
                 State::Probing { .. } | State::AwaitingLive => Rail::Connected,
@@ -359,12 +462,20 @@ impl Caller {
 }
 
 fn end(number: u32) -> LaneEnd {
-    LaneEnd { qps: vec![QpEnd { number, psn: number }], mailbox_rkey: 0 }
+    LaneEnd {
+        qps: vec![QpEnd {
+            number,
+            psn: number,
+        }],
+        mailbox_rkey: 0,
+    }
 }
 
 fn advert() -> RailAdvert {
-    let (_, message) =
-        messages().into_iter().find(|(_, message)| matches!(message, ControlMessage::Join { .. })).expect("a JOIN");
+    let (_, message) = messages()
+        .into_iter()
+        .find(|(_, message)| matches!(message, ControlMessage::Join { .. }))
+        .expect("a JOIN");
     match message {
         ControlMessage::Join { rail, .. } => rail,
         other => unreachable!("{other:?}"),
@@ -376,8 +487,12 @@ fn advert() -> RailAdvert {
 /// that is removed, so that its queue pairs stop before the loss is reported; a start without a
 /// rail, and a close.
 pub fn seeds() -> Seeds {
-    let at =
-        |name: &str| messages().iter().position(|(of, _)| of.contains(name)).expect("a message of that name") as u8;
+    let at = |name: &str| {
+        messages()
+            .iter()
+            .position(|(of, _)| of.contains(name))
+            .expect("a message of that name") as u8
+    };
     let receive = |w: &mut Writer, which: u8| {
         w.u8(0).u8(0).u8(which).u64(40);
     };

@@ -22,7 +22,11 @@ impl Scratch {
     fn new() -> Self {
         let (process, thread) = (std::process::id(), std::thread::current().id());
         // In a memory file system if possible, because the file is written for every input.
-        let folder = if Path::new("/dev/shm").is_dir() { PathBuf::from("/dev/shm") } else { std::env::temp_dir() };
+        let folder = if Path::new("/dev/shm").is_dir() {
+            PathBuf::from("/dev/shm")
+        } else {
+            std::env::temp_dir()
+        };
         Self(folder.join(format!("nccl-net-spark-fuzz-{process}-{thread:?}.conf")))
     }
 }
@@ -70,28 +74,52 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
     assert_eq!(settings.from_files().len(), 1);
     assert_eq!(settings.in_effect().len(), table().len());
     for (held, row) in settings.in_effect().iter().zip(table()) {
-        assert_eq!((held.row.name, held.value.trim()), (row.name, held.value.as_str()));
+        assert_eq!(
+            (held.row.name, held.value.trim()),
+            (row.name, held.value.as_str())
+        );
         match &held.source {
             Source::Default => assert_eq!(held.value, row.default),
-            Source::File { path: of, line } => assert!(of == path && *line > 0 && !held.value.is_empty()),
+            Source::File { path: of, line } => {
+                assert!(of == path && *line > 0 && !held.value.is_empty())
+            }
             Source::Environment => {
-                assert!(variables.iter().any(|(name, value)| { name == row.name && value.trim() == held.value }))
+                assert!(
+                    variables
+                        .iter()
+                        .any(|(name, value)| { name == row.name && value.trim() == held.value })
+                )
             }
         }
     }
     // Written into one file, all settings keep their values. Skipped if a file would read part of a
     // variable's value as a comment.
     let is_comment = |value: &str| {
-        value.match_indices('#').any(|(at, _)| value[..at].chars().next_back().is_none_or(char::is_whitespace))
+        value.match_indices('#').any(|(at, _)| {
+            value[..at]
+                .chars()
+                .next_back()
+                .is_none_or(char::is_whitespace)
+        })
     };
-    if settings.in_effect().iter().any(|held| held.source == Source::Environment && is_comment(&held.value)) {
+    if settings
+        .in_effect()
+        .iter()
+        .any(|held| held.source == Source::Environment && is_comment(&held.value))
+    {
         check_values(&settings);
         return true;
     }
-    let set = settings.in_effect().iter().filter(|held| held.source != Source::Default);
-    let lines: String = set.map(|held| format!("{} = {}\n", held.row.name, held.value)).collect();
+    let set = settings
+        .in_effect()
+        .iter()
+        .filter(|held| held.source != Source::Default);
+    let lines: String = set
+        .map(|held| format!("{} = {}\n", held.row.name, held.value))
+        .collect();
     std::fs::write(path, &lines).expect("the scratch file is written");
-    let again = Settings::gather(&[], &standard).unwrap_or_else(|error| panic!("{error}, in {lines}"));
+    let again =
+        Settings::gather(&[], &standard).unwrap_or_else(|error| panic!("{error}, in {lines}"));
     for (before, after) in settings.in_effect().iter().zip(again.in_effect()) {
         assert_eq!(before.value, after.value, "{}", before.row.name);
     }
@@ -101,7 +129,10 @@ fn check_file(bytes: usize, path: &Path, variables: &[(String, String)]) -> bool
 
 /// Checks the ranges that the rest of the plugin relies on.
 fn check_values(settings: &Settings) {
-    let held = settings.in_effect().iter().map(|held| (held.row.name.to_owned(), held.value.clone()));
+    let held = settings
+        .in_effect()
+        .iter()
+        .map(|held| (held.row.name.to_owned(), held.value.clone()));
     // All values are passed as variables, because the table's ranges are the same for each source.
     let variables: Vec<_> = held.filter(|(name, _)| name != EXCLUDED_SETTING).collect();
     let config = Config::from_variables(&variables).expect("what holds is allowed");
@@ -111,10 +142,18 @@ fn check_values(settings: &Settings) {
             && (1..=31).contains(&config.qp.timeout)
             && config.qp.retry_count <= 7
     );
-    assert!(config.setup.qps_per_rail.is_none_or(|count| (1..=16).contains(&count)));
+    assert!(
+        config
+            .setup
+            .qps_per_rail
+            .is_none_or(|count| (1..=16).contains(&count))
+    );
     assert!((128..=1 << 30).contains(&config.data_path.min_share_bytes));
-    let seconds = |time: Duration, most| (1..=most).contains(&time.as_secs()) && time.subsec_nanos() == 0;
-    assert!(seconds(config.setup.connect_timeout, 3600) && seconds(config.recovery.loss_timeout, 3600));
+    let seconds =
+        |time: Duration, most| (1..=most).contains(&time.as_secs()) && time.subsec_nanos() == 0;
+    assert!(
+        seconds(config.setup.connect_timeout, 3600) && seconds(config.recovery.loss_timeout, 3600)
+    );
     assert!(seconds(config.data_path.stall_warn, 86_400));
     assert!((100..=60_000).contains(&config.recovery.probe_timeout.as_millis()));
     for filter in [&config.rails.hca, &config.setup.interfaces] {
@@ -135,8 +174,7 @@ pub fn seeds() -> Seeds {
         .collect();
     let both = "NCCL_IB_TC=1\nNCCL_IB_TIMEOUT=20\n\0NCCL_IB_TC= 255 \nNCCL_SPARK_MIN_SHARE_BYTES=128\nNCCL_ALGO=Ring\n\
         NCCL_IB_SL=\nNCCL_DEBUG=TRACE\nNCCL_IB_PCI_RELAXED_ORDERING=1\nNCCL_SPARK_CONNECT_TIMEOUT_S=3600\n";
-    let variables =
-        "\0NCCL_IB_HCA=mlx5_0:1:0:3,roce\nNCCL_IB_GID_INDEX=255\nNCCL_IB_RETRY_CNT=0\nNCCL_SPARK_STALL_WARN_S=86400\n";
+    let variables = "\0NCCL_IB_HCA=mlx5_0:1:0:3,roce\nNCCL_IB_GID_INDEX=255\nNCCL_IB_RETRY_CNT=0\nNCCL_SPARK_STALL_WARN_S=86400\n";
     vec![
         ("file", file.as_bytes().to_vec()),
         ("defaults", ranges.into_bytes()),

@@ -13,7 +13,9 @@ use nccl_net_spark::flow::streams::{CHUNK_BYTES, StreamViolation};
 use nccl_net_spark::wire::codec::Writer;
 use nccl_net_spark::wire::cts::MAX_RECEIVE_BYTES;
 use nccl_net_spark::wire::ids::Slot;
-use nccl_net_spark::wire::stream::{Data, FRAME_BYTES, LINE_BYTES, MAX_CHUNK_BYTES, StreamFrame, StreamGrant};
+use nccl_net_spark::wire::stream::{
+    Data, FRAME_BYTES, LINE_BYTES, MAX_CHUNK_BYTES, StreamFrame, StreamGrant,
+};
 use nccl_net_spark::wire::{PARTS, SLOTS};
 
 /// Runs the input as a tape of frames and calls. The first byte selects the side.
@@ -59,7 +61,10 @@ struct Receiver {
 }
 
 fn receive(tape: &mut Tape<'_>) {
-    let mut model = Receiver { slots: vec![None; SLOTS], ..Receiver::default() };
+    let mut model = Receiver {
+        slots: vec![None; SLOTS],
+        ..Receiver::default()
+    };
     while let Some(step) = tape.step() {
         match step % 6 {
             0 => model.grant(tape),
@@ -68,7 +73,12 @@ fn receive(tape: &mut Tape<'_>) {
             4 => model.lands(tape),
             _ => model.test(tape.below(SLOTS)),
         }
-        let open = model.slots.iter().flatten().filter(|open| !open.is_whole()).count();
+        let open = model
+            .slots
+            .iter()
+            .flatten()
+            .filter(|open| !open.is_whole())
+            .count();
         assert_eq!(model.inbound.open(), open);
     }
 }
@@ -76,33 +86,57 @@ fn receive(tape: &mut Tape<'_>) {
 impl Receiver {
     fn grant(&mut self, tape: &mut Tape<'_>) {
         let count = 1 + tape.below(PARTS);
-        let buffer_sizes: Vec<u64> = (0..count).map(|_| u64::from(tape.u32()) << (tape.u8() % 9)).collect();
+        let buffer_sizes: Vec<u64> = (0..count)
+            .map(|_| u64::from(tape.u32()) << (tape.u8() % 9))
+            .collect();
         let place = Slot::of(self.granted).index();
         let mut told = Vec::new();
-        let granted =
-            self.inbound.grant(buffer_sizes.iter().map(|buffer_bytes| (7, *buffer_bytes)), |grant| told.push(grant));
+        let granted = self.inbound.grant(
+            buffer_sizes.iter().map(|buffer_bytes| (7, *buffer_bytes)),
+            |grant| told.push(grant),
+        );
         assert_eq!(granted.is_some(), self.slots[place].is_none());
         if granted.is_none() {
             assert!(told.is_empty());
             return;
         }
         for (part, (grant, buffer_bytes)) in (0..).zip(told.iter().zip(&buffer_sizes)) {
-            let expected =
-                StreamGrant { sequence: self.granted, part, parts: count as u8, tag: 7, buffer_bytes: *buffer_bytes };
+            let expected = StreamGrant {
+                sequence: self.granted,
+                part,
+                parts: count as u8,
+                tag: 7,
+                buffer_bytes: *buffer_bytes,
+            };
             assert_eq!(
-                (*grant, StreamFrame::decode(&StreamFrame::Grant(*grant).encode())),
+                (
+                    *grant,
+                    StreamFrame::decode(&StreamFrame::Grant(*grant).encode())
+                ),
                 (expected, Ok(StreamFrame::Grant(expected)))
             );
         }
-        let parts =
-            buffer_sizes.iter().map(|buffer_bytes| Part { buffer_bytes: *buffer_bytes, ..Part::default() }).collect();
-        self.slots[place] = Some(Open { sequence: self.granted, parts });
+        let parts = buffer_sizes
+            .iter()
+            .map(|buffer_bytes| Part {
+                buffer_bytes: *buffer_bytes,
+                ..Part::default()
+            })
+            .collect();
+        self.slots[place] = Some(Open {
+            sequence: self.granted,
+            parts,
+        });
         self.granted += 1;
     }
 
     fn receive(&mut self, bytes: &[u8]) {
-        let Some(frame) = bytes.first_chunk::<FRAME_BYTES>() else { return };
-        let Ok(read) = StreamFrame::decode(frame) else { return };
+        let Some(frame) = bytes.first_chunk::<FRAME_BYTES>() else {
+            return;
+        };
+        let Ok(read) = StreamFrame::decode(frame) else {
+            return;
+        };
         assert_eq!(read.encode(), *frame, "a frame has only one encoding");
         if let StreamFrame::Data(data) = read {
             self.announced(data);
@@ -114,21 +148,48 @@ impl Receiver {
         let sequence = self.granted.wrapping_sub(1 + tape.below(SLOTS + 2) as u64);
         let part = tape.below(PARTS) as u8;
         let of_slot = self.slots[Slot::of(sequence).index()].as_ref();
-        let known = of_slot.and_then(|open| open.parts.get(usize::from(part))).copied().unwrap_or_default();
-        let total = known.total.unwrap_or(known.buffer_bytes).wrapping_add_signed(i64::from(tape.u8() as i8 >> 6));
+        let known = of_slot
+            .and_then(|open| open.parts.get(usize::from(part)))
+            .copied()
+            .unwrap_or_default();
+        let total = known
+            .total
+            .unwrap_or(known.buffer_bytes)
+            .wrapping_add_signed(i64::from(tape.u8() as i8 >> 6));
         let offset = known.announced / LINE_BYTES * LINE_BYTES;
         let left = total.saturating_sub(offset).min(u64::from(MAX_CHUNK_BYTES));
         let bytes = left.saturating_sub(u64::from(tape.u16() >> (tape.u8() % 16))) as u32;
-        let frame = StreamFrame::Data(Data { sequence, part, offset, bytes, total }).encode();
+        let frame = StreamFrame::Data(Data {
+            sequence,
+            part,
+            offset,
+            bytes,
+            total,
+        })
+        .encode();
         self.receive(&frame);
     }
 
     fn announced(&mut self, data: Data) {
-        let Data { sequence, part, offset, bytes, total } = data;
-        assert!(offset + u64::from(bytes) <= total && total <= MAX_RECEIVE_BYTES && offset.is_multiple_of(LINE_BYTES));
+        let Data {
+            sequence,
+            part,
+            offset,
+            bytes,
+            total,
+        } = data;
+        assert!(
+            offset + u64::from(bytes) <= total
+                && total <= MAX_RECEIVE_BYTES
+                && offset.is_multiple_of(LINE_BYTES)
+        );
         let said = memory::bounded(0, || self.inbound.announced(&data));
-        let open = self.slots[Slot::of(sequence).index()].as_mut().filter(|open| open.sequence == sequence);
-        let place = open.and_then(|open| open.parts.get_mut(usize::from(part))).filter(|place| !place.is_whole);
+        let open = self.slots[Slot::of(sequence).index()]
+            .as_mut()
+            .filter(|open| open.sequence == sequence);
+        let place = open
+            .and_then(|open| open.parts.get_mut(usize::from(part)))
+            .filter(|place| !place.is_whole);
         let place = place.filter(|place| bytes > 0 || place.total.is_none());
         let Some(place) = place else {
             assert_eq!(said, Err(StreamViolation::NotGranted { sequence, part }));
@@ -136,17 +197,24 @@ impl Receiver {
         };
         let announced = place.announced + u64::from(bytes);
         let expected = match place.total {
-            None if total > place.buffer_bytes => {
-                Err(StreamViolation::Overrun { total, buffer_bytes: place.buffer_bytes })
-            }
+            None if total > place.buffer_bytes => Err(StreamViolation::Overrun {
+                total,
+                buffer_bytes: place.buffer_bytes,
+            }),
             Some(before) if before != total => Err(StreamViolation::Total { before, now: total }),
             _ if announced > total => Err(StreamViolation::Surplus { announced, total }),
             _ => Ok(()),
         };
         assert_eq!(said.map(|_| ()), expected);
         if let Ok(landing) = said {
-            assert_eq!((landing.part, landing.offset, landing.bytes), (part, offset, bytes));
-            assert!(offset + u64::from(bytes) <= place.buffer_bytes, "beyond the buffer");
+            assert_eq!(
+                (landing.part, landing.offset, landing.bytes),
+                (part, offset, bytes)
+            );
+            assert!(
+                offset + u64::from(bytes) <= place.buffer_bytes,
+                "beyond the buffer"
+            );
             (place.total, place.announced) = (Some(total), announced);
             self.coming.push((landing.slot, part, bytes));
         }
@@ -158,12 +226,18 @@ impl Receiver {
         }
         let at = tape.below(self.coming.len().min(256));
         let (slot, part, left) = self.coming[at];
-        let bytes = if tape.u8() & 1 == 0 { left } else { left.min(tape.u32()) };
+        let bytes = if tape.u8() & 1 == 0 {
+            left
+        } else {
+            left.min(tape.u32())
+        };
         self.coming[at].2 -= bytes;
         if self.coming[at].2 == 0 {
             self.coming.swap_remove(at);
         }
-        let Some(open) = &mut self.slots[slot.index()] else { panic!("bytes of a finished receive") };
+        let Some(open) = &mut self.slots[slot.index()] else {
+            panic!("bytes of a finished receive")
+        };
         let place = &mut open.parts[usize::from(part)];
         let was_whole = place.is_whole;
         place.landed += u64::from(bytes);
@@ -185,7 +259,13 @@ impl Receiver {
         };
         assert_eq!(said, Ok(open.is_whole()));
         if open.is_whole() {
-            assert_eq!(sizes, open.parts.iter().map(|part| part.total.unwrap_or_default()).collect::<Vec<_>>());
+            assert_eq!(
+                sizes,
+                open.parts
+                    .iter()
+                    .map(|part| part.total.unwrap_or_default())
+                    .collect::<Vec<_>>()
+            );
             self.slots[at] = None;
         }
     }
@@ -194,7 +274,13 @@ impl Receiver {
 fn send(tape: &mut Tape<'_>) {
     let mut outbound = Outbound::default();
     let mut taken = Vec::new();
-    let mut honest = StreamGrant { sequence: 0, part: 0, parts: 1, tag: 0, buffer_bytes: 0 };
+    let mut honest = StreamGrant {
+        sequence: 0,
+        part: 0,
+        parts: 1,
+        tag: 0,
+        buffer_bytes: 0,
+    };
     while let Some(step) = tape.step() {
         match step % 5 {
             0 => {
@@ -207,12 +293,23 @@ fn send(tape: &mut Tape<'_>) {
                 }
             }
             1 => {
-                let parts = if honest.part > 0 { honest.parts } else { 1 + tape.below(PARTS) as u8 };
-                let grant =
-                    StreamGrant { parts, tag: i32::from(tape.u8() & 3), buffer_bytes: u64::from(tape.u32()), ..honest };
+                let parts = if honest.part > 0 {
+                    honest.parts
+                } else {
+                    1 + tape.below(PARTS) as u8
+                };
+                let grant = StreamGrant {
+                    parts,
+                    tag: i32::from(tape.u8() & 3),
+                    buffer_bytes: u64::from(tape.u32()),
+                    ..honest
+                };
                 match outbound.granted(&grant) {
                     Ok(()) => honest = after(&grant),
-                    Err(violation) => assert!(matches!(violation, StreamViolation::GrantAhead(_)), "{violation}"),
+                    Err(violation) => assert!(
+                        matches!(violation, StreamViolation::GrantAhead(_)),
+                        "{violation}"
+                    ),
                 }
             }
             2 => {
@@ -227,7 +324,12 @@ fn send(tape: &mut Tape<'_>) {
             }
             3 => {
                 if let Some(chunk) = outbound.next_chunk() {
-                    let Data { offset, bytes, total, .. } = chunk.data;
+                    let Data {
+                        offset,
+                        bytes,
+                        total,
+                        ..
+                    } = chunk.data;
                     assert!(offset + u64::from(bytes) <= total && bytes <= CHUNK_BYTES);
                     assert_eq!(chunk.is_last, offset + u64::from(bytes) == total);
                     assert_eq!(
@@ -257,24 +359,79 @@ fn send(tape: &mut Tape<'_>) {
 
 fn after(grant: &StreamGrant) -> StreamGrant {
     match grant.part + 1 < grant.parts {
-        true => StreamGrant { part: grant.part + 1, ..*grant },
-        false => StreamGrant { sequence: grant.sequence + 1, part: 0, ..*grant },
+        true => StreamGrant {
+            part: grant.part + 1,
+            ..*grant
+        },
+        false => StreamGrant {
+            sequence: grant.sequence + 1,
+            part: 0,
+            ..*grant
+        },
     }
 }
 
 /// A message in two chunks, and a case with false frames, for the receiver and for the sender.
 pub fn seeds() -> Seeds {
-    let data =
-        |offset: u64, bytes: u32| StreamFrame::Data(Data { sequence: 0, part: 0, offset, bytes, total: 300 }).encode();
+    let data = |offset: u64, bytes: u32| {
+        StreamFrame::Data(Data {
+            sequence: 0,
+            part: 0,
+            offset,
+            bytes,
+            total: 300,
+        })
+        .encode()
+    };
     let mut received = Writer::default();
     received.u8(0).u8(0).u8(0).u32(300).u8(0);
-    received.u8(1).bytes(&data(256, 44)).u8(4).u8(0).u8(0).u8(1).bytes(&data(0, 256)).u8(4).u8(0).u8(0).u8(5).u8(0);
+    received
+        .u8(1)
+        .bytes(&data(256, 44))
+        .u8(4)
+        .u8(0)
+        .u8(0)
+        .u8(1)
+        .bytes(&data(0, 256))
+        .u8(4)
+        .u8(0)
+        .u8(0)
+        .u8(5)
+        .u8(0);
     let mut lied_to = Writer::default();
-    lied_to.u8(0).u8(0).u8(0).u32(200).u8(0).u8(1).bytes(&data(0, 128)).u8(2).bytes(&[0; 6]).u8(5).u8(0);
-    let grant =
-        StreamFrame::Grant(StreamGrant { sequence: 0, part: 0, parts: 1, tag: 2, buffer_bytes: 200_000 }).encode();
+    lied_to
+        .u8(0)
+        .u8(0)
+        .u8(0)
+        .u32(200)
+        .u8(0)
+        .u8(1)
+        .bytes(&data(0, 128))
+        .u8(2)
+        .bytes(&[0; 6])
+        .u8(5)
+        .u8(0);
+    let grant = StreamFrame::Grant(StreamGrant {
+        sequence: 0,
+        part: 0,
+        parts: 1,
+        tag: 2,
+        buffer_bytes: 200_000,
+    })
+    .encode();
     let mut sent = Writer::default();
-    sent.u8(1).u8(0).bytes(&grant).u8(2).u8(2).u16(0).u8(3).u8(3).u8(4).u8(1).u8(4).u8(0);
+    sent.u8(1)
+        .u8(0)
+        .bytes(&grant)
+        .u8(2)
+        .u8(2)
+        .u16(0)
+        .u8(3)
+        .u8(3)
+        .u8(4)
+        .u8(1)
+        .u8(4)
+        .u8(0);
     let mut granted = Writer::default();
     granted.u8(1);
     for _ in 0..34 {

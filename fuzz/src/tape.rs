@@ -17,7 +17,10 @@ pub struct Tape<'a> {
 impl<'a> Tape<'a> {
     /// Starts at the front of `input`.
     pub fn new(input: &'a [u8]) -> Self {
-        Self { left: input, steps: MOST_STEPS }
+        Self {
+            left: input,
+            steps: MOST_STEPS,
+        }
     }
 
     /// The next byte, which selects the next event. `None` at the input's end, or after the tape's
@@ -31,7 +34,10 @@ impl<'a> Tape<'a> {
 
     /// A tape with fewer events, for targets whose events are expensive.
     pub fn short(input: &'a [u8]) -> Self {
-        Self { left: input, steps: MOST_STEPS / 8 }
+        Self {
+            left: input,
+            steps: MOST_STEPS / 8,
+        }
     }
 
     /// At most the next `count` bytes.

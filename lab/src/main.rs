@@ -68,7 +68,8 @@ fn execute(command: Command) -> Result<Outcome> {
         Command::Communicators(options) => {
             program::clean_up_on_signal()?;
             let plan = options.plan(&program)?;
-            communicators::run(&plan, &program, &variable, &mut output::standard()).map(Outcome::from)
+            communicators::run(&plan, &program, &variable, &mut output::standard())
+                .map(Outcome::from)
         }
         Command::AsSpark(options) => {
             program::clean_up_on_signal()?;
@@ -90,8 +91,14 @@ mod tests {
 
     #[test]
     fn help_examples_parse() {
-        for line in [COMMUNICATORS, AS_SPARK].join("\n").lines().filter(|line| line.contains("spark-lab")) {
-            let words = line.split_whitespace().skip_while(|word| *word != "spark-lab");
+        for line in [COMMUNICATORS, AS_SPARK]
+            .join("\n")
+            .lines()
+            .filter(|line| line.contains("spark-lab"))
+        {
+            let words = line
+                .split_whitespace()
+                .skip_while(|word| *word != "spark-lab");
             if let Err(error) = Cli::try_parse_from(words.take_while(|word| *word != "#")) {
                 panic!("{line}: {error}");
             }

@@ -12,7 +12,9 @@ pub fn field(name: &str) -> Result<u64> {
 }
 
 fn in_text(status: &str, name: &str) -> Option<u64> {
-    let rest = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    let rest = status
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     rest.split_whitespace().next()?.parse().ok()
 }
 
@@ -24,6 +26,9 @@ mod tests {
     fn fields_are_found_by_their_whole_name() {
         let status = "Name:\tx\nRssAnonymous:\t9 kB\nRssAnon:\t  1234 kB\nThreads:\t7\n";
         let field = |name| in_text(status, name);
-        assert_eq!((field("RssAnon"), field("Threads"), field("RssShmem")), (Some(1234), Some(7), None));
+        assert_eq!(
+            (field("RssAnon"), field("Threads"), field("RssShmem")),
+            (Some(1234), Some(7), None)
+        );
     }
 }

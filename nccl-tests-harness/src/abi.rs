@@ -1,7 +1,9 @@
 //! The functions of a plugin's network table, for all versions of NCCL's interface. A function
 //! whose type differs between versions is an enum.
 
-use nccl_net_spark::abi::types::{self, Net, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12};
+use nccl_net_spark::abi::types::{
+    self, Net, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12,
+};
 use nccl_net_spark::abi::types::{MoreV9, MoreV11, functions::*};
 use std::ffi::c_char;
 
@@ -65,7 +67,10 @@ versioned_functions! {
 type GetPropertiesFn<Properties> = types::functions::GetProperties<Properties>;
 
 impl Functions {
-    pub(crate) fn of<I, P, L, C, S, R, M: OptionalFunctions>(version: u32, net: &Net<I, P, L, C, S, R, M>) -> Self
+    pub(crate) fn of<I, P, L, C, S, R, M: OptionalFunctions>(
+        version: u32,
+        net: &Net<I, P, L, C, S, R, M>,
+    ) -> Self
     where
         I: Into<Init> + Copy,
         GetPropertiesFn<P>: Into<GetProperties>,

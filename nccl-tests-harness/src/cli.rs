@@ -7,7 +7,9 @@ mod execute;
 use crate::commands::collectives::options::Options as Collective;
 use crate::commands::collectives::rank::Collectives;
 use crate::commands::memory::rank::Memory;
-use crate::commands::{doctor, env, fabric, install, manual, memory, nccl_tests, rails, report, top, tune};
+use crate::commands::{
+    doctor, env, fabric, install, manual, memory, nccl_tests, rails, report, top, tune,
+};
 use crate::program::OutputLevel;
 use crate::ranks::control::Work;
 use crate::ranks::process;
@@ -200,20 +202,42 @@ mod tests {
 
     #[test]
     fn collectives_have_nccl_tests_names_too() {
-        for name in ["all_gather", "all_reduce", "reduce_scatter", "all-gather", "alltoall", "sendrecv"] {
-            assert!(Cli::try_parse_from(["nccl-spark", name, "-b", "8"]).is_ok(), "{name}");
+        for name in [
+            "all_gather",
+            "all_reduce",
+            "reduce_scatter",
+            "all-gather",
+            "alltoall",
+            "sendrecv",
+        ] {
+            assert!(
+                Cli::try_parse_from(["nccl-spark", name, "-b", "8"]).is_ok(),
+                "{name}"
+            );
         }
     }
 
     #[test]
     fn numbers_out_of_range_are_refused_with_the_range() {
         for (arguments, allowed) in [
-            ("nccl-spark all-gather -n 0", "invalid value '0' for '--iters <N>': must be at least 1"),
-            ("nccl-spark all-gather -n 4294967296", "must be at most 4294967295"),
-            ("nccl-spark all-gather -f 0", "'--stepfactor <N>': must be at least 1"),
+            (
+                "nccl-spark all-gather -n 0",
+                "invalid value '0' for '--iters <N>': must be at least 1",
+            ),
+            (
+                "nccl-spark all-gather -n 4294967296",
+                "must be at most 4294967295",
+            ),
+            (
+                "nccl-spark all-gather -f 0",
+                "'--stepfactor <N>': must be at least 1",
+            ),
             ("nccl-spark all-gather -r 1", "must be 2 to 256"),
             ("nccl-spark all-gather -T 86401", "must be 1 to 86400"),
-            ("nccl-spark all-gather -n 1x", "'--iters <N>': must be a whole number"),
+            (
+                "nccl-spark all-gather -n 1x",
+                "'--iters <N>': must be a whole number",
+            ),
             ("nccl-spark tune collectives -n 0", "must be at least 1"),
         ] {
             let text = mistake(arguments);
@@ -224,21 +248,41 @@ mod tests {
     #[test]
     fn every_command_has_examples_that_are_right() {
         let command = Cli::command();
-        for command in command.get_subcommands().filter(|command| !command.is_hide_set()) {
-            let (name, examples) = (command.get_name(), command.get_after_help().map(ToString::to_string));
+        for command in command
+            .get_subcommands()
+            .filter(|command| !command.is_hide_set())
+        {
+            let (name, examples) = (
+                command.get_name(),
+                command.get_after_help().map(ToString::to_string),
+            );
             let examples = examples.unwrap_or_else(|| panic!("{name} has no examples"));
             let joined = examples.replace("\\\n", "");
-            let lines: Vec<&str> = joined.lines().filter(|line| line.starts_with("  ")).collect();
+            let lines: Vec<&str> = joined
+                .lines()
+                .filter(|line| line.starts_with("  "))
+                .collect();
             assert!(!lines.is_empty(), "{name}: {examples}");
-            assert!(examples.lines().all(|line| line.len() < 80), "{name}: {examples}");
+            assert!(
+                examples.lines().all(|line| line.len() < 80),
+                "{name}: {examples}"
+            );
             for line in lines {
                 // The command inside `$(...)`.
-                let line =
-                    line.split_once("$(").and_then(|(_, rest)| rest.split_once(')')).map_or(line, |(inner, _)| inner);
+                let line = line
+                    .split_once("$(")
+                    .and_then(|(_, rest)| rest.split_once(')'))
+                    .map_or(line, |(inner, _)| inner);
                 let words = words(line);
-                let command = words.iter().skip_while(|word| *word != "nccl-spark" && !word.ends_with("/nccl-spark"));
+                let command = words
+                    .iter()
+                    .skip_while(|word| *word != "nccl-spark" && !word.ends_with("/nccl-spark"));
                 let command: Vec<&String> = command.collect();
-                assert_eq!(command.get(1).map(|word| word.as_str()), Some(name), "{line}");
+                assert_eq!(
+                    command.get(1).map(|word| word.as_str()),
+                    Some(name),
+                    "{line}"
+                );
                 if let Err(error) = Cli::try_parse_from(&command) {
                     panic!("{line}: {error}");
                 }

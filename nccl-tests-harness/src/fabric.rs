@@ -83,7 +83,12 @@ pub const UNPACED: &str = "unpaced";
 /// Fails on a mistake on the command line, and when the fabric cannot be made.
 pub fn set_up(request: &FabricRequest, ranks: usize, own_library: Option<&str>) -> Result<Fabric> {
     let devices = rdma_devices(Path::new(DEVICES));
-    let verbs = |about: String| Fabric { kind: Kind::Verbs, about, environment: Vec::new(), soft: None };
+    let verbs = |about: String| Fabric {
+        kind: Kind::Verbs,
+        about,
+        environment: Vec::new(),
+        soft: None,
+    };
     let present = || match devices.is_empty() {
         true => "this machine has no RDMA device".to_owned(),
         false => format!("RDMA devices here: {}", devices.join(", ")),
@@ -91,9 +96,14 @@ pub fn set_up(request: &FabricRequest, ranks: usize, own_library: Option<&str>) 
     match (request.kind, own_library) {
         (Some(Kind::Soft), _) => soft(request, ranks, &format!("as requested ({})", present())),
         (Some(Kind::Verbs), _) => Ok(verbs(format!("verbs, as requested; {}", present()))),
-        (None, Some(library)) => Ok(verbs(format!("verbs, for NCCL_IBVERBS_LIB={library}; {}", present()))),
+        (None, Some(library)) => Ok(verbs(format!(
+            "verbs, for NCCL_IBVERBS_LIB={library}; {}",
+            present()
+        ))),
         (None, None) if !devices.is_empty() => Ok(verbs(format!("verbs; {}", present()))),
-        (None, None) if request.library.is_file() => soft(request, ranks, "because this machine has no RDMA device"),
+        (None, None) if request.library.is_file() => {
+            soft(request, ranks, "because this machine has no RDMA device")
+        }
         (None, None) => Ok(verbs(format!(
             "verbs, although this machine has no RDMA device: the software fabric's library is not at {}",
             request.library.display()
@@ -102,20 +112,27 @@ pub fn set_up(request: &FabricRequest, ranks: usize, own_library: Option<&str>) 
 }
 
 fn rdma_devices(folder: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let mut names: Vec<_> = entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
     names.sort();
     names
 }
 
 fn soft(request: &FabricRequest, ranks: usize, why: &str) -> Result<Fabric> {
-    let profile =
-        Profile::load(&request.profile, request.scale).map_err(|error| wrong(format!("--profile: {error}")))?;
+    let profile = Profile::load(&request.profile, request.scale)
+        .map_err(|error| wrong(format!("--profile: {error}")))?;
     // Every rank is a node.
     let most = profile.wires.nodes().unwrap_or(MAX_NODES);
     if ranks > most {
         let profile = &request.profile;
-        Err(wrong(format!("{ranks} ranks: the software fabric with --profile {profile} has at most {most}")))?;
+        Err(wrong(format!(
+            "{ranks} ranks: the software fabric with --profile {profile} has at most {most}"
+        )))?;
     }
     let library = place::library(&request.library)?;
     let dir = settings::dir().map_err(|error| anyhow!(error))?;
@@ -128,16 +145,35 @@ fn soft(request: &FabricRequest, ranks: usize, why: &str) -> Result<Fabric> {
     environment.push(("NCCL_IBVERBS_LIB".to_owned(), library.display().to_string()));
     environment.push(("SOFTVERBS_NIC".to_owned(), request.nic.name().to_owned()));
     let about = about(request, &name, why);
-    let soft = Soft { dir, name, library, profile, slow_rails: request.slow_rails.clone(), nic: request.nic, prepared };
-    let slowed = request.slow_rails.iter().map(|(rail, factor)| ("--slow-rail", rail, Action::Slow(*factor)));
-    let broken = request.path_faults.iter().map(|(rail, fault)| ("--path-fault", rail, Action::Path(*fault, true)));
+    let soft = Soft {
+        dir,
+        name,
+        library,
+        profile,
+        slow_rails: request.slow_rails.clone(),
+        nic: request.nic,
+        prepared,
+    };
+    let slowed = request
+        .slow_rails
+        .iter()
+        .map(|(rail, factor)| ("--slow-rail", rail, Action::Slow(*factor)));
+    let broken = request
+        .path_faults
+        .iter()
+        .map(|(rail, fault)| ("--path-fault", rail, Action::Path(*fault, true)));
     for (option, rail, action) in slowed.chain(broken) {
         if let Err(error) = soft.act(None, rail, action) {
             soft.remove();
             Err(wrong(format!("{option}: {error}")))?;
         }
     }
-    Ok(Fabric { kind: Kind::Soft, about, environment, soft: Some(soft) })
+    Ok(Fabric {
+        kind: Kind::Soft,
+        about,
+        environment,
+        soft: Some(soft),
+    })
 }
 
 /// Returns a name that no running fabric has. The PID is not enough, because a process in another
@@ -145,22 +181,45 @@ fn soft(request: &FabricRequest, ranks: usize, why: &str) -> Result<Fabric> {
 fn own_name(dir: &Path) -> String {
     let plain = format!("{PREFIX}{}", std::process::id());
     let numbered = (2..).map(|number| format!("{plain}-{number}"));
-    std::iter::once(plain.clone()).chain(numbered).find(|name| !control::is_used(dir, name)).unwrap_or(plain)
+    std::iter::once(plain.clone())
+        .chain(numbered)
+        .find(|name| !control::is_used(dir, name))
+        .unwrap_or(plain)
 }
 
 fn is_of_a_run(name: &str) -> bool {
     name.strip_prefix(PREFIX).is_some_and(|numbers| {
-        numbers.split('-').count() <= 2 && numbers.split('-').all(|number| number.parse::<u32>().is_ok())
+        numbers.split('-').count() <= 2
+            && numbers
+                .split('-')
+                .all(|number| number.parse::<u32>().is_ok())
     })
 }
 
 fn about(request: &FabricRequest, name: &str, why: &str) -> String {
-    let scale = if request.scale == 1.0 { String::new() } else { format!(" x {}", request.scale) };
-    let slow = request.slow_rails.iter().map(|(rail, factor)| format!(", {rail} at {factor} of its rate"));
-    let broken = request.path_faults.iter().map(|(rail, fault)| format!(", {rail} with path fault {fault}"));
+    let scale = if request.scale == 1.0 {
+        String::new()
+    } else {
+        format!(" x {}", request.scale)
+    };
+    let slow = request
+        .slow_rails
+        .iter()
+        .map(|(rail, factor)| format!(", {rail} at {factor} of its rate"));
+    let broken = request
+        .path_faults
+        .iter()
+        .map(|(rail, fault)| format!(", {rail} with path fault {fault}"));
     let faults = slow.chain(broken).collect::<String>();
-    let nic = if request.nic == Nic::default() { String::new() } else { format!(", as {}", request.nic.name()) };
-    format!("soft, {why}: profile {}{scale}{faults}{nic}; each rank is a node; fabric {name}", request.profile)
+    let nic = if request.nic == Nic::default() {
+        String::new()
+    } else {
+        format!(", as {}", request.nic.name())
+    };
+    format!(
+        "soft, {why}: profile {}{scale}{faults}{nic}; each rank is a node; fabric {name}",
+        request.profile
+    )
 }
 
 impl Fabric {
@@ -170,20 +229,29 @@ impl Fabric {
 
     /// Returns the environment of one rank.
     pub fn environment(&self, rank: usize) -> Vec<(String, String)> {
-        let Some((soft, place)) = self.soft.as_ref().zip(self.place(rank)) else { return self.environment.clone() };
+        let Some((soft, place)) = self.soft.as_ref().zip(self.place(rank)) else {
+            return self.environment.clone();
+        };
         place.environment(&soft.library)
     }
 
     /// Returns the place of one rank in the software fabric, or `None` with RDMA devices.
     pub fn place(&self, rank: usize) -> Option<SoftPlace> {
         let Soft { dir, name, nic, .. } = self.soft.as_ref()?;
-        Some(SoftPlace { dir: dir.clone(), fabric: name.clone(), node: rank, nic: nic.name().to_owned() })
+        Some(SoftPlace {
+            dir: dir.clone(),
+            fabric: name.clone(),
+            node: rank,
+            nic: nic.name().to_owned(),
+        })
     }
 
     /// Makes a folder with links to the software fabric's library under the names of libibverbs,
     /// for programs that load libibverbs by name. The folder is removed with the fabric.
     pub(crate) fn verbs_names(&self) -> Result<Option<PathBuf>> {
-        let Some(soft) = &self.soft else { return Ok(None) };
+        let Some(soft) = &self.soft else {
+            return Ok(None);
+        };
         let folder = soft.prepared.folder().join("lib");
         let make = || -> std::io::Result<()> {
             fs::create_dir_all(&folder)?;
@@ -204,20 +272,33 @@ impl Fabric {
     /// the same. `slowed_rails` has the names of slowed rails, each with the fraction of its rate
     /// that it keeps. For these rails, [`FabricRequest::slow_rails`] does not count.
     pub fn limit(&self, slowed_rails: &[(String, f64)]) -> Option<Limit> {
-        let Soft { profile, slow_rails, .. } = self.soft.as_ref()?;
+        let Soft {
+            profile,
+            slow_rails,
+            ..
+        } = self.soft.as_ref()?;
         let factor = |name: &str| {
-            let slowed = slowed_rails.iter().rev().chain(slow_rails.iter().rev()).find(|(rail, _)| rail == name);
+            let slowed = slowed_rails
+                .iter()
+                .rev()
+                .chain(slow_rails.iter().rev())
+                .find(|(rail, _)| rail == name);
             slowed.map_or(1.0, |(_, factor)| *factor)
         };
         let count = profile.rails.len();
         let used = (0..count).filter(|at| (0..count).any(|to| profile.reaches((0, *at), (1, to))));
-        let rails: Vec<_> = used.map(|at| (at, factor(&profile.rails[at].name))).collect();
+        let rails: Vec<_> = used
+            .map(|at| (at, factor(&profile.rails[at].name)))
+            .collect();
         Some(limit::of_rails(profile, &rails))
     }
 
     /// Returns the names of a software fabric's rails, the same on each node.
     pub fn rails(&self) -> impl Iterator<Item = &str> {
-        self.soft.iter().flat_map(|soft| &soft.profile.rails).map(|rail| rail.name.as_str())
+        self.soft
+            .iter()
+            .flat_map(|soft| &soft.profile.rails)
+            .map(|rail| rail.name.as_str())
     }
 
     /// Sets a rail of the software fabric to `factor` of its rate, on all nodes. With 1, restores
@@ -227,8 +308,17 @@ impl Fabric {
     /// Fails when there is no such rail, or no software fabric.
     pub fn slow(&self, rail: &str, factor: f64) -> Result<()> {
         let soft = self.soft()?;
-        let own = soft.slow_rails.iter().find(|(slow, _)| slow == rail).map_or(1.0, |(_, factor)| *factor);
-        soft.act(None, rail, Action::Slow(if factor >= 1.0 { own } else { factor })).map_err(|error| anyhow!(error))
+        let own = soft
+            .slow_rails
+            .iter()
+            .find(|(slow, _)| slow == rail)
+            .map_or(1.0, |(_, factor)| *factor);
+        soft.act(
+            None,
+            rail,
+            Action::Slow(if factor >= 1.0 { own } else { factor }),
+        )
+        .map_err(|error| anyhow!(error))
     }
 
     /// If `is_plugged` is false, takes the device of a node's rail off the bus. Otherwise adds a
@@ -237,8 +327,14 @@ impl Fabric {
     /// # Errors
     /// Fails when there is no such node or rail, or no software fabric.
     pub fn plug(&self, node: usize, rail: &str, is_plugged: bool) -> Result<()> {
-        let action = if is_plugged { Action::Plug } else { Action::Unplug };
-        self.soft()?.act(Some(node), rail, action).map_err(|error| anyhow!(error))
+        let action = if is_plugged {
+            Action::Plug
+        } else {
+            Action::Unplug
+        };
+        self.soft()?
+            .act(Some(node), rail, action)
+            .map_err(|error| anyhow!(error))
     }
 
     /// Returns the number of queue pairs of all processes on a node of the software fabric.
@@ -250,11 +346,15 @@ impl Fabric {
         let Soft { dir, name, .. } = self.soft()?;
         let status = control::status(dir, name).map_err(|error| anyhow!(error))?;
         let of_node = status.nodes.iter().find(|known| known.node == node);
-        of_node.map(|known| known.queue_pairs).with_context(|| format!("the fabric has no node {node}"))
+        of_node
+            .map(|known| known.queue_pairs)
+            .with_context(|| format!("the fabric has no node {node}"))
     }
 
     fn soft(&self) -> Result<&Soft> {
-        self.soft.as_ref().context("this run has no software fabric")
+        self.soft
+            .as_ref()
+            .context("this run has no software fabric")
     }
 }
 
@@ -280,8 +380,10 @@ impl SoftRails {
     /// no limit.
     pub fn payload_mbps(&self, devices: &[&str]) -> Option<f64> {
         let rails = self.0.rails.iter().enumerate();
-        let used: Vec<_> =
-            rails.filter(|(_, rail)| devices.contains(&rail.name.as_str())).map(|(at, _)| (at, 1.0)).collect();
+        let used: Vec<_> = rails
+            .filter(|(_, rail)| devices.contains(&rail.name.as_str()))
+            .map(|(at, _)| (at, 1.0))
+            .collect();
         limit::of_rails(&self.0, &used).payload_mbps
     }
 }
@@ -327,37 +429,68 @@ mod tests {
     #[test]
     fn a_users_own_library_counts_as_verbs() {
         let fabric = set_up(&request(None), 2, Some("libmine.so")).unwrap();
-        assert_eq!((fabric.kind, fabric.environment(1)), (Kind::Verbs, Vec::new()));
+        assert_eq!(
+            (fabric.kind, fabric.environment(1)),
+            (Kind::Verbs, Vec::new())
+        );
         assert!(fabric.about.contains("libmine.so"), "{}", fabric.about);
     }
 
     #[test]
     fn the_chosen_device_reaches_the_ranks_and_the_header() {
-        for (nic, header) in [(Nic::Mlx5, ": profile unpaced; "), (Nic::SoftRoce, ": profile unpaced, as soft-roce; ")]
-        {
+        for (nic, header) in [
+            (Nic::Mlx5, ": profile unpaced; "),
+            (Nic::SoftRoce, ": profile unpaced, as soft-roce; "),
+        ] {
             // Any file works as the library, because nothing is loaded here.
             let (profile, library) = (UNPACED.to_owned(), "/dev/null".into());
-            let fabric =
-                set_up(&FabricRequest { profile, library, nic, ..request(Some(Kind::Soft)) }, 2, None).unwrap();
+            let fabric = set_up(
+                &FabricRequest {
+                    profile,
+                    library,
+                    nic,
+                    ..request(Some(Kind::Soft))
+                },
+                2,
+                None,
+            )
+            .unwrap();
             let told = |environment: &[(String, String)]| {
                 environment.contains(&("SOFTVERBS_NIC".to_owned(), nic.name().to_owned()))
             };
-            assert!(told(&fabric.environment(1)) && told(fabric.shared_environment()), "{nic:?}");
+            assert!(
+                told(&fabric.environment(1)) && told(fabric.shared_environment()),
+                "{nic:?}"
+            );
             assert!(fabric.about.contains(header), "{}", fabric.about);
         }
     }
 
     #[test]
     fn missing_objects_are_named() {
-        let error =
-            |request: &FabricRequest, ranks| usage::text(&set_up(request, ranks, None).map(|_| ()).unwrap_err());
+        let error = |request: &FabricRequest, ranks| {
+            usage::text(&set_up(request, ranks, None).map(|_| ()).unwrap_err())
+        };
         assert!(error(&request(Some(Kind::Soft)), 2).contains("/no/library"));
-        let of = |profile: &str| FabricRequest { profile: profile.to_owned(), ..request(Some(Kind::Soft)) };
-        let room =
-            |profile: &str, most: usize| format!("the software fabric with --profile {profile} has at most {most}");
-        assert_eq!(error(&of("unpaced"), 17), format!("17 ranks: {}", room("unpaced", 16)));
-        assert_eq!(error(&of("spark-triangle"), 4), format!("4 ranks: {}", room("spark-triangle", 3)));
-        assert!(error(&of("/no/profile"), 2).starts_with("--profile: profile \"/no/profile\" is neither built in ("));
+        let of = |profile: &str| FabricRequest {
+            profile: profile.to_owned(),
+            ..request(Some(Kind::Soft))
+        };
+        let room = |profile: &str, most: usize| {
+            format!("the software fabric with --profile {profile} has at most {most}")
+        };
+        assert_eq!(
+            error(&of("unpaced"), 17),
+            format!("17 ranks: {}", room("unpaced", 16))
+        );
+        assert_eq!(
+            error(&of("spark-triangle"), 4),
+            format!("4 ranks: {}", room("spark-triangle", 3))
+        );
+        assert!(
+            error(&of("/no/profile"), 2)
+                .starts_with("--profile: profile \"/no/profile\" is neither built in (")
+        );
     }
 
     /// Computed by hand: two of a Spark's four rails lead to the next Spark, over one cable that
@@ -366,7 +499,16 @@ mod tests {
     fn between_two_sparks_of_a_triangle_is_one_cable() {
         for profile in ["spark-triangle", "spark-ring"] {
             let (profile, library) = (profile.to_owned(), "/dev/null".into());
-            let fabric = set_up(&FabricRequest { profile, library, ..request(Some(Kind::Soft)) }, 3, None).unwrap();
+            let fabric = set_up(
+                &FabricRequest {
+                    profile,
+                    library,
+                    ..request(Some(Kind::Soft))
+                },
+                3,
+                None,
+            )
+            .unwrap();
             assert_eq!(fabric.limit(&[]).unwrap().payload_mbps, Some(195_000.0));
         }
     }
@@ -376,7 +518,13 @@ mod tests {
         for name in ["nccl-spark-7", "nccl-spark-7-2"] {
             assert!(is_of_a_run(name), "{name}");
         }
-        for name in ["nccl-spark-mine", "nccl-spark-", "nccl-spark-7-2-1", "default", "7"] {
+        for name in [
+            "nccl-spark-mine",
+            "nccl-spark-",
+            "nccl-spark-7-2-1",
+            "default",
+            "7",
+        ] {
             assert!(!is_of_a_run(name), "{name}");
         }
         let dir = tempfile::tempdir().unwrap();
@@ -384,7 +532,10 @@ mod tests {
         let profile = Profile::load(UNPACED, 1.0).unwrap();
         let prepared = control::prepare(dir.path(), &first, &profile, 1).unwrap();
         let second = own_name(dir.path());
-        assert!(second == format!("{first}-2") && is_of_a_run(&second), "{first} {second}");
+        assert!(
+            second == format!("{first}-2") && is_of_a_run(&second),
+            "{first} {second}"
+        );
         drop(prepared);
         assert_eq!(own_name(dir.path()), first);
     }
@@ -393,15 +544,25 @@ mod tests {
     fn help_names_all_profiles() {
         use clap::CommandFactory;
         let mut command = crate::cli::Cli::command();
-        let help = command.find_subcommand_mut("all-gather").unwrap().render_long_help().to_string();
+        let help = command
+            .find_subcommand_mut("all-gather")
+            .unwrap()
+            .render_long_help()
+            .to_string();
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(help.contains(&format!("({})", Profile::names().join(", "))), "{help}");
+        assert!(
+            help.contains(&format!("({})", Profile::names().join(", "))),
+            "{help}"
+        );
     }
 
     #[test]
     fn devices_are_those_that_the_kernel_lists() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(rdma_devices(folder.path()).is_empty() && rdma_devices(Path::new("/no/where")).is_empty());
+        assert!(
+            rdma_devices(folder.path()).is_empty()
+                && rdma_devices(Path::new("/no/where")).is_empty()
+        );
         fs::create_dir(folder.path().join("mlx5_1")).unwrap();
         fs::create_dir(folder.path().join("mlx5_0")).unwrap();
         assert_eq!(rdma_devices(folder.path()), ["mlx5_0", "mlx5_1"]);

@@ -102,7 +102,10 @@ pub fn leave_the_end_to_the_main_thread(most: Duration) {
 /// Returns the signals to handle: all three, except those that this program was started to ignore.
 fn wanted() -> Vec<i32> {
     let ignored = fs::read_to_string("/proc/self/status").map_or(0, |status| ignored(&status));
-    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|number| ignored >> (number - 1) & 1 == 0).collect()
+    [SIGINT, SIGTERM, SIGHUP]
+        .into_iter()
+        .filter(|number| ignored >> (number - 1) & 1 == 0)
+        .collect()
 }
 
 /// Makes a signal delete this folder if the main thread does not do it in time.
@@ -124,9 +127,16 @@ fn announce(number: i32) {
     ONCE.call_once(|| {
         let name = Signal::try_from(number).map_or("a signal", Signal::as_str);
         // A progress bar may be on the terminal's line.
-        let clear = if std::io::stderr().is_terminal() { "\r\x1b[2K" } else { "" };
+        let clear = if std::io::stderr().is_terminal() {
+            "\r\x1b[2K"
+        } else {
+            ""
+        };
         // There is nowhere to report this error.
-        let _ = writeln!(output::error(), "{clear}nccl-spark: interrupted by {name}: stopping the ranks");
+        let _ = writeln!(
+            output::error(),
+            "{clear}nccl-spark: interrupted by {name}: stopping the ranks"
+        );
     });
 }
 
@@ -173,14 +183,19 @@ fn children() -> Vec<Pid> {
 /// ended.
 fn running_parent(stat: &str) -> Option<u32> {
     let mut fields = proc_stat::fields(stat);
-    if fields.next()? == "Z" { None } else { fields.next()?.parse().ok() }
+    if fields.next()? == "Z" {
+        None
+    } else {
+        fields.next()?.parse().ok()
+    }
 }
 
 /// Returns a bit mask of the ignored signals from the text of a process's `status`. The lowest bit
 /// is signal 1. Shells and nohup start jobs with some signals ignored.
 fn ignored(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -192,13 +207,19 @@ mod tests {
         assert_eq!(running_parent("7 (a) b) S 42 7 7 0"), Some(42));
         assert_eq!(running_parent("7 (a) Z 42 7 7 0"), None);
         let ignored = ignored("Name:\tx\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001006\n");
-        assert_eq!((ignored >> (SIGINT - 1) & 1, ignored >> (SIGTERM - 1) & 1), (1, 0));
+        assert_eq!(
+            (ignored >> (SIGINT - 1) & 1, ignored >> (SIGTERM - 1) & 1),
+            (1, 0)
+        );
         assert_eq!(super::ignored("Name:\tx\n"), 0);
     }
 
     #[test]
     fn children_are_found_until_they_end() {
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
         let pid = Pid::from_raw(child.id() as i32);
         assert!(children().contains(&pid));
         child.kill().unwrap();

@@ -35,5 +35,8 @@ use std::process::ExitCode;
 
 /// Runs the command line `nccl-spark`.
 pub fn nccl_spark() -> ExitCode {
-    program::run(|cli: &cli::Cli| &cli.output_level, |cli| cli.command.execute())
+    program::run(
+        |cli: &cli::Cli| &cli.output_level,
+        |cli| cli.command.execute(),
+    )
 }

@@ -28,7 +28,10 @@ impl NamedPipe {
             unistd::mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR)?;
             // Opening the pipe only for reading would wait for a writer.
             let writer = File::options().read(true).write(true).open(path)?;
-            std::io::Result::Ok(Self { reader: File::open(path)?, writer })
+            std::io::Result::Ok(Self {
+                reader: File::open(path)?,
+                writer,
+            })
         };
         open().with_context(|| format!("make the pipe {}", path.display()))
     }
@@ -53,11 +56,24 @@ pub fn follow(
     mut on_line: impl FnMut(usize, &str) -> Result<()>,
 ) -> Result<Option<Vec<ExitStatus>>> {
     let (lines_in, lines) = mpsc::channel();
-    let (readers, writers): (Vec<File>, Vec<File>) = pipes.into_iter().map(|pipe| (pipe.reader, pipe.writer)).unzip();
+    let (readers, writers): (Vec<File>, Vec<File>) = pipes
+        .into_iter()
+        .map(|pipe| (pipe.reader, pipe.writer))
+        .unzip();
     let mut streams: Vec<(usize, Box<dyn Read + Send>)> = Vec::new();
     for (number, child) in children.iter_mut().enumerate() {
-        streams.extend(child.stdout.take().map(|stream| (number, Box::new(stream) as Box<dyn Read + Send>)));
-        streams.extend(child.stderr.take().map(|stream| (number, Box::new(stream) as Box<dyn Read + Send>)));
+        streams.extend(
+            child
+                .stdout
+                .take()
+                .map(|stream| (number, Box::new(stream) as Box<dyn Read + Send>)),
+        );
+        streams.extend(
+            child
+                .stderr
+                .take()
+                .map(|stream| (number, Box::new(stream) as Box<dyn Read + Send>)),
+        );
     }
     let spawn = |(number, stream): (usize, Box<dyn Read + Send>)| {
         let lines_in = lines_in.clone();
@@ -65,10 +81,15 @@ pub fn follow(
     };
     let of_children: Vec<_> = streams.into_iter().map(spawn).collect();
     let count = children.len();
-    readers.into_iter().enumerate().for_each(|(at, reader)| drop(spawn((count + at, Box::new(reader)))));
+    readers
+        .into_iter()
+        .enumerate()
+        .for_each(|(at, reader)| drop(spawn((count + at, Box::new(reader)))));
     std::thread::spawn(move || {
         // A reader that panicked has ended too, so its error does not matter.
-        of_children.into_iter().for_each(|reader| drop(reader.join()));
+        of_children
+            .into_iter()
+            .for_each(|reader| drop(reader.join()));
         drop(writers);
     });
     drop(lines_in);
@@ -88,15 +109,24 @@ pub fn follow(
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
-    let statuses = children.iter_mut().map(|child| child.wait().context("wait for a process"));
+    let statuses = children
+        .iter_mut()
+        .map(|child| child.wait().context("wait for a process"));
     statuses.collect::<Result<Vec<_>>>().map(Some)
 }
 
 fn pass_on(stream: impl Read, mut tell: impl FnMut(String) -> bool) {
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
-    while reader.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
-        if !tell(String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']).to_owned()) {
+    while reader
+        .read_until(b'\n', &mut line)
+        .is_ok_and(|bytes| bytes > 0)
+    {
+        if !tell(
+            String::from_utf8_lossy(&line)
+                .trim_end_matches(['\n', '\r'])
+                .to_owned(),
+        ) {
             return;
         }
         line.clear();
@@ -129,20 +159,39 @@ mod tests {
 
     fn shell(script: &str) -> Child {
         let mut command = Command::new("sh");
-        command.args(["-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        command
+            .args(["-c", script])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
     }
 
     #[test]
     fn lines_of_all_children_and_both_streams_are_read() {
         let mut lines = Vec::new();
-        let mut children = [shell("printf 'a  \\r\\n'; echo b >&2"), shell("printf c; exit 3")];
-        let ends = follow(&mut children, Vec::new(), Duration::from_secs(60), |number, line| {
-            lines.push((number, line.to_owned()));
-            Ok(())
-        });
-        let codes: Vec<_> = ends.unwrap().unwrap().iter().map(|end| end.code()).collect();
+        let mut children = [
+            shell("printf 'a  \\r\\n'; echo b >&2"),
+            shell("printf c; exit 3"),
+        ];
+        let ends = follow(
+            &mut children,
+            Vec::new(),
+            Duration::from_secs(60),
+            |number, line| {
+                lines.push((number, line.to_owned()));
+                Ok(())
+            },
+        );
+        let codes: Vec<_> = ends
+            .unwrap()
+            .unwrap()
+            .iter()
+            .map(|end| end.code())
+            .collect();
         lines.sort();
-        let expected = [(0, "a  "), (0, "b"), (1, "c")].map(|(number, line)| (number, line.to_owned()));
+        let expected =
+            [(0, "a  "), (0, "b"), (1, "c")].map(|(number, line)| (number, line.to_owned()));
         assert_eq!((lines, codes), (expected.to_vec(), vec![Some(0), Some(3)]));
     }
 
@@ -151,31 +200,62 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
         let pipes = vec![NamedPipe::make(&path).unwrap()];
-        let script =
-            format!("echo a; (sleep 0.2; exec > {}; sleep 0.2; echo b; sleep 0.2; printf c) &", path.display());
+        let script = format!(
+            "echo a; (sleep 0.2; exec > {}; sleep 0.2; echo b; sleep 0.2; printf c) &",
+            path.display()
+        );
         let mut lines = Vec::new();
-        let ends = follow(&mut [shell(&script)], pipes, Duration::from_secs(60), |number, line| {
-            lines.push((number, line.to_owned()));
-            Ok(())
-        });
+        let ends = follow(
+            &mut [shell(&script)],
+            pipes,
+            Duration::from_secs(60),
+            |number, line| {
+                lines.push((number, line.to_owned()));
+                Ok(())
+            },
+        );
         assert_eq!((lines.len(), ends.unwrap().unwrap().len()), (3, 1));
         assert_eq!(lines[1..], [(1, "b".to_owned()), (1, "c".to_owned())]);
-        assert!(NamedPipe::make(&path).unwrap_err().to_string().contains("make the pipe"));
+        assert!(
+            NamedPipe::make(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("make the pipe")
+        );
         // A pipe that no process opens causes no delay.
         std::fs::remove_file(&path).unwrap();
         let pipes = vec![NamedPipe::make(&path).unwrap()];
-        let ends = follow(&mut [shell("echo a")], pipes, Duration::from_secs(60), |_, _| Ok(()));
+        let ends = follow(
+            &mut [shell("echo a")],
+            pipes,
+            Duration::from_secs(60),
+            |_, _| Ok(()),
+        );
         assert_eq!(ends.unwrap().unwrap().len(), 1);
     }
 
     #[test]
     fn children_that_go_on_are_ended() {
         let mut children = [shell("echo a; exec sleep 600"), shell("exec sleep 600")];
-        let ends = follow(&mut children, Vec::new(), Duration::from_millis(300), |_, _| Ok(()));
-        assert!(ends.unwrap().is_none() && children.iter_mut().all(|child| matches!(child.try_wait(), Ok(Some(_)))));
+        let ends = follow(
+            &mut children,
+            Vec::new(),
+            Duration::from_millis(300),
+            |_, _| Ok(()),
+        );
+        assert!(
+            ends.unwrap().is_none()
+                && children
+                    .iter_mut()
+                    .all(|child| matches!(child.try_wait(), Ok(Some(_))))
+        );
         let mut children = [shell("echo a; exec sleep 600")];
-        let ends =
-            follow(&mut children, Vec::new(), Duration::from_secs(60), |_, line| anyhow::bail!("enough of {line}"));
+        let ends = follow(
+            &mut children,
+            Vec::new(),
+            Duration::from_secs(60),
+            |_, line| anyhow::bail!("enough of {line}"),
+        );
         assert_eq!(ends.unwrap_err().to_string(), "enough of a");
         assert!(matches!(children[0].try_wait(), Ok(Some(_))));
     }

@@ -55,16 +55,18 @@ pub fn run<C: CommandFactory + FromArgMatches>(
     execute: impl FnOnce(C) -> Result<Outcome>,
 ) -> ExitCode {
     let name = C::command().get_name().to_owned();
-    let outcome = parse::<C>(std::env::args_os()).map_err(anyhow::Error::from).and_then(|cli| {
-        output::set_verbosity(match output_level(&cli) {
-            OutputLevel { quiet: true, .. } => Verbosity::Quiet,
-            OutputLevel { verbose: 0, .. } => Verbosity::Normal,
-            OutputLevel { verbose: 1, .. } => Verbosity::Verbose,
-            _ => Verbosity::Trace,
+    let outcome = parse::<C>(std::env::args_os())
+        .map_err(anyhow::Error::from)
+        .and_then(|cli| {
+            output::set_verbosity(match output_level(&cli) {
+                OutputLevel { quiet: true, .. } => Verbosity::Quiet,
+                OutputLevel { verbose: 0, .. } => Verbosity::Normal,
+                OutputLevel { verbose: 1, .. } => Verbosity::Verbose,
+                _ => Verbosity::Trace,
+            });
+            output::set_columns(variable("COLUMNS").as_deref());
+            execute(cli)
         });
-        output::set_columns(variable("COLUMNS").as_deref());
-        execute(cli)
-    });
     if let Some(status) = interrupt::status() {
         return ExitCode::from(status);
     }
@@ -93,13 +95,18 @@ pub fn run<C: CommandFactory + FromArgMatches>(
 ///
 /// # Errors
 /// Fails on a mistake on the command line.
-pub fn parse<C: CommandFactory + FromArgMatches>(words: impl IntoIterator<Item = OsString>) -> Result<C, clap::Error> {
+pub fn parse<C: CommandFactory + FromArgMatches>(
+    words: impl IntoIterator<Item = OsString>,
+) -> Result<C, clap::Error> {
     let command = C::command();
     let words = words::prepared(&command, words);
-    let matches = command.clone().try_get_matches_from(&words).map_err(|error| match error.kind() {
-        ErrorKind::InvalidUtf8 => words::not_utf8(&command, &words).unwrap_or(error),
-        _ => error,
-    })?;
+    let matches = command
+        .clone()
+        .try_get_matches_from(&words)
+        .map_err(|error| match error.kind() {
+            ErrorKind::InvalidUtf8 => words::not_utf8(&command, &words).unwrap_or(error),
+            _ => error,
+        })?;
     C::from_arg_matches(&matches)
 }
 
@@ -124,13 +131,19 @@ pub fn variable(name: &str) -> Option<String> {
 #[allow(clippy::disallowed_methods)]
 pub(crate) fn variables() -> Vec<(String, String)> {
     let text = |value: OsString| value.to_string_lossy().into_owned();
-    std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
+    std::env::vars_os()
+        .map(|(name, value)| (text(name), text(value)))
+        .collect()
 }
 
 /// Returns this process's place in the job that a launcher such as mpirun started, if any. Returns
 /// None if `is_local`, because then this process starts all ranks itself.
 pub fn world(is_local: bool) -> Result<Option<World>> {
-    if is_local { Ok(None) } else { launch::detect(variable, std::os::unix::process::parent_id()) }
+    if is_local {
+        Ok(None)
+    } else {
+        launch::detect(variable, std::os::unix::process::parent_id())
+    }
 }
 
 /// Checks the plugin's settings before any rank starts. Otherwise a setting that is not usable
@@ -154,7 +167,9 @@ fn complain_of_usage(name: &str, error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match error.print() {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(OUTPUT_CLOSED),
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+                ExitCode::from(OUTPUT_CLOSED)
+            }
             Err(error) => {
                 complain(name, &format!("{STANDARD_OUTPUT}: {error}"));
                 ExitCode::from(FAILED)

@@ -18,7 +18,12 @@ impl Suggesting {
 impl TypedValueParser for Suggesting {
     type Value = String;
 
-    fn parse_ref(&self, command: &Command, option: Option<&Arg>, value: &OsStr) -> Result<String, Error> {
+    fn parse_ref(
+        &self,
+        command: &Command,
+        option: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<String, Error> {
         StringValueParser::new().parse_ref(command, option, value)
     }
 
@@ -29,21 +34,31 @@ impl TypedValueParser for Suggesting {
 
 /// Returns the error for a mistake on the command line, with the usage line of clap's own errors.
 pub fn wrong(text: impl std::fmt::Display) -> clap::Error {
-    Command::new("nccl-spark").override_usage("nccl-spark [OPTIONS] <COMMAND>").error(ErrorKind::ValueValidation, text)
+    Command::new("nccl-spark")
+        .override_usage("nccl-spark [OPTIONS] <COMMAND>")
+        .error(ErrorKind::ValueValidation, text)
 }
 
 /// Formats a mistake on the command line as one line of text.
 pub fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
-    let lines =
-        text.lines().map(str::trim).take_while(|line| !line.starts_with("For more") && !line.starts_with("Usage:"));
+    let lines = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("For more") && !line.starts_with("Usage:"));
     let lines = lines.filter(|line| !line.is_empty()).map(plain);
-    lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
+    lines
+        .collect::<Vec<_>>()
+        .join(" ")
+        .trim_start_matches("error: ")
+        .to_owned()
 }
 
 /// Formats an error: a mistake on the command line in one line, any other with its causes.
 pub(crate) fn text(error: &anyhow::Error) -> String {
-    error.downcast_ref().map_or_else(|| format!("{error:#}"), one_line)
+    error
+        .downcast_ref()
+        .map_or_else(|| format!("{error:#}"), one_line)
 }
 
 /// Rewrites what clap says about a number. For example, "0 is not in 1..=4294967295" becomes "must
@@ -52,7 +67,12 @@ fn plain(line: &str) -> String {
     let range = line.rsplit_once(": ").and_then(|(before, reason)| {
         let (value, range) = reason.split_once(" is not in ")?;
         let (least, most) = range.split_once("..=")?;
-        Some((before, value.parse::<i128>().ok()?, least.parse::<i128>().ok()?, most.parse::<i128>().ok()?))
+        Some((
+            before,
+            value.parse::<i128>().ok()?,
+            least.parse::<i128>().ok()?,
+            most.parse::<i128>().ok()?,
+        ))
     });
     if let Some((before, value, least, most)) = range {
         // An option without its own maximum has the maximum of its type.
@@ -65,5 +85,6 @@ fn plain(line: &str) -> String {
         };
     }
     let too_large = "number too large to fit in target type";
-    line.replace("invalid digit found in string", "must be a whole number").replace(too_large, "too large a number")
+    line.replace("invalid digit found in string", "must be a whole number")
+        .replace(too_large, "too large a number")
 }

@@ -30,15 +30,42 @@ impl Drop for Job {
 
 impl LossyFabric {
     fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+        }
     }
 
     fn job(&self, rounds: &str, nic: &str) -> Command {
         let mut command = nccl_spark();
-        command.args(["all-gather", "--fabric", "soft", "--fabric-name", "bed", "--profile", "unpaced", "--nic", nic]);
-        command.args(["-b", "4M", "-e", "4M", "-w", "0", "-n", rounds, "--path-fault", &format!("{RAIL}=loss:1000")]);
-        command.arg("--plugin").arg(built().expect("is_built() was checked first"));
-        command.env("SOFTVERBS_DIR", self.folder.path()).stdin(Stdio::null());
+        command.args([
+            "all-gather",
+            "--fabric",
+            "soft",
+            "--fabric-name",
+            "bed",
+            "--profile",
+            "unpaced",
+            "--nic",
+            nic,
+        ]);
+        command.args([
+            "-b",
+            "4M",
+            "-e",
+            "4M",
+            "-w",
+            "0",
+            "-n",
+            rounds,
+            "--path-fault",
+            &format!("{RAIL}=loss:1000"),
+        ]);
+        command
+            .arg("--plugin")
+            .arg(built().expect("is_built() was checked first"));
+        command
+            .env("SOFTVERBS_DIR", self.folder.path())
+            .stdin(Stdio::null());
         command
     }
 
@@ -48,12 +75,19 @@ impl LossyFabric {
 
     fn on_node_0(&self, arguments: &[&str]) -> ProgramOutput {
         let mut command = nccl_spark();
-        command.args(arguments).env("NCCL_SPARK_SYSFS", self.path("bed/sys/nodes/0"));
-        command.env("SOFTVERBS_DIR", self.folder.path()).env("SOFTVERBS_FABRIC", "bed").env("SOFTVERBS_NODE", "0");
+        command
+            .args(arguments)
+            .env("NCCL_SPARK_SYSFS", self.path("bed/sys/nodes/0"));
+        command
+            .env("SOFTVERBS_DIR", self.folder.path())
+            .env("SOFTVERBS_FABRIC", "bed")
+            .env("SOFTVERBS_NODE", "0");
         let plugin = built().expect("is_built() was checked first");
         let program = nccl_spark().get_program().to_owned();
         let library = PathBuf::from(program).with_file_name("softverbs-ibverbs");
-        command.env("NCCL_IBVERBS_LIB", library).env("NCCL_NET_PLUGIN", plugin);
+        command
+            .env("NCCL_IBVERBS_LIB", library)
+            .env("NCCL_NET_PLUGIN", plugin);
         let output: ProgramOutput = command.output().unwrap().into();
         assert_eq!(output.status, Some(0), "{output:?}");
         output
@@ -67,7 +101,9 @@ impl LossyFabric {
             let output = self.on_node_0(&["top", "--json", "--count", "1", "--interval", "0.5"]);
             let snapshot: Value = serde_json::from_str(&output.out).unwrap();
             let ports = snapshot["ports"].as_array().unwrap().clone();
-            let is_growing = ports.iter().any(|port| port["per_s"]["packet_seq_err"].as_f64() > Some(0.0));
+            let is_growing = ports
+                .iter()
+                .any(|port| port["per_s"]["packet_seq_err"].as_f64() > Some(0.0));
             if is_growing && ports.iter().map(lost).sum::<u64>() >= least_lost {
                 return ports;
             }
@@ -91,39 +127,93 @@ fn a_lossy_rail_is_warned_about_once_and_every_view_shows_its_counters() {
         return;
     }
     let fabric = LossyFabric::new();
-    let mut job = Job(fabric.job("4000000000", "mlx5").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
-    let mut lines = BufReader::new(job.0.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let warning = lines.find(|line| line.contains("more than one packet in 100000 is lost")).expect("the warning");
-    assert!(warning.contains(&format!("{RAIL} lost ")) && warning.contains("switches.md"), "{warning}");
+    let mut job = Job(fabric
+        .job("4000000000", "mlx5")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap());
+    let mut lines = BufReader::new(job.0.stderr.take().unwrap())
+        .lines()
+        .map(Result::unwrap);
+    let warning = lines
+        .find(|line| line.contains("more than one packet in 100000 is lost"))
+        .expect("the warning");
+    assert!(
+        warning.contains(&format!("{RAIL} lost ")) && warning.contains("switches.md"),
+        "{warning}"
+    );
     assert!(!warning.contains("roceP2p1s0f0 lost"), "{warning}");
 
     let ports = fabric.ports(10);
-    let port = |device: &str| ports.iter().find(|port| port["rail"] == format!("{device}:1")).unwrap();
+    let port = |device: &str| {
+        ports
+            .iter()
+            .find(|port| port["rail"] == format!("{device}:1"))
+            .unwrap()
+    };
     let count = |device: &str, name: &str| port(device)["counters"][name].as_u64().unwrap();
     // Every thousandth packet is lost. The counters of packets and of losses are not read at the
     // same instant, so a small difference is allowed.
     let lost = lost(port(RAIL));
     let expected = count(RAIL, "port_xmit_packets") / 1000;
-    assert!(lost.abs_diff(expected) <= 1 + expected / 10, "{lost} of {:#}", port(RAIL));
-    for port in ports.iter().filter(|port| port["rail"] != format!("{RAIL}:1")) {
-        let errors = ["packet_seq_err", "out_of_sequence", "local_ack_timeout_err", "rnr_nak_retry_err"];
-        assert!(errors.iter().all(|name| port["counters"][name] == 0), "{port:#}");
+    assert!(
+        lost.abs_diff(expected) <= 1 + expected / 10,
+        "{lost} of {:#}",
+        port(RAIL)
+    );
+    for port in ports
+        .iter()
+        .filter(|port| port["rail"] != format!("{RAIL}:1"))
+    {
+        let errors = [
+            "packet_seq_err",
+            "out_of_sequence",
+            "local_ack_timeout_err",
+            "rnr_nak_retry_err",
+        ];
+        assert!(
+            errors.iter().all(|name| port["counters"][name] == 0),
+            "{port:#}"
+        );
     }
-    let text = fabric.on_node_0(&["top", "--count", "1", "--interval", "0.5"]).out;
-    assert!(text.contains(&format!("# port {RAIL}:1: ")) && text.contains(" packet_seq_err/s"), "{text}");
+    let text = fabric
+        .on_node_0(&["top", "--count", "1", "--interval", "0.5"])
+        .out;
+    assert!(
+        text.contains(&format!("# port {RAIL}:1: ")) && text.contains(" packet_seq_err/s"),
+        "{text}"
+    );
 
     let prom = fabric.path("spark.prom").display().to_string();
-    fabric.on_node_0(&["top", "--count", "1", "--interval", "0.1", "--prometheus", &prom]);
+    fabric.on_node_0(&[
+        "top",
+        "--count",
+        "1",
+        "--interval",
+        "0.1",
+        "--prometheus",
+        &prom,
+    ]);
     let text = std::fs::read_to_string(&prom).unwrap();
-    let series = format!("nccl_spark_port_counter_total{{rail=\"{RAIL}:1\",counter=\"packet_seq_err\"}} ");
-    let value = text.lines().find_map(|line| line.strip_prefix(&series)?.parse::<u64>().ok());
+    let series =
+        format!("nccl_spark_port_counter_total{{rail=\"{RAIL}:1\",counter=\"packet_seq_err\"}} ");
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(&series)?.parse::<u64>().ok());
     assert!(value >= Some(count(RAIL, "packet_seq_err")), "{text}");
 
     let output = fabric.on_node_0(&["report", "--only", "machine", "--output", "-"]);
     let report: Value = serde_json::from_str(&output.out).unwrap();
     let functions = report["parts"][0]["facts"]["functions"].as_array().unwrap();
-    let function = functions.iter().find(|function| function["device"] == RAIL).unwrap();
-    assert!(function["counters"]["packet_seq_err"].as_u64() >= value, "{function:#}");
+    let function = functions
+        .iter()
+        .find(|function| function["device"] == RAIL)
+        .unwrap();
+    assert!(
+        function["counters"]["packet_seq_err"].as_u64() >= value,
+        "{function:#}"
+    );
 }
 
 #[test]
@@ -131,20 +221,47 @@ fn the_last_lines_of_a_job_list_loss_counters_on_mlx5_and_soft_roce() {
     if !is_built() {
         return;
     }
-    for (nic, errors) in
-        [("mlx5", ["packet_seq_err", "out_of_sequence"]), ("soft-roce", ["rcvd_seq_err", "out_of_seq_request"])]
-    {
+    for (nic, errors) in [
+        ("mlx5", ["packet_seq_err", "out_of_sequence"]),
+        ("soft-roce", ["rcvd_seq_err", "out_of_seq_request"]),
+    ] {
         let fabric = LossyFabric::new();
-        let output: ProgramOutput = fabric.job("100", nic).env("NCCL_DEBUG", "INFO").output().unwrap().into();
+        let output: ProgramOutput = fabric
+            .job("100", nic)
+            .env("NCCL_DEBUG", "INFO")
+            .output()
+            .unwrap()
+            .into();
         assert_eq!(output.status, Some(0), "{output:?}");
-        let count = |text: &str| output.err.lines().filter(|line| line.contains(text)).count();
+        let count = |text: &str| {
+            output
+                .err
+                .lines()
+                .filter(|line| line.contains(text))
+                .count()
+        };
         // Both ranks have lost packets by the end of the job, and each has warned once.
-        assert_eq!(count("more than one packet in 100000 is lost"), 2, "{}", output.err);
-        let ends: Vec<&str> = output.err.lines().filter(|line| line.contains("counters of the rails' ports")).collect();
+        assert_eq!(
+            count("more than one packet in 100000 is lost"),
+            2,
+            "{}",
+            output.err
+        );
+        let ends: Vec<&str> = output
+            .err
+            .lines()
+            .filter(|line| line.contains("counters of the rails' ports"))
+            .collect();
         assert_eq!(ends.len(), 2, "{}", output.err);
         for line in ends {
-            assert!(errors.iter().all(|name| line.contains(&format!(" {name}"))), "{nic}: {line}");
-            assert!(line.ends_with(&format!(" on {RAIL}")), "another rail lost packets: {line}");
+            assert!(
+                errors.iter().all(|name| line.contains(&format!(" {name}"))),
+                "{nic}: {line}"
+            );
+            assert!(
+                line.ends_with(&format!(" on {RAIL}")),
+                "another rail lost packets: {line}"
+            );
         }
     }
 }

@@ -41,7 +41,10 @@ impl Program {
 
     fn command(&self, fabric: &str, arguments: &[&str]) -> Command {
         let mut command = nccl_spark();
-        command.args(["nccl-tests", "--fabric", fabric, "--dir"]).arg(self.0.path()).args(arguments);
+        command
+            .args(["nccl-tests", "--fabric", fabric, "--dir"])
+            .arg(self.0.path())
+            .args(arguments);
         for name in ["NCCL_TESTS_DEVICE", "NCCL_SPARK_TUNER", "NCCL_DEBUG_SUBSYS"] {
             command.env_remove(name);
         }
@@ -55,8 +58,9 @@ fn run_command(mut command: Command) -> ProgramOutput {
 
 #[test]
 fn a_run_over_the_plugin_shows_its_environment_its_table_and_its_network() {
-    let program =
-        Program::new(r##"log_channel Spark; head; row 8 13.2 0.00 0; row 1048576 240 2.18 0; echo "# told: $*""##);
+    let program = Program::new(
+        r##"log_channel Spark; head; row 8 13.2 0.00 0; row 1048576 240 2.18 0; echo "# told: $*""##,
+    );
     let output = program.run(&["-r", "1", "--", "-b", "8", "-g", "2"]);
     assert_eq!(output.status, Some(0), "{output:?}");
     for part in [
@@ -70,7 +74,10 @@ fn a_run_over_the_plugin_shows_its_environment_its_table_and_its_network() {
     ] {
         assert!(output.out.contains(part), "{part}: {output:?}");
     }
-    assert!(!output.out.contains("Channel 00"), "NCCL's log is for --log: {output:?}");
+    assert!(
+        !output.out.contains("Channel 00"),
+        "NCCL's log is for --log: {output:?}"
+    );
 }
 
 #[test]
@@ -79,7 +86,8 @@ fn a_run_over_another_network_fails_with_the_reason() {
     let output = Program::new(body).run(&["-r", "1"]);
     assert_eq!(output.status, Some(1), "{output:?}");
     assert!(
-        output.err.contains("NET/Socket instead of NET/Spark") && output.err.contains("libnccl-net-spark.so"),
+        output.err.contains("NET/Socket instead of NET/Spark")
+            && output.err.contains("libnccl-net-spark.so"),
         "{output:?}"
     );
 }
@@ -90,10 +98,16 @@ fn wrong_data_and_missing_tables_are_failures() {
     assert_eq!(output.status, Some(1), "{output:?}");
     assert!(output.out.contains("8 WRONG"), "{output:?}");
     let output = Program::new("log_channel Spark; echo oh dear").run(&["-r", "1"]);
-    assert!(output.status == Some(1) && output.err.contains("no table; its last line: oh dear"), "{output:?}");
-    let output = Program::new("echo 'h:1:1 [0] NCCL WARN Cuda failure 999'; exit 3").run(&["-r", "1"]);
     assert!(
-        output.status == Some(1) && output.err.contains("status 3") && output.err.contains("Cuda failure 999"),
+        output.status == Some(1) && output.err.contains("no table; its last line: oh dear"),
+        "{output:?}"
+    );
+    let output =
+        Program::new("echo 'h:1:1 [0] NCCL WARN Cuda failure 999'; exit 3").run(&["-r", "1"]);
+    assert!(
+        output.status == Some(1)
+            && output.err.contains("status 3")
+            && output.err.contains("Cuda failure 999"),
         "{output:?}"
     );
 }
@@ -107,7 +121,10 @@ fn networks_are_measured_in_turns_and_a_failing_one_is_reported() {
         Socket) [ "$NCCL_NET_PLUGIN" = none ] || exit 9; log_channel Socket; head; row 8 30 0.03 0; row 4096 50 1.60 0 ;;
         esac"#;
     let program = Program::new(body);
-    let (json, plots) = (program.0.path().join("out.json"), program.0.path().join("plots"));
+    let (json, plots) = (
+        program.0.path().join("out.json"),
+        program.0.path().join("plots"),
+    );
     let output = program.run(&[
         "-r",
         "1",
@@ -121,17 +138,38 @@ fn networks_are_measured_in_turns_and_a_failing_one_is_reported() {
         plots.to_str().unwrap(),
     ]);
     assert_eq!(output.status, Some(0), "{output:?}");
-    assert!(output.out.contains("ib: not measured") && output.out.contains("No device found"), "{output:?}");
-    assert_eq!(output.out.matches("not measured").count(), 1, "it is tried once: {output:?}");
-    let mut lines = output.out.lines().skip_while(|line| !line.starts_with("        4096  spark "));
+    assert!(
+        output.out.contains("ib: not measured") && output.out.contains("No device found"),
+        "{output:?}"
+    );
+    assert_eq!(
+        output.out.matches("not measured").count(),
+        1,
+        "it is tried once: {output:?}"
+    );
+    let mut lines = output
+        .out
+        .lines()
+        .skip_while(|line| !line.starts_with("        4096  spark "));
     assert!(lines.next().unwrap().contains("4.00..4.00"), "{output:?}");
-    let socket = lines.find(|line| line.trim_start().starts_with("socket ")).unwrap();
+    let socket = lines
+        .find(|line| line.trim_start().starts_with("socket "))
+        .unwrap();
     assert!(socket.ends_with(" 2.500"), "{output:?}");
-    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let report: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
     assert_eq!(report["networks"][0]["rounds"].as_array().unwrap().len(), 3);
     assert_eq!(report["networks"][0]["medians"][1]["busbw_gb_s"], 4.0);
-    assert_eq!(report["networks"][0]["used"], "NET/Spark at 1 ends of channels");
-    assert!(report["networks"][1]["failure"].as_str().unwrap().contains("No device found"));
+    assert_eq!(
+        report["networks"][0]["used"],
+        "NET/Spark at 1 ends of channels"
+    );
+    assert!(
+        report["networks"][1]["failure"]
+            .as_str()
+            .unwrap()
+            .contains("No device found")
+    );
     assert!(plots.join("all_gather_perf.svg").is_file());
 }
 
@@ -144,30 +182,71 @@ fn several_programs_and_size_ranges_run_in_one_command() {
         case ${0##*/}:$NCCL_NET in all_reduce_perf:Socket) us=5 ;; *:Socket) us=20 ;; *) us=10 ;; esac
         row "$2" $us 0.10 0; row "$4" $us 0.20 0"#;
     let program = Program::new(body);
-    fs::copy(program.0.path().join("all_gather_perf"), program.0.path().join("all_reduce_perf")).unwrap();
+    fs::copy(
+        program.0.path().join("all_gather_perf"),
+        program.0.path().join("all_reduce_perf"),
+    )
+    .unwrap();
     let json = program.0.path().join("out.json");
-    let tests = ["all_gather", "all_reduce", "--compare", "spark,socket", "--rounds", "1", "--sizes", "8-16,24-48"];
-    let output = program.run(&[&["-r", "1", "--json", json.to_str().unwrap()][..], &tests].concat());
+    let tests = [
+        "all_gather",
+        "all_reduce",
+        "--compare",
+        "spark,socket",
+        "--rounds",
+        "1",
+        "--sizes",
+        "8-16,24-48",
+    ];
+    let output =
+        program.run(&[&["-r", "1", "--json", json.to_str().unwrap()][..], &tests].concat());
     assert_eq!(output.status, Some(0), "{output:?}");
-    let lines: Vec<&str> = output.out.lines().filter(|line| line.starts_with("# slowest")).collect();
-    let expected = ["# slowest against socket: 2.00 at 8", "# slowest against socket: 0.50 at 8"];
+    let lines: Vec<&str> = output
+        .out
+        .lines()
+        .filter(|line| line.starts_with("# slowest"))
+        .collect();
+    let expected = [
+        "# slowest against socket: 2.00 at 8",
+        "# slowest against socket: 0.50 at 8",
+    ];
     assert_eq!(
         lines,
-        [&expected[..], &["# slowest against socket: 0.50 at 8 of all_reduce_perf"]].concat(),
+        [
+            &expected[..],
+            &["# slowest against socket: 0.50 at 8 of all_reduce_perf"]
+        ]
+        .concat(),
         "{output:?}"
     );
-    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
-    let sizes = report[1]["networks"][0]["medians"].as_array().unwrap().iter().map(|point| point["bytes"].clone());
+    let report: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let sizes = report[1]["networks"][0]["medians"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|point| point["bytes"].clone());
     assert_eq!(sizes.collect::<Vec<_>>(), [8, 16, 24, 48], "{report}");
-    assert!(report[0]["program"].as_str().unwrap().ends_with("all_gather_perf"), "{report}");
+    assert!(
+        report[0]["program"]
+            .as_str()
+            .unwrap()
+            .ends_with("all_gather_perf"),
+        "{report}"
+    );
 }
 
 #[test]
 fn json_without_a_file_is_alone_on_standard_output() {
     let program = Program::new("log_channel Spark; head; row 8 13.2 0.1 0");
     let output = program.run(&["-r", "1", "--json", "all_gather"]);
-    let report: serde_json::Value = serde_json::from_str(&output.out).unwrap_or_else(|_| panic!("{output:?}"));
-    assert_eq!((output.status, &report["networks"][0]["wrong"]), (Some(0), &0.0.into()), "{output:?}");
+    let report: serde_json::Value =
+        serde_json::from_str(&output.out).unwrap_or_else(|_| panic!("{output:?}"));
+    assert_eq!(
+        (output.status, &report["networks"][0]["wrong"]),
+        (Some(0), &0.0.into()),
+        "{output:?}"
+    );
     assert!(output.err.contains("spark: 0 wrong"), "{output:?}");
 }
 
@@ -177,9 +256,15 @@ fn nccls_own_verbs_transport_finds_the_software_fabric() {
         [ -n "$SOFTVERBS_FABRIC" ] && [ "$SOFTVERBS_NODE" = 0 ] || exit 7
         if [ "$NCCL_NET" = IB ]; then [ -f "${LD_LIBRARY_PATH%%:*}/libibverbs.so.1" ] && [ "$NCCL_IB_GID_INDEX" = 1 ] || exit 8; fi
         log_channel "$NCCL_NET"; head; row 8 10 0.10 0"#;
-    let output = Program::new(body).run_over("soft", &["-r", "1", "--compare", "spark,ib", "--rounds", "1"]);
+    let output = Program::new(body).run_over(
+        "soft",
+        &["-r", "1", "--compare", "spark,ib", "--rounds", "1"],
+    );
     assert_eq!(output.status, Some(0), "{output:?}");
-    assert!(output.out.contains("ib: 0 wrong") && !output.out.contains("not measured"), "{output:?}");
+    assert!(
+        output.out.contains("ib: 0 wrong") && !output.out.contains("not measured"),
+        "{output:?}"
+    );
 }
 
 #[test]
@@ -190,7 +275,14 @@ fn the_tuner_is_compared_in_rotating_order_with_a_control() {
         case $NCCL_SPARK_TUNER:$n in on:*) row 8 10 0.1 0 ;; off:[2-3]) row 8 20 0.1 0 ;; *) row 8 21 0.1 2 ;; esac"#;
     let program = Program::new(body);
     let json = program.0.path().join("out.json");
-    let compare = ["--compare", "spark,spark-untuned", "--rounds", "2", "--json", json.to_str().unwrap()];
+    let compare = [
+        "--compare",
+        "spark,spark-untuned",
+        "--rounds",
+        "2",
+        "--json",
+        json.to_str().unwrap(),
+    ];
     let mut command = program.command("verbs", &["-r", "1"]);
     command.args(compare).env("NCCL_SPARK_TUNER", "on");
     let compared = run_command(command);
@@ -198,8 +290,14 @@ fn the_tuner_is_compared_in_rotating_order_with_a_control() {
     // Round 1: spark, spark-untuned, control. Round 2: spark-untuned, control, spark.
     let expected = ["on", "off", "off", "off", "off", "on"].map(|tuner| format!("Spark:{tuner}"));
     assert_eq!(runs.lines().collect::<Vec<_>>(), expected, "{compared:?}");
-    let lines = compared.out.lines().skip_while(|line| !line.starts_with("           8  spark "));
-    let ends: Vec<_> = lines.take(3).filter_map(|line| line.split_whitespace().last()).collect();
+    let lines = compared
+        .out
+        .lines()
+        .skip_while(|line| !line.starts_with("           8  spark "));
+    let ends: Vec<_> = lines
+        .take(3)
+        .filter_map(|line| line.split_whitespace().last())
+        .collect();
     assert_eq!(ends[1..], ["2.050", "1.000"], "{compared:?}");
     for part in [
         "time ratio: the line's time / that of spark;",
@@ -210,9 +308,16 @@ fn the_tuner_is_compared_in_rotating_order_with_a_control() {
     ] {
         assert!(compared.out.contains(part), "{part}: {compared:?}");
     }
-    assert_eq!(compared.status, Some(1), "wrong data of the control counts: {compared:?}");
-    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
-    let names: Vec<_> = (0..3).map(|at| report["networks"][at]["name"].as_str().unwrap()).collect();
+    assert_eq!(
+        compared.status,
+        Some(1),
+        "wrong data of the control counts: {compared:?}"
+    );
+    let report: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let names: Vec<_> = (0..3)
+        .map(|at| report["networks"][at]["name"].as_str().unwrap())
+        .collect();
     assert_eq!(names, ["spark", "spark-untuned", "control"]);
     assert_eq!(report["networks"][0]["channels"]["coll"], 18);
     assert_eq!(report["ratios"][0]["name"], "spark/spark-untuned");
@@ -229,11 +334,18 @@ fn the_users_tuner_setting_reaches_nccl() {
     let tuner = |mut command: Command, set: Option<&str>| {
         set.map(|value| command.env("NCCL_SPARK_TUNER", value));
         let run = run_command(command);
-        let line = run.out.lines().find_map(|line| line.strip_prefix("tuner: ")).map(str::to_owned);
+        let line = run
+            .out
+            .lines()
+            .find_map(|line| line.strip_prefix("tuner: "))
+            .map(str::to_owned);
         line.unwrap_or_else(|| panic!("{run:?}"))
     };
     assert_eq!(tuner(program.command("verbs", &["-r", "1"]), None), ".");
-    assert_eq!(tuner(program.command("verbs", &["-r", "1"]), Some("auto")), "auto.");
+    assert_eq!(
+        tuner(program.command("verbs", &["-r", "1"]), Some("auto")),
+        "auto."
+    );
     let untuned = program.command("verbs", &["-r", "1", "--compare", "spark-untuned"]);
     assert_eq!(tuner(untuned, Some("on")), "off.");
 }
@@ -250,38 +362,67 @@ fn a_row_split_by_log_lines_is_rejoined() {
     let run = Program::new(body).run(&["-r", "1"]);
     assert_eq!(run.status, Some(0), "{run:?}");
     let whole = "     8388608       2097152     float     sum      -1   1234.5    6.80    6.80       0   1230.2    6.82    6.82       0";
-    assert!(run.out.lines().any(|line| line == whole) && run.out.contains("# spark: 0 wrong"), "{run:?}");
+    assert!(
+        run.out.lines().any(|line| line == whole) && run.out.contains("# spark: 0 wrong"),
+        "{run:?}"
+    );
     let body = "log_channel Spark; head; printf '   8   2   float   sum   -1'; printf '\\n\\n'; row 16 10 0.1 0";
     let run = Program::new(body).run(&["-r", "1"]);
-    assert!(run.status == Some(1) && run.err.contains("row of 8 bytes was never completed"), "{run:?}");
-    let run = Program::new("log_channel Spark; head; row 8 10 0.1 0; printf '   16   2   float   sum   -1'")
-        .run(&["-r", "1"]);
-    assert!(run.status == Some(1) && run.err.contains("row of 16 bytes was never completed"), "{run:?}");
+    assert!(
+        run.status == Some(1) && run.err.contains("row of 8 bytes was never completed"),
+        "{run:?}"
+    );
+    let run = Program::new(
+        "log_channel Spark; head; row 8 10 0.1 0; printf '   16   2   float   sum   -1'",
+    )
+    .run(&["-r", "1"]);
+    assert!(
+        run.status == Some(1) && run.err.contains("row of 16 bytes was never completed"),
+        "{run:?}"
+    );
 }
 
 #[test]
 fn a_table_with_a_missing_row_is_rejected() {
     let body = r#"log_channel "$NCCL_NET"; head; row 8 10 0.1 0; [ "$NCCL_NET" = Socket ] || row 16 10 0.1 0"#;
     let run = Program::new(body).run(&["-r", "1", "--compare", "spark,socket", "--rounds", "1"]);
-    assert!(run.out.contains("socket: not measured: its table has the sizes [8], an earlier one [8, 16]"), "{run:?}");
+    assert!(
+        run.out
+            .contains("socket: not measured: its table has the sizes [8], an earlier one [8, 16]"),
+        "{run:?}"
+    );
 }
 
 #[test]
 fn a_hanging_program_is_killed_after_the_timeout() {
     let output = Program::new("echo started; exec sleep 600").run(&["-r", "1", "-T", "1"]);
-    assert!(output.status == Some(1) && output.err.contains("stopped after 1 s"), "{output:?}");
+    assert!(
+        output.status == Some(1) && output.err.contains("stopped after 1 s"),
+        "{output:?}"
+    );
 }
 
 #[test]
 fn missing_programs_are_named() {
     let folder = tempfile::tempdir().unwrap();
-    let output = common::say(&["nccl-tests", "alltoall", "--dir", folder.path().to_str().unwrap()]);
-    assert!(output.status == Some(1) && output.err.contains("no alltoall_perf in"), "{output:?}");
+    let output = common::say(&[
+        "nccl-tests",
+        "alltoall",
+        "--dir",
+        folder.path().to_str().unwrap(),
+    ]);
+    assert!(
+        output.status == Some(1) && output.err.contains("no alltoall_perf in"),
+        "{output:?}"
+    );
     let program = Program::new("");
     let file = program.0.path().join("all_gather_perf");
     fs::write(&file, "#!/bin/sh\n").unwrap();
     let output = program.run(&[]);
-    assert!(output.status == Some(1) && output.err.contains("built without MPI"), "{output:?}");
+    assert!(
+        output.status == Some(1) && output.err.contains("built without MPI"),
+        "{output:?}"
+    );
 }
 
 #[test]
@@ -294,13 +435,26 @@ fn each_mpirun_rank_has_its_own_host_id() {
     let log = program.0.path().join("log");
     let output = program.run(&["-r", "2", "--log", log.to_str().unwrap()]);
     assert_eq!(output.status, Some(0), "{output:?}");
-    let hosts: Vec<&str> = output.out.lines().filter_map(|line| line.strip_prefix("# I am nccl-spark-")).collect();
+    let hosts: Vec<&str> = output
+        .out
+        .lines()
+        .filter_map(|line| line.strip_prefix("# I am nccl-spark-"))
+        .collect();
     assert!(
-        hosts.len() == 2 && hosts[0] != hosts[1] && hosts.iter().all(|host| host.contains("device ")),
+        hosts.len() == 2
+            && hosts[0] != hosts[1]
+            && hosts.iter().all(|host| host.contains("device ")),
         "{output:?}"
     );
-    assert!(output.out.contains("NET/Spark at 2 ends of channels"), "{output:?}");
-    assert!(fs::read_to_string(log).unwrap().contains("spark: h:1:2 [0] NCCL INFO Channel 00/0"));
+    assert!(
+        output.out.contains("NET/Spark at 2 ends of channels"),
+        "{output:?}"
+    );
+    assert!(
+        fs::read_to_string(log)
+            .unwrap()
+            .contains("spark: h:1:2 [0] NCCL INFO Channel 00/0")
+    );
 }
 
 #[test]
@@ -319,9 +473,26 @@ fn ranks_that_print_much_do_not_cut_the_table() {
         done"##;
     let program = Program::new(body);
     let [json, log] = ["json", "log"].map(|name| program.0.path().join(name));
-    let run = program.run(&["-r", "2", "--json", json.to_str().unwrap(), "--log", log.to_str().unwrap()]);
+    let run = program.run(&[
+        "-r",
+        "2",
+        "--json",
+        json.to_str().unwrap(),
+        "--log",
+        log.to_str().unwrap(),
+    ]);
     assert_eq!(run.status, Some(0), "{run:?}");
-    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
-    assert_eq!(report["networks"][0]["rounds"][0].as_array().unwrap().len(), 100);
-    assert_eq!(fs::read_to_string(log).unwrap().matches("spark: h:1:2 [0] NCCL INFO the other rank\n").count(), 20000);
+    let report: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!(
+        report["networks"][0]["rounds"][0].as_array().unwrap().len(),
+        100
+    );
+    assert_eq!(
+        fs::read_to_string(log)
+            .unwrap()
+            .matches("spark: h:1:2 [0] NCCL INFO the other rank\n")
+            .count(),
+        20000
+    );
 }

@@ -43,8 +43,14 @@ const PLANTED: &[&str] = &[
 
 const FILES: &[(&str, &str)] = &[
     ("proc/sys/kernel/osrelease", "6.17.0-1014-nvidia"),
-    ("etc/os-release", "ID=ubuntu\nVERSION_ID=\"24.04\"\nPRETTY_NAME=\"Ubuntu 24.04.3 LTS\""),
-    ("etc/dgx-release", "DGX_SWBUILD_VERSION=\"7.2.3\"\nDGX_SERIAL_NUMBER=\"1654324000718\""),
+    (
+        "etc/os-release",
+        "ID=ubuntu\nVERSION_ID=\"24.04\"\nPRETTY_NAME=\"Ubuntu 24.04.3 LTS\"",
+    ),
+    (
+        "etc/dgx-release",
+        "DGX_SWBUILD_VERSION=\"7.2.3\"\nDGX_SERIAL_NUMBER=\"1654324000718\"",
+    ),
     ("sys/class/dmi/id/sys_vendor", "NVIDIA"),
     ("sys/class/dmi/id/product_name", "NVIDIA_DGX_Spark"),
     ("sys/class/dmi/id/product_serial", "1654324000718"),
@@ -52,14 +58,20 @@ const FILES: &[(&str, &str)] = &[
     ("sys/class/dmi/id/bios_date", "07/29/2025"),
     ("sys/module/nvidia/version", "580.95.05"),
     ("sys/module/mlx5_core/version", "24.10-2.1.8"),
-    ("usr/local/cuda/version.json", r#"{"cuda": {"version": "13.0.1"}}"#),
+    (
+        "usr/local/cuda/version.json",
+        r#"{"cuda": {"version": "13.0.1"}}"#,
+    ),
     (
         "proc/driver/nvidia/gpus/000f:01:00.0/information",
         "Model: \t NVIDIA GB10\nGPU UUID: GPU-3c9e2f10-aaaa-bbbb-cccc-1234567890ab",
     ),
     ("proc/modules", "mlx5_ib 500000 0 - Live 0x0"),
     ("proc/meminfo", "CmaTotal: 32768 kB\nCmaFree: 30000 kB"),
-    ("proc/self/limits", "Max locked memory 8388608 8388608 bytes"),
+    (
+        "proc/self/limits",
+        "Max locked memory 8388608 8388608 bytes",
+    ),
     ("proc/self/status", "Name: x\nCpus_allowed_list: 0-19"),
     ("sys/devices/system/cpu/cpu0/cpuidle/state0/name", "WFI"),
     ("sys/devices/system/cpu/cpu0/cpuidle/state0/latency", "1"),
@@ -89,7 +101,10 @@ const RAIL: &[(&str, &str)] = &[
     ("RDMA/ports/1/state", "4: ACTIVE"),
     ("RDMA/ports/1/rate", "200 Gb/sec (2X NDR)"),
     ("RDMA/ports/1/link_layer", "Ethernet"),
-    ("RDMA/ports/1/gids/0", "0000:0000:0000:0000:0000:ffff:c0a8:b10b"),
+    (
+        "RDMA/ports/1/gids/0",
+        "0000:0000:0000:0000:0000:ffff:c0a8:b10b",
+    ),
     ("RDMA/ports/1/gid_attrs/types/0", "RoCE v2"),
     ("RDMA/ports/1/gid_attrs/ndevs/0", "enp1s0f0np0"),
     (
@@ -109,13 +124,27 @@ impl Bed {
     /// Makes the files of a Spark with one rail. The script in place of nccl-spark writes the JSON
     /// result that `results()` returns for the command.
     fn new() -> Self {
-        let bed = Self { folder: tempfile::tempdir().unwrap() };
-        FILES.iter().chain(RAIL).for_each(|(path, text)| bed.file(path, text));
+        let bed = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
+        FILES
+            .iter()
+            .chain(RAIL)
+            .for_each(|(path, text)| bed.file(path, text));
         let pci = "sys/devices/pci0000:00/0000:01:00.0";
         for (target, at) in [
-            (format!("{pci}/infiniband/rocep1s0f0"), "sys/class/infiniband/rocep1s0f0".to_owned()),
-            (pci.to_owned(), format!("{pci}/infiniband/rocep1s0f0/device")),
-            (format!("{pci}/net/enp1s0f0np0"), "sys/class/net/enp1s0f0np0".to_owned()),
+            (
+                format!("{pci}/infiniband/rocep1s0f0"),
+                "sys/class/infiniband/rocep1s0f0".to_owned(),
+            ),
+            (
+                pci.to_owned(),
+                format!("{pci}/infiniband/rocep1s0f0/device"),
+            ),
+            (
+                format!("{pci}/net/enp1s0f0np0"),
+                "sys/class/net/enp1s0f0np0".to_owned(),
+            ),
         ] {
             let at = bed.path("root").join(at);
             fs::create_dir_all(at.parent().unwrap()).unwrap();
@@ -133,7 +162,9 @@ impl Bed {
              for word; do test \"$json\" = next && cp {own}/results/$name \"$word\"; json=\n\
              test \"$word\" = --json && json=next; done; exit 0"
         );
-        let planted = PLANTED.iter().map(|one| format!("nccl-spark: a {one}, ({one}) \"{one}\"\n{one}\n"));
+        let planted = PLANTED
+            .iter()
+            .map(|one| format!("nccl-spark: a {one}, ({one}) \"{one}\"\n{one}\n"));
         bed.write("planted", &planted.collect::<String>());
         bed.program("nccl-spark", &script);
         bed.program("mpirun", &format!("exec {own}/nccl-spark \"$@\""));
@@ -142,7 +173,9 @@ impl Bed {
     }
 
     fn results(&self, results: Vec<(&str, Value)>) {
-        results.iter().for_each(|(name, json)| self.write(&format!("results/{name}"), &json.to_string()));
+        results
+            .iter()
+            .for_each(|(name, json)| self.write(&format!("results/{name}"), &json.to_string()));
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -159,7 +192,9 @@ impl Bed {
     fn file(&self, path: &str, text: &str) {
         let pci = "sys/devices/pci0000:00/0000:01:00.0";
         let path = path.replace("RDMA/", &format!("{pci}/infiniband/rocep1s0f0/"));
-        let path = path.replace("PCI/", &format!("{pci}/")).replace("NET/", &format!("{pci}/net/enp1s0f0np0/"));
+        let path = path
+            .replace("PCI/", &format!("{pci}/"))
+            .replace("NET/", &format!("{pci}/net/enp1s0f0np0/"));
         self.write(&format!("root/{path}"), &format!("{text}\n"));
     }
 
@@ -168,7 +203,11 @@ impl Bed {
         fs::write(&source, format!("const char text[] = \"{text}\";")).unwrap();
         self.write(&format!("root/usr/lib/{name}"), "");
         let library = self.path("root/usr/lib").join(name);
-        let status = Command::new("cc").args(["-shared", "-nostdlib", "-o"]).arg(library).arg(source).status();
+        let status = Command::new("cc")
+            .args(["-shared", "-nostdlib", "-o"])
+            .arg(library)
+            .arg(source)
+            .status();
         assert!(status.unwrap().success());
     }
 
@@ -179,11 +218,24 @@ impl Bed {
 
     fn command(&self, arguments: &str) -> Command {
         let mut command = nccl_spark();
-        command.arg("report").args(arguments.split_whitespace()).current_dir(&self.folder);
-        command.arg("--with-program").arg(self.path("nccl-spark")).arg("--root").arg(self.path("root"));
-        command.env("PATH", format!("{}:/usr/bin:/bin", self.folder.path().display()));
+        command
+            .arg("report")
+            .args(arguments.split_whitespace())
+            .current_dir(&self.folder);
+        command
+            .arg("--with-program")
+            .arg(self.path("nccl-spark"))
+            .arg("--root")
+            .arg(self.path("root"));
+        command.env(
+            "PATH",
+            format!("{}:/usr/bin:/bin", self.folder.path().display()),
+        );
         command.env("HOME", "/home/margarete");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         command
     }
 
@@ -204,11 +256,11 @@ impl Bed {
 fn results() -> Vec<(&'static str, Value)> {
     let finding = json!([{"severity": "slow", "id": "slow-rail", "text": "?", "cure": "?"}]);
     let rate = json!({"mbps": 1.0, "grade": "good"});
-    let measured =
-        json!({"to_peer": rate, "from_peer": rate, "latency_us": 1.0, "wrong_bytes": 0, "path_mtu_bytes": 4096});
+    let measured = json!({"to_peer": rate, "from_peer": rate, "latency_us": 1.0, "wrong_bytes": 0, "path_mtu_bytes": 4096});
     let path = json!({"here": ["rocep1s0f0:1"], "there": ["?"], "expected_mbps": 1.0, "port_mtu_bytes": 4096, "measured": measured});
     let failed = json!({"here": [], "there": [], "expected_mbps": null, "port_mtu_bytes": null, "failed": "?"});
-    let peer = json!({"host": "?", "verdict": "good", "findings": finding, "paths": [path, failed]});
+    let peer =
+        json!({"host": "?", "verdict": "good", "findings": finding, "paths": [path, failed]});
     let message = json!({"bytes": 8, "wrong": 0, "first_wrong": null, "beyond": 0});
     let moved = json!({"moved": {"written_by": "?", "checked_by": "?", "messages": [message]}});
     let read = json!({"path": "writer_to_cpu", "lines": 1, "torn": 0, "old_pieces": [], "lines_per_s": 1.0});
@@ -219,14 +271,16 @@ fn results() -> Vec<(&'static str, Value)> {
     let row = json!({"size_bytes": 8, "count": 8, "time_us": 1.0, "time_p50_us": 1.0, "time_p99_us": 1.0, "algbw_gb_s": 1.0,
         "busbw_gb_s": 1.0, "longest_pause_us": 1.0, "wrong": 0, "first_wrong": ["?"]});
     let half = json!({"time_us": 1.0, "algbw_gb_s": 1.0, "busbw_gb_s": 1.0, "wrong": 0.0});
-    let channels = json!({"coll": 16, "collnet": 16, "nvls": 0, "p2p": 16, "p2p_per_peer": 2, "?": 7});
-    let network = json!({"name": "?", "device": "?", "devices": 1, "speed_mbps": 200_000, "rails": ["?"]});
+    let channels =
+        json!({"coll": 16, "collnet": 16, "nvls": 0, "p2p": 16, "p2p_per_peer": 2, "?": 7});
+    let network =
+        json!({"name": "?", "device": "?", "devices": 1, "speed_mbps": 200_000, "rails": ["?"]});
     let compared = json!({"name": "spark", "network": "?", "nccl_version": "2.28.9+cuda13.0", "used": "?", "channels": channels,
         "failure": "?", "wrong": 0.0, "medians": [{"bytes": 8, "time_us": 1.0, "busbw_gb_s": null}],
         "rounds": [[{"bytes": 8, "out_of_place": half, "in_place": half}]]});
-    let record = json!({"choice": "ring/ll128/16", "rounds_time_us_by_bytes": [{"8": 1.0}], "dropped": "?"});
-    let confirmed =
-        json!({"bytes": 8, "choice": "ring/ll128/16", "finding": "?", "differs": true, "row_is_written": true});
+    let record =
+        json!({"choice": "ring/ll128/16", "rounds_time_us_by_bytes": [{"8": 1.0}], "dropped": "?"});
+    let confirmed = json!({"bytes": 8, "choice": "ring/ll128/16", "finding": "?", "differs": true, "row_is_written": true});
     let sweep = json!({"collective": "all_reduce", "nccl": record, "candidates": [record],
         "groups": [{"members": 2, "nccl": record, "candidates": [record]}],
         "sizes": [{"bytes": 8, "nccl_us": 1.0, "choice": "ring/ll128/16", "choice_us": 1.0, "finding": "?"}],
@@ -252,8 +306,14 @@ fn results() -> Vec<(&'static str, Value)> {
             json!({"fabric": "verbs", "fabric_text": "?", "ranks": 2, "channels": 1, "iters": 20, "check_iters": 1, "ok": true,
                 "error": "?", "networks": [network], "connections": [["?"]], "rows": [row], "average_busbw_gb_s": 1.0}),
         ),
-        ("nccl-tests", json!({"program": "?", "arguments": ["?"], "networks": [compared]})),
-        ("tune", json!({"fingerprint": "?", "ranks": 2, "minimal_gain": 1.05, "collectives": [sweep], "table": "?"})),
+        (
+            "nccl-tests",
+            json!({"program": "?", "arguments": ["?"], "networks": [compared]}),
+        ),
+        (
+            "tune",
+            json!({"fingerprint": "?", "ranks": 2, "minimal_gain": 1.05, "collectives": [sweep], "table": "?"}),
+        ),
     ]
 }
 
@@ -264,7 +324,9 @@ fn plant(json: &mut Value, planted: &str, is_all: bool) {
         Value::String(text) if is_all || text == "?" => planted.clone_into(text),
         Value::Array(array) => array.iter_mut().for_each(|one| plant(one, planted, is_all)),
         Value::Object(object) => {
-            object.values_mut().for_each(|one| plant(one, planted, is_all));
+            object
+                .values_mut()
+                .for_each(|one| plant(one, planted, is_all));
             object.insert(planted.to_owned(), Value::from(planted));
         }
         _ => {}
@@ -273,31 +335,58 @@ fn plant(json: &mut Value, planted: &str, is_all: bool) {
 
 fn found(text: &str) -> Vec<&'static str> {
     let lower = text.to_lowercase();
-    PLANTED.iter().copied().filter(|one| lower.contains(&one.to_lowercase())).collect()
+    PLANTED
+        .iter()
+        .copied()
+        .filter(|one| lower.contains(&one.to_lowercase()))
+        .collect()
 }
 
 const ALL: &str = "--output r.json --hosts gx10-a1b2,walter@blackbird --nccl-tests tests";
 
 #[test]
 fn the_report_contains_nothing_planted_in_its_inputs() {
-    let variables =
-        ["NCCL_HOSTID", "NCCL_COMM_ID", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE", "NCCL_SPARK_SYSFS", "NCCL_IB_HCA"];
+    let variables = [
+        "NCCL_HOSTID",
+        "NCCL_COMM_ID",
+        "NCCL_NET_PLUGIN",
+        "NCCL_DEBUG_FILE",
+        "NCCL_SPARK_SYSFS",
+        "NCCL_IB_HCA",
+    ];
     for (at, planted) in PLANTED.iter().enumerate() {
         let bed = Bed::new();
         // A planted number in a file that has only a number may rightly be in the report.
         let is_text = |text: &str| text.parse::<u64>().is_err() || planted.parse::<u64>().is_err();
         // The planted text replaces the contents of the file, or follows them.
         for (path, text) in FILES.iter().filter(|(_, text)| is_text(text)) {
-            bed.file(path, &if at % 2 == 0 { (*planted).to_owned() } else { format!("{text}-{planted}") });
+            bed.file(
+                path,
+                &if at % 2 == 0 {
+                    (*planted).to_owned()
+                } else {
+                    format!("{text}-{planted}")
+                },
+            );
         }
-        bed.file(&format!("RDMA/ports/1/counters/{}", planted.replace('/', "-")), "7");
-        bed.file("home/margarete/.nccl.conf", &format!("NCCL_TOKEN={planted}\nNCCL_{planted}=1"));
+        bed.file(
+            &format!("RDMA/ports/1/counters/{}", planted.replace('/', "-")),
+            "7",
+        );
+        bed.file(
+            "home/margarete/.nccl.conf",
+            &format!("NCCL_TOKEN={planted}\nNCCL_{planted}=1"),
+        );
         let mut results = results();
-        results.iter_mut().for_each(|(_, json)| plant(json, planted, at % 4 == 3));
+        results
+            .iter_mut()
+            .for_each(|(_, json)| plant(json, planted, at % 4 == 3));
         bed.results(results);
         let mut command = bed.command(ALL);
         command.envs(variables.map(|name| (name, planted)));
-        command.env(format!("NCCL_{planted}"), planted).env("MY_SERVICE_KEY", planted);
+        command
+            .env(format!("NCCL_{planted}"), planted)
+            .env("MY_SERVICE_KEY", planted);
         let output: ProgramOutput = command.output().unwrap().into();
         assert_eq!(output.status, Some(0), "{output:?}");
         assert_eq!(found(&bed.text()), [""; 0], "{planted}: {}", bed.text());
@@ -307,14 +396,37 @@ fn the_report_contains_nothing_planted_in_its_inputs() {
 #[test]
 fn the_report_has_a_sparks_facts() {
     let bed = Bed::new();
-    let output = bed.command(ALL).env("NCCL_IB_TIMEOUT", "22").env("NCCL_PROTO", "LL128").output().unwrap();
+    let output = bed
+        .command(ALL)
+        .env("NCCL_IB_TIMEOUT", "22")
+        .env("NCCL_PROTO", "LL128")
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{output:?}");
     let report = bed.report();
     let parts = report["parts"].as_array().unwrap();
-    let names: Vec<&str> = parts.iter().map(|part| part["part"].as_str().unwrap()).collect();
-    let expected = ["machine", "hosts", "peer", "memory", "all-gather", "nccl-tests", "nccl-tests", "tune"];
+    let names: Vec<&str> = parts
+        .iter()
+        .map(|part| part["part"].as_str().unwrap())
+        .collect();
+    let expected = [
+        "machine",
+        "hosts",
+        "peer",
+        "memory",
+        "all-gather",
+        "nccl-tests",
+        "nccl-tests",
+        "tune",
+    ];
     assert_eq!(names, expected);
-    assert!(parts.iter().all(|part| part["state"] == "ended" && !part["facts"].is_null()), "{}", bed.text());
+    assert!(
+        parts
+            .iter()
+            .all(|part| part["state"] == "ended" && !part["facts"].is_null()),
+        "{}",
+        bed.text()
+    );
     let machine = &parts[0]["facts"];
     for (pointer, value) in [
         ("/versions/kernel", json!("6.17.0-1014-nvidia")),
@@ -325,7 +437,10 @@ fn the_report_has_a_sparks_facts() {
         ("/versions/cuda_toolkit", json!("13.0.1")),
         ("/versions/mlx5_driver", json!("24.10-2.1.8")),
         ("/versions/nccl/0/version", json!("2.28.9+cuda13.0")),
-        ("/hardware/product", json!(["NVIDIA", "NVIDIA", "DGX", "Spark"])),
+        (
+            "/hardware/product",
+            json!(["NVIDIA", "NVIDIA", "DGX", "Spark"]),
+        ),
         ("/hardware/gpus", json!([["NVIDIA", "GB10"]])),
         ("/hardware/cma_free_kib", json!(30_000)),
         ("/rails/rails/0/device", json!("rocep1s0f0")),
@@ -341,15 +456,37 @@ fn the_report_has_a_sparks_facts() {
         ("/functions/0/counters/rx_prio3_pause", json!(12)),
         ("/functions/0/counters/rx_discards_phy", json!(7)),
     ] {
-        assert_eq!(machine.pointer(pointer), Some(&value), "{pointer}: {machine:#}");
+        assert_eq!(
+            machine.pointer(pointer),
+            Some(&value),
+            "{pointer}: {machine:#}"
+        );
     }
     let is_in = |list: &str, one: Value| machine[list].as_array().unwrap().contains(&one);
-    assert!(is_in("settings", json!({"name": "NCCL_IB_TIMEOUT", "value": 22, "source": "environment"})), "{machine:#}");
-    assert!(is_in("variables", json!({"name": "NCCL_PROTO", "value": "LL128", "effect": "nccl"})), "{machine:#}");
+    assert!(
+        is_in(
+            "settings",
+            json!({"name": "NCCL_IB_TIMEOUT", "value": 22, "source": "environment"})
+        ),
+        "{machine:#}"
+    );
+    assert!(
+        is_in(
+            "variables",
+            json!({"name": "NCCL_PROTO", "value": "LL128", "effect": "nccl"})
+        ),
+        "{machine:#}"
+    );
     let findings = machine["doctor"]["findings"].as_array().unwrap();
-    assert!(findings.iter().any(|one| one["id"] == "out-of-sequence"), "{findings:?}");
+    assert!(
+        findings.iter().any(|one| one["id"] == "out-of-sequence"),
+        "{findings:?}"
+    );
     assert_eq!(parts[2]["peer"], 1);
-    assert_eq!(parts[2]["facts"]["peer"]["findings"][0], json!({"severity": "slow", "id": "slow-rail"}));
+    assert_eq!(
+        parts[2]["facts"]["peer"]["findings"][0],
+        json!({"severity": "slow", "id": "slow-rail"})
+    );
     assert_eq!(parts[2]["facts"]["peer"]["paths"][1]["failed"], true);
     assert_eq!(parts[4]["facts"]["rows"][0]["busbw_gb_s"], 1.0);
 }
@@ -359,7 +496,12 @@ fn keys(json: &Value, into: &mut BTreeSet<String>) {
     match json {
         Value::Array(array) => array.iter().for_each(|one| keys(one, into)),
         Value::Object(object) => {
-            into.extend(object.keys().filter(|key| key.parse::<u64>().is_err()).cloned());
+            into.extend(
+                object
+                    .keys()
+                    .filter(|key| key.parse::<u64>().is_err())
+                    .cloned(),
+            );
             object.values().for_each(|one| keys(one, into));
         }
         _ => {}
@@ -369,17 +511,38 @@ fn keys(json: &Value, into: &mut BTreeSet<String>) {
 #[test]
 fn the_keys_match_the_guide() {
     let bed = Bed::new();
-    let output: ProgramOutput = bed.command(ALL).env("NCCL_PROTO", "LL128").output().unwrap().into();
+    let output: ProgramOutput = bed
+        .command(ALL)
+        .env("NCCL_PROTO", "LL128")
+        .output()
+        .unwrap()
+        .into();
     assert_eq!(output.status, Some(0), "{output:?}");
     let mut written = BTreeSet::new();
     keys(&bed.report(), &mut written);
     let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guide/report.md");
     let guide = fs::read_to_string(guide).unwrap();
-    let block = guide.split("```text\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
-    let documented: BTreeSet<String> =
-        block.split_whitespace().filter(|word| !word.ends_with(':')).map(str::to_owned).collect();
-    let counters = ["out_of_sequence", "port_xmit_data", "rx_discards_phy", "rx_prio3_pause"].map(str::to_owned);
-    let written: BTreeSet<String> = written.into_iter().filter(|key| !counters.contains(key)).collect();
+    let block = guide
+        .split("```text\n")
+        .nth(1)
+        .and_then(|rest| rest.split("```").next())
+        .unwrap();
+    let documented: BTreeSet<String> = block
+        .split_whitespace()
+        .filter(|word| !word.ends_with(':'))
+        .map(str::to_owned)
+        .collect();
+    let counters = [
+        "out_of_sequence",
+        "port_xmit_data",
+        "rx_discards_phy",
+        "rx_prio3_pause",
+    ]
+    .map(str::to_owned);
+    let written: BTreeSet<String> = written
+        .into_iter()
+        .filter(|key| !counters.contains(key))
+        .collect();
     assert_eq!(written, documented);
 }
 
@@ -394,10 +557,22 @@ fn a_hanging_or_failing_part_is_named_and_the_others_run() {
     let output = bed.run("--output r.json --hosts a,b --only memory --part-limit 1");
     assert_eq!(output.status, Some(0), "{output:?}");
     // The sleeps are longer than this limit.
-    assert!(began.elapsed() < Duration::from_secs(300), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(300),
+        "{:?}",
+        began.elapsed()
+    );
     let only = |at: usize, key: &str| bed.report()["parts"][at][key].clone();
-    assert_eq!((only(0, "state"), only(0, "facts")), (json!("out_of_time"), Value::Null));
-    assert!(output.err.contains("# report: 1/1 memory: no facts: ended at its time limit"), "{output:?}");
+    assert_eq!(
+        (only(0, "state"), only(0, "facts")),
+        (json!("out_of_time"), Value::Null)
+    );
+    assert!(
+        output
+            .err
+            .contains("# report: 1/1 memory: no facts: ended at its time limit"),
+        "{output:?}"
+    );
     let child = fs::read_to_string(bed.path("child")).unwrap();
     assert!(!is_running(child.trim()), "{child}");
     fs::remove_file(bed.path("r.json")).unwrap();
@@ -407,12 +582,30 @@ fn a_hanging_or_failing_part_is_named_and_the_others_run() {
         (only(0, "state"), only(1, "state"), only(3, "state")),
         (json!("ended"), json!("no_hosts"), json!("no_nccl_tests"))
     );
-    assert_eq!((only(2, "state"), only(2, "exit_status"), only(2, "facts")), (json!("ended"), json!(7), Value::Null));
-    assert!(!only(0, "facts").is_null() && !bed.text().contains("gx10"), "{}", bed.text());
-    assert!(output.err.contains("# report: 3/4 all-gather: no facts: ended: broken by gx10-a1b2"), "{output:?}");
+    assert_eq!(
+        (only(2, "state"), only(2, "exit_status"), only(2, "facts")),
+        (json!("ended"), json!(7), Value::Null)
+    );
+    assert!(
+        !only(0, "facts").is_null() && !bed.text().contains("gx10"),
+        "{}",
+        bed.text()
+    );
+    assert!(
+        output
+            .err
+            .contains("# report: 3/4 all-gather: no facts: ended: broken by gx10-a1b2"),
+        "{output:?}"
+    );
     fs::remove_file(bed.path("r.json")).unwrap();
-    assert_eq!(bed.run("--output r.json --only peer --hosts a,b").status, Some(0));
-    assert_eq!((only(0, "state"), only(0, "signal")), (json!("ended"), json!(11)));
+    assert_eq!(
+        bed.run("--output r.json --only peer --hosts a,b").status,
+        Some(0)
+    );
+    assert_eq!(
+        (only(0, "state"), only(0, "signal")),
+        (json!("ended"), json!(11))
+    );
 }
 
 #[test]
@@ -420,34 +613,64 @@ fn an_existing_file_is_not_overwritten_and_nothing_runs() {
     let bed = Bed::new();
     bed.write("r.json", "mine");
     let output = bed.run("--output r.json --only memory");
-    assert!(output.status == Some(1) && output.err.contains("r.json exists and is not overwritten"), "{output:?}");
+    assert!(
+        output.status == Some(1) && output.err.contains("r.json exists and is not overwritten"),
+        "{output:?}"
+    );
     assert!(bed.text() == "mine" && !bed.path("ran").exists());
     let output = bed.run("--output no/such/folder/r.json --only memory");
-    assert!(output.status == Some(1) && output.err.contains("--output no/such/folder/r.json"), "{output:?}");
+    assert!(
+        output.status == Some(1) && output.err.contains("--output no/such/folder/r.json"),
+        "{output:?}"
+    );
     // A file that appears meanwhile is not overwritten either.
     bed.program("nccl-spark", "echo theirs > new.json");
     let output = bed.run("--output new.json --only memory");
-    assert!(output.status == Some(1) && output.err.contains("write new.json"), "{output:?}");
-    assert_eq!(fs::read_to_string(bed.path("new.json")).unwrap(), "theirs\n");
-    let left: Vec<_> = fs::read_dir(&bed.folder).unwrap().flatten().map(|entry| entry.file_name()).collect();
-    assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(".nccl-spark")), "{left:?}");
+    assert!(
+        output.status == Some(1) && output.err.contains("write new.json"),
+        "{output:?}"
+    );
+    assert_eq!(
+        fs::read_to_string(bed.path("new.json")).unwrap(),
+        "theirs\n"
+    );
+    let left: Vec<_> = fs::read_dir(&bed.folder)
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.file_name())
+        .collect();
+    assert!(
+        !left
+            .iter()
+            .any(|name| name.to_string_lossy().starts_with(".nccl-spark")),
+        "{left:?}"
+    );
 }
 
 #[test]
 fn mistakes_are_reported_and_a_dry_run_runs_nothing() {
     let bed = Bed::new();
     for (arguments, allowed) in [
-        ("--part-limit 0", "'--part-limit <SECONDS>': must be 1 to 86400"),
+        (
+            "--part-limit 0",
+            "'--part-limit <SECONDS>': must be 1 to 86400",
+        ),
         ("--only nothing", "possible values: machine, hosts"),
         ("--hosts one", "--hosts: 1 hosts; must be 2 to 16"),
         ("--hosts a,a", "named twice"),
         ("--hosts a,-v", "a host is a name or address"),
-        ("--nccl-tests no/such", "--nccl-tests no/such: must be a folder"),
+        (
+            "--nccl-tests no/such",
+            "--nccl-tests no/such: must be a folder",
+        ),
         ("--only memory --skip memory", "leave no part"),
         ("--ssh x", "--hosts"),
     ] {
         let output = bed.run(arguments);
-        assert!(output.status == Some(2) && output.err.contains(allowed), "{arguments}: {output:?}");
+        assert!(
+            output.status == Some(2) && output.err.contains(allowed),
+            "{arguments}: {output:?}"
+        );
     }
     let output = bed.run("--dry-run --hosts a,b --nccl-tests tests");
     assert_eq!(output.status, Some(0), "{output:?}");
@@ -464,21 +687,44 @@ fn mistakes_are_reported_and_a_dry_run_runs_nothing() {
         assert!(output.out.contains(line), "{line}: {}", output.out);
     }
     assert!(!bed.path("ran").exists());
-    let files: Vec<_> = fs::read_dir(&bed.folder).unwrap().flatten().map(|entry| entry.file_name()).collect();
-    assert!(!files.iter().any(|name| name.to_string_lossy().ends_with(".json")), "{files:?}");
+    let files: Vec<_> = fs::read_dir(&bed.folder)
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.file_name())
+        .collect();
+    assert!(
+        !files
+            .iter()
+            .any(|name| name.to_string_lossy().ends_with(".json")),
+        "{files:?}"
+    );
 }
 
 #[test]
 fn ctrl_c_ends_the_part_and_writes_the_rest() {
     let bed = Bed::new();
-    bed.program("nccl-spark", "case $1 in memory) touch begun; sleep 600;; esac");
+    bed.program(
+        "nccl-spark",
+        "case $1 in memory) touch begun; sleep 600;; esac",
+    );
     let inner = bed.command("--output r.json --only machine,memory,all-gather");
     // The tests may be a shell's background job, which starts with SIGINT ignored. `env` resets
     // SIGINT for the program.
     let mut outer = Command::new("env");
-    outer.arg("--default-signal=INT").arg(inner.get_program()).args(inner.get_args()).current_dir(&bed.folder);
-    outer.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    outer.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    outer
+        .arg("--default-signal=INT")
+        .arg(inner.get_program())
+        .args(inner.get_args())
+        .current_dir(&bed.folder);
+    outer.envs(
+        inner
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    outer
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let report = outer.spawn().unwrap();
     let until = Instant::now() + Duration::from_secs(60);
     while !bed.path("begun").exists() && Instant::now() < until {
@@ -487,10 +733,19 @@ fn ctrl_c_ends_the_part_and_writes_the_rest() {
     signal::kill(Pid::from_raw(report.id() as i32), Signal::SIGINT).unwrap();
     let output: ProgramOutput = report.wait_with_output().unwrap().into();
     assert_eq!(output.status, Some(130), "{output:?}");
-    assert!(output.err.contains("interrupted; what there is was written to r.json"), "{output:?}");
+    assert!(
+        output
+            .err
+            .contains("interrupted; what there is was written to r.json"),
+        "{output:?}"
+    );
     let report = bed.report();
-    let states: Vec<&str> =
-        report["parts"].as_array().unwrap().iter().map(|part| part["state"].as_str().unwrap()).collect();
+    let states: Vec<&str> = report["parts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|part| part["state"].as_str().unwrap())
+        .collect();
     assert_eq!(
         (report["interrupted"].as_bool(), &states[..]),
         (Some(true), &["ended", "interrupted", "interrupted"][..])
@@ -505,21 +760,39 @@ fn the_report_uses_the_software_fabric_where_no_other_exists() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = nccl_spark();
     command.args(["report", "--output", "-", "--only", "machine,all-gather"]);
-    command.env("SOFTVERBS_DIR", folder.path()).env_remove("NCCL_SPARK_SYSFS");
+    command
+        .env("SOFTVERBS_DIR", folder.path())
+        .env_remove("NCCL_SPARK_SYSFS");
     // The loader finds the plugin as it finds an installed one.
     let library = tempfile::tempdir().unwrap();
-    symlink(built().unwrap(), library.path().join("libnccl-net-spark.so")).unwrap();
+    symlink(
+        built().unwrap(),
+        library.path().join("libnccl-net-spark.so"),
+    )
+    .unwrap();
     command.env("LD_LIBRARY_PATH", library.path());
     let output: ProgramOutput = command.output().unwrap().into();
     assert_eq!(output.status, Some(0), "{output:?}");
     let report: Value = serde_json::from_str(&output.out).unwrap();
-    let [machine, all_gather] = &report["parts"].as_array().unwrap()[..] else { panic!("{report:#}") };
-    assert!(machine["facts"]["versions"]["plugin_sha256"].is_string(), "{report:#}");
+    let [machine, all_gather] = &report["parts"].as_array().unwrap()[..] else {
+        panic!("{report:#}")
+    };
+    assert!(
+        machine["facts"]["versions"]["plugin_sha256"].is_string(),
+        "{report:#}"
+    );
     let rows = all_gather["facts"]["rows"].as_array().unwrap();
-    assert!(rows.len() == 12 && rows.iter().all(|row| row["wrong"] == 0), "{report:#}");
+    assert!(
+        rows.len() == 12 && rows.iter().all(|row| row["wrong"] == 0),
+        "{report:#}"
+    );
     for interface in fs::read_dir("/sys/class/net").unwrap().flatten() {
         let mac = fs::read_to_string(interface.path().join("address")).unwrap_or_default();
         let is_own = !mac.trim().is_empty() && mac.trim() != "00:00:00:00:00:00";
-        assert!(!is_own || !output.out.contains(mac.trim()), "{}", output.out);
+        assert!(
+            !is_own || !output.out.contains(mac.trim()),
+            "{}",
+            output.out
+        );
     }
 }

@@ -18,10 +18,20 @@ fn run(arguments: &str) -> ProgramOutput {
 }
 
 fn run_as(mut command: Command, arguments: &str) -> ProgramOutput {
-    command.args(arguments.split_whitespace()).args(["--json", "-"]);
-    command.arg("--plugin").arg(built().expect("is_built() was checked first"));
-    command.env_remove("NCCL_IB_HCA").env_remove("NCCL_SPARK_SYSFS").env_remove("SOFTVERBS_DIR");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(arguments.split_whitespace())
+        .args(["--json", "-"]);
+    command
+        .arg("--plugin")
+        .arg(built().expect("is_built() was checked first"));
+    command
+        .env_remove("NCCL_IB_HCA")
+        .env_remove("NCCL_SPARK_SYSFS")
+        .env_remove("SOFTVERBS_DIR");
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command.spawn().unwrap().wait_with_output().unwrap().into()
 }
 
@@ -34,11 +44,20 @@ fn assert_right(output: &ProgramOutput, rows: usize, is_right: impl Fn(&str) -> 
     assert!(!output.err.contains("WARN"), "{output:?}");
     let json: Value = serde_json::from_str(&output.out).unwrap();
     let table = json["rows"].as_array().unwrap();
-    assert!(table.len() == rows && table.iter().all(|row| row["wrong"] == 0), "{json}");
+    assert!(
+        table.len() == rows && table.iter().all(|row| row["wrong"] == 0),
+        "{json}"
+    );
     let ranks = json["connections"].as_array().unwrap();
-    let lines: Vec<&str> =
-        ranks.iter().flat_map(|rank| rank.as_array().unwrap()).map(|line| line.as_str().unwrap()).collect();
-    assert!(lines.len() >= ranks.len() && lines.iter().all(|line| is_right(line)), "{lines:#?}");
+    let lines: Vec<&str> = ranks
+        .iter()
+        .flat_map(|rank| rank.as_array().unwrap())
+        .map(|line| line.as_str().unwrap())
+        .collect();
+    assert!(
+        lines.len() >= ranks.len() && lines.iter().all(|line| is_right(line)),
+        "{lines:#?}"
+    );
 }
 
 /// Returns true for a line about two rails: the twins of one port, connected to the twins of the
@@ -54,12 +73,23 @@ fn every_collective_of_three_is_right_over_a_triangle() {
     if !is_built() {
         return;
     }
-    for collective in ["all-gather", "all-reduce", "reduce-scatter", "broadcast", "alltoall", "sendrecv"] {
-        let output = run(&format!("{collective} -r 3 --profile spark-triangle --scale 0.01 -b 24 -e 1M -f 256 -n 2"));
+    for collective in [
+        "all-gather",
+        "all-reduce",
+        "reduce-scatter",
+        "broadcast",
+        "alltoall",
+        "sendrecv",
+    ] {
+        let output = run(&format!(
+            "{collective} -r 3 --profile spark-triangle --scale 0.01 -b 24 -e 1M -f 256 -n 2"
+        ));
         assert_right(&output, 2, is_one_cable);
     }
     assert_right(
-        &run("all-gather -r 3 --nic soft-roce --profile spark-triangle --scale 0.01 -b 1M -e 1M -n 2"),
+        &run(
+            "all-gather -r 3 --nic soft-roce --profile spark-triangle --scale 0.01 -b 1M -e 1M -n 2",
+        ),
         1,
         is_one_cable,
     );
@@ -78,7 +108,10 @@ fn a_triangle_of_three_subnets_pairs_each_twin_with_its_own() {
     let text = profile.to_text().replace("subnets=each", "subnets=one");
     assert_eq!(text.matches("subnets=one").count(), 3);
     std::fs::write(&file, text).unwrap();
-    let output = run(&format!("alltoall -r 3 --profile {} -b 1M -e 1M -n 2", file.display()));
+    let output = run(&format!(
+        "alltoall -r 3 --profile {} -b 1M -e 1M -n 2",
+        file.display()
+    ));
     assert_right(&output, 1, is_one_cable);
 }
 
@@ -87,8 +120,16 @@ fn ring_collectives_are_right_over_a_ring_of_four() {
     if !is_built() {
         return;
     }
-    for collective in ["all-gather", "all-reduce", "reduce-scatter", "broadcast", "sendrecv"] {
-        let output = run(&format!("{collective} -r 4 --profile spark-ring --scale 0.01 -b 32 -e 1M -f 256 -n 2"));
+    for collective in [
+        "all-gather",
+        "all-reduce",
+        "reduce-scatter",
+        "broadcast",
+        "sendrecv",
+    ] {
+        let output = run(&format!(
+            "{collective} -r 4 --profile spark-ring --scale 0.01 -b 32 -e 1M -f 256 -n 2"
+        ));
         assert_right(&output, 2, is_one_cable);
     }
 }
@@ -102,21 +143,39 @@ fn collectives_over_a_rings_diagonal_fail_and_name_both_sides() {
     }
     let swapped = "all-gather -r 4 --rank-env 1:SOFTVERBS_NODE=2 --rank-env 2:SOFTVERBS_NODE=1";
     for job in ["alltoall -r 4", swapped] {
-        let output = run(&format!("{job} --profile spark-ring --scale 0.01 -b 1M -e 1M -n 1"));
+        let output = run(&format!(
+            "{job} --profile spark-ring --scale 0.01 -b 1M -e 1M -n 1"
+        ));
         assert_eq!(output.status, Some(1), "{output:?}");
         // A rank that fails closes its listeners. So other ranks may report a closed connection
         // instead of the missing rail.
-        let errors = output.err.lines().filter(|line| line.starts_with("nccl-spark: rank "));
-        let named: Vec<&str> =
-            errors.filter_map(|line| line.split_once("no rail in common: ")).map(|(_, rest)| rest).collect();
+        let errors = output
+            .err
+            .lines()
+            .filter(|line| line.starts_with("nccl-spark: rank "));
+        let named: Vec<&str> = errors
+            .filter_map(|line| line.split_once("no rail in common: "))
+            .map(|(_, rest)| rest)
+            .collect();
         assert!(!named.is_empty(), "{output:?}");
         for rest in named {
             // The error names four rails of each side. Their addresses are 10.CABLE.TWIN.NODE, and
             // each side has two cables.
-            assert_eq!((rest.matches("rocep1s0f").count(), rest.matches("roceP2p1s0f").count()), (4, 4), "{rest}");
-            let cables: std::collections::BTreeSet<&str> = rest.split("(10.").skip(1).map(|ip| &ip[..1]).collect();
+            assert_eq!(
+                (
+                    rest.matches("rocep1s0f").count(),
+                    rest.matches("roceP2p1s0f").count()
+                ),
+                (4, 4),
+                "{rest}"
+            );
+            let cables: std::collections::BTreeSet<&str> =
+                rest.split("(10.").skip(1).map(|ip| &ip[..1]).collect();
             assert_eq!(cables.len(), 4, "{rest}");
-            assert!(rest.contains("(the diagonal of a ring)") && rest.contains("NCCL_ALGO=Ring"), "{rest}");
+            assert!(
+                rest.contains("(the diagonal of a ring)") && rest.contains("NCCL_ALGO=Ring"),
+                "{rest}"
+            );
         }
         for late in ["timed out", "no progress", "Connection timed out"] {
             assert!(!output.err.contains(late), "{late}: {output:?}");
@@ -130,23 +189,38 @@ fn diagonals_of_a_ring_use_tcp_where_set_and_other_pairs_use_rails() {
     if !is_built() {
         return;
     }
-    let set: Vec<String> = (0..4).map(|rank| format!("--rank-env {rank}:NCCL_SPARK_RING_TCP=1")).collect();
-    let job = format!("alltoall -r 4 {} --profile spark-ring --scale 0.01 -b 32 -e 1M -f 256 -n 2", set.join(" "));
+    let set: Vec<String> = (0..4)
+        .map(|rank| format!("--rank-env {rank}:NCCL_SPARK_RING_TCP=1"))
+        .collect();
+    let job = format!(
+        "alltoall -r 4 {} --profile spark-ring --scale 0.01 -b 32 -e 1M -f 256 -n 2",
+        set.join(" ")
+    );
     let output = run(&job);
-    let by_tcp = |line: &str| line.contains("by TCP over") && line.contains("because no rail reaches it");
+    let by_tcp =
+        |line: &str| line.contains("by TCP over") && line.contains("because no rail reaches it");
     assert_right(&output, 2, |line| is_one_cable(line) || by_tcp(line));
     let json: Value = serde_json::from_str(&output.out).unwrap();
     for rank in json["connections"].as_array().unwrap() {
-        let lines: Vec<&str> = rank.as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+        let lines: Vec<&str> = rank
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|line| line.as_str().unwrap())
+            .collect();
         // Each host has one opposite host and two neighbours.
-        let count = |is_one: &dyn Fn(&str) -> bool| lines.iter().filter(|line| is_one(line)).count();
+        let count =
+            |is_one: &dyn Fn(&str) -> bool| lines.iter().filter(|line| is_one(line)).count();
         assert_eq!((count(&by_tcp), count(&is_one_cable)), (1, 2), "{lines:#?}");
     }
 }
 
 /// Pairs of rails with host routes between them. The first is a rail of host 0 or 1. The second is
 /// a rail of the opposite host: 2 for host 0, 3 for host 1.
-const DIAGONAL: [[&str; 2]; 2] = [["rocep1s0f0", "rocep1s0f1"], ["roceP2p1s0f1", "roceP2p1s0f0"]];
+const DIAGONAL: [[&str; 2]; 2] = [
+    ["rocep1s0f0", "rocep1s0f1"],
+    ["roceP2p1s0f1", "roceP2p1s0f0"],
+];
 
 /// Returns commands that give a network namespace the interfaces of a ring of four hosts. Each
 /// address, of one rail of one host, has a routing table of its own. The table has a route if the
@@ -154,12 +228,20 @@ const DIAGONAL: [[&str; 2]; 2] = [["rocep1s0f0", "rocep1s0f1"], ["roceP2p1s0f1",
 /// leads to the pair's other rail, on the opposite host. The table declares all other destinations
 /// unreachable.
 fn ring_of_routes(profile: &Profile, has: impl Fn(usize, &str) -> bool) -> String {
-    let rail = |name: &str| profile.rails.iter().position(|rail| rail.name == name).unwrap();
+    let rail = |name: &str| {
+        profile
+            .rails
+            .iter()
+            .position(|rail| rail.name == name)
+            .unwrap()
+    };
     let address = |node, rail| Ipv6Addr::from(profile.gids(node, rail)[1]).to_canonical();
     // By default, the kernel looks in the table `local` first. All hosts' addresses are in this
     // namespace, so `local` would make every destination local, whatever the other tables contain.
     // These rules move `local` behind the other tables.
-    let mut commands = "set -e; ip link set lo up; ip rule add pref 100 lookup local; ip rule del pref 0\n".to_owned();
+    let mut commands =
+        "set -e; ip link set lo up; ip rule add pref 100 lookup local; ip rule del pref 0\n"
+            .to_owned();
     commands += "cd /proc/sys/net/ipv4/conf/all; echo 1 >arp_ignore; echo 2 >arp_announce; cd \"$OLDPWD\"\n";
     for (index, spec) in profile.rails.iter().enumerate() {
         let netdev = &spec.netdev;
@@ -167,11 +249,17 @@ fn ring_of_routes(profile: &Profile, has: impl Fn(usize, &str) -> bool) -> Strin
         commands += &format!("ip link set {netdev} up; ip link set peer{index} up\n");
         for node in 0..4 {
             let (own, table) = (address(node, index), 200 + 4 * index + node);
-            commands +=
-                &format!("ip address add {own}/24 dev {netdev}; ip rule add pref 1 from {own} lookup {table}\n");
+            commands += &format!(
+                "ip address add {own}/24 dev {netdev}; ip rule add pref 1 from {own} lookup {table}\n"
+            );
             commands += &format!("ip route add unreachable default table {table}\n");
-            let turned = |[one, other]: [&'static str; 2]| if node < 2 { [one, other] } else { [other, one] };
-            let ends = DIAGONAL.map(turned).into_iter().find(|[here, _]| *here == spec.name);
+            let turned = |[one, other]: [&'static str; 2]| {
+                if node < 2 { [one, other] } else { [other, one] }
+            };
+            let ends = DIAGONAL
+                .map(turned)
+                .into_iter()
+                .find(|[here, _]| *here == spec.name);
             if let Some([_, there]) = ends.filter(|[here, _]| has(node, here)) {
                 let peer = address((node + 2) % 4, rail(there));
                 commands += &format!("ip route add {peer}/32 dev {netdev} table {table}\n");
@@ -186,25 +274,39 @@ fn ring_of_routes(profile: &Profile, has: impl Fn(usize, &str) -> bool) -> Strin
 fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
     let in_namespace = |commands: &str| {
         let mut command = Command::new("unshare");
-        command.args(["--map-root-user", "--net", "bash", "-c", &format!("{commands}\nexec \"$0\" \"$@\"")]);
+        command.args([
+            "--map-root-user",
+            "--net",
+            "bash",
+            "-c",
+            &format!("{commands}\nexec \"$0\" \"$@\""),
+        ]);
         command
     };
-    let can_make = in_namespace("set -e; ip link add here type veth peer name there").arg("true").status();
+    let can_make = in_namespace("set -e; ip link add here type veth peer name there")
+        .arg("true")
+        .status();
     if !is_built() {
         return;
     }
     if !can_make.is_ok_and(|status| status.success()) {
-        common::skip::skip("this user cannot make a network namespace with interfaces (unshare --map-root-user --net)");
+        common::skip::skip(
+            "this user cannot make a network namespace with interfaces (unshare --map-root-user --net)",
+        );
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("forwarding-ring");
-    let forwards: String = (0..4).map(|node| format!("node {node} forwards=p0,p1\n")).collect();
+    let forwards: String = (0..4)
+        .map(|node| format!("node {node} forwards=p0,p1\n"))
+        .collect();
     let profile = Profile::load("spark-ring", 0.01).unwrap();
     std::fs::write(&file, profile.to_text() + &forwards).unwrap();
     let job = |job: &str, has: fn(usize, &str) -> bool| {
         let mut command = in_namespace(&ring_of_routes(&profile, has));
-        command.arg(nccl_spark().get_program()).env("NCCL_SOCKET_IFNAME", "lo");
+        command
+            .arg(nccl_spark().get_program())
+            .env("NCCL_SOCKET_IFNAME", "lo");
         run_as(command, &format!("{job} --profile {}", file.display()))
     };
     let output = job("alltoall -r 4 -b 32 -e 1M -f 256 -n 2", |_, _| true);
@@ -217,35 +319,56 @@ fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
     assert_right(&output, 2, |line| is_one_cable(line) || diagonal(line));
     let json: Value = serde_json::from_str(&output.out).unwrap();
     for rank in json["connections"].as_array().unwrap() {
-        let lines: Vec<&str> = rank.as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+        let lines: Vec<&str> = rank
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|line| line.as_str().unwrap())
+            .collect();
         let peers = |is_one: &dyn Fn(&str) -> bool| {
-            let found = lines.iter().filter(|line| is_one(line)).map(|line| line.split(" over ").next());
+            let found = lines
+                .iter()
+                .filter(|line| is_one(line))
+                .map(|line| line.split(" over ").next());
             found.collect::<std::collections::BTreeSet<_>>().len()
         };
-        assert_eq!((peers(&diagonal), peers(&is_one_cable)), (1, 2), "{lines:#?}");
+        assert_eq!(
+            (peers(&diagonal), peers(&is_one_cable)),
+            (1, 2),
+            "{lines:#?}"
+        );
     }
 
     // With NCCL_SPARK_RING_TCP=1, TCP is allowed between hosts that share no subnet. Then the
     // plugin does not use the routes.
-    let tcp: String = (0..4).map(|rank| format!(" --rank-env {rank}:NCCL_SPARK_RING_TCP=1")).collect();
+    let tcp: String = (0..4)
+        .map(|rank| format!(" --rank-env {rank}:NCCL_SPARK_RING_TCP=1"))
+        .collect();
     let output = job(&format!("alltoall -r 4 -b 1K -e 1K -n 1{tcp}"), |_, _| true);
-    assert_right(&output, 1, |line| is_one_cable(line) || line.contains("by TCP over"));
+    assert_right(&output, 1, |line| {
+        is_one_cable(line) || line.contains("by TCP over")
+    });
 
     // The opposite hosts 0 and 2 have one route each: host 0 from its rail of the first pair in
     // `DIAGONAL`, and host 2 from its rail of the second pair. So for each route, the rail at its
     // far end has no route back.
     // The route may be added later, so the ranks try until the time limit. Index 1 is that of the
     // IPv4 address: the simulated NICs also forward packets to link-local addresses.
-    let variables =
-        |rank| format!("--rank-env {rank}:NCCL_SPARK_CONNECT_TIMEOUT_S=4 --rank-env {rank}:NCCL_IB_GID_INDEX=1");
+    let variables = |rank| {
+        format!(
+            "--rank-env {rank}:NCCL_SPARK_CONNECT_TIMEOUT_S=4 --rank-env {rank}:NCCL_IB_GID_INDEX=1"
+        )
+    };
     let limit = [0, 1].map(variables).join(" ");
-    let output =
-        job(&format!("all-gather -r 2 --rank-env 1:SOFTVERBS_NODE=2 {limit} -b 1M -e 1M -n 1"), |node, rail| {
-            [(0, "rocep1s0f0"), (2, "roceP2p1s0f0")].contains(&(node, rail))
-        });
+    let output = job(
+        &format!("all-gather -r 2 --rank-env 1:SOFTVERBS_NODE=2 {limit} -b 1M -e 1M -n 1"),
+        |node, rail| [(0, "rocep1s0f0"), (2, "roceP2p1s0f0")].contains(&(node, rail)),
+    );
     let why = "it has no route from 10.";
     assert!(
-        output.status == Some(1) && output.err.contains(why) && output.err.contains("via NEXT_HOST dev"),
+        output.status == Some(1)
+            && output.err.contains(why)
+            && output.err.contains("via NEXT_HOST dev"),
         "{output:?}"
     );
 }
@@ -261,12 +384,17 @@ fn devices_missing_in_a_container_are_no_errors() {
     let file = folder.path().join("pods");
     let pods = "node 0 forbids=rocep1s0f1,roceP2p1s0f1\nnode 1 forbids=rocep1s0f1,roceP2p1s0f1\n";
     std::fs::write(&file, profile.to_text() + pods).unwrap();
-    let job = format!("all-gather --profile {} -b 1M -e 1M -n 2 --rank-env 1:NCCL_DEBUG=INFO", file.display());
+    let job = format!(
+        "all-gather --profile {} -b 1M -e 1M -n 2 --rank-env 1:NCCL_DEBUG=INFO",
+        file.display()
+    );
     let output = run(&job);
     let twins = "over 2 rails: rocep1s0f0:1 to rocep1s0f0:1, roceP2p1s0f0:1 to roceP2p1s0f0:1";
     assert_right(&output, 1, |line| line.contains(twins));
     for device in ["rocep1s0f1", "roceP2p1s0f1"] {
-        let line = format!("INFO NET/Spark: cannot open {device}: the device rules of this container leave it out");
+        let line = format!(
+            "INFO NET/Spark: cannot open {device}: the device rules of this container leave it out"
+        );
         assert!(output.err.contains(&line), "{line}: {output:?}");
     }
 
@@ -275,5 +403,8 @@ fn devices_missing_in_a_container_are_no_errors() {
     let output = run(&job);
     assert_eq!(output.status, Some(1), "{output:?}");
     let why = "cannot open rocep1s0f0: the device rules of this container leave it out";
-    assert!(output.err.contains(why) && output.err.contains("--device /dev/infiniband"), "{output:?}");
+    assert!(
+        output.err.contains(why) && output.err.contains("--device /dev/infiniband"),
+        "{output:?}"
+    );
 }

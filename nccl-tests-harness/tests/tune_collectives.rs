@@ -73,7 +73,11 @@ impl Programs {
     }
 
     fn runs(&self) -> Vec<String> {
-        fs::read_to_string(self.file("runs")).unwrap().lines().map(str::to_owned).collect()
+        fs::read_to_string(self.file("runs"))
+            .unwrap()
+            .lines()
+            .map(str::to_owned)
+            .collect()
     }
 
     /// Tunes all_reduce, unless `arguments` name another collective. Returns `None` if mpirun is
@@ -83,23 +87,52 @@ impl Programs {
             return None;
         }
         let mut command = nccl_spark();
-        command.args(["tune", "collectives", "-b", "8K", "--rounds", "1", "--fabric", "verbs"]);
+        command.args([
+            "tune",
+            "collectives",
+            "-b",
+            "8K",
+            "--rounds",
+            "1",
+            "--fabric",
+            "verbs",
+        ]);
         command.arg("--dir");
-        command.arg(self.0.path()).env("NCCL_SPARK_SETTINGS_FILE", self.file("spark.conf"));
-        for name in ["NCCL_SPARK_TUNER", "NCCL_SPARK_TUNER_TABLE", "NCCL_SPARK_LL128", "NCCL_ALGO", "NCCL_PROTO"] {
+        command
+            .arg(self.0.path())
+            .env("NCCL_SPARK_SETTINGS_FILE", self.file("spark.conf"));
+        for name in [
+            "NCCL_SPARK_TUNER",
+            "NCCL_SPARK_TUNER_TABLE",
+            "NCCL_SPARK_LL128",
+            "NCCL_ALGO",
+            "NCCL_PROTO",
+        ] {
             command.env_remove(name);
         }
         if !arguments.contains("--collectives") {
             command.args(["--collectives", "all_reduce"]);
         }
-        Some(command.args(arguments.split_whitespace()).output().unwrap().into())
+        Some(
+            command
+                .args(arguments.split_whitespace())
+                .output()
+                .unwrap()
+                .into(),
+        )
     }
 }
 
 /// Returns the rows of the written table, without the part that names the hosts (`for=`).
 fn rows(settings: &str) -> Vec<&str> {
-    let line = settings.lines().find_map(|line| line.strip_prefix("NCCL_SPARK_TUNER_TABLE=")).unwrap();
-    line.strip_prefix("for=NVIDIA_H200/4x224054/2.28.3;").unwrap().split(';').collect()
+    let line = settings
+        .lines()
+        .find_map(|line| line.strip_prefix("NCCL_SPARK_TUNER_TABLE="))
+        .unwrap();
+    line.strip_prefix("for=NVIDIA_H200/4x224054/2.28.3;")
+        .unwrap()
+        .split(';')
+        .collect()
 }
 
 #[test]
@@ -119,12 +152,18 @@ fn clearly_better_choices_are_written_and_failing_ones_are_left_out() {
             esac
         }"#,
     );
-    let before = "for=NVIDIA_H200/4x224054/2.28.3;all_reduce@2:1-9=ring/ll/8;broadcast@2:1-9=ring/ll/8";
+    let before =
+        "for=NVIDIA_H200/4x224054/2.28.3;all_reduce@2:1-9=ring/ll/8;broadcast@2:1-9=ring/ll/8";
     let text = format!("# mine\nNCCL_IB_TC=106\nNCCL_SPARK_TUNER_TABLE={before}\n");
     fs::write(programs.file("spark.conf"), text).unwrap();
     let json = programs.file("out.json");
-    let options = format!("-e 64K --protocols ll,simple --channels 1,2 -n 7 --json {}", json.display());
-    let Some(output) = programs.tune(&options) else { return };
+    let options = format!(
+        "-e 64K --protocols ll,simple --channels 1,2 -n 7 --json {}",
+        json.display()
+    );
+    let Some(output) = programs.tune(&options) else {
+        return;
+    };
     assert_eq!(output.status, Some(0), "{output:?}");
     for part in [
         "ring/simple/1 not measured further: all_reduce_perf exited with status 3; NCCL says: no memory for that",
@@ -137,40 +176,85 @@ fn clearly_better_choices_are_written_and_failing_ones_are_left_out() {
     ] {
         assert!(output.out.contains(part), "{part}: {output:?}");
     }
-    assert!(output.out.lines().filter(|line| line.starts_with("  ")).all(|line| line.len() <= 80), "{output:?}");
+    assert!(
+        output
+            .out
+            .lines()
+            .filter(|line| line.starts_with("  "))
+            .all(|line| line.len() <= 80),
+        "{output:?}"
+    );
     let settings = programs.settings();
     let lines: Vec<&str> = settings.lines().collect();
-    assert_eq!((lines.len(), &lines[..2]), (4, &["# mine", "NCCL_IB_TC=106"][..]), "{settings}");
+    assert_eq!(
+        (lines.len(), &lines[..2]),
+        (4, &["# mine", "NCCL_IB_TC=106"][..]),
+        "{settings}"
+    );
     assert!(
-        lines[2].starts_with("# nccl-spark tune collectives: all_reduce, 2 ranks: 1.67 to 2.00 times as fast"),
+        lines[2].starts_with(
+            "# nccl-spark tune collectives: all_reduce, 2 ranks: 1.67 to 2.00 times as fast"
+        ),
         "{settings}"
     );
     // At 8K both choices are about equally fast (50 and 49.5 us). ring/ll/1 also wins at 16K, so a
     // single row of ring/ll/1 has both sizes.
-    let all_reduce = ["all_reduce@2:5793-23170=ring/ll/1", "all_reduce@2:46341-92681=ring/ll/2"];
+    let all_reduce = [
+        "all_reduce@2:5793-23170=ring/ll/1",
+        "all_reduce@2:46341-92681=ring/ll/2",
+    ];
     assert_eq!(
         rows(&settings),
         [&["broadcast@2:1-9=ring/ll/8"][..], &all_reduce].concat(),
         "broadcast was not measured"
     );
     let runs = programs.runs();
-    assert_eq!(runs.iter().filter(|run| run.trim_end() == "off").count(), 6, "one round, and five again: {runs:?}");
-    assert!(runs.contains(&"on for=*;all_reduce@2:5793-92681=ring/ll/2".to_owned()), "{runs:?}");
-    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
-    assert_eq!(report["collectives"][0]["sizes"][0]["choice"], "ring/ll/1", "{report}");
-    assert!(report["arguments"].as_array().unwrap().contains(&"7".into()), "{report}");
+    assert_eq!(
+        runs.iter().filter(|run| run.trim_end() == "off").count(),
+        6,
+        "one round, and five again: {runs:?}"
+    );
+    assert!(
+        runs.contains(&"on for=*;all_reduce@2:5793-92681=ring/ll/2".to_owned()),
+        "{runs:?}"
+    );
+    let report: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!(
+        report["collectives"][0]["sizes"][0]["choice"], "ring/ll/1",
+        "{report}"
+    );
+    assert!(
+        report["arguments"]
+            .as_array()
+            .unwrap()
+            .contains(&"7".into()),
+        "{report}"
+    );
 }
 
 #[test]
 fn nothing_is_written_without_a_better_choice_or_on_a_dry_run() {
     let programs = Programs::new("time_us() { case $2 in none) echo 100 ;; *) echo 96 ;; esac; }");
     fs::write(programs.file("spark.conf"), "NCCL_IB_TC=106").unwrap();
-    let Some(output) = programs.tune("-e 16K --protocols ll --channels 1,2 --json") else { return };
-    assert!(output.status == Some(0) && output.err.contains("nothing is clearly better"), "{output:?}");
-    let report: serde_json::Value = serde_json::from_str(&output.out).unwrap_or_else(|_| panic!("{output:?}"));
-    assert_eq!(report["collectives"][0]["collective"], "all_reduce", "{report}");
+    let Some(output) = programs.tune("-e 16K --protocols ll --channels 1,2 --json") else {
+        return;
+    };
+    assert!(
+        output.status == Some(0) && output.err.contains("nothing is clearly better"),
+        "{output:?}"
+    );
+    let report: serde_json::Value =
+        serde_json::from_str(&output.out).unwrap_or_else(|_| panic!("{output:?}"));
+    assert_eq!(
+        report["collectives"][0]["collective"], "all_reduce",
+        "{report}"
+    );
     // Having no table is not the same as having no tuner.
-    for part in ["on a GB10 the tuner still uses the rows that the plugin ships", "set NCCL_SPARK_TUNER=off"] {
+    for part in [
+        "on a GB10 the tuner still uses the rows that the plugin ships",
+        "set NCCL_SPARK_TUNER=off",
+    ] {
         assert!(output.err.contains(part), "{part}: {output:?}");
     }
     assert_eq!(
@@ -178,9 +262,20 @@ fn nothing_is_written_without_a_better_choice_or_on_a_dry_run() {
         ("NCCL_IB_TC=106", 3),
         "no confirmation is needed"
     );
-    let output = programs.tune("-e 16K --protocols ll --channels 1 --gain 1.01 --dry-run").unwrap();
-    assert!(output.status == Some(0) && output.out.contains("no settings file is written (--dry-run)"), "{output:?}");
-    assert!(output.out.contains(";all_reduce@2:5793-23170=ring/ll/1\n"), "{output:?}");
+    let output = programs
+        .tune("-e 16K --protocols ll --channels 1 --gain 1.01 --dry-run")
+        .unwrap();
+    assert!(
+        output.status == Some(0)
+            && output
+                .out
+                .contains("no settings file is written (--dry-run)"),
+        "{output:?}"
+    );
+    assert!(
+        output.out.contains(";all_reduce@2:5793-23170=ring/ll/1\n"),
+        "{output:?}"
+    );
     assert_eq!(programs.settings(), "NCCL_IB_TC=106");
 }
 
@@ -194,15 +289,23 @@ fn times_measured_with_another_table_do_not_count() {
         esac
         time_us() { case $2 in none) echo 100 ;; *) echo 50 ;; esac; }"#;
     let programs = Programs::new(body);
-    let Some(output) = programs.tune("-e 8K --protocols ll --channels 1,2,4") else { return };
-    assert!(output.status == Some(0) && output.out.contains("this run writes no rows"), "{output:?}");
+    let Some(output) = programs.tune("-e 8K --protocols ll --channels 1,2,4") else {
+        return;
+    };
     assert!(
-        output.out.contains("ring/ll/4 not measured further: NCCL did not use this plugin's tuner on every rank"),
+        output.status == Some(0) && output.out.contains("this run writes no rows"),
+        "{output:?}"
+    );
+    assert!(
+        output.out.contains(
+            "ring/ll/4 not measured further: NCCL did not use this plugin's tuner on every rank"
+        ),
         "{output:?}"
     );
     for policy in ["shipped table of 3 rows, hash 2", "learned table of 0 rows"] {
-        let text =
-            format!("this run needs the tuner with a learned table of 1 row(s), but the plugin logs \"{policy}\"");
+        let text = format!(
+            "this run needs the tuner with a learned table of 1 row(s), but the plugin logs \"{policy}\""
+        );
         assert!(output.out.contains(&text), "{text}: {output:?}");
     }
     assert!(!programs.file("spark.conf").exists());
@@ -223,22 +326,44 @@ fn a_row_that_is_not_confirmed_with_the_whole_table_is_removed() {
         }"#,
     );
     let options = "-e 16K --protocols ll --channels 4 --collectives all_reduce,all_gather";
-    let Some(output) = programs.tune(options) else { return };
-    assert!(output.status == Some(0) && output.out.contains("no row: gain too small"), "{output:?}");
-    assert_eq!(rows(&programs.settings()), ["all_gather@2:5793-23170=ring/ll/4", "all_reduce@2:5793-11585=ring/ll/4"]);
+    let Some(output) = programs.tune(options) else {
+        return;
+    };
+    assert!(
+        output.status == Some(0) && output.out.contains("no row: gain too small"),
+        "{output:?}"
+    );
+    assert_eq!(
+        rows(&programs.settings()),
+        [
+            "all_gather@2:5793-23170=ring/ll/4",
+            "all_reduce@2:5793-11585=ring/ll/4"
+        ]
+    );
 }
 
 #[test]
 fn differing_hosts_and_a_failure_of_nccls_choice_end_the_sweep() {
     let programs = Programs::new("host=GPU$rank/1x200000/2.28.3; time_us() { echo 100; }");
-    let Some(output) = programs.tune("-e 8K --protocols ll --channels 1") else { return };
+    let Some(output) = programs.tune("-e 8K --protocols ll --channels 1") else {
+        return;
+    };
     assert!(
-        output.status == Some(1) && output.err.contains("hosts differ (GPU0/1x200000/2.28.3 and GPU1/"),
+        output.status == Some(1)
+            && output
+                .err
+                .contains("hosts differ (GPU0/1x200000/2.28.3 and GPU1/"),
         "{output:?}"
     );
     let programs = Programs::new("wrong=1; time_us() { echo 100; }");
     let output = programs.tune("-e 8K --protocols ll --channels 1").unwrap();
-    assert!(output.status == Some(1) && output.err.contains("all_reduce with NCCL's choice: 1 WRONG"), "{output:?}");
+    assert!(
+        output.status == Some(1)
+            && output
+                .err
+                .contains("all_reduce with NCCL's choice: 1 WRONG"),
+        "{output:?}"
+    );
     assert!(!programs.file("spark.conf").exists());
 }
 
@@ -257,37 +382,89 @@ fn a_run_that_cannot_be_read_is_repeated_once() {
         if [ "$rank" = 1 ]; then log "tuner: learned tah:1:2 [0] NCCL INFO Channel 01/0 : 1[0] -> 0[0]"; fi
         time_us() { case $2 in none) echo 100 ;; *) echo 50 ;; esac; }"##;
     // The script defines `log` only after the body, so the body needs a `log` of its own.
-    let programs = Programs::new(&format!("log() {{ echo \"h:1:1 [0] NCCL INFO $*\"; }}\n{body}"));
-    let Some(output) = programs.tune("-e 8K --protocols ll --channels 1") else { return };
+    let programs = Programs::new(&format!(
+        "log() {{ echo \"h:1:1 [0] NCCL INFO $*\"; }}\n{body}"
+    ));
+    let Some(output) = programs.tune("-e 8K --protocols ll --channels 1") else {
+        return;
+    };
     assert_eq!(output.status, Some(0), "{output:?}");
     assert_eq!(
-        output.out.matches("all_reduce with NCCL's choice: a run failed and is repeated once: ").count(),
+        output
+            .out
+            .matches("all_reduce with NCCL's choice: a run failed and is repeated once: ")
+            .count(),
         1,
         "{output:?}"
     );
-    assert_eq!(rows(&programs.settings()), ["all_reduce@2:5793-11585=ring/ll/1"]);
+    assert_eq!(
+        rows(&programs.settings()),
+        ["all_reduce@2:5793-11585=ring/ll/1"]
+    );
 }
 
 #[test]
 fn with_mpirun_a_process_of_each_machine_writes() {
     let programs = Programs::new("time_us() { case $2 in none) echo 100 ;; *) echo 90 ;; esac; }");
-    let mut options = vec!["tune", "collectives", "--fabric", "verbs", "-b", "8K", "-e", "8K", "--rounds", "1"];
-    options.extend(["--collectives", "all_gather", "--protocols", "ll128", "--channels", "2"]);
+    let mut options = vec![
+        "tune",
+        "collectives",
+        "--fabric",
+        "verbs",
+        "-b",
+        "8K",
+        "-e",
+        "8K",
+        "--rounds",
+        "1",
+    ];
+    options.extend([
+        "--collectives",
+        "all_gather",
+        "--protocols",
+        "ll128",
+        "--channels",
+        "2",
+    ]);
     options.extend(["--mpirun", "--oversubscribe -np 2", "--dir"]);
     if !common::has_mpirun() {
         return;
     }
     let mut command = nccl_spark();
-    command.args(options).arg(programs.0.path()).arg("--output").arg(programs.file("spark.conf"));
-    let output: ProgramOutput = command.env("NCCL_SPARK_SETTINGS_FILE", "/dev/null").output().unwrap().into();
+    command
+        .args(options)
+        .arg(programs.0.path())
+        .arg("--output")
+        .arg(programs.file("spark.conf"));
+    let output: ProgramOutput = command
+        .env("NCCL_SPARK_SETTINGS_FILE", "/dev/null")
+        .output()
+        .unwrap()
+        .into();
     assert_eq!(output.status, Some(0), "{output:?}");
-    assert_eq!(output.out.matches(": wrote NCCL_SPARK_TUNER_TABLE").count(), 1, "{output:?}");
-    assert_eq!(rows(&programs.settings()), ["all_gather@2:5793-11585=ring/ll128/2"]);
+    assert_eq!(
+        output.out.matches(": wrote NCCL_SPARK_TUNER_TABLE").count(),
+        1,
+        "{output:?}"
+    );
+    assert_eq!(
+        rows(&programs.settings()),
+        ["all_gather@2:5793-11585=ring/ll128/2"]
+    );
     // A failed write by a single process is an error.
     let mut command = nccl_spark();
-    command.args(["tune-collectives-write", "--table", "for=*", "--output", "/no/where/a.conf"]);
+    command.args([
+        "tune-collectives-write",
+        "--table",
+        "for=*",
+        "--output",
+        "/no/where/a.conf",
+    ]);
     let output: ProgramOutput = command.output().unwrap().into();
-    assert!(output.status == Some(1) && output.err.contains("cannot write /no/where/a.conf"), "{output:?}");
+    assert!(
+        output.status == Some(1) && output.err.contains("cannot write /no/where/a.conf"),
+        "{output:?}"
+    );
 }
 
 #[test]
@@ -303,18 +480,37 @@ fn a_row_that_slows_groups_is_removed_where_groups_are_given() {
             *) echo 100 ;;
             esac
         }"#;
-    let [below, above] = ["all_reduce@2:5793-46340=ring/ll/1", "all_reduce@2:92682-185363=ring/ll/1"];
+    let [below, above] = [
+        "all_reduce@2:5793-46340=ring/ll/1",
+        "all_reduce@2:92682-185363=ring/ll/1",
+    ];
     for (options, expected) in [
         ("--channels 1", vec!["all_reduce@2:5793-185363=ring/ll/1"]),
         ("--channels 1 --groups 4", vec![below, above]),
-        ("--channels 1 --groups 2", vec!["all_reduce@2:5793-185363=ring/ll/1"]),
-        ("--channels 1,2 --groups 2,4", vec![below, "all_reduce@2:46341-92681=ring/ll/2", above]),
+        (
+            "--channels 1 --groups 2",
+            vec!["all_reduce@2:5793-185363=ring/ll/1"],
+        ),
+        (
+            "--channels 1,2 --groups 2,4",
+            vec![below, "all_reduce@2:46341-92681=ring/ll/2", above],
+        ),
     ] {
         let programs = Programs::new(body);
-        let Some(output) = programs.tune(&format!("-e 128K --protocols ll {options}")) else { return };
+        let Some(output) = programs.tune(&format!("-e 128K --protocols ll {options}")) else {
+            return;
+        };
         assert_eq!(output.status, Some(0), "{output:?}");
-        assert_eq!(rows(&programs.settings()), expected, "{options}: {output:?}");
-        assert_eq!(output.out.contains("slower in groups"), expected.len() == 2, "{output:?}");
+        assert_eq!(
+            rows(&programs.settings()),
+            expected,
+            "{options}: {output:?}"
+        );
+        assert_eq!(
+            output.out.contains("slower in groups"),
+            expected.len() == 2,
+            "{output:?}"
+        );
     }
 }
 
@@ -333,9 +529,17 @@ fn a_row_that_slows_groups_only_with_the_whole_table_is_removed_too() {
     let programs = Programs::new("");
     let body = format!("runs={}\n{body}", programs.file("runs").display());
     let programs = Programs::new(&body);
-    let Some(output) = programs.tune("-e 128K --protocols ll --channels 2 --groups 4") else { return };
+    let Some(output) = programs.tune("-e 128K --protocols ll --channels 2 --groups 4") else {
+        return;
+    };
     assert_eq!(output.status, Some(0), "{output:?}");
-    let expected = ["all_reduce@2:5793-46340=ring/ll/2", "all_reduce@2:92682-185363=ring/ll/2"];
+    let expected = [
+        "all_reduce@2:5793-46340=ring/ll/2",
+        "all_reduce@2:92682-185363=ring/ll/2",
+    ];
     assert_eq!(rows(&programs.settings()), expected, "{output:?}");
-    assert!(output.out.contains("no row: slower in groups"), "{output:?}");
+    assert!(
+        output.out.contains("no row: slower in groups"),
+        "{output:?}"
+    );
 }

@@ -140,7 +140,9 @@ impl CompletionQueue {
             _ => out.len(),
         };
         let mut entries = lock(&self.entries);
-        let Entries::Kept(queue) = &mut *entries else { return Ok(0) };
+        let Entries::Kept(queue) = &mut *entries else {
+            return Ok(0);
+        };
         let count = queue.len().min(out.len()).min(most);
         for place in &mut out[..count] {
             if let Some(completion) = queue.pop_front() {
@@ -153,9 +155,18 @@ impl CompletionQueue {
     /// Asks for one event, at the next completion (`ibv_req_notify_cq`). With `solicited_only`,
     /// only a solicited completion or one with an error makes the event.
     pub(crate) fn arm(&self, solicited_only: bool) {
-        let (from, to) = if solicited_only { (0, ARMED_SOLICITED) } else { (ARMED_SOLICITED, ARMED) };
+        let (from, to) = if solicited_only {
+            (0, ARMED_SOLICITED)
+        } else {
+            (ARMED_SOLICITED, ARMED)
+        };
         // Asking for solicited completions does not undo an earlier request for all completions.
-        if self.armed.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_err() && !solicited_only {
+        if self
+            .armed
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+            .is_err()
+            && !solicited_only
+        {
             self.armed.store(ARMED, Ordering::Release);
         }
     }
@@ -178,8 +189,11 @@ impl CompletionQueue {
     /// full or was overrun before, or if an injected fault is due.
     pub(crate) fn push(&self, completion: Completion, solicited: bool) -> Result<(), CqOverflow> {
         let mut entries = lock(&self.entries);
-        let Entries::Kept(queue) = &mut *entries else { return Err(CqOverflow::QueueInError) };
-        if queue.len() >= self.capacity || RailMemory::is_due(&self.node.rail(self.device).overruns) {
+        let Entries::Kept(queue) = &mut *entries else {
+            return Err(CqOverflow::QueueInError);
+        };
+        if queue.len() >= self.capacity || RailMemory::is_due(&self.node.rail(self.device).overruns)
+        {
             let unplaced = match self.node.nic() {
                 Nic::Mlx5 => {
                     *entries = Entries::Overrun;
@@ -189,7 +203,13 @@ impl CompletionQueue {
             };
             drop(entries);
             let about = EventObject::CompletionQueue(self.number);
-            self.node.announce(self.device, Event { kind: IBV_EVENT_CQ_ERR, about });
+            self.node.announce(
+                self.device,
+                Event {
+                    kind: IBV_EVENT_CQ_ERR,
+                    about,
+                },
+            );
             return Err(unplaced);
         }
         queue.push_back(completion);
@@ -262,7 +282,15 @@ mod tests {
                 let _engine = lock(node.engine(0));
                 serves.send(()).unwrap();
                 std::thread::sleep(Duration::from_millis(100));
-                queue.push(Completion { wr_id: 7, ..Completion::default() }, false).unwrap();
+                queue
+                    .push(
+                        Completion {
+                            wr_id: 7,
+                            ..Completion::default()
+                        },
+                        false,
+                    )
+                    .unwrap();
             })
         };
         is_serving.recv().unwrap();

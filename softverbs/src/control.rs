@@ -117,18 +117,31 @@ pub struct RailStatus {
 ///
 /// # Errors
 /// Names the failed step, and how to correct the failure.
-pub fn prepare(dir: &Path, name: &str, profile: &Profile, nodes: usize) -> Result<Prepared, String> {
+pub fn prepare(
+    dir: &Path,
+    name: &str,
+    profile: &Profile,
+    nodes: usize,
+) -> Result<Prepared, String> {
     if let Some(most) = profile.wires.nodes().filter(|most| nodes > *most) {
-        return Err(format!("profile {} has cables for {most} nodes, not for {nodes}", profile.name));
+        return Err(format!(
+            "profile {} has cables for {most} nodes, not for {nodes}",
+            profile.name
+        ));
     }
     let folder = Folder::new(dir, name);
     let _membership = folder.lock_membership()?;
     if folder.has_users() {
-        return Err(format!("the fabric {name:?} is in use by another run: choose another name"));
+        return Err(format!(
+            "the fabric {name:?} is in use by another run: choose another name"
+        ));
     }
     // The folder is deleted when the job ends, so it must not have other files.
     if let Some(foreign) = folder.foreign_file() {
-        return Err(format!("{} does not belong to a fabric: choose another name for the fabric", foreign.display()));
+        return Err(format!(
+            "{} does not belong to a fabric: choose another name for the fabric",
+            foreign.display()
+        ));
     }
     folder.clear()?;
     let (memory, _) = folder.open(Some(profile))?;
@@ -137,15 +150,23 @@ pub fn prepare(dir: &Path, name: &str, profile: &Profile, nodes: usize) -> Resul
         profile.write_sysfs(&own_sysfs(&folder, node))?;
     }
     let user = folder.lock_as_user()?;
-    Ok(Prepared { environment: environment(dir, name), folder, _user: user })
+    Ok(Prepared {
+        environment: environment(dir, name),
+        folder,
+        _user: user,
+    })
 }
 
 /// Returns the variables of a process in the fabric `name`, without `SOFTVERBS_NODE`.
 pub fn environment(dir: &Path, name: &str) -> Vec<(String, String)> {
     let sysfs = dir.join(name).join("sys").display().to_string();
-    [("SOFTVERBS_DIR", dir.display().to_string()), ("SOFTVERBS_FABRIC", name.to_owned()), ("NCCL_SPARK_SYSFS", sysfs)]
-        .map(|(name, value)| (name.to_owned(), value))
-        .into()
+    [
+        ("SOFTVERBS_DIR", dir.display().to_string()),
+        ("SOFTVERBS_FABRIC", name.to_owned()),
+        ("NCCL_SPARK_SYSFS", sysfs),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into()
 }
 
 impl Prepared {
@@ -177,7 +198,13 @@ pub fn is_used(dir: &Path, name: &str) -> bool {
 pub fn remove_unused(dir: &Path, is_ours: impl Fn(&str) -> bool) {
     for name in names(dir).into_iter().filter(|name| is_ours(name)) {
         let folder = Folder::new(dir, &name);
-        let Some(_membership) = folder.has_fabric().then(|| folder.lock_membership().ok()).flatten() else { continue };
+        let Some(_membership) = folder
+            .has_fabric()
+            .then(|| folder.lock_membership().ok())
+            .flatten()
+        else {
+            continue;
+        };
         if !folder.has_users() && folder.foreign_file().is_none() {
             folder.remove();
         }
@@ -186,7 +213,9 @@ pub fn remove_unused(dir: &Path, is_ours: impl Fn(&str) -> bool) {
 
 fn names(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
     names.sort();
     names
 }
@@ -195,7 +224,11 @@ fn names(dir: &Path) -> Vec<String> {
 /// `shared`.
 pub fn sysfs_of_node(shared: &str, node: usize) -> String {
     let own = Path::new(shared).join("nodes").join(node.to_string());
-    if own.exists() { own.display().to_string() } else { shared.to_owned() }
+    if own.exists() {
+        own.display().to_string()
+    } else {
+        shared.to_owned()
+    }
 }
 
 /// Returns the root of the node's own sysfs tree. An unplugged function has no entry there. The
@@ -210,16 +243,40 @@ fn own_sysfs(folder: &Folder, node: usize) -> PathBuf {
 /// # Errors
 /// Lists the fabrics in use, the nodes or the rails if the given one is not among them. Names the
 /// reason if the rail cannot have the fault, or if sysfs cannot be changed.
-pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action: Action) -> Result<(), String> {
+pub fn control(
+    dir: &Path,
+    fabric: &str,
+    node: Option<usize>,
+    rail: &str,
+    action: Action,
+) -> Result<(), String> {
     let (memory, profile) = open_used(dir, fabric)?;
-    let names: Vec<&str> = profile.rails.iter().map(|spec| spec.name.as_str()).collect();
-    let unknown = || format!("fabric {fabric} has no rail {rail:?}; its rails: {}", names.join(", "));
-    let index = names.iter().position(|name| *name == rail).ok_or_else(unknown)?;
+    let names: Vec<&str> = profile
+        .rails
+        .iter()
+        .map(|spec| spec.name.as_str())
+        .collect();
+    let unknown = || {
+        format!(
+            "fabric {fabric} has no rail {rail:?}; its rails: {}",
+            names.join(", ")
+        )
+    };
+    let index = names
+        .iter()
+        .position(|name| *name == rail)
+        .ok_or_else(unknown)?;
     let nodes = nodes(memory);
     if let Some(node) = node.filter(|node| !nodes.contains(node)) {
         let nodes: Vec<String> = nodes.iter().map(usize::to_string).collect();
-        let nodes = if nodes.is_empty() { "none yet".to_owned() } else { nodes.join(", ") };
-        return Err(format!("fabric {fabric} has no node {node}; its nodes: {nodes}"));
+        let nodes = if nodes.is_empty() {
+            "none yet".to_owned()
+        } else {
+            nodes.join(", ")
+        };
+        return Err(format!(
+            "fabric {fabric} has no node {node}; its nodes: {nodes}"
+        ));
     }
     if let Action::Path(fault, true) = action {
         profile.allows(index, fault)?;
@@ -249,7 +306,15 @@ pub fn control(dir: &Path, fabric: &str, node: Option<usize>, rail: &str, action
         enter_phase(Phase::Here, Duration::ZERO);
         Ok(())
     };
-    wanted().for_each(|at| set(&memory.rails[at][index], &profile, index, action, memory.now_ns()));
+    wanted().for_each(|at| {
+        set(
+            &memory.rails[at][index],
+            &profile,
+            index,
+            action,
+            memory.now_ns(),
+        )
+    });
     match action {
         Action::Unplug => unplug(),
         Action::Plug => plug(),
@@ -276,7 +341,11 @@ fn set(rail_memory: &RailMemory, profile: &Profile, rail: usize, action: Action,
         Action::Slow(factor) => {
             let spec = &profile.rails[rail];
             let full = full_mbps(profile, spec).unwrap_or(spec.speed_mbps);
-            let rate = if factor >= 1.0 { spec.line_mbps } else { full * factor };
+            let rate = if factor >= 1.0 {
+                spec.line_mbps
+            } else {
+                full * factor
+            };
             rail_memory.line.tx.set_rate(rate);
             rail_memory.line.rx.set_rate(rate);
         }
@@ -292,11 +361,18 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
         let is_unplugged = rail_memory.presence().phase != Phase::Here;
         let full_mbps = full_mbps(&profile, spec);
         let rate_mbps = Some(rail_memory.line.tx.rate_mbps()).filter(|mbps| *mbps > 0.0);
-        let now_mbps = [rate_mbps, full_mbps].into_iter().flatten().reduce(f64::min);
+        let now_mbps = [rate_mbps, full_mbps]
+            .into_iter()
+            .flatten()
+            .reduce(f64::min);
         RailStatus {
             device: spec.name.clone(),
             full_mbps,
-            now_mbps: if is_down || is_unplugged { Some(0.0) } else { now_mbps },
+            now_mbps: if is_down || is_unplugged {
+                Some(0.0)
+            } else {
+                now_mbps
+            },
             is_down,
             is_unplugged,
             refusals: rail_memory.refusals.load(Ordering::Relaxed),
@@ -306,19 +382,37 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
         }
     };
     let pid = |process: usize| memory.processes[process].pid.load(Ordering::Acquire);
-    let registrations = |process: usize| u64::from(memory.processes[process].registrations.load(Ordering::Relaxed));
+    let registrations = |process: usize| {
+        u64::from(
+            memory.processes[process]
+                .registrations
+                .load(Ordering::Relaxed),
+        )
+    };
     let node = |node: usize| NodeStatus {
         node,
-        pids: processes(memory).filter(|(_, on)| *on == node).map(|(process, _)| pid(process)).collect(),
+        pids: processes(memory)
+            .filter(|(_, on)| *on == node)
+            .map(|(process, _)| pid(process))
+            .collect(),
         queue_pairs: processes(memory)
             .filter(|(_, on)| *on == node)
             .map(|(process, _)| queue_pairs_of(memory, process))
             .sum(),
-        registrations: processes(memory).filter(|(_, on)| *on == node).map(|(process, _)| registrations(process)).sum(),
-        rails: (0..profile.rails.len()).map(|index| rail(node, index)).collect(),
+        registrations: processes(memory)
+            .filter(|(_, on)| *on == node)
+            .map(|(process, _)| registrations(process))
+            .sum(),
+        rails: (0..profile.rails.len())
+            .map(|index| rail(node, index))
+            .collect(),
     };
     let folder = Folder::new(dir, fabric).path().to_owned();
-    Ok(Status { name: fabric.to_owned(), folder, nodes: nodes(memory).into_iter().map(node).collect() })
+    Ok(Status {
+        name: fabric.to_owned(),
+        folder,
+        nodes: nodes(memory).into_iter().map(node).collect(),
+    })
 }
 
 /// Returns the kernel's numbers of the threads that gave the last commands to a rail's firmware, on
@@ -327,7 +421,11 @@ pub fn callers(dir: &Path, fabric: &str, rail: &str) -> Result<Vec<u32>, String>
     let (memory, profile) = open_used(dir, fabric)?;
     let index = profile.rails.iter().position(|spec| spec.name == rail);
     let index = index.ok_or_else(|| format!("fabric {fabric} has no rail {rail:?}"))?;
-    Ok(memory.rails.iter().flat_map(|rails| rails[index].callers()).collect())
+    Ok(memory
+        .rails
+        .iter()
+        .flat_map(|rails| rails[index].callers())
+        .collect())
 }
 
 /// Returns the profile of a fabric in use. The profile's rates are those without faults. The error
@@ -340,8 +438,15 @@ fn open_used(dir: &Path, fabric: &str) -> Result<(&'static FabricMemory, Profile
     let folder = Folder::new(dir, fabric);
     if !folder.is_used() {
         let running = used(dir);
-        let running = if running.is_empty() { "none".to_owned() } else { running.join(", ") };
-        return Err(format!("no fabric {fabric:?} runs in {}; running: {running}", dir.display()));
+        let running = if running.is_empty() {
+            "none".to_owned()
+        } else {
+            running.join(", ")
+        };
+        return Err(format!(
+            "no fabric {fabric:?} runs in {}; running: {running}",
+            dir.display()
+        ));
     }
     folder.open(None)
 }
@@ -355,18 +460,25 @@ fn nodes(memory: &FabricMemory) -> Vec<usize> {
 /// Returns the traffic class and service level of each connected queue pair.
 pub fn priorities(dir: &Path, fabric: &str) -> Result<Vec<(u8, u8)>, String> {
     let (memory, _) = open_used(dir, fabric)?;
-    let is_connected =
-        |qp: &&QpMemory| qp.number.load(Ordering::Acquire) != 0 && qp.remote.load(Ordering::Relaxed) != 0;
+    let is_connected = |qp: &&QpMemory| {
+        qp.number.load(Ordering::Acquire) != 0 && qp.remote.load(Ordering::Relaxed) != 0
+    };
     let priority = |qp: &QpMemory| {
         let [traffic_class, service_level, ..] = qp.priority.load(Ordering::Relaxed).to_le_bytes();
         (traffic_class, service_level)
     };
-    Ok(memory.qps.iter().filter(is_connected).map(priority).collect())
+    Ok(memory
+        .qps
+        .iter()
+        .filter(is_connected)
+        .map(priority)
+        .collect())
 }
 
 fn queue_pairs_of(memory: &FabricMemory, process: usize) -> usize {
     let is_its_own = |qp: &&QpMemory| {
-        qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Relaxed) as usize == process
+        qp.number.load(Ordering::Acquire) != 0
+            && qp.process.load(Ordering::Relaxed) as usize == process
     };
     memory.qps.iter().filter(is_its_own).count()
 }
@@ -375,11 +487,15 @@ fn queue_pairs_of(memory: &FabricMemory, process: usize) -> usize {
 /// namespace than this process, their PIDs cannot be checked, so all of them count as running.
 fn processes(memory: &FabricMemory) -> impl Iterator<Item = (usize, usize)> {
     let elsewhere = memory.pid_namespace.load(Ordering::Acquire) != pid_namespace();
-    memory.processes.iter().enumerate().filter_map(move |(index, process)| {
-        let pid = process.pid.load(Ordering::Acquire);
-        let runs = pid != 0 && (elsewhere || memory.is_alive(index));
-        runs.then(|| (index, process.node.load(Ordering::Acquire) as usize))
-    })
+    memory
+        .processes
+        .iter()
+        .enumerate()
+        .filter_map(move |(index, process)| {
+            let pid = process.pid.load(Ordering::Acquire);
+            let runs = pid != 0 && (elsewhere || memory.is_alive(index));
+            runs.then(|| (index, process.node.load(Ordering::Acquire) as usize))
+        })
 }
 
 /// Returns the lowest of the rates of a rail's line, PCIe link and cable, in Mb/s. `None` means
@@ -387,5 +503,8 @@ fn processes(memory: &FabricMemory) -> impl Iterator<Item = (usize, usize)> {
 fn full_mbps(profile: &Profile, spec: &RailSpec) -> Option<f64> {
     let (link, cable) = (&profile.links[spec.link], &profile.cables[spec.cable]);
     let limits = [spec.line_mbps, link.payload_mbps, cable.payload_mbps];
-    limits.into_iter().filter(|mbps| *mbps > 0.0).reduce(f64::min)
+    limits
+        .into_iter()
+        .filter(|mbps| *mbps > 0.0)
+        .reduce(f64::min)
 }

@@ -51,8 +51,14 @@ impl Counter {
             Self::Sent => ("counters/port_xmit_packets", "hw_counters/sent_pkts"),
             Self::Received => ("counters/port_rcv_packets", "hw_counters/rcvd_pkts"),
             Self::SequenceError => ("hw_counters/packet_seq_err", "hw_counters/rcvd_seq_err"),
-            Self::OutOfSequence => ("hw_counters/out_of_sequence", "hw_counters/out_of_seq_request"),
-            Self::AckTimeout => ("hw_counters/local_ack_timeout_err", "hw_counters/completer_retry_err"),
+            Self::OutOfSequence => (
+                "hw_counters/out_of_sequence",
+                "hw_counters/out_of_seq_request",
+            ),
+            Self::AckTimeout => (
+                "hw_counters/local_ack_timeout_err",
+                "hw_counters/completer_retry_err",
+            ),
             Self::ReceiverNotReady => ("hw_counters/rnr_nak_retry_err", "hw_counters/rcvd_rnr_err"),
         };
         match nic {
@@ -68,7 +74,10 @@ impl Counter {
 pub(crate) fn publish(device: &Path, nic: Nic, counter: Counter, current: impl Fn() -> u64) {
     static FILES: AtomicU64 = AtomicU64::new(0);
     let number = FILES.fetch_add(1, Ordering::Relaxed);
-    let (file, new) = (device.join("ports/1").join(counter.file(nic)), format!(".new-{}-{number}", std::process::id()));
+    let (file, new) = (
+        device.join("ports/1").join(counter.file(nic)),
+        format!(".new-{}-{number}", std::process::id()),
+    );
     let (new, mut value) = (device.join(new), current());
     // An error is ignored: a removed device or a deleted fabric has no counters to show.
     while write(&file, &new, value).is_ok() && current() != value {

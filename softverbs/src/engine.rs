@@ -73,7 +73,10 @@ impl Engine {
                 let slot = word * 64 + bells.trailing_zeros() as usize;
                 bells &= bells - 1;
                 if let Some(qp) = find(slot)
-                    && !self.active.iter().any(|known| known.number() == qp.number())
+                    && !self
+                        .active
+                        .iter()
+                        .any(|known| known.number() == qp.number())
                 {
                     self.active.push(qp);
                 }
@@ -86,7 +89,11 @@ impl Engine {
     pub(crate) fn serve(&mut self, adversary: Option<u64>, now_ns: u64) -> Option<u64> {
         // Queue pairs take turns of one piece each, as on a NIC. Otherwise a queue pair that always
         // has more to send would be first whenever the rail is free.
-        let (passes, pieces) = if self.active.len() > 1 { (PIECES_A_TURN, 1) } else { (1, PIECES_A_TURN) };
+        let (passes, pieces) = if self.active.len() > 1 {
+            (PIECES_A_TURN, 1)
+        } else {
+            (1, PIECES_A_TURN)
+        };
         for _ in 1..passes {
             match self.pass(adversary, now_ns, pieces) {
                 Some(when) if when <= now_ns => {}

@@ -6,7 +6,9 @@ use crate::folder::Folder;
 use crate::hotplug::{Phase, Presence};
 use crate::nic::Nic;
 use crate::os::process::{Bell, let_peers_read, pid_namespace, started};
-use crate::os::shm::{self, DOORBELL_WORDS, FabricMemory, MAX_PROCESSES, ProcessMemory, QpMemory, RailMemory};
+use crate::os::shm::{
+    self, DOORBELL_WORDS, FabricMemory, MAX_PROCESSES, ProcessMemory, QpMemory, RailMemory,
+};
 use crate::pacing::Resource;
 use crate::profile::{MAX_NODES, MAX_RAILS, Profile, RailSpec};
 use crate::regions::Regions;
@@ -117,7 +119,11 @@ impl Node {
     /// error names the wrong setting, or the failed step.
     pub(crate) fn join() -> Result<Arc<Node>, String> {
         static JOINED: OnceLock<Result<Arc<Node>, String>> = OnceLock::new();
-        JOINED.get_or_init(|| Settings::from_environment().and_then(|settings| Self::enter(&settings))).clone()
+        JOINED
+            .get_or_init(|| {
+                Settings::from_environment().and_then(|settings| Self::enter(&settings))
+            })
+            .clone()
     }
 
     /// Joins a fabric as if by a new process, even if this process has joined the fabric before.
@@ -131,11 +137,16 @@ impl Node {
         let wanted = Profile::load(&settings.profile, settings.scale)?;
         let (memory, profile) = folder.open(Some(&wanted))?;
         let user = folder.lock_as_user()?;
-        let (process_index, node) = claim_entry(memory, settings, profile.wires.nodes().unwrap_or(MAX_NODES))?;
+        let (process_index, node) =
+            claim_entry(memory, settings, profile.wires.nodes().unwrap_or(MAX_NODES))?;
         let_peers_read();
-        let devices: Vec<Device> =
-            (0..profile.rails.len()).map(|index| Device::new(&profile, index, node, settings.nic)).collect();
-        let events = devices.iter().map(|_| Events::new()).collect::<Result<_, i32>>();
+        let devices: Vec<Device> = (0..profile.rails.len())
+            .map(|index| Device::new(&profile, index, node, settings.nic))
+            .collect();
+        let events = devices
+            .iter()
+            .map(|_| Events::new())
+            .collect::<Result<_, i32>>();
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         let node = Arc::new(Node {
             trees: folder.path().join("sys/nodes"),
@@ -145,8 +156,16 @@ impl Node {
             profile,
             nic: settings.nic,
             engines: devices.iter().map(|_| Mutex::default()).collect(),
-            events: events.map_err(|e| format!("no event descriptor: {}", std::io::Error::from_raw_os_error(e)))?,
-            threads: settings.threads.unwrap_or(processors / 4).clamp(1, devices.len()),
+            events: events.map_err(|e| {
+                format!(
+                    "no event descriptor: {}",
+                    std::io::Error::from_raw_os_error(e)
+                )
+            })?,
+            threads: settings
+                .threads
+                .unwrap_or(processors / 4)
+                .clamp(1, devices.len()),
             spare: processors >= 8,
             devices,
             qps: Mutex::default(),
@@ -157,18 +176,26 @@ impl Node {
             running: AtomicBool::new(false),
             _user: user,
         });
-        let rails = (0..node.devices.len()).map(|device| RailOf { node: node.node, device });
+        let rails = (0..node.devices.len()).map(|device| RailOf {
+            node: node.node,
+            device,
+        });
         rails.for_each(|rail| node.publish(rail, &Counter::ALL));
         Ok(node)
     }
 
     /// Writes counters of a rail into the sysfs tree of its node, if the node has such a tree.
     pub(crate) fn publish(&self, rail: RailOf, counters: &[Counter]) {
-        let class = self.trees.join(rail.node.to_string()).join("class/infiniband");
+        let class = self
+            .trees
+            .join(rail.node.to_string())
+            .join("class/infiniband");
         let device = class.join(&self.devices[rail.device].name);
         if device.exists() {
             counters.iter().for_each(|counter| {
-                counters::publish(&device, self.nic, *counter, || self.rail_of(rail).counted(*counter));
+                counters::publish(&device, self.nic, *counter, || {
+                    self.rail_of(rail).counted(*counter)
+                });
             });
         }
     }
@@ -193,7 +220,10 @@ impl Node {
 
     /// True while a device's port is up.
     pub fn port_up(&self, device: usize) -> bool {
-        self.memory.rails[self.node][device].down.load(Ordering::Acquire) == 0
+        self.memory.rails[self.node][device]
+            .down
+            .load(Ordering::Acquire)
+            == 0
     }
 
     pub(crate) fn event_fd(&self, device: usize) -> RawFd {
@@ -231,12 +261,17 @@ impl Node {
             // The number of removals so far. A function that has come back was removed in between,
             // even if no call saw that.
             let losses = presence.generation + u32::from(presence.phase == Phase::Gone);
-            let fatal = Event { kind: IBV_EVENT_DEVICE_FATAL, about: EventObject::Device };
+            let fatal = Event {
+                kind: IBV_EVENT_DEVICE_FATAL,
+                about: EventObject::Device,
+            };
             if events.losses.swap(losses, Ordering::Relaxed) != losses {
                 self.announce(device, fatal);
             }
             let failures = presence.generation + 1;
-            if presence.phase == Phase::Failed && events.failures.swap(failures, Ordering::Relaxed) != failures {
+            if presence.phase == Phase::Failed
+                && events.failures.swap(failures, Ordering::Relaxed) != failures
+            {
                 self.announce(device, fatal);
             }
             if presence.phase != Phase::Here {
@@ -244,23 +279,35 @@ impl Node {
             }
             let down = !self.port_up(device);
             if events.was_down.swap(down, Ordering::Relaxed) != down {
-                let kind = if down { IBV_EVENT_PORT_ERR } else { IBV_EVENT_PORT_ACTIVE };
-                self.announce(device, Event { kind, about: EventObject::Port });
+                let kind = if down {
+                    IBV_EVENT_PORT_ERR
+                } else {
+                    IBV_EVENT_PORT_ACTIVE
+                };
+                self.announce(
+                    device,
+                    Event {
+                        kind,
+                        about: EventObject::Port,
+                    },
+                );
             }
         }
     }
 
     /// True if packets pass between a device and a peer's rail, provided that both are present.
     pub(crate) fn carries(&self, device: usize, to: RailOf, now_ns: u64) -> bool {
-        [self.rail(device), self.rail_of(to)].iter().all(|rail| rail.carries(now_ns))
+        [self.rail(device), self.rail_of(to)]
+            .iter()
+            .all(|rail| rail.carries(now_ns))
     }
 
     /// Resolves the address of the rail `to` for a device, as the kernel does: from the device's
     /// neighbour table, or by asking on the wire. Returns false if nothing answers.
     pub(crate) fn resolves(&self, device: usize, to: RailOf, is_ipv4: bool, now_ns: u64) -> bool {
         let (own, peer) = (self.rail(device), self.rail_of(to));
-        let is_found =
-            own.is_neighbour(to.node, to.device, is_ipv4) || !own.is_blocked(now_ns) && !peer.is_blocked(now_ns);
+        let is_found = own.is_neighbour(to.node, to.device, is_ipv4)
+            || !own.is_blocked(now_ns) && !peer.is_blocked(now_ns);
         if is_found {
             own.add_neighbour(to.node, to.device, is_ipv4);
         }
@@ -280,10 +327,16 @@ impl Node {
     /// - `ETIMEDOUT` if the profile has wires and no wire leads to the rail. Then the address does
     ///   not answer.
     pub(crate) fn look_up(&self, device: usize, gid: &[u8; 16]) -> Result<RailOf, i32> {
-        let all = (0..MAX_NODES).flat_map(|node| (0..self.devices.len()).map(move |device| RailOf { node, device }));
-        let found = all.into_iter().find(|at| self.profile.gids(at.node, at.device).contains(gid));
+        let all = (0..MAX_NODES)
+            .flat_map(|node| (0..self.devices.len()).map(move |device| RailOf { node, device }));
+        let found = all
+            .into_iter()
+            .find(|at| self.profile.gids(at.node, at.device).contains(gid));
         let found = found.ok_or(libc::ENETUNREACH)?;
-        match self.profile.reaches((self.node, device), (found.node, found.device)) {
+        match self
+            .profile
+            .reaches((self.node, device), (found.node, found.device))
+        {
             true => Ok(found),
             false if self.profile.wires.is_empty() => Err(libc::ENETUNREACH),
             false => Err(libc::ETIMEDOUT),
@@ -312,7 +365,14 @@ impl Node {
         };
         let ((out_link, out_cable), (in_link, in_cable)) = (shared(from), shared(to));
         let (out, home) = (&self.rail_of(from).line.tx, &self.rail_of(to).line.rx);
-        [out, &out_link.tx, &out_cable.tx, &in_cable.rx, &in_link.rx, home]
+        [
+            out,
+            &out_link.tx,
+            &out_cable.tx,
+            &in_cable.rx,
+            &in_link.rx,
+            home,
+        ]
     }
 
     pub(crate) fn latency_ns(&self, device: usize) -> u64 {
@@ -357,7 +417,11 @@ impl Node {
 
     pub(crate) fn destroy_after_removal(&self, device: usize, generation: u32, qp: Arc<dyn Serve>) {
         let mut orphans = lock(&self.orphans);
-        orphans.push(Orphan { device, generation, qp });
+        orphans.push(Orphan {
+            device,
+            generation,
+            qp,
+        });
         self.orphaned.store(orphans.len(), Ordering::Release);
     }
 
@@ -366,7 +430,9 @@ impl Node {
             return;
         }
         let mut orphans = lock(&self.orphans);
-        let is_over = |orphan: &mut Orphan| self.presence(orphan.device).phase_of(orphan.generation) == Phase::Gone;
+        let is_over = |orphan: &mut Orphan| {
+            self.presence(orphan.device).phase_of(orphan.generation) == Phase::Gone
+        };
         let over: Vec<_> = orphans.extract_if(.., is_over).collect();
         self.orphaned.store(orphans.len(), Ordering::Release);
         drop(orphans);
@@ -413,15 +479,28 @@ impl Device {
 impl Events {
     fn new() -> Result<Self, i32> {
         let (queue, was_down, losses, failures) = Default::default();
-        Ok(Self { queue, bell: Bell::new()?, was_down, losses, failures })
+        Ok(Self {
+            queue,
+            bell: Bell::new()?,
+            was_down,
+            losses,
+            failures,
+        })
     }
 }
 
 /// Clears the shared memory's entries of dead processes, and claims an entry for this process.
 /// Returns the entry's index, and the number of the machine that this process belongs to.
-fn claim_entry(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Result<(usize, usize), String> {
+fn claim_entry(
+    memory: &FabricMemory,
+    settings: &Settings,
+    nodes: usize,
+) -> Result<(usize, usize), String> {
     let namespace = pid_namespace();
-    let first = memory.pid_namespace.compare_exchange(0, namespace, Ordering::AcqRel, Ordering::Acquire);
+    let first =
+        memory
+            .pid_namespace
+            .compare_exchange(0, namespace, Ordering::AcqRel, Ordering::Acquire);
     if first.is_err_and(|other| other != namespace) {
         return Err(format!(
             "the fabric {:?} in {} is used by processes of another PID namespace (container), whose memory this process cannot \
@@ -436,10 +515,9 @@ fn claim_entry(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Resu
         }
     }
     let taken = |node: usize| {
-        memory
-            .processes
-            .iter()
-            .any(|p| p.pid.load(Ordering::Acquire) != 0 && p.node.load(Ordering::Acquire) as usize == node)
+        memory.processes.iter().any(|p| {
+            p.pid.load(Ordering::Acquire) != 0 && p.node.load(Ordering::Acquire) as usize == node
+        })
     };
     let node = match settings.node {
         Some(node) if node < nodes => node,
@@ -449,18 +527,29 @@ fn claim_entry(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Resu
                 nodes - 1
             ));
         }
-        None => (0..nodes).find(|node| !taken(*node)).ok_or(format!("all {nodes} machines of the fabric are taken"))?,
+        None => (0..nodes)
+            .find(|node| !taken(*node))
+            .ok_or(format!("all {nodes} machines of the fabric are taken"))?,
     };
     let pid = std::process::id();
-    let free = memory.processes.iter().position(|process| process.pid.load(Ordering::Acquire) == 0);
-    let process_index = free.ok_or(format!("{MAX_PROCESSES} processes are in the fabric already"))?;
+    let free = memory
+        .processes
+        .iter()
+        .position(|process| process.pid.load(Ordering::Acquire) == 0);
+    let process_index = free.ok_or(format!(
+        "{MAX_PROCESSES} processes are in the fabric already"
+    ))?;
     if !taken(node) {
         // The machine's first process: its links come up.
-        memory.rails[node].iter().for_each(|rail| rail.link_up(memory.now_ns()));
+        memory.rails[node]
+            .iter()
+            .for_each(|rail| rail.link_up(memory.now_ns()));
     }
     let process = &memory.processes[process_index];
     process.node.store(node as u32, Ordering::Relaxed);
-    process.started.store(started(pid).unwrap_or(0), Ordering::Relaxed);
+    process
+        .started
+        .store(started(pid).unwrap_or(0), Ordering::Relaxed);
     process.pid.store(pid, Ordering::Release);
     Ok((process_index, node))
 }
@@ -468,13 +557,23 @@ fn claim_entry(memory: &FabricMemory, settings: &Settings, nodes: usize) -> Resu
 fn clear(memory: &FabricMemory, process_index: usize) {
     for qp in &memory.qps {
         // Otherwise the next process in this entry would seem to hold the send queue.
-        let _ = qp.holder.compare_exchange(process_index as u32 + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
-        if qp.number.load(Ordering::Acquire) != 0 && qp.process.load(Ordering::Acquire) as usize == process_index {
+        let _ = qp.holder.compare_exchange(
+            process_index as u32 + 1,
+            0,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        if qp.number.load(Ordering::Acquire) != 0
+            && qp.process.load(Ordering::Acquire) as usize == process_index
+        {
             qp.number.store(0, Ordering::Release);
         }
     }
     let process = &memory.processes[process_index];
-    process.rung.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    process
+        .rung
+        .iter()
+        .for_each(|word| word.store(0, Ordering::Relaxed));
     process
         .doorbells
         .iter()

@@ -62,7 +62,11 @@ impl Presence {
     /// Phase of the function to which an object of this generation belongs. If a newer generation
     /// has replaced that function, the phase is [`Phase::Gone`].
     pub(crate) fn phase_of(self, generation: u32) -> Phase {
-        if self.generation == generation { self.phase } else { Phase::Gone }
+        if self.generation == generation {
+            self.phase
+        } else {
+            Phase::Gone
+        }
     }
 
     /// Checks that a command for an object of this generation can reach the device. Fails with
@@ -86,14 +90,20 @@ impl Presence {
     }
 
     pub(crate) fn works(self, generation: u32) -> bool {
-        matches!(self.phase_of(generation), Phase::Here | Phase::Cut | Phase::Keyless)
+        matches!(
+            self.phase_of(generation),
+            Phase::Here | Phase::Cut | Phase::Keyless
+        )
     }
 
     /// Returns the state after a step to `phase`. The only step back is from gone to here. Returns
     /// `None` for all other steps back, and if the phase is the same.
     fn after(self, phase: Phase) -> Option<Self> {
         match (self.phase, phase) {
-            (Phase::Gone, Phase::Here) => Some(Self { generation: self.generation + 1, phase }),
+            (Phase::Gone, Phase::Here) => Some(Self {
+                generation: self.generation + 1,
+                phase,
+            }),
             (from, to) if (to as u32) > from as u32 => Some(Self { phase, ..self }),
             _ => None,
         }
@@ -113,7 +123,10 @@ impl Presence {
             3 => Phase::Keyless,
             _ => Phase::Gone,
         };
-        Self { generation: word >> 3, phase }
+        Self {
+            generation: word >> 3,
+            phase,
+        }
     }
 }
 
@@ -127,7 +140,9 @@ impl RailMemory {
     /// other step.
     pub fn move_to(&self, phase: Phase) {
         let step = |word| Presence::of(word).after(phase).map(Presence::word);
-        let _ = self.presence.fetch_update(Ordering::AcqRel, Ordering::Acquire, step);
+        let _ = self
+            .presence
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, step);
     }
 }
 
@@ -138,7 +153,13 @@ mod tests {
     #[test]
     fn a_function_that_returns_is_another_one() {
         let there = Presence::of(0);
-        assert_eq!(there, Presence { generation: 0, phase: Phase::Here });
+        assert_eq!(
+            there,
+            Presence {
+                generation: 0,
+                phase: Phase::Here
+            }
+        );
         assert!(
             there.check_generation(0).is_ok()
                 && there.works(0)
@@ -147,20 +168,45 @@ mod tests {
         );
         assert_eq!(there.after(Phase::Here), None);
         let failed = there.after(Phase::Failed).unwrap();
-        assert!(failed.check_generation(0) == Err(libc::ENOLINK) && failed.end(0).is_ok() && !failed.works(0));
+        assert!(
+            failed.check_generation(0) == Err(libc::ENOLINK)
+                && failed.end(0).is_ok()
+                && !failed.works(0)
+        );
         assert_eq!(failed.after(Phase::Here), None);
         let cut = failed.after(Phase::Cut).unwrap();
         assert_eq!(there.after(Phase::Cut), Some(cut));
-        assert!(cut.check_generation(0) == Err(libc::EIO) && cut.end(0) == Err(libc::EIO) && cut.works(0));
-        assert_eq!((cut.after(Phase::Cut), cut.after(Phase::Failed), cut.after(Phase::Here)), (None, None, None));
+        assert!(
+            cut.check_generation(0) == Err(libc::EIO)
+                && cut.end(0) == Err(libc::EIO)
+                && cut.works(0)
+        );
+        assert_eq!(
+            (
+                cut.after(Phase::Cut),
+                cut.after(Phase::Failed),
+                cut.after(Phase::Here)
+            ),
+            (None, None, None)
+        );
         let keyless = cut.after(Phase::Keyless).unwrap();
         assert!(keyless.check_generation(0) == Err(libc::EIO) && keyless.works(0));
         let gone = keyless.after(Phase::Gone).unwrap();
-        assert_eq!((there.after(Phase::Gone), cut.after(Phase::Gone)), (Some(gone), Some(gone)));
+        assert_eq!(
+            (there.after(Phase::Gone), cut.after(Phase::Gone)),
+            (Some(gone), Some(gone))
+        );
         assert!(gone.check_generation(0) == Err(libc::EIO) && !gone.works(0));
-        assert_eq!((gone.after(Phase::Gone), gone.after(Phase::Cut)), (None, None));
+        assert_eq!(
+            (gone.after(Phase::Gone), gone.after(Phase::Cut)),
+            (None, None)
+        );
         let back = gone.after(Phase::Here).unwrap();
-        assert!(back.check_generation(0) == Err(libc::EIO) && !back.works(0) && back.check_generation(1).is_ok());
+        assert!(
+            back.check_generation(0) == Err(libc::EIO)
+                && !back.works(0)
+                && back.check_generation(1).is_ok()
+        );
         for presence in [there, failed, cut, keyless, gone, back] {
             assert_eq!(Presence::of(presence.word()), presence);
         }

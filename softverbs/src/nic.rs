@@ -21,8 +21,8 @@
 //!   firmware that could fail.
 
 use verbs_sys::{
-    IBV_EVENT_QP_ACCESS_ERR, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_REM_INV_REQ_ERR,
-    ibv_event_type, ibv_wc_status,
+    IBV_EVENT_QP_ACCESS_ERR, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR,
+    IBV_WC_REM_INV_REQ_ERR, ibv_event_type, ibv_wc_status,
 };
 
 /// The device that rails behave as.
@@ -152,7 +152,11 @@ mod tests {
             assert_eq!(Nic::parse(nic.name()), Ok(nic));
         }
         for wrong in ["", "mlx", "MLX5", "rxe", "soft_roce"] {
-            assert_eq!(Nic::parse(wrong), Err("must be mlx5 or soft-roce".to_owned()), "{wrong}");
+            assert_eq!(
+                Nic::parse(wrong),
+                Err("must be mlx5 or soft-roce".to_owned()),
+                "{wrong}"
+            );
         }
     }
 }

@@ -44,17 +44,26 @@ pub fn check(path: &Path) -> Result<(), String> {
     let found = fs::symlink_metadata(path).map_err(|error| format!("{shown}: {error}"))?;
     let owner = name(found.uid());
     if found.is_symlink() {
-        return Err(format!("{shown} is a symbolic link of {owner}, not a folder: {CURE}"));
+        return Err(format!(
+            "{shown} is a symbolic link of {owner}, not a folder: {CURE}"
+        ));
     }
     if !found.is_dir() {
-        return Err(format!("{shown} is a file of {owner}, not a folder: {CURE}"));
+        return Err(format!(
+            "{shown} is a file of {owner}, not a folder: {CURE}"
+        ));
     }
     if found.uid() != user() {
-        return Err(format!("{shown} belongs to {owner}, not to {}: {CURE}", name(user())));
+        return Err(format!(
+            "{shown} belongs to {owner}, not to {}: {CURE}",
+            name(user())
+        ));
     }
     if found.mode() & WRITABLE_BY_OTHERS != 0 {
         let mode = found.mode() & 0o7777;
-        return Err(format!("{shown}, which belongs to {owner}, is writable by others (mode {mode:04o}): {CURE}"));
+        return Err(format!(
+            "{shown}, which belongs to {owner}, is writable by others (mode {mode:04o}): {CURE}"
+        ));
     }
     Ok(())
 }
@@ -66,10 +75,16 @@ fn create_private(folder: &Path) -> Result<(), String> {
         _ => check(folder)?,
     }
     let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
-    let opened = OpenOptions::new().read(true).custom_flags(flags).open(folder).map_err(failed)?;
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(folder)
+        .map_err(failed)?;
     // Earlier versions created the folder with mode 0755.
     if opened.metadata().map_err(failed)?.mode() & OPEN_TO_OTHERS != 0 {
-        opened.set_permissions(Permissions::from_mode(0o700)).map_err(failed)?;
+        opened
+            .set_permissions(Permissions::from_mode(0o700))
+            .map_err(failed)?;
     }
     Ok(())
 }
@@ -82,7 +97,10 @@ fn name(uid: u32) -> String {
         let name = fields.next()?;
         (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
     });
-    named.map_or_else(|| format!("uid {uid}"), |name| format!("{name} (uid {uid})"))
+    named.map_or_else(
+        || format!("uid {uid}"),
+        |name| format!("{name} (uid {uid})"),
+    )
 }
 
 #[cfg(test)]
@@ -94,7 +112,8 @@ mod tests {
 
     /// A folder in place of `/dev/shm`, and this user's path in it.
     fn shared(name: &str) -> (PathBuf, PathBuf) {
-        let shared = Path::new("/tmp/softverbs-tests").join(format!("own-{name}-{}", std::process::id()));
+        let shared =
+            Path::new("/tmp/softverbs-tests").join(format!("own-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&shared);
         fs::create_dir_all(&shared).unwrap();
         let own = shared.join(format!("softverbs-{}", user()));
@@ -108,7 +127,10 @@ mod tests {
     #[track_caller]
     fn assert_refused(shared: &Path, named: &[&str]) {
         let error = create_in(None, shared).unwrap_err();
-        assert!(named.iter().all(|text| error.contains(text)) && !error.contains('\n'), "{error}");
+        assert!(
+            named.iter().all(|text| error.contains(text)) && !error.contains('\n'),
+            "{error}"
+        );
         fs::remove_dir_all(shared).unwrap();
     }
 
@@ -119,7 +141,11 @@ mod tests {
         assert_eq!(mode(&own), 0o700);
         fs::set_permissions(&own, Permissions::from_mode(0o755)).unwrap();
         assert_eq!(create_in(None, &shared), Ok(own.clone()));
-        assert_eq!(mode(&own), 0o700, "the mode of an older folder is corrected");
+        assert_eq!(
+            mode(&own),
+            0o700,
+            "the mode of an older folder is corrected"
+        );
         fs::remove_dir_all(shared).unwrap();
     }
 
@@ -131,7 +157,10 @@ mod tests {
         if chown(&own, Some(NOBODY), None).is_err() {
             return fs::remove_dir_all(shared).unwrap();
         }
-        assert_refused(&shared, &["belongs to ", "uid 65534), not to ", "SOFTVERBS_DIR"]);
+        assert_refused(
+            &shared,
+            &["belongs to ", "uid 65534), not to ", "SOFTVERBS_DIR"],
+        );
     }
 
     #[test]
@@ -158,10 +187,18 @@ mod tests {
     fn the_runtime_folder_comes_first_if_it_is_this_users() {
         let (shared, own) = shared("runtime");
         let runtime = shared.join("run");
-        assert_eq!(create_in(Some(&runtime), &shared), Ok(own.clone()), "it is missing");
+        assert_eq!(
+            create_in(Some(&runtime), &shared),
+            Ok(own.clone()),
+            "it is missing"
+        );
         fs::create_dir(&runtime).unwrap();
         fs::set_permissions(&runtime, Permissions::from_mode(0o777)).unwrap();
-        assert_eq!(create_in(Some(&runtime), &shared), Ok(own), "others may write to it");
+        assert_eq!(
+            create_in(Some(&runtime), &shared),
+            Ok(own),
+            "others may write to it"
+        );
         fs::set_permissions(&runtime, Permissions::from_mode(0o700)).unwrap();
         let inner = runtime.join("softverbs");
         assert_eq!(create_in(Some(&runtime), &shared), Ok(inner.clone()));

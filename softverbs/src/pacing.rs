@@ -38,20 +38,31 @@ impl Resource {
     }
 
     fn free_at_ns(&self) -> u64 {
-        if self.rate_mbps() > 0.0 { self.free_at_ns.load(Ordering::Relaxed) } else { 0 }
+        if self.rate_mbps() > 0.0 {
+            self.free_at_ns.load(Ordering::Relaxed)
+        } else {
+            0
+        }
     }
 
     /// Returns the earliest start of a short request that is posted at `posted_ns`: after the
     /// earlier short requests and one packet of other traffic, or as soon as the resource is free.
     fn turn_at_ns(&self, posted_ns: u64) -> u64 {
-        let in_turn = self.short_free_at_ns.load(Ordering::Relaxed).max(posted_ns + self.busy_ns(PACKET_BYTES));
+        let in_turn = self
+            .short_free_at_ns
+            .load(Ordering::Relaxed)
+            .max(posted_ns + self.busy_ns(PACKET_BYTES));
         self.free_at_ns().min(in_turn)
     }
 
     fn busy_ns(&self, bytes: u64) -> u64 {
         let rate = self.rate_mbps();
         // A rate in Mb/s is in bits per microsecond, so the time is bytes x 8 / rate microseconds.
-        if rate > 0.0 { (bytes as f64 * 8_000.0 / rate) as u64 } else { 0 }
+        if rate > 0.0 {
+            (bytes as f64 * 8_000.0 / rate) as u64
+        } else {
+            0
+        }
     }
 
     /// Occupies the resource for the time that `bytes` take, from `begin_ns` on or, if it is not
@@ -76,8 +87,9 @@ impl Resource {
 }
 
 fn extend(free_at_ns: &AtomicU64, begin_ns: u64, busy_ns: u64) -> u64 {
-    let taken =
-        free_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free.max(begin_ns) + busy_ns));
+    let taken = free_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
+        Some(free.max(begin_ns) + busy_ns)
+    });
     taken.unwrap_or(begin_ns).max(begin_ns) + busy_ns
 }
 
@@ -94,8 +106,13 @@ pub struct Route<'a> {
 impl Route<'_> {
     pub fn begins_at_ns(&self, posted_ns: u64) -> u64 {
         let own_ns = posted_ns.max(self.queue_pair.free_at_ns());
-        let free =
-            |resource: &&Resource| if self.is_short { resource.turn_at_ns(own_ns) } else { resource.free_at_ns() };
+        let free = |resource: &&Resource| {
+            if self.is_short {
+                resource.turn_at_ns(own_ns)
+            } else {
+                resource.free_at_ns()
+            }
+        };
         self.shared.iter().map(free).fold(own_ns, u64::max)
     }
 
@@ -105,7 +122,10 @@ impl Route<'_> {
             true => resource.take_turn(begin_ns, bytes),
             false => resource.take(begin_ns, bytes),
         };
-        self.shared.iter().map(take).fold(self.queue_pair.take(begin_ns, bytes), u64::max)
+        self.shared
+            .iter()
+            .map(take)
+            .fold(self.queue_pair.take(begin_ns, bytes), u64::max)
     }
 }
 
@@ -127,14 +147,21 @@ mod tests {
     use super::*;
 
     fn resource(mbps: f64) -> Resource {
-        let made =
-            Resource { free_at_ns: AtomicU64::new(0), short_free_at_ns: AtomicU64::new(0), rate: AtomicU64::new(0) };
+        let made = Resource {
+            free_at_ns: AtomicU64::new(0),
+            short_free_at_ns: AtomicU64::new(0),
+            rate: AtomicU64::new(0),
+        };
         made.set_rate(mbps);
         made
     }
 
     fn send(posted_ns: u64, bytes: u64, shared: &[&Resource]) -> u64 {
-        let route = Route { queue_pair: &resource(0.0), shared, is_short: bytes <= SHORT_BYTES };
+        let route = Route {
+            queue_pair: &resource(0.0),
+            shared,
+            is_short: bytes <= SHORT_BYTES,
+        };
         route.carry(route.begins_at_ns(posted_ns), bytes)
     }
 
@@ -146,12 +173,21 @@ mod tests {
         assert_eq!(send(0, 1000, &[&rail]), 2000);
         assert_eq!(send(500, 1000, &[&rail]), 3000, "posted early, served late");
         assert_eq!(send(10_000, 1000, &[&rail, &qp]), 12_000);
-        assert_eq!(send(10_000, 1000, &[&rail]), 12_000, "the rail was free again after half of that");
+        assert_eq!(
+            send(10_000, 1000, &[&rail]),
+            12_000,
+            "the rail was free again after half of that"
+        );
     }
 
     #[test]
     fn two_queue_pairs_share_a_rail_and_no_rate_is_no_limit() {
-        let (rail, one, other, open) = (resource(8_000.0), resource(8_000.0), resource(8_000.0), resource(0.0));
+        let (rail, one, other, open) = (
+            resource(8_000.0),
+            resource(8_000.0),
+            resource(8_000.0),
+            resource(0.0),
+        );
         assert_eq!(send(0, 1000, &[&rail, &one]), 1000);
         assert_eq!(send(0, 1000, &[&rail, &other]), 2000);
         assert_eq!(send(7, 1 << 40, &[&open]), 7);
@@ -162,16 +198,39 @@ mod tests {
         let rail = resource(8_000.0);
         assert_eq!(send(0, 65_536, &[&rail]), 65_536);
         assert_eq!(send(1_000, 64, &[&rail]), 1_000 + 4_096 + 64);
-        assert_eq!(send(1_000, 64, &[&rail]), 1_000 + 4_096 + 128, "after the short one before it");
-        assert_eq!(send(1_000, 65_536, &[&rail]), 2 * 65_536 + 128, "bulk waits for all");
-        assert_eq!(send(200_000, 64, &[&rail]), 200_064, "nothing is being sent");
+        assert_eq!(
+            send(1_000, 64, &[&rail]),
+            1_000 + 4_096 + 128,
+            "after the short one before it"
+        );
+        assert_eq!(
+            send(1_000, 65_536, &[&rail]),
+            2 * 65_536 + 128,
+            "bulk waits for all"
+        );
+        assert_eq!(
+            send(200_000, 64, &[&rail]),
+            200_064,
+            "nothing is being sent"
+        );
     }
 
     #[test]
     fn a_short_request_does_not_overtake_its_own_queue_pair() {
         let (rail, qp) = (resource(8_000.0), resource(8_000.0));
-        let route = |is_short| Route { queue_pair: &qp, shared: &[], is_short };
+        let route = |is_short| Route {
+            queue_pair: &qp,
+            shared: &[],
+            is_short,
+        };
         assert_eq!(route(false).carry(0, 65_536), 65_536);
-        assert_eq!(Route { shared: &[&rail], ..route(true) }.begins_at_ns(10), 65_536);
+        assert_eq!(
+            Route {
+                shared: &[&rail],
+                ..route(true)
+            }
+            .begins_at_ns(10),
+            65_536
+        );
     }
 }

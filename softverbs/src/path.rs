@@ -59,8 +59,13 @@ const LOSS_SHIFT: u32 = 32;
 
 impl PathFault {
     /// One fault of each kind, with the default values.
-    pub const ALL: [Self; 5] =
-        [Self::Silent, Self::CrossedArp, Self::SwitchMtu, Self::SpanningTree(BLOCKING), Self::Loss(LOSS)];
+    pub const ALL: [Self; 5] = [
+        Self::Silent,
+        Self::CrossedArp,
+        Self::SwitchMtu,
+        Self::SpanningTree(BLOCKING),
+        Self::Loss(LOSS),
+    ];
 
     /// Reads the text that [`fmt::Display`] writes. `spanning-tree` and `loss` may also stand
     /// without a value, for the default.
@@ -68,10 +73,15 @@ impl PathFault {
         if let Some(fault) = Self::ALL.into_iter().find(|fault| fault.name() == text) {
             return Ok(fault);
         }
-        if let Some(packets @ 2..) = text.strip_prefix("loss:").and_then(|packets| packets.parse().ok()) {
+        if let Some(packets @ 2..) = text
+            .strip_prefix("loss:")
+            .and_then(|packets| packets.parse().ok())
+        {
             return Ok(Self::Loss(packets));
         }
-        let seconds = text.strip_prefix("spanning-tree:").and_then(|seconds| seconds.parse::<f64>().ok());
+        let seconds = text
+            .strip_prefix("spanning-tree:")
+            .and_then(|seconds| seconds.parse::<f64>().ok());
         let blocking = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         match blocking.filter(|time| (Duration::from_millis(1)..=MAX_BLOCKING).contains(time)) {
             Some(time) => Ok(Self::SpanningTree(time)),
@@ -102,7 +112,10 @@ impl PathFault {
             Self::SwitchMtu => (4, 4),
             Self::SpanningTree(time) => {
                 let blocking_ms = time.min(MAX_BLOCKING).as_millis() as u64;
-                ((1 << LOSS_SHIFT) - (1 << BLOCKING_SHIFT), blocking_ms << BLOCKING_SHIFT)
+                (
+                    (1 << LOSS_SHIFT) - (1 << BLOCKING_SHIFT),
+                    blocking_ms << BLOCKING_SHIFT,
+                )
             }
             Self::Loss(packets) => (u64::MAX << LOSS_SHIFT, u64::from(packets) << LOSS_SHIFT),
         }
@@ -153,11 +166,16 @@ impl PathFaults {
 
     /// Iterates over the faults.
     pub fn iter(self) -> impl Iterator<Item = PathFault> {
-        PathFault::ALL.into_iter().filter(move |kind| self.has(*kind)).map(move |kind| match kind {
-            PathFault::SpanningTree(_) => PathFault::SpanningTree(Duration::from_nanos(self.blocking_ns())),
-            PathFault::Loss(_) => PathFault::Loss(self.loss() as u32),
-            other => other,
-        })
+        PathFault::ALL
+            .into_iter()
+            .filter(move |kind| self.has(*kind))
+            .map(move |kind| match kind {
+                PathFault::SpanningTree(_) => {
+                    PathFault::SpanningTree(Duration::from_nanos(self.blocking_ns()))
+                }
+                PathFault::Loss(_) => PathFault::Loss(self.loss() as u32),
+                other => other,
+            })
     }
 }
 
@@ -167,19 +185,38 @@ mod tests {
 
     #[test]
     fn a_fault_survives_printing_and_parsing_and_other_text_is_refused() {
-        let others =
-            [PathFault::SpanningTree(Duration::from_millis(1500)), PathFault::Loss(2), PathFault::Loss(u32::MAX)];
+        let others = [
+            PathFault::SpanningTree(Duration::from_millis(1500)),
+            PathFault::Loss(2),
+            PathFault::Loss(u32::MAX),
+        ];
         for fault in PathFault::ALL.into_iter().chain(others) {
             assert_eq!(PathFault::parse(&fault.to_string()), Ok(fault));
         }
-        assert_eq!(PathFault::parse("spanning-tree"), Ok(PathFault::SpanningTree(BLOCKING)));
+        assert_eq!(
+            PathFault::parse("spanning-tree"),
+            Ok(PathFault::SpanningTree(BLOCKING))
+        );
         assert_eq!(PathFault::parse("loss"), Ok(PathFault::Loss(1000)));
-        for wrong in ["", "Silent", "silent:1", "spanning-tree:", "spanning-tree:0", "spanning-tree:-1"]
-            .into_iter()
-            .chain(["spanning-tree:3601", "loss:", "loss:1", "loss:0.5", "loss:4294967296"])
-        {
+        for wrong in [
+            "",
+            "Silent",
+            "silent:1",
+            "spanning-tree:",
+            "spanning-tree:0",
+            "spanning-tree:-1",
+        ]
+        .into_iter()
+        .chain([
+            "spanning-tree:3601",
+            "loss:",
+            "loss:1",
+            "loss:0.5",
+            "loss:4294967296",
+        ]) {
             let error = PathFault::parse(wrong).unwrap_err();
-            let expected = "silent, crossed-arp, switch-mtu, spanning-tree, loss, spanning-tree:SECONDS";
+            let expected =
+                "silent, crossed-arp, switch-mtu, spanning-tree, loss, spanning-tree:SECONDS";
             assert!(error.contains(expected), "{error}");
         }
     }
@@ -187,12 +224,31 @@ mod tests {
     #[test]
     fn a_set_has_each_kind_once() {
         let short = PathFault::SpanningTree(Duration::from_secs(1));
-        let all = PathFault::ALL.into_iter().fold(PathFaults::default(), |all, fault| all.with(fault, true));
+        let all = PathFault::ALL
+            .into_iter()
+            .fold(PathFaults::default(), |all, fault| all.with(fault, true));
         assert!(all.iter().eq(PathFault::ALL));
-        let others = all.with(short, true).with(PathFault::Silent, false).with(PathFault::SwitchMtu, false);
-        assert!(others.iter().eq([PathFault::CrossedArp, short, PathFault::Loss(LOSS)]), "{others:?}");
-        assert_eq!((others.blocking_ns(), others.with(PathFault::ALL[3], false).blocking_ns()), (1_000_000_000, 0));
-        assert_eq!((others.loss(), others.with(PathFault::Loss(7), true).loss()), (1000, 7));
+        let others = all
+            .with(short, true)
+            .with(PathFault::Silent, false)
+            .with(PathFault::SwitchMtu, false);
+        assert!(
+            others
+                .iter()
+                .eq([PathFault::CrossedArp, short, PathFault::Loss(LOSS)]),
+            "{others:?}"
+        );
+        assert_eq!(
+            (
+                others.blocking_ns(),
+                others.with(PathFault::ALL[3], false).blocking_ns()
+            ),
+            (1_000_000_000, 0)
+        );
+        assert_eq!(
+            (others.loss(), others.with(PathFault::Loss(7), true).loss()),
+            (1000, 7)
+        );
         assert_eq!(others.with(PathFault::Loss(7), false).loss(), 0);
         assert_eq!(PathFaults::from_word(all.word()), all);
     }

@@ -21,8 +21,9 @@ impl QueuePair {
     pub fn post_send(self: &Arc<Self>, request: &SendRequest<'_>) -> Result<(), i32> {
         let mut local = lock(&self.local);
         let bytes: u64 = request.sges.iter().map(|sge| u64::from(sge.bytes)).sum();
-        let wrong_inline =
-            request.inline.is_some_and(|carried| carried.len() as u64 != bytes || request.operation == Operation::Read);
+        let wrong_inline = request.inline.is_some_and(|carried| {
+            carried.len() as u64 != bytes || request.operation == Operation::Read
+        });
         if wrong_inline || !matches!(local.state, State::ReadyToSend | State::Error) {
             return Err(libc::EINVAL);
         }
@@ -50,18 +51,31 @@ impl QueuePair {
             Operation::Read => status::LOCAL_PROTECTION,
             Operation::Write | Operation::Send => self.node.nic().own_memory_refused(),
         };
-        let inline_bytes = if status == 0 { self.copy_inline(slot, request, bytes) } else { 0 };
+        let inline_bytes = if status == 0 {
+            self.copy_inline(slot, request, bytes)
+        } else {
+            0
+        };
         request.write(slot, bytes, inline_bytes, now);
         slot.status.store(u64::from(status), Ordering::Relaxed);
         let signaled = request.signaled || self.caps().signal_all;
-        local.sent[posted as usize % SEND_SLOTS] =
-            Sent { wr_id: request.wr_id, opcode: request.operation.opcode(), signaled, bytes: bytes as u32 };
+        local.sent[posted as usize % SEND_SLOTS] = Sent {
+            wr_id: request.wr_id,
+            opcode: request.operation.opcode(),
+            signaled,
+            bytes: bytes as u32,
+        };
         memory.posted.store(posted + 1, Ordering::Release);
         let remote = local.remote;
         drop(local);
         self.expect_ends();
         if let Some(remote) = remote
-            && self.node.qp_memory(remote.slot).number.load(Ordering::Acquire) == remote.number
+            && self
+                .node
+                .qp_memory(remote.slot)
+                .number
+                .load(Ordering::Acquire)
+                == remote.number
         {
             engine::ring(self.node.memory, remote.slot, now);
         }
@@ -69,8 +83,14 @@ impl QueuePair {
     }
 
     fn keys_allow(&self, request: &SendRequest<'_>) -> bool {
-        let access = if request.operation == Operation::Read { status::LOCAL_WRITE } else { 0 };
-        let allowed = |sge: &Sge| sge.bytes == 0 || self.allows(sge.lkey, sge.addr, u64::from(sge.bytes), access);
+        let access = if request.operation == Operation::Read {
+            status::LOCAL_WRITE
+        } else {
+            0
+        };
+        let allowed = |sge: &Sge| {
+            sge.bytes == 0 || self.allows(sge.lkey, sge.addr, u64::from(sge.bytes), access)
+        };
         request.inline.is_some() || request.sges.iter().all(allowed)
     }
 
@@ -93,7 +113,12 @@ impl QueuePair {
             }
         }
         let bytes = bytes as usize;
-        for (cell, word) in slot.inline.iter().zip(carried.chunks_exact(8)).take(bytes.div_ceil(8)) {
+        for (cell, word) in slot
+            .inline
+            .iter()
+            .zip(carried.chunks_exact(8))
+            .take(bytes.div_ceil(8))
+        {
             let word: [u8; 8] = word.try_into().unwrap_or_default();
             cell.store(u64::from_ne_bytes(word), Ordering::Relaxed);
         }

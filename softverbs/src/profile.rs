@@ -193,7 +193,10 @@ impl Profile {
     /// the wrong line, or lists the built-in names.
     pub fn load(name_or_path: &str, scale: f64) -> Result<Self, String> {
         if !crate::settings::SCALES.contains(&scale) {
-            let (low, high) = (crate::settings::SCALES.start(), crate::settings::SCALES.end());
+            let (low, high) = (
+                crate::settings::SCALES.start(),
+                crate::settings::SCALES.end(),
+            );
             return Err(format!("the scale must be {low} to {high}, not {scale}"));
         }
         let built_in = BUILT_IN.iter().find(|(name, _)| *name == name_or_path);
@@ -209,8 +212,14 @@ impl Profile {
             rail.line_mbps *= scale;
             rail.qp_mbps *= scale;
         }
-        profile.links.iter_mut().for_each(|link| link.payload_mbps *= scale);
-        profile.cables.iter_mut().for_each(|cable| cable.payload_mbps *= scale);
+        profile
+            .links
+            .iter_mut()
+            .for_each(|link| link.payload_mbps *= scale);
+        profile
+            .cables
+            .iter_mut()
+            .for_each(|cable| cable.payload_mbps *= scale);
         Ok(profile)
     }
 
@@ -227,35 +236,55 @@ impl Profile {
         for (number, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
             if !line.is_empty() {
-                profile.line(line).map_err(|why| format!("{name}, line {}: {why} in {line:?}", number + 1))?;
+                profile
+                    .line(line)
+                    .map_err(|why| format!("{name}, line {}: {why} in {line:?}", number + 1))?;
             }
         }
         let count = profile.rails.len();
         if !(1..=MAX_RAILS).contains(&count) {
             return Err(format!("{name}: {count} rails; must be 1 to {MAX_RAILS}"));
         }
-        let mut faults = (0..count).flat_map(|rail| profile.rails[rail].path.iter().map(move |fault| (rail, fault)));
-        faults.try_for_each(|(rail, fault)| profile.allows(rail, fault)).map_err(|why| format!("{name}: {why}"))?;
+        let mut faults = (0..count).flat_map(|rail| {
+            profile.rails[rail]
+                .path
+                .iter()
+                .map(move |fault| (rail, fault))
+        });
+        faults
+            .try_for_each(|(rail, fault)| profile.allows(rail, fault))
+            .map_err(|why| format!("{name}: {why}"))?;
         Ok(profile)
     }
 
     /// Fails with the reason if the path of this rail cannot have this fault.
     pub(crate) fn allows(&self, rail: usize, fault: PathFault) -> Result<(), String> {
         let spec = &self.rails[rail];
-        let has_twin = self.rails.iter().filter(|other| other.cable == spec.cable).count() > 1;
+        let has_twin = self
+            .rails
+            .iter()
+            .filter(|other| other.cable == spec.cable)
+            .count()
+            > 1;
         match fault {
-            PathFault::CrossedArp if !has_twin => {
-                Err(format!("rail {} has no twin on its cable that could answer ARP for it", spec.name))
-            }
+            PathFault::CrossedArp if !has_twin => Err(format!(
+                "rail {} has no twin on its cable that could answer ARP for it",
+                spec.name
+            )),
             _ => Ok(()),
         }
     }
 
     fn line(&mut self, line: &str) -> Result<(), String> {
         let mut words = line.split_whitespace();
-        let (kind, name) = (words.next().unwrap_or_default(), words.next().ok_or("no name")?.to_owned());
+        let (kind, name) = (
+            words.next().unwrap_or_default(),
+            words.next().ok_or("no name")?.to_owned(),
+        );
         let fields = Fields(
-            words.map(|w| w.split_once('=').ok_or(format!("{w:?} must be KEY=VALUE"))).collect::<Result<_, _>>()?,
+            words
+                .map(|w| w.split_once('=').ok_or(format!("{w:?} must be KEY=VALUE")))
+                .collect::<Result<_, _>>()?,
         );
         match kind {
             "link" => {
@@ -271,56 +300,106 @@ impl Profile {
             }
             "cable" => {
                 fields.only(&["payload"])?;
-                self.cables.push(Cable { name, payload_mbps: fields.number("payload")? });
+                self.cables.push(Cable {
+                    name,
+                    payload_mbps: fields.number("payload")?,
+                });
             }
             "rail" => self.rail(name, &fields)?,
             "wire" => self.wire(name, &fields)?,
             "node" => self.node(&name, &fields)?,
-            other => return Err(format!("{other:?}: a line must begin with link, cable, rail, wire or node")),
+            other => {
+                return Err(format!(
+                    "{other:?}: a line must begin with link, cable, rail, wire or node"
+                ));
+            }
         }
         let shared = self.links.len() + self.cables.len();
-        if shared > MAX_SHARED { Err(format!("more than {MAX_SHARED} links and cables")) } else { Ok(()) }
+        if shared > MAX_SHARED {
+            Err(format!("more than {MAX_SHARED} links and cables"))
+        } else {
+            Ok(())
+        }
     }
 
     fn rail(&mut self, name: String, fields: &Fields) -> Result<(), String> {
-        fields
-            .only(&["netdev", "port", "link", "cable", "function", "line", "qp", "latency", "speed", "mtu", "path"])?;
+        fields.only(&[
+            "netdev", "port", "link", "cable", "function", "line", "qp", "latency", "speed", "mtu",
+            "path",
+        ])?;
         let line_mbps = fields.number("line")?;
-        let says = if line_mbps > 0.0 { line_mbps } else { UNLIMITED_SAYS_MBPS };
+        let says = if line_mbps > 0.0 {
+            line_mbps
+        } else {
+            UNLIMITED_SAYS_MBPS
+        };
         let link = fields.text("link")?;
         self.rails.push(RailSpec {
             name,
             netdev: fields.text("netdev")?,
             phys_port: fields.text("port")?,
-            link: self.links.iter().position(|l| l.name == link).ok_or(format!("no link {link:?} above"))?,
+            link: self
+                .links
+                .iter()
+                .position(|l| l.name == link)
+                .ok_or(format!("no link {link:?} above"))?,
             cable: self.cable(&fields.text("cable")?)?,
             function: fields.number("function")? as u32,
             line_mbps,
-            speed_mbps: if fields.has("speed") { fields.number("speed")? } else { says },
+            speed_mbps: if fields.has("speed") {
+                fields.number("speed")?
+            } else {
+                says
+            },
             qp_mbps: fields.number("qp")?,
             latency_ns: fields.number("latency")? as u64,
-            mtu_bytes: if fields.has("mtu") { fields.path_mtu()? } else { MOST_MTU_BYTES },
-            path: if fields.has("path") { fields.path_faults()? } else { PathFaults::default() },
+            mtu_bytes: if fields.has("mtu") {
+                fields.path_mtu()?
+            } else {
+                MOST_MTU_BYTES
+            },
+            path: if fields.has("path") {
+                fields.path_faults()?
+            } else {
+                PathFaults::default()
+            },
         });
         Ok(())
     }
 
     fn cable(&self, name: &str) -> Result<usize, String> {
-        self.cables.iter().position(|cable| cable.name == name).ok_or(format!("no cable {name:?} above"))
+        self.cables
+            .iter()
+            .position(|cable| cable.name == name)
+            .ok_or(format!("no cable {name:?} above"))
     }
 
     fn wire(&mut self, name: String, fields: &Fields) -> Result<(), String> {
         fields.only(&["ends", "subnets"])?;
         let text = fields.text("ends")?;
         let port = |text: &str| {
-            let (number, cable) = text.split_once('.').ok_or(format!("{text:?} must be NODE.CABLE"))?;
-            Ok::<Port, String>(Port { node: node(number)?, cable: self.cable(cable)? })
+            let (number, cable) = text
+                .split_once('.')
+                .ok_or(format!("{text:?} must be NODE.CABLE"))?;
+            Ok::<Port, String>(Port {
+                node: node(number)?,
+                cable: self.cable(cable)?,
+            })
         };
-        let (one, other) = text.split_once(',').ok_or(format!("ends={text}: must be NODE.CABLE,NODE.CABLE"))?;
+        let (one, other) = text
+            .split_once(',')
+            .ok_or(format!("ends={text}: must be NODE.CABLE,NODE.CABLE"))?;
         let ends = [port(one)?, port(other)?];
-        let subnets =
-            if fields.has("subnets") { Subnets::parse(&fields.text("subnets")?)? } else { Subnets::default() };
-        self.wires.add(Wire { name, ends, subnets })
+        let subnets = if fields.has("subnets") {
+            Subnets::parse(&fields.text("subnets")?)?
+        } else {
+            Subnets::default()
+        };
+        self.wires.add(Wire {
+            name,
+            ends,
+            subnets,
+        })
     }
 
     fn node(&mut self, number: &str, fields: &Fields) -> Result<(), String> {
@@ -328,15 +407,26 @@ impl Profile {
         let node = node(number)?;
         if fields.has("forwards") {
             let text = fields.text("forwards")?;
-            let (one, other) = text.split_once(',').ok_or(format!("forwards={text}: must be CABLE,CABLE"))?;
-            let port = |name: &str| Ok::<Port, String>(Port { node, cable: self.cable(name)? });
+            let (one, other) = text
+                .split_once(',')
+                .ok_or(format!("forwards={text}: must be CABLE,CABLE"))?;
+            let port = |name: &str| {
+                Ok::<Port, String>(Port {
+                    node,
+                    cable: self.cable(name)?,
+                })
+            };
             self.wires.forward([port(one)?, port(other)?])?;
         }
         if !fields.has("forbids") && fields.has("forwards") {
             return Ok(());
         }
         for name in fields.text("forbids")?.split(',') {
-            let rail = self.rails.iter().position(|rail| rail.name == name).ok_or(format!("no rail {name:?} above"))?;
+            let rail = self
+                .rails
+                .iter()
+                .position(|rail| rail.name == name)
+                .ok_or(format!("no rail {name:?} above"))?;
             if self.forbids(node, rail) {
                 return Err(format!("{name:?} is forbidden already"));
             }
@@ -352,11 +442,20 @@ impl Profile {
 
     /// True if packets of one rail reach another rail. The arguments are each rail's machine and
     /// index.
-    pub fn reaches(&self, (node, rail): (usize, usize), (to_node, to_rail): (usize, usize)) -> bool {
+    pub fn reaches(
+        &self,
+        (node, rail): (usize, usize),
+        (to_node, to_rail): (usize, usize),
+    ) -> bool {
         let is_same = (node, rail) == (to_node, to_rail);
         match self.wires.is_empty() {
             true => rail == to_rail,
-            false => is_same || self.wires.join(self.port(node, rail), self.port(to_node, to_rail)),
+            false => {
+                is_same
+                    || self
+                        .wires
+                        .join(self.port(node, rail), self.port(to_node, to_rail))
+            }
         }
     }
 
@@ -370,17 +469,27 @@ impl Profile {
     /// With wires, it is [`Wires::address`], and a rail without a cable has none.
     pub fn gids(&self, node: usize, rail: usize) -> Vec<[u8; 16]> {
         let [n, d] = [node, rail].map(|n| n as u8);
-        let link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x5e, 0x5f, 0x5f, 0xff, 0xfe, 0x5f, n, d];
-        let place = self.rails[..rail].iter().filter(|other| other.cable == self.rails[rail].cable).count();
+        let link_local = [
+            0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x5e, 0x5f, 0x5f, 0xff, 0xfe, 0x5f, n, d,
+        ];
+        let place = self.rails[..rail]
+            .iter()
+            .filter(|other| other.cable == self.rails[rail].cable)
+            .count();
         let ipv4 = match self.wires.is_empty() {
             true => Some(Ipv4Addr::new(192, 168, 100 + d, n + 1)),
             false => self.wires.address(self.port(node, rail), place),
         };
-        std::iter::once(link_local).chain(ipv4.map(|ip| ip.to_ipv6_mapped().octets())).collect()
+        std::iter::once(link_local)
+            .chain(ipv4.map(|ip| ip.to_ipv6_mapped().octets()))
+            .collect()
     }
 
     fn port(&self, node: usize, rail: usize) -> Port {
-        Port { node, cable: self.rails[rail].cable }
+        Port {
+            node,
+            cable: self.rails[rail].cable,
+        }
     }
 
     /// The profile in the form that [`Profile::parse`] reads.
@@ -399,19 +508,45 @@ impl Profile {
         }
         for r in &self.rails {
             let (link, cable) = (&self.links[r.link].name, &self.cables[r.cable].name);
-            let mtu = if r.mtu_bytes == MOST_MTU_BYTES { String::new() } else { format!(" mtu={}", r.mtu_bytes) };
+            let mtu = if r.mtu_bytes == MOST_MTU_BYTES {
+                String::new()
+            } else {
+                format!(" mtu={}", r.mtu_bytes)
+            };
             let faults: Vec<String> = r.path.iter().map(|fault| fault.to_string()).collect();
-            let path = if faults.is_empty() { String::new() } else { format!(" path={}", faults.join(",")) };
+            let path = if faults.is_empty() {
+                String::new()
+            } else {
+                format!(" path={}", faults.join(","))
+            };
             let _ = writeln!(
                 text,
                 "rail {} netdev={} port={} link={link} cable={cable} function={} line={} qp={} latency={} \
                  speed={}{mtu}{path}",
-                r.name, r.netdev, r.phys_port, r.function, r.line_mbps, r.qp_mbps, r.latency_ns, r.speed_mbps
+                r.name,
+                r.netdev,
+                r.phys_port,
+                r.function,
+                r.line_mbps,
+                r.qp_mbps,
+                r.latency_ns,
+                r.speed_mbps
             );
         }
-        for Wire { name, ends: [one, other], subnets } in self.wires.iter() {
+        for Wire {
+            name,
+            ends: [one, other],
+            subnets,
+        } in self.wires.iter()
+        {
             let end = |port: &Port| format!("{}.{}", port.node, self.cables[port.cable].name);
-            let _ = writeln!(text, "wire {name} ends={},{} subnets={}", end(one), end(other), subnets.name());
+            let _ = writeln!(
+                text,
+                "wire {name} ends={},{} subnets={}",
+                end(one),
+                end(other),
+                subnets.name()
+            );
         }
         for [one, other] in self.wires.forwards() {
             let cables = [one, other].map(|port| self.cables[port.cable].name.as_str());
@@ -440,22 +575,29 @@ impl Fields<'_> {
 
     fn text(&self, key: &str) -> Result<String, String> {
         let found = self.0.iter().find(|(known, _)| *known == key);
-        found.map(|(_, value)| (*value).to_owned()).ok_or(format!("{key}= is missing"))
+        found
+            .map(|(_, value)| (*value).to_owned())
+            .ok_or(format!("{key}= is missing"))
     }
 
     fn path_mtu(&self) -> Result<u32, String> {
         let text = self.text("mtu")?;
         match text.parse() {
             Ok(bytes @ (256 | 512 | 1024 | 2048 | MOST_MTU_BYTES)) => Ok(bytes),
-            _ => Err(format!("mtu={text}: must be 256, 512, 1024, 2048 or {MOST_MTU_BYTES}")),
+            _ => Err(format!(
+                "mtu={text}: must be 256, 512, 1024, 2048 or {MOST_MTU_BYTES}"
+            )),
         }
     }
 
     fn path_faults(&self) -> Result<PathFaults, String> {
         let text = self.text("path")?;
-        let mut faults =
-            text.split(',').map(|fault| PathFault::parse(fault).map_err(|why| format!("path={text}: {why}")));
-        faults.try_fold(PathFaults::default(), |all, fault| Ok(all.with(fault?, true)))
+        let mut faults = text
+            .split(',')
+            .map(|fault| PathFault::parse(fault).map_err(|why| format!("path={text}: {why}")));
+        faults.try_fold(PathFaults::default(), |all, fault| {
+            Ok(all.with(fault?, true))
+        })
     }
 
     fn number(&self, key: &str) -> Result<f64, String> {
@@ -468,7 +610,10 @@ impl Fields<'_> {
 }
 
 fn node(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|node| *node < MAX_NODES).ok_or(format!("node {text:?}: must be 0 to {}", MAX_NODES - 1))
+    text.parse()
+        .ok()
+        .filter(|node| *node < MAX_NODES)
+        .ok_or(format!("node {text:?}: must be 0 to {}", MAX_NODES - 1))
 }
 
 #[cfg(test)]
@@ -482,10 +627,22 @@ mod tests {
             assert_eq!(Profile::parse(name, &profile.to_text()).unwrap(), profile);
         }
         let two = Profile::load("spark-2cable", 0.1).unwrap();
-        assert_eq!((two.rails.len(), two.links.len(), two.cables.len()), (4, 2, 2));
-        assert!((two.links[0].payload_mbps - 11_200.0).abs() < 1e-6 && (two.rails[3].qp_mbps - 10_000.0).abs() < 1e-6);
-        assert!((two.rails[3].line_mbps - 20_000.0).abs() < 1e-6 && (two.rails[3].speed_mbps - 200_000.0).abs() < 1e-6);
-        assert_eq!((two.rails[0].link, two.rails[1].link, two.rails[2].link), (0, 0, 1));
+        assert_eq!(
+            (two.rails.len(), two.links.len(), two.cables.len()),
+            (4, 2, 2)
+        );
+        assert!(
+            (two.links[0].payload_mbps - 11_200.0).abs() < 1e-6
+                && (two.rails[3].qp_mbps - 10_000.0).abs() < 1e-6
+        );
+        assert!(
+            (two.rails[3].line_mbps - 20_000.0).abs() < 1e-6
+                && (two.rails[3].speed_mbps - 200_000.0).abs() < 1e-6
+        );
+        assert_eq!(
+            (two.rails[0].link, two.rails[1].link, two.rails[2].link),
+            (0, 0, 1)
+        );
     }
 
     const WIRES: &str = "link L pci=0000:01:00 gts=32 width=4 payload=0\ncable c payload=0\n";
@@ -495,24 +652,45 @@ mod tests {
     fn a_port_has_the_largest_path_mtu_by_default() {
         let text = format!("{WIRES}rail r {PORT} mtu=1024\nrail s {PORT}");
         let profile = Profile::parse("test", &text).unwrap();
-        assert_eq!((profile.rails[0].mtu_bytes, profile.rails[1].mtu_bytes), (1024, 4096));
+        assert_eq!(
+            (profile.rails[0].mtu_bytes, profile.rails[1].mtu_bytes),
+            (1024, 4096)
+        );
         assert_eq!(Profile::parse("test", &profile.to_text()).unwrap(), profile);
     }
 
     #[test]
     fn wires_define_which_addresses_reach_which_nodes() {
         let triangle = Profile::load("spark-triangle", 1.0).unwrap();
-        let rail = |name: &str| triangle.rails.iter().position(|rail| rail.name == name).unwrap();
-        let [f0, p2f0, f1, p2f1] = ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"].map(rail);
+        let rail = |name: &str| {
+            triangle
+                .rails
+                .iter()
+                .position(|rail| rail.name == name)
+                .unwrap()
+        };
+        let [f0, p2f0, f1, p2f1] =
+            ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"].map(rail);
         // Any function of a port reaches itself, and any function at the other end of the cable.
         assert!(triangle.reaches((0, f0), (1, f1)) && triangle.reaches((0, f0), (1, p2f1)));
         assert!(triangle.reaches((1, f1), (0, f0)) && triangle.reaches((0, f0), (0, f0)));
         assert!(!triangle.reaches((0, f0), (1, f0)) && !triangle.reaches((0, f0), (2, f1)));
-        let ip = |node, rail| Ipv4Addr::from(<[u8; 4]>::try_from(&triangle.gids(node, rail)[1][12..]).unwrap());
-        assert_eq!((ip(0, f0), ip(1, f1)), (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)));
-        assert_eq!((ip(1, p2f1), ip(0, f1)), (Ipv4Addr::new(10, 0, 1, 2), Ipv4Addr::new(10, 2, 0, 1)));
+        let ip = |node, rail| {
+            Ipv4Addr::from(<[u8; 4]>::try_from(&triangle.gids(node, rail)[1][12..]).unwrap())
+        };
+        assert_eq!(
+            (ip(0, f0), ip(1, f1)),
+            (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2))
+        );
+        assert_eq!(
+            (ip(1, p2f1), ip(0, f1)),
+            (Ipv4Addr::new(10, 0, 1, 2), Ipv4Addr::new(10, 2, 0, 1))
+        );
         let ring = Profile::load("spark-ring", 1.0).unwrap();
-        assert_eq!((triangle.wires.nodes(), ring.wires.nodes()), (Some(3), Some(4)));
+        assert_eq!(
+            (triangle.wires.nodes(), ring.wires.nodes()),
+            (Some(3), Some(4))
+        );
         for (one, other) in [(0, 2), (1, 3)] {
             assert!((0..4).all(|a| (0..4).all(|b| !ring.reaches((one, a), (other, b)))));
         }
@@ -524,27 +702,46 @@ mod tests {
         .unwrap();
         assert!(pair.is_cabled(1, 0) && !pair.is_cabled(2, 0) && pair.gids(2, 0).len() == 1);
         // Node 1 forwards between its cables, to nodes 0 and 2; nothing else changes.
-        let routed = Profile::parse("routed", &(ring.to_text() + "node 1 forwards=p0,p1\n")).unwrap();
+        let routed =
+            Profile::parse("routed", &(ring.to_text() + "node 1 forwards=p0,p1\n")).unwrap();
         assert_eq!(Profile::parse("routed", &routed.to_text()).unwrap(), routed);
         let beyond: Vec<(usize, usize)> = (0..4)
             .flat_map(|one| (0..4).map(move |other| (one, other)))
             .filter(|(one, other)| routed.reaches((0, *one), (2, *other)))
             .collect();
-        assert_eq!(beyond, [f0, p2f0].iter().flat_map(|one| [f1, p2f1].map(|other| (*one, other))).collect::<Vec<_>>());
+        assert_eq!(
+            beyond,
+            [f0, p2f0]
+                .iter()
+                .flat_map(|one| [f1, p2f1].map(|other| (*one, other)))
+                .collect::<Vec<_>>()
+        );
         assert!(
-            routed.reaches((2, f1), (0, f0)) && !routed.reaches((1, f0), (3, f1)) && !routed.reaches((0, f0), (0, f1))
+            routed.reaches((2, f1), (0, f0))
+                && !routed.reaches((1, f0), (3, f1))
+                && !routed.reaches((0, f0), (0, f1))
         );
         // Without wires each rail reaches the rail of its name on every machine.
         let switched = Profile::load("spark-2cable", 1.0).unwrap();
-        assert!(switched.reaches((0, 1), (9, 1)) && !switched.reaches((0, 1), (9, 2)) && switched.is_cabled(9, 3));
+        assert!(
+            switched.reaches((0, 1), (9, 1))
+                && !switched.reaches((0, 1), (9, 2))
+                && switched.is_cabled(9, 3)
+        );
         assert_eq!(switched.gids(2, 3)[1][12..], [192, 168, 103, 3]);
     }
 
     #[test]
     fn devices_are_forbidden_on_one_node() {
-        let text = format!("{WIRES}rail r {PORT}\nrail s {PORT}\nnode 1 forbids=s\nnode 3 forbids=r,s");
+        let text =
+            format!("{WIRES}rail r {PORT}\nrail s {PORT}\nnode 1 forbids=s\nnode 3 forbids=r,s");
         let profile = Profile::parse("test", &text).unwrap();
-        assert!(profile.forbids(1, 1) && profile.forbids(3, 0) && !profile.forbids(1, 0) && !profile.forbids(0, 1));
+        assert!(
+            profile.forbids(1, 1)
+                && profile.forbids(3, 0)
+                && !profile.forbids(1, 0)
+                && !profile.forbids(0, 1)
+        );
         assert_eq!(Profile::parse("test", &profile.to_text()).unwrap(), profile);
     }
 
@@ -555,14 +752,29 @@ mod tests {
             ("reel x", "must begin with"),
             ("cable c payload=fast", "payload=fast"),
             ("cable c payload=1 colour=red", "colour"),
-            ("rail r netdev=e port=p link=L cable=c function=0 line=1 qp=1 latency=1", "no link"),
-            (&format!("{WIRES}rail r {PORT} mtu=1500"), "mtu=1500: must be 256, 512"),
+            (
+                "rail r netdev=e port=p link=L cable=c function=0 line=1 qp=1 latency=1",
+                "no link",
+            ),
+            (
+                &format!("{WIRES}rail r {PORT} mtu=1500"),
+                "mtu=1500: must be 256, 512",
+            ),
             (&format!("{WIRES}wire w ends=0.c"), "NODE.CABLE,NODE.CABLE"),
             (&format!("{WIRES}wire w ends=0.c,16.c"), "must be 0 to 15"),
             (&format!("{WIRES}wire w ends=0.c,1.x"), "no cable \"x\""),
-            (&format!("{WIRES}wire w ends=0.c,1.c subnets=six"), "each or one"),
-            (&format!("{WIRES}wire w ends=0.c,1.c\nwire v ends=0.c,2.c"), "already"),
-            (&format!("{WIRES}rail r {PORT}\nnode 0 forbids=q"), "no rail \"q\""),
+            (
+                &format!("{WIRES}wire w ends=0.c,1.c subnets=six"),
+                "each or one",
+            ),
+            (
+                &format!("{WIRES}wire w ends=0.c,1.c\nwire v ends=0.c,2.c"),
+                "already",
+            ),
+            (
+                &format!("{WIRES}rail r {PORT}\nnode 0 forbids=q"),
+                "no rail \"q\"",
+            ),
             (&format!("{WIRES}node 0 forwards=c"), "must be CABLE,CABLE"),
             (&format!("{WIRES}node 0 forwards=c,d"), "no cable \"d\""),
             (&format!("{WIRES}node 0 forwards=c,c"), "two ports"),
@@ -571,6 +783,10 @@ mod tests {
             let error = Profile::parse("test", text).unwrap_err();
             assert!(error.contains(word), "{error}");
         }
-        assert!(Profile::load("spark-3cable", 1.0).unwrap_err().contains("spark-2cable"));
+        assert!(
+            Profile::load("spark-3cable", 1.0)
+                .unwrap_err()
+                .contains("spark-2cable")
+        );
     }
 }

@@ -112,8 +112,10 @@ impl Serving {
     /// The `wr_id`s of the receives that requests have taken, but that have not completed. They are
     /// flushed together with the queue pair.
     fn unfinished(self) -> impl Iterator<Item = u64> {
-        let due =
-            self.ending.into_iter().filter_map(|ending| ending.completion.map(|(completion, _)| completion.wr_id));
+        let due = self
+            .ending
+            .into_iter()
+            .filter_map(|ending| ending.completion.map(|(completion, _)| completion.wr_id));
         due.chain(self.receive.map(|receive| receive.wr_id))
     }
 }
@@ -215,7 +217,11 @@ impl QueuePair {
     /// True if the key is of this queue pair's protection domain and allows `access` to these
     /// bytes. False while the removal of the function makes all keys invalid.
     pub(crate) fn allows(&self, key: u32, addr: u64, bytes: u64, access: u32) -> bool {
-        self.phase() != Phase::Keyless && self.node.regions.allows(key, (self.device, self.domain), addr, bytes, access)
+        self.phase() != Phase::Keyless
+            && self
+                .node
+                .regions
+                .allows(key, (self.device, self.domain), addr, bytes, access)
     }
 
     /// The queue pair's number, of 24 bits.
@@ -229,7 +235,11 @@ impl QueuePair {
 
     /// The queue pair's state.
     pub fn state(&self) -> State {
-        if self.failed_from_afar() { State::Error } else { lock(&self.local).state }
+        if self.failed_from_afar() {
+            State::Error
+        } else {
+            lock(&self.local).state
+        }
     }
 
     pub(crate) fn memory(&self) -> &'static QpMemory {
@@ -258,7 +268,10 @@ impl QueuePair {
     /// not answer, `EIO` if programs are cut off from the function, `ENOLINK` if its firmware has
     /// failed.
     pub fn change(&self, change: Change) -> Result<(), i32> {
-        match (self.rail().presence().check_generation(self.generation), change) {
+        match (
+            self.rail().presence().check_generation(self.generation),
+            change,
+        ) {
             (Err(libc::ENOLINK), Change::Error | Change::Reset) => return Ok(()),
             (answer, _) => answer?,
         }
@@ -275,7 +288,14 @@ impl QueuePair {
             }
             (
                 State::Init,
-                Change::ReadyToReceive { mtu_bytes, remote_qp, receive_psn, remote_gid, own_gid_index, min_rnr_timer },
+                Change::ReadyToReceive {
+                    mtu_bytes,
+                    remote_qp,
+                    receive_psn,
+                    remote_gid,
+                    own_gid_index,
+                    min_rnr_timer,
+                },
             ) => {
                 let device = &self.node.devices()[self.device];
                 if mtu_bytes > device.mtu_bytes || usize::from(own_gid_index) >= device.gids.len() {
@@ -293,10 +313,18 @@ impl QueuePair {
                 }
                 let rail = resolved?;
                 let slot = remote_qp as usize % MAX_QPS;
-                local.remote = Some(Remote { slot, number: remote_qp, rail, receive_psn });
+                local.remote = Some(Remote {
+                    slot,
+                    number: remote_qp,
+                    rail,
+                    receive_psn,
+                });
                 local.rnr_wait_ns = rnr_wait_ns(min_rnr_timer);
-                let is_misrouted = is_ipv4 && self.node.rail_of(rail).path().has(PathFault::CrossedArp);
-                memory.misrouted.store(u32::from(is_misrouted), Ordering::Relaxed);
+                let is_misrouted =
+                    is_ipv4 && self.node.rail_of(rail).path().has(PathFault::CrossedArp);
+                memory
+                    .misrouted
+                    .store(u32::from(is_misrouted), Ordering::Relaxed);
                 memory.mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
                 memory.remote.store(remote_qp, Ordering::Relaxed);
                 self.enter(&mut local, State::ReadyToReceive);
@@ -304,11 +332,23 @@ impl QueuePair {
                 // The peer may have posted, and rung the doorbell, before this side was ready.
                 engine::ring(self.node.memory, self.slot, self.node.memory.now_ns());
             }
-            (State::ReadyToReceive, Change::ReadyToSend { timeout, retry_count, rnr_retry, send_psn }) => {
+            (
+                State::ReadyToReceive,
+                Change::ReadyToSend {
+                    timeout,
+                    retry_count,
+                    rnr_retry,
+                    send_psn,
+                },
+            ) => {
                 local.retry_ns = self.node.nic().patience_ns(timeout, retry_count);
                 let ack_timeout_ns = self.node.nic().patience_ns(timeout, 0);
-                memory.ack_timeout_ns.store(ack_timeout_ns, Ordering::Relaxed);
-                memory.rnr_retry.store(u32::from(rnr_retry), Ordering::Relaxed);
+                memory
+                    .ack_timeout_ns
+                    .store(ack_timeout_ns, Ordering::Relaxed);
+                memory
+                    .rnr_retry
+                    .store(u32::from(rnr_retry), Ordering::Relaxed);
                 memory.send_psn.store(send_psn, Ordering::Relaxed);
                 self.enter(&mut local, State::ReadyToSend);
             }
@@ -324,8 +364,15 @@ impl QueuePair {
     fn resolve(&self, gid: &[u8; 16], is_ipv4: bool) -> Result<RailOf, i32> {
         let rail = self.node.look_up(self.device, gid)?;
         let is_unanswered = RailMemory::is_due(&self.rail().unanswered);
-        let answers = !is_unanswered && self.node.resolves(self.device, rail, is_ipv4, self.node.memory.now_ns());
-        if answers { Ok(rail) } else { Err(libc::ETIMEDOUT) }
+        let answers = !is_unanswered
+            && self
+                .node
+                .resolves(self.device, rail, is_ipv4, self.node.memory.now_ns());
+        if answers {
+            Ok(rail)
+        } else {
+            Err(libc::ETIMEDOUT)
+        }
     }
 
     fn enter(&self, local: &mut Local, state: State) {
@@ -367,7 +414,13 @@ impl QueuePair {
     /// completion has no further effect.
     fn flush_all(&self, mut receives: impl Iterator<Item = u64>) {
         let (status, qp_num) = (status::FLUSHED, self.number);
-        let flushed = |wr_id| Completion { wr_id, status, qp_num, opcode: status::RECEIVED, ..Completion::default() };
+        let flushed = |wr_id| Completion {
+            wr_id,
+            status,
+            qp_num,
+            opcode: status::RECEIVED,
+            ..Completion::default()
+        };
         let _ = receives.try_for_each(|wr_id| self.recv_cq.push(flushed(wr_id), false));
     }
 
@@ -384,7 +437,13 @@ impl QueuePair {
     pub(crate) fn refuse(&self, local: &mut Local) {
         self.fail(local);
         if let Some(kind) = self.node.nic().refusal_event() {
-            self.node.announce(self.device, Event { kind, about: EventObject::QueuePair(self.number) });
+            self.node.announce(
+                self.device,
+                Event {
+                    kind,
+                    about: EventObject::QueuePair(self.number),
+                },
+            );
         }
     }
 
@@ -393,7 +452,13 @@ impl QueuePair {
         if local.state != State::Error {
             self.fail(local);
             let about = EventObject::QueuePair(self.number);
-            self.node.announce(self.device, Event { kind: IBV_EVENT_QP_FATAL, about });
+            self.node.announce(
+                self.device,
+                Event {
+                    kind: IBV_EVENT_QP_FATAL,
+                    about,
+                },
+            );
         }
     }
 
@@ -411,7 +476,11 @@ impl QueuePair {
         if is_full || RailMemory::is_due(&self.rail().failing_posts) {
             return Err(libc::ENOMEM);
         }
-        let mut receive = Receive { wr_id, sges: [Sge::default(); MAX_SGES], count: sges.len() };
+        let mut receive = Receive {
+            wr_id,
+            sges: [Sge::default(); MAX_SGES],
+            count: sges.len(),
+        };
         receive.sges[..sges.len()].copy_from_slice(sges);
         local.receives.push_back(receive);
         if local.state == State::Error {
@@ -444,7 +513,11 @@ impl QueuePair {
     pub(crate) fn destroy_or_defer(self: &Arc<Self>) {
         match self.phase() {
             Phase::Failed | Phase::Cut | Phase::Keyless => {
-                self.node.destroy_after_removal(self.device, self.generation, Arc::<Self>::clone(self));
+                self.node.destroy_after_removal(
+                    self.device,
+                    self.generation,
+                    Arc::<Self>::clone(self),
+                );
             }
             Phase::Here | Phase::Gone => self.destroy(),
         }
@@ -455,7 +528,10 @@ impl QueuePair {
         lock(self.node.engine(self.device)).forget(self.number);
         self.reset();
         if self.rail().has_new_packets() {
-            let rail = RailOf { node: self.node.node, device: self.device };
+            let rail = RailOf {
+                node: self.node.node,
+                device: self.device,
+            };
             self.node.publish(rail, &[Counter::Sent, Counter::Received]);
         }
         self.node.remove_queue_pair(self.slot);
@@ -511,7 +587,12 @@ impl QueuePair {
 
     /// Completes the next send. Fails if the completion queue was full. On mlx5, the failure also
     /// puts the queue pair into error.
-    fn end_of_send(&self, local: &mut Local, cq: &CompletionQueue, status: u32) -> Result<(), CqOverflow> {
+    fn end_of_send(
+        &self,
+        local: &mut Local,
+        cq: &CompletionQueue,
+        status: u32,
+    ) -> Result<(), CqOverflow> {
         let sent = local.sent[local.reaped as usize % SEND_SLOTS];
         local.reaped += 1;
         let completes = status != 0 || sent.signaled;
@@ -520,7 +601,14 @@ impl QueuePair {
         }
         if completes {
             let (wr_id, opcode, bytes, qp_num) = (sent.wr_id, sent.opcode, sent.bytes, self.number);
-            let completion = Completion { wr_id, status, opcode, bytes, qp_num, ..Completion::default() };
+            let completion = Completion {
+                wr_id,
+                status,
+                opcode,
+                bytes,
+                qp_num,
+                ..Completion::default()
+            };
             let placed = cq.push(completion, false);
             if placed == Err(CqOverflow::QueueInError) {
                 self.fail_on_cq_overflow(local);
@@ -552,7 +640,9 @@ impl SendQueue for QueuePair {
         self.end_done_sends(&mut local, cq);
         if local.state == State::Error || self.failed_from_afar() {
             self.flush_sends(&mut local, memory, cq, status::FLUSHED);
-        } else if local.reaped < memory.posted.load(Ordering::Relaxed) && self.is_timed_out(&local, memory, now_ns) {
+        } else if local.reaped < memory.posted.load(Ordering::Relaxed)
+            && self.is_timed_out(&local, memory, now_ns)
+        {
             self.flush_sends(&mut local, memory, cq, status::RETRY_EXCEEDED);
         }
         let more = local.reaped < memory.posted.load(Ordering::Relaxed);
@@ -571,10 +661,16 @@ fn claim(node: &Node, device: usize, generation: u32) -> Option<(usize, u32)> {
         }
         let sequence = node.memory.generations.fetch_add(1, Ordering::Relaxed) % 8190 + 1;
         let number = sequence << 11 | slot as u32;
-        if memory.number.compare_exchange(0, number, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        if memory
+            .number
+            .compare_exchange(0, number, Ordering::AcqRel, Ordering::Relaxed)
+            .is_err()
+        {
             continue;
         }
-        memory.process.store(node.process_index as u32, Ordering::Relaxed);
+        memory
+            .process
+            .store(node.process_index as u32, Ordering::Relaxed);
         memory.node.store(node.node as u32, Ordering::Relaxed);
         memory.device.store(device as u32, Ordering::Relaxed);
         memory.generation.store(generation, Ordering::Relaxed);
@@ -589,4 +685,7 @@ fn claim(node: &Node, device: usize, generation: u32) -> Option<(usize, u32)> {
     None
 }
 
-const _: () = assert!(MAX_QPS == 1 << 11, "a queue pair's number holds its place in 11 bits");
+const _: () = assert!(
+    MAX_QPS == 1 << 11,
+    "a queue pair's number holds its place in 11 bits"
+);

@@ -47,7 +47,14 @@ impl Regions {
 
     /// True if the key is of this device and protection domain, covers the bytes, and allows every
     /// kind of access in `access`.
-    pub(crate) fn allows(&self, key: u32, (device, domain): (usize, u32), addr: u64, bytes: u64, access: u32) -> bool {
+    pub(crate) fn allows(
+        &self,
+        key: u32,
+        (device, domain): (usize, u32),
+        addr: u64,
+        bytes: u64,
+        access: u32,
+    ) -> bool {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let found = all
             .get((key >> 14) as usize)

@@ -49,16 +49,23 @@ impl Serve for QueuePair {
 
     fn serve(&self, now_ns: u64, pieces: usize, bounce: &mut Bounce) -> Served {
         let mut local = lock(&self.local);
-        let Some(remote) = local.remote else { return Served::Idle };
+        let Some(remote) = local.remote else {
+            return Served::Idle;
+        };
         let phase = self.phase();
-        if !matches!(local.state, State::ReadyToReceive | State::ReadyToSend) || phase == Phase::Gone {
+        if !matches!(local.state, State::ReadyToReceive | State::ReadyToSend)
+            || phase == Phase::Gone
+        {
             return Served::Idle;
         }
         let peer = self.node.qp_memory(remote.slot);
         let sender = self.node.rail_of(remote.rail).presence();
         let carries = self.node.carries(self.device, remote.rail, now_ns);
         // The slot may belong to another queue pair by now; `serve_held` checks that.
-        if !carries || phase == Phase::Failed || !sender.works(peer.generation.load(Ordering::Acquire)) {
+        if !carries
+            || phase == Phase::Failed
+            || !sender.works(peer.generation.load(Ordering::Acquire))
+        {
             local.serving.not_before_ns = now_ns;
             return Served::Until(now_ns + LATER_NS);
         }
@@ -126,11 +133,22 @@ impl QueuePair {
     }
 
     fn end_due(&self, local: &mut Local, peer: &QpMemory, now_ns: u64) {
-        while let Some(ending) = local.serving.ending.front().copied().filter(|ending| ending.at_ns <= now_ns) {
+        while let Some(ending) = local
+            .serving
+            .ending
+            .front()
+            .copied()
+            .filter(|ending| ending.at_ns <= now_ns)
+        {
             local.serving.ending.pop_front();
             if let Some((completion, solicited)) = ending.completion {
-                let is_lost = completion.status == 0 && RailMemory::is_due(&self.rail().lost_arrivals);
-                match if is_lost { Ok(()) } else { self.recv_cq.push(completion, solicited) } {
+                let is_lost =
+                    completion.status == 0 && RailMemory::is_due(&self.rail().lost_arrivals);
+                match if is_lost {
+                    Ok(())
+                } else {
+                    self.recv_cq.push(completion, solicited)
+                } {
                     Ok(()) => {}
                     Err(CqOverflow::QueueInError) => {
                         self.fail_on_cq_overflow(local);
@@ -142,7 +160,11 @@ impl QueuePair {
                 }
                 if let Some(late_ns) = self.late_ack_ns(ending.number) {
                     let at_ns = now_ns + late_ns;
-                    local.serving.ending.push_front(CarriedRequest { at_ns, completion: None, ..ending });
+                    local.serving.ending.push_front(CarriedRequest {
+                        at_ns,
+                        completion: None,
+                        ..ending
+                    });
                     continue;
                 }
             }
@@ -158,7 +180,9 @@ impl QueuePair {
         if self.is_misrouted() {
             return;
         }
-        peer.slot(number).status.store(u64::from(status), Ordering::Relaxed);
+        peer.slot(number)
+            .status
+            .store(u64::from(status), Ordering::Relaxed);
         // Release: a peer that sees `done` sees the status too, and the bytes of a read.
         peer.done.store(number + 1, Ordering::Release);
         if status != 0 {
@@ -177,30 +201,51 @@ impl QueuePair {
         let is_read = request.is_read();
         let sender = if is_read { self.memory() } else { peer };
         let rails = [self.rail(), self.node.rail_of(remote.rail)];
-        let drops_large = rails.iter().any(|rail| rail.path().has(PathFault::SwitchMtu));
+        let drops_large = rails
+            .iter()
+            .any(|rail| rail.path().has(PathFault::SwitchMtu));
         // Size of the request's largest packet: all its packets but the last one have the path MTU.
         let packet_bytes = u64::from(sender.mtu_bytes.load(Ordering::Relaxed)).min(request.bytes);
         // A request that its own device refused was never sent.
         request.status == 0
-            && (is_read && self.is_misrouted() || drops_large && packet_bytes > u64::from(SMALL_PACKET_BYTES))
+            && (is_read && self.is_misrouted()
+                || drops_large && packet_bytes > u64::from(SMALL_PACKET_BYTES))
     }
 
     /// Acts on a failure as the verbs specification requires of the target.
     fn after_failure(&self, local: &mut Local, status: u32) {
-        if matches!(status, status::REMOTE_ACCESS | status::REMOTE_INVALID | status::REMOTE_OPERATION) {
+        if matches!(
+            status,
+            status::REMOTE_ACCESS | status::REMOTE_INVALID | status::REMOTE_OPERATION
+        ) {
             self.refuse(local);
         }
     }
 
-    fn step(&self, local: &mut Local, remote: &Remote, peer: &QpMemory, now_ns: u64, bounce: &mut Bounce) -> Step {
-        if local.serving.ending.back().is_some_and(|ending| ending.status != 0) {
+    fn step(
+        &self,
+        local: &mut Local,
+        remote: &Remote,
+        peer: &QpMemory,
+        now_ns: u64,
+        bounce: &mut Bounce,
+    ) -> Step {
+        if local
+            .serving
+            .ending
+            .back()
+            .is_some_and(|ending| ending.status != 0)
+        {
             return Step::Nothing;
         }
         let number = local.serving.next;
         if number >= peer.posted.load(Ordering::Acquire) {
             return Step::Nothing;
         }
-        let request = local.serving.admitted.unwrap_or_else(|| Request::read(peer.slot(number)));
+        let request = local
+            .serving
+            .admitted
+            .unwrap_or_else(|| Request::read(peer.slot(number)));
         if self.is_lost(remote, peer, &request) {
             return Step::Lost;
         }
@@ -208,11 +253,23 @@ impl QueuePair {
             match self.admit(local, peer, &request, now_ns) {
                 Ok(()) => local.serving.admitted = Some(request),
                 Err(Refusal::NotReady(again_ns)) => return Step::Until(again_ns),
-                Err(Refusal::Failed(status)) => return self.end(local, number, status, None, now_ns),
+                Err(Refusal::Failed(status)) => {
+                    return self.end(local, number, status, None, now_ns);
+                }
             }
         }
-        let shared = self.node.resources_between(remote.rail, RailOf { node: self.node.node, device: self.device });
-        let route = Route { queue_pair: &peer.pace, shared: &shared, is_short: request.bytes <= SHORT_BYTES };
+        let shared = self.node.resources_between(
+            remote.rail,
+            RailOf {
+                node: self.node.node,
+                device: self.device,
+            },
+        );
+        let route = Route {
+            queue_pair: &peer.pace,
+            shared: &shared,
+            is_short: request.bytes <= SHORT_BYTES,
+        };
         let begins_ns = route.begins_at_ns(request.posted_ns.max(local.serving.not_before_ns));
         if begins_ns > now_ns {
             return Step::Until(begins_ns);
@@ -221,11 +278,16 @@ impl QueuePair {
             return Step::Until(until_ns);
         }
         let (piece, retry_ns) = self.transmit(local, remote, peer, &request);
-        if let Err(status) = self.move_piece(local, peer, number, &request, piece as usize, bounce) {
+        if let Err(status) = self.move_piece(local, peer, number, &request, piece as usize, bounce)
+        {
             return self.end(local, number, status, None, now_ns);
         }
-        self.node.rail_of(remote.rail).sent_bytes.fetch_add(piece, Ordering::Relaxed);
-        local.serving.arrives_ns = route.carry(begins_ns, piece) + self.node.latency_ns(self.device);
+        self.node
+            .rail_of(remote.rail)
+            .sent_bytes
+            .fetch_add(piece, Ordering::Relaxed);
+        local.serving.arrives_ns =
+            route.carry(begins_ns, piece) + self.node.latency_ns(self.device);
         local.serving.cursor += piece;
         if let Some(retry_ns) = retry_ns {
             local.serving.not_before_ns = now_ns + retry_ns;
@@ -241,9 +303,25 @@ impl QueuePair {
 
     /// Sends the packets of the next piece, up to the first that is lost. Returns the bytes that
     /// arrive and, after a loss, the time until the lost packet is sent again.
-    fn transmit(&self, local: &Local, remote: &Remote, peer: &QpMemory, request: &Request) -> (u64, Option<u64>) {
-        let (own, is_read) = (RailOf { node: self.node.node, device: self.device }, request.is_read());
-        let (from, to, sender) = if is_read { (own, remote.rail, self.memory()) } else { (remote.rail, own, peer) };
+    fn transmit(
+        &self,
+        local: &Local,
+        remote: &Remote,
+        peer: &QpMemory,
+        request: &Request,
+    ) -> (u64, Option<u64>) {
+        let (own, is_read) = (
+            RailOf {
+                node: self.node.node,
+                device: self.device,
+            },
+            request.is_read(),
+        );
+        let (from, to, sender) = if is_read {
+            (own, remote.rail, self.memory())
+        } else {
+            (remote.rail, own, peer)
+        };
         let (from_rail, to_rail) = (self.node.rail_of(from), self.node.rail_of(to));
         let left = request.bytes - local.serving.cursor;
         let piece = left.min(BOUNCE_BYTES as u64);
@@ -251,22 +329,42 @@ impl QueuePair {
         let packets = piece.div_ceil(packet_bytes).max(1);
         // A loss of N means that one packet in N is lost. Of two rails with loss, the one that
         // loses more counts: it has the smaller N.
-        let loss = [from_rail, to_rail].map(|rail| rail.path().loss()).into_iter().filter(|loss| *loss > 0).min();
+        let loss = [from_rail, to_rail]
+            .map(|rail| rail.path().loss())
+            .into_iter()
+            .filter(|loss| *loss > 0)
+            .min();
         let (sent, is_lost) = from_rail.send(packets, loss.unwrap_or(0));
         to_rail.count(Counter::Received, sent - u64::from(is_lost));
         if !is_lost {
             return (piece, None);
         }
-        let is_last = sent == packets && piece == left && local.serving.next + 1 == peer.posted.load(Ordering::Acquire);
+        let is_last = sent == packets
+            && piece == left
+            && local.serving.next + 1 == peer.posted.load(Ordering::Acquire);
         let (error, retry_ns) = match is_last {
-            true => (Counter::AckTimeout, peer.ack_timeout_ns.load(Ordering::Relaxed).max(LATER_NS)),
-            false => (Counter::SequenceError, 2 * self.node.latency_ns(self.device)),
+            true => (
+                Counter::AckTimeout,
+                peer.ack_timeout_ns.load(Ordering::Relaxed).max(LATER_NS),
+            ),
+            false => (
+                Counter::SequenceError,
+                2 * self.node.latency_ns(self.device),
+            ),
         };
         from_rail.count(error, 1);
         self.node.publish(from, &[Counter::Sent, error]);
         let noticed = Some(Counter::OutOfSequence).filter(|_| !is_last);
-        noticed.iter().for_each(|counter| to_rail.count(*counter, 1));
-        self.node.publish(to, &[Some(Counter::Received), noticed].into_iter().flatten().collect::<Vec<_>>());
+        noticed
+            .iter()
+            .for_each(|counter| to_rail.count(*counter, 1));
+        self.node.publish(
+            to,
+            &[Some(Counter::Received), noticed]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>(),
+        );
         ((sent - 1) * packet_bytes, Some(retry_ns))
     }
 
@@ -293,7 +391,13 @@ impl QueuePair {
         None
     }
 
-    fn admit(&self, local: &mut Local, peer: &QpMemory, request: &Request, now_ns: u64) -> Result<(), Refusal> {
+    fn admit(
+        &self,
+        local: &mut Local,
+        peer: &QpMemory,
+        request: &Request,
+        now_ns: u64,
+    ) -> Result<(), Refusal> {
         if request.status != 0 {
             return Err(Refusal::Failed(request.status));
         }
@@ -301,7 +405,10 @@ impl QueuePair {
             return Err(Refusal::Failed(status::REMOTE_INVALID));
         }
         let total: u64 = request.pieces.iter().map(|(_, bytes)| bytes).sum();
-        if total != request.bytes || request.bytes > 1 << 31 || request.head.operation > Operation::Read as u8 {
+        if total != request.bytes
+            || request.bytes > 1 << 31
+            || request.head.operation > Operation::Read as u8
+        {
             return Err(Refusal::Failed(status::LOCAL_LENGTH));
         }
         if !self.key_allows(local, request, 0, request.bytes) {
@@ -322,7 +429,10 @@ impl QueuePair {
                 local.serving.not_before_ns = now_ns;
             }
             local.serving.receive = Some(receive);
-            let room: u64 = receive.sges[..receive.count].iter().map(|sge| u64::from(sge.bytes)).sum();
+            let room: u64 = receive.sges[..receive.count]
+                .iter()
+                .map(|sge| u64::from(sge.bytes))
+                .sum();
             if request.head.operation == Operation::Send as u8 && request.bytes > room {
                 return Err(Refusal::Failed(status::REMOTE_INVALID));
             }
@@ -339,7 +449,9 @@ impl QueuePair {
             2 => status::REMOTE_READ,
             _ => return true,
         };
-        let Some(addr) = request.remote_addr.checked_add(offset) else { return false };
+        let Some(addr) = request.remote_addr.checked_add(offset) else {
+            return false;
+        };
         bytes == 0 || local.access & access != 0 && self.allows(request.rkey, addr, bytes, access)
     }
 
@@ -360,7 +472,9 @@ impl QueuePair {
             return Err(status::REMOTE_ACCESS);
         }
         let process = peer.process.load(Ordering::Relaxed) as usize % MAX_PROCESSES;
-        let pid = self.node.memory.processes[process].pid.load(Ordering::Acquire);
+        let pid = self.node.memory.processes[process]
+            .pid
+            .load(Ordering::Acquire);
         let mut inline = [0u64; INLINE_BYTES / 8];
         if request.head.inline_bytes > 0 {
             if request.head.inline_bytes as u64 != request.bytes {
@@ -371,10 +485,20 @@ impl QueuePair {
             }
         }
         let carried = (request.head.inline_bytes > 0).then_some(&inline[..]);
-        let source = Source { pid, pieces: &request.pieces, carried };
+        let source = Source {
+            pid,
+            pieces: &request.pieces,
+            carried,
+        };
         let moved = match request.head.operation {
             1 => self.fill_receive(local, &source, cursor, bytes, bounce)?,
-            2 => memory::answer_read(pid, request.remote_addr + cursor, bytes, &request.pieces, cursor),
+            2 => memory::answer_read(
+                pid,
+                request.remote_addr + cursor,
+                bytes,
+                &request.pieces,
+                cursor,
+            ),
             _ => source.store(bounce, cursor, bytes, request.remote_addr + cursor),
         };
         moved.map_err(|fault| self.status_of(fault))
@@ -388,7 +512,9 @@ impl QueuePair {
         bytes: usize,
         bounce: &mut Bounce,
     ) -> Result<Result<(), Fault>, u32> {
-        let Some(receive) = local.serving.receive else { return Err(status::REMOTE_OPERATION) };
+        let Some(receive) = local.serving.receive else {
+            return Err(status::REMOTE_OPERATION);
+        };
         let (mut skip, mut left) = (cursor, bytes as u64);
         for sge in &receive.sges[..receive.count] {
             let room = u64::from(sge.bytes);
@@ -426,17 +552,29 @@ impl QueuePair {
         }
     }
 
-    fn receive_completion(&self, local: &mut Local, request: &Request) -> Option<(Completion, bool)> {
+    fn receive_completion(
+        &self,
+        local: &mut Local,
+        request: &Request,
+    ) -> Option<(Completion, bool)> {
         let receive = local.serving.receive.take()?;
         let written = request.head.operation == Operation::Write as u8;
         let completion = Completion {
             wr_id: receive.wr_id,
             status: 0,
-            opcode: if written { status::RECEIVED_IMMEDIATE } else { status::RECEIVED },
+            opcode: if written {
+                status::RECEIVED_IMMEDIATE
+            } else {
+                status::RECEIVED
+            },
             vendor_err: 0,
             bytes: request.bytes as u32,
             imm: request.imm,
-            flags: if request.head.has_imm { status::WITH_IMMEDIATE } else { 0 },
+            flags: if request.head.has_imm {
+                status::WITH_IMMEDIATE
+            } else {
+                0
+            },
             qp_num: self.number(),
             src_qp: local.remote.map_or(0, |remote| remote.number),
         };
@@ -456,7 +594,16 @@ impl QueuePair {
             }
         };
         let (wr_id, qp_num, opcode) = (receive.wr_id, self.number(), status::RECEIVED);
-        Some((Completion { wr_id, status: why, opcode, qp_num, ..Completion::default() }, true))
+        Some((
+            Completion {
+                wr_id,
+                status: why,
+                opcode,
+                qp_num,
+                ..Completion::default()
+            },
+            true,
+        ))
     }
 
     fn end(
@@ -469,12 +616,25 @@ impl QueuePair {
     ) -> Step {
         let completion = completion.or_else(|| self.receive_of_failure(local, status));
         // Requests end in order.
-        let at_ns = local.serving.ending.back().map_or(at_ns, |before| before.at_ns.max(at_ns));
-        local.serving.ending.push_back(CarriedRequest { at_ns, number, status, completion });
+        let at_ns = local
+            .serving
+            .ending
+            .back()
+            .map_or(at_ns, |before| before.at_ns.max(at_ns));
+        local.serving.ending.push_back(CarriedRequest {
+            at_ns,
+            number,
+            status,
+            completion,
+        });
         local.serving.admitted = None;
         local.serving.cursor = 0;
         local.serving.next = number + 1;
-        if status == 0 { Step::Again } else { Step::Until(at_ns) }
+        if status == 0 {
+            Step::Again
+        } else {
+            Step::Until(at_ns)
+        }
     }
 }
 
@@ -490,7 +650,10 @@ fn not_ready(local: &mut Local, peer: &QpMemory, now_ns: u64) -> Refusal {
         return Refusal::Failed(status::RNR_RETRY_EXCEEDED);
     }
     let again_ns = now_ns + local.rnr_wait_ns.max(1);
-    local.serving.rnr = Some(Rnr { again_ns, tries: tries + 1 });
+    local.serving.rnr = Some(Rnr {
+        again_ns,
+        tries: tries + 1,
+    });
     Refusal::NotReady(again_ns)
 }
 

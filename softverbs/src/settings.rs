@@ -1,6 +1,9 @@
 //! The settings, from the environment; read once, when a process joins a fabric.
 
-#![allow(clippy::disallowed_methods, reason = "the one file that reads the environment")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the one file that reads the environment"
+)]
 
 use crate::nic::Nic;
 use crate::own_folder;
@@ -34,13 +37,25 @@ pub struct Settings {
 impl Settings {
     /// Reads the settings. The error names the wrong variable, and lists the allowed values.
     pub(crate) fn from_environment() -> Result<Self, String> {
-        let known = ["DIR", "FABRIC", "NODE", "PROFILE", "NIC", "SCALE", "THREADS", "ADVERSARY"];
+        let known = [
+            "DIR",
+            "FABRIC",
+            "NODE",
+            "PROFILE",
+            "NIC",
+            "SCALE",
+            "THREADS",
+            "ADVERSARY",
+        ];
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy().into_owned();
             if let Some(rest) = name.strip_prefix("SOFTVERBS_")
                 && !known.contains(&rest)
             {
-                return Err(format!("{name}: no such setting; the settings: SOFTVERBS_{}", known.join(", SOFTVERBS_")));
+                return Err(format!(
+                    "{name}: no such setting; the settings: SOFTVERBS_{}",
+                    known.join(", SOFTVERBS_")
+                ));
             }
         }
         Ok(Self {
@@ -51,8 +66,13 @@ impl Settings {
             nic: nic()?,
             scale: scale(read("SOFTVERBS_SCALE"))?,
             threads: number(read("SOFTVERBS_THREADS"), "SOFTVERBS_THREADS", 1, 16)?,
-            adversary: number(read("SOFTVERBS_ADVERSARY"), "SOFTVERBS_ADVERSARY", 0, usize::MAX)?
-                .map(|seed| seed as u64),
+            adversary: number(
+                read("SOFTVERBS_ADVERSARY"),
+                "SOFTVERBS_ADVERSARY",
+                0,
+                usize::MAX,
+            )?
+            .map(|seed| seed as u64),
         })
     }
 }
@@ -69,7 +89,10 @@ pub fn fabric() -> Result<String, String> {
 }
 
 fn read(name: &str) -> Option<String> {
-    std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+    std::env::var(name)
+        .ok()
+        .map(|value| value.trim().to_owned())
+        .filter(|value| !value.is_empty())
 }
 
 /// Returns the folder of all fabrics: `SOFTVERBS_DIR`, or this user's own folder, which is created
@@ -89,20 +112,32 @@ pub fn dir() -> Result<PathBuf, String> {
 
 fn named(value: Option<String>) -> Result<String, String> {
     let name = value.unwrap_or_else(|| "default".to_owned());
-    let plain = name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
+    let plain = name.len() <= 64
+        && name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
     if plain {
         Ok(name)
     } else {
-        Err(format!("SOFTVERBS_FABRIC={name:?}: must be at most 64 letters, digits, '-' and '_'"))
+        Err(format!(
+            "SOFTVERBS_FABRIC={name:?}: must be at most 64 letters, digits, '-' and '_'"
+        ))
     }
 }
 
 fn device(value: Option<String>) -> Result<Nic, String> {
-    let Some(name) = value else { return Ok(Nic::default()) };
+    let Some(name) = value else {
+        return Ok(Nic::default());
+    };
     Nic::parse(&name).map_err(|allowed| format!("SOFTVERBS_NIC={name:?}: {allowed}"))
 }
 
-fn number(value: Option<String>, name: &str, low: usize, high: usize) -> Result<Option<usize>, String> {
+fn number(
+    value: Option<String>,
+    name: &str,
+    low: usize,
+    high: usize,
+) -> Result<Option<usize>, String> {
     let Some(text) = value else { return Ok(None) };
     match text.parse() {
         Ok(n) if (low..=high).contains(&n) => Ok(Some(n)),
@@ -117,7 +152,11 @@ fn scale(value: Option<String>) -> Result<f64, String> {
     let Some(text) = value else { return Ok(1.0) };
     match text.parse::<f64>() {
         Ok(factor) if SCALES.contains(&factor) => Ok(factor),
-        _ => Err(format!("SOFTVERBS_SCALE={text:?}: must be {} to {}", SCALES.start(), SCALES.end())),
+        _ => Err(format!(
+            "SOFTVERBS_SCALE={text:?}: must be {} to {}",
+            SCALES.start(),
+            SCALES.end()
+        )),
     }
 }
 
@@ -132,6 +171,9 @@ mod tests {
             (device(None), named("mlx5"), named("soft-roce")),
             (Ok(Nic::Mlx5), Ok(Nic::Mlx5), Ok(Nic::SoftRoce))
         );
-        assert_eq!(named("rxe"), Err("SOFTVERBS_NIC=\"rxe\": must be mlx5 or soft-roce".to_owned()));
+        assert_eq!(
+            named("rxe"),
+            Err("SOFTVERBS_NIC=\"rxe\": must be mlx5 or soft-roce".to_owned())
+        );
     }
 }

@@ -74,10 +74,17 @@ fn rest(node: &Node, index: usize, soonest: Option<u64>) {
     // This thread does not reset the mark when it wakes up, because another thread of this process
     // may still sleep with that mark. Only `engine::ring`, which wakes the threads, resets the
     // mark.
-    let mark = process.sleeping.fetch_max(depth, Ordering::SeqCst).max(depth);
+    let mark = process
+        .sleeping
+        .fetch_max(depth, Ordering::SeqCst)
+        .max(depth);
     let mut mine = (index..node.devices().len()).step_by(node.threads());
     if mine.any(|device| process.rung[device].load(Ordering::SeqCst) != 0) {
         return;
     }
-    sleep_while(&process.sleeping, mark, ahead.map_or(longest, |ns| longest.min(Duration::from_nanos(ns))));
+    sleep_while(
+        &process.sleeping,
+        mark,
+        ahead.map_or(longest, |ns| longest.min(Duration::from_nanos(ns))),
+    );
 }

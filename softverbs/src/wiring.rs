@@ -106,15 +106,24 @@ impl Wires {
     /// Number of machines that the cables are for: the highest machine with a cable, plus one,
     /// because machines count from 0. `None` without cables.
     pub fn nodes(&self) -> Option<usize> {
-        self.wires.iter().flat_map(|wire| wire.ends).map(|end| end.node + 1).max()
+        self.wires
+            .iter()
+            .flat_map(|wire| wire.ends)
+            .map(|end| end.node + 1)
+            .max()
     }
 
     /// True if the ports are joined by a cable, or by two cables and a machine in between that
     /// forwards.
     pub fn join(&self, one: Port, other: Port) -> bool {
-        let (Some(beyond), Some(before)) = (self.beyond(one), self.beyond(other)) else { return false };
+        let (Some(beyond), Some(before)) = (self.beyond(one), self.beyond(other)) else {
+            return false;
+        };
         beyond == other
-            || self.forwards.iter().any(|ports| ports.contains(&beyond) && ports.contains(&before) && beyond != before)
+            || self
+                .forwards
+                .iter()
+                .any(|ports| ports.contains(&beyond) && ports.contains(&before) && beyond != before)
     }
 
     fn beyond(&self, port: Port) -> Option<Port> {
@@ -141,7 +150,10 @@ impl Wires {
     }
 
     fn at(&self, port: Port) -> Option<(usize, &Wire)> {
-        self.wires.iter().enumerate().find(|(_, wire)| wire.ends.contains(&port))
+        self.wires
+            .iter()
+            .enumerate()
+            .find(|(_, wire)| wire.ends.contains(&port))
     }
 }
 
@@ -151,7 +163,11 @@ mod tests {
 
     fn wire(one: (usize, usize), other: (usize, usize), subnets: Subnets) -> Wire {
         let port = |(node, cable)| Port { node, cable };
-        Wire { name: "w".to_owned(), ends: [port(one), port(other)], subnets }
+        Wire {
+            name: "w".to_owned(),
+            ends: [port(one), port(other)],
+            subnets,
+        }
     }
 
     #[test]
@@ -161,12 +177,30 @@ mod tests {
         wires.add(wire((1, 0), (2, 1), Subnets::One)).unwrap();
         let port = |node, cable| Port { node, cable };
         assert!(wires.join(port(0, 0), port(1, 1)) && wires.join(port(1, 1), port(0, 0)));
-        for (one, other) in [((0, 0), (1, 0)), ((0, 0), (2, 1)), ((0, 0), (0, 0)), ((0, 1), (2, 0))] {
-            assert!(!wires.join(port(one.0, one.1), port(other.0, other.1)), "{one:?} {other:?}");
+        for (one, other) in [
+            ((0, 0), (1, 0)),
+            ((0, 0), (2, 1)),
+            ((0, 0), (0, 0)),
+            ((0, 1), (2, 0)),
+        ] {
+            assert!(
+                !wires.join(port(one.0, one.1), port(other.0, other.1)),
+                "{one:?} {other:?}"
+            );
         }
         assert_eq!(wires.nodes(), Some(3));
-        assert!(wires.add(wire((0, 0), (2, 0), Subnets::Each)).unwrap_err().contains("already"));
-        assert!(wires.add(wire((3, 0), (3, 1), Subnets::Each)).unwrap_err().contains("one node"));
+        assert!(
+            wires
+                .add(wire((0, 0), (2, 0), Subnets::Each))
+                .unwrap_err()
+                .contains("already")
+        );
+        assert!(
+            wires
+                .add(wire((3, 0), (3, 1), Subnets::Each))
+                .unwrap_err()
+                .contains("one node")
+        );
     }
 
     #[test]
@@ -174,10 +208,26 @@ mod tests {
         let mut wires = Wires::default();
         wires.add(wire((0, 0), (1, 1), Subnets::Each)).unwrap();
         wires.add(wire((1, 0), (2, 1), Subnets::One)).unwrap();
-        let address = |node, cable, place| wires.address(Port { node, cable }, place).map(|ip| ip.octets());
-        assert_eq!((address(0, 0, 0), address(1, 1, 0)), (Some([10, 0, 0, 1]), Some([10, 0, 0, 2])));
-        assert_eq!((address(0, 0, 1), address(1, 1, 1)), (Some([10, 0, 1, 1]), Some([10, 0, 1, 2])));
-        let one = [address(1, 0, 0), address(1, 0, 1), address(2, 1, 0), address(2, 1, 1)].map(Option::unwrap);
+        let address = |node, cable, place| {
+            wires
+                .address(Port { node, cable }, place)
+                .map(|ip| ip.octets())
+        };
+        assert_eq!(
+            (address(0, 0, 0), address(1, 1, 0)),
+            (Some([10, 0, 0, 1]), Some([10, 0, 0, 2]))
+        );
+        assert_eq!(
+            (address(0, 0, 1), address(1, 1, 1)),
+            (Some([10, 0, 1, 1]), Some([10, 0, 1, 2]))
+        );
+        let one = [
+            address(1, 0, 0),
+            address(1, 0, 1),
+            address(2, 1, 0),
+            address(2, 1, 1),
+        ]
+        .map(Option::unwrap);
         assert!(one.iter().all(|ip| ip[..3] == [10, 1, 0]));
         assert!((0..4).all(|at| !one[..at].contains(&one[at])), "{one:?}");
         assert_eq!(address(0, 1, 0), None);

@@ -110,7 +110,10 @@ impl SendRequest<'_> {
             inline_bytes,
         };
         slot.head.store(head.pack(), Ordering::Relaxed);
-        slot.imm_rkey.store(u64::from(self.imm.unwrap_or(0)) | u64::from(self.rkey) << 32, Ordering::Relaxed);
+        slot.imm_rkey.store(
+            u64::from(self.imm.unwrap_or(0)) | u64::from(self.rkey) << 32,
+            Ordering::Relaxed,
+        );
         slot.remote_addr.store(self.remote_addr, Ordering::Relaxed);
         slot.bytes.store(bytes, Ordering::Relaxed);
         slot.posted_ns.store(now_ns, Ordering::Relaxed);
@@ -141,7 +144,10 @@ impl Request {
         let imm_rkey = slot.imm_rkey.load(Ordering::Relaxed);
         let mut pieces = [(0, 0); MAX_SGES];
         for (piece, cells) in pieces.iter_mut().zip(&slot.sges).take(head.sges) {
-            *piece = (cells[0].load(Ordering::Relaxed), cells[1].load(Ordering::Relaxed));
+            *piece = (
+                cells[0].load(Ordering::Relaxed),
+                cells[1].load(Ordering::Relaxed),
+            );
         }
         Self {
             head,

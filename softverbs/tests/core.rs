@@ -33,9 +33,17 @@ fn a_write_wakes_an_engine_that_is_asleep_though_its_process_has_just_polled() {
     assert!(pair.b.poll().is_empty());
     bed.at(1_050_000);
     assert_eq!(left_as(ASLEEP), AWAKE);
-    assert_eq!(left_as(NAPPING), NAPPING, "a process that polls drives its engine");
+    assert_eq!(
+        left_as(NAPPING),
+        NAPPING,
+        "a process that polls drives its engine"
+    );
     bed.at(1_150_000);
-    assert_eq!(left_as(NAPPING), AWAKE, "a process that polled once does not");
+    assert_eq!(
+        left_as(NAPPING),
+        AWAKE,
+        "a process that polled once does not"
+    );
 }
 
 #[test]
@@ -49,8 +57,14 @@ fn a_write_takes_its_time_lands_whole_and_completes_on_both_sides() {
     assert_eq!(pair.poll(), (vec![], vec![]));
     bed.at(101_000);
     let (a, b) = pair.poll();
-    assert_eq!((a.len(), a[0].wr_id, a[0].status, a[0].opcode), (1, 77, 0, 1));
-    assert_eq!((b.len(), b[0].wr_id, b[0].bytes, b[0].imm, b[0].opcode), (1, 33, 100_000, 0xabcd, 129));
+    assert_eq!(
+        (a.len(), a[0].wr_id, a[0].status, a[0].opcode),
+        (1, 77, 0, 1)
+    );
+    assert_eq!(
+        (b.len(), b[0].wr_id, b[0].bytes, b[0].imm, b[0].opcode),
+        (1, 33, 100_000, 0xabcd, 129)
+    );
     assert_eq!(pair.b.bytes[9..100_009], pair.a.bytes[..100_000]);
 }
 
@@ -76,7 +90,11 @@ fn two_rails_on_one_link_share_it_and_a_queue_pair_has_its_own_rate() {
             break;
         }
     }
-    assert_eq!(done, [("one", 82_000), ("other", 161_000)], "the other's queue pair carries half a byte a nanosecond");
+    assert_eq!(
+        done,
+        [("one", 82_000), ("other", 161_000)],
+        "the other's queue pair carries half a byte a nanosecond"
+    );
 }
 
 #[test]
@@ -108,36 +126,71 @@ fn a_busy_queue_pair_does_not_starve_another() {
 fn sends_fill_receives_and_reads_fetch() {
     let bed = Bed::new();
     let pair = bed.pair(0, 7);
-    pair.b.qp.post_receive(1, &[pair.b.sge(1000, 100), pair.b.sge(5000, 400)]).unwrap();
-    pair.a.post(Operation::Send, &[pair.a.sge(10, 200), pair.a.sge(600, 200)], None, (0, 0)).unwrap();
+    pair.b
+        .qp
+        .post_receive(1, &[pair.b.sge(1000, 100), pair.b.sge(5000, 400)])
+        .unwrap();
+    pair.a
+        .post(
+            Operation::Send,
+            &[pair.a.sge(10, 200), pair.a.sge(600, 200)],
+            None,
+            (0, 0),
+        )
+        .unwrap();
     bed.at(10_000);
     let (a, b) = pair.poll();
-    assert_eq!((a.len(), b.len(), b[0].bytes, b[0].opcode), (1, 1, 400, 128));
+    assert_eq!(
+        (a.len(), b.len(), b[0].bytes, b[0].opcode),
+        (1, 1, 400, 128)
+    );
     let sent = [&pair.a.bytes[10..210], &pair.a.bytes[600..800]].concat();
-    assert_eq!([&pair.b.bytes[1000..1100], &pair.b.bytes[5000..5300]].concat(), sent);
+    assert_eq!(
+        [&pair.b.bytes[1000..1100], &pair.b.bytes[5000..5300]].concat(),
+        sent
+    );
 
     let from = pair.b.bytes.as_ptr() as u64 + 300_000;
-    pair.a.post(Operation::Read, &[pair.a.sge(900_000, 70_000)], None, (from, pair.b.key)).unwrap();
+    pair.a
+        .post(
+            Operation::Read,
+            &[pair.a.sge(900_000, 70_000)],
+            None,
+            (from, pair.b.key),
+        )
+        .unwrap();
     bed.at(200_000);
     let (a, b) = pair.poll();
     assert_eq!((a.len(), a[0].status, a[0].opcode, b.len()), (1, 0, 2, 0));
-    assert_eq!(pair.a.bytes[900_000..970_000], pair.b.bytes[300_000..370_000]);
+    assert_eq!(
+        pair.a.bytes[900_000..970_000],
+        pair.b.bytes[300_000..370_000]
+    );
 }
 
 #[test]
-fn a_send_consumes_one_receive_with_or_without_an_immediate_and_a_write_without_one_consumes_none() {
+fn a_send_consumes_one_receive_with_or_without_an_immediate_and_a_write_without_one_consumes_none()
+{
     let bed = Bed::new();
     let pair = bed.pair(0, 7);
     // Receives without memory, as for immediates.
     (0..3).for_each(|wr_id| pair.b.qp.post_receive(wr_id, &[]).unwrap());
     pair.a.write(10, None, &pair.b);
     pair.a.post(Operation::Send, &[], None, (0, 0)).unwrap();
-    pair.a.post(Operation::Send, &[], Some(0xabcd), (0, 0)).unwrap();
+    pair.a
+        .post(Operation::Send, &[], Some(0xabcd), (0, 0))
+        .unwrap();
     pair.a.write(10, Some(0xef01), &pair.b);
     bed.at(100_000);
     let (a, b) = pair.poll();
-    assert!(a.len() == 4 && a.iter().all(|completion| completion.status == 0), "{a:?}");
-    let got: Vec<_> = b.iter().map(|c| (c.wr_id, c.status, c.opcode, c.flags, c.imm, c.bytes)).collect();
+    assert!(
+        a.len() == 4 && a.iter().all(|completion| completion.status == 0),
+        "{a:?}"
+    );
+    let got: Vec<_> = b
+        .iter()
+        .map(|c| (c.wr_id, c.status, c.opcode, c.flags, c.imm, c.bytes))
+        .collect();
     let immediate = (status::RECEIVED_IMMEDIATE, status::WITH_IMMEDIATE);
     assert_eq!(
         got,
@@ -155,16 +208,28 @@ fn a_send_that_is_longer_than_its_receive_fails_at_both_ends_and_writes_nothing(
         let bed = Bed::new();
         let pair = bed.pair(0, 7);
         let before = pair.b.bytes.clone();
-        let sges = if room == 0 { vec![] } else { vec![pair.b.sge(1000, room)] };
+        let sges = if room == 0 {
+            vec![]
+        } else {
+            vec![pair.b.sge(1000, room)]
+        };
         (0..2).for_each(|wr_id| pair.b.qp.post_receive(wr_id, &sges).unwrap());
-        pair.a.post(Operation::Send, &[pair.a.sge(0, 100)], None, (0, 0)).unwrap();
+        pair.a
+            .post(Operation::Send, &[pair.a.sge(0, 100)], None, (0, 0))
+            .unwrap();
         pair.a.write(10, Some(1), &pair.b);
         bed.at(100_000);
         let (a, b) = pair.poll();
-        assert_eq!(a.iter().map(|c| c.status).collect::<Vec<_>>(), [status::REMOTE_INVALID, status::FLUSHED]);
+        assert_eq!(
+            a.iter().map(|c| c.status).collect::<Vec<_>>(),
+            [status::REMOTE_INVALID, status::FLUSHED]
+        );
         let of_b: Vec<_> = b.iter().map(|c| (c.wr_id, c.status)).collect();
         assert_eq!(of_b, [(0, status::LOCAL_LENGTH), (1, status::FLUSHED)]);
-        assert_eq!((pair.a.qp.state(), pair.b.qp.state()), (State::Error, State::Error));
+        assert_eq!(
+            (pair.a.qp.state(), pair.b.qp.state()),
+            (State::Error, State::Error)
+        );
         assert!(pair.b.bytes == before);
     }
 }
@@ -178,14 +243,24 @@ fn a_wrong_key_or_an_address_out_of_bounds_puts_both_queue_pairs_into_error_and_
         let to = (pair.b.bytes.as_ptr() as u64).wrapping_add(shift);
         pair.b.qp.post_receive(9, &[]).unwrap();
         pair.a.write(10, None, &pair.b);
-        pair.a.post(Operation::Write, &[pair.a.sge(0, 100)], None, (to, pair.b.key ^ key_change)).unwrap();
+        pair.a
+            .post(
+                Operation::Write,
+                &[pair.a.sge(0, 100)],
+                None,
+                (to, pair.b.key ^ key_change),
+            )
+            .unwrap();
         pair.a.write(10, None, &pair.b);
         bed.at(100_000);
         let (a, b) = pair.poll();
         let statuses: Vec<u32> = a.iter().map(|c| c.status).collect();
         assert_eq!(statuses, [0, status::REMOTE_ACCESS, status::FLUSHED]);
         assert_eq!((b.len(), b[0].status, b[0].wr_id), (1, status::FLUSHED, 9));
-        assert_eq!((pair.a.qp.state(), pair.b.qp.state()), (State::Error, State::Error));
+        assert_eq!(
+            (pair.a.qp.state(), pair.b.qp.state()),
+            (State::Error, State::Error)
+        );
         assert_eq!(bed.nodes[1].next_event(0).map(|event| event.kind), Some(3));
         assert_eq!(pair.b.bytes[50..], before[50..]);
     }
@@ -198,12 +273,27 @@ fn a_key_of_another_protection_domain_allows_nothing() {
         let pair = bed.pair(0, 7);
         let owner = if its_own { &pair.a } else { &pair.b };
         // SAFETY: the bytes live as long as their end, and are read only between the tests' steps.
-        let key = unsafe { owner.node.register((0, 5), owner.bytes.as_ptr() as usize, owner.bytes.len(), 7) }.unwrap();
-        let piece = Sge { lkey: if its_own { key } else { pair.a.key }, ..pair.a.sge(0, 8) };
-        let to = (pair.b.bytes.as_ptr() as u64, if its_own { pair.b.key } else { key });
+        let key = unsafe {
+            owner
+                .node
+                .register((0, 5), owner.bytes.as_ptr() as usize, owner.bytes.len(), 7)
+        }
+        .unwrap();
+        let piece = Sge {
+            lkey: if its_own { key } else { pair.a.key },
+            ..pair.a.sge(0, 8)
+        };
+        let to = (
+            pair.b.bytes.as_ptr() as u64,
+            if its_own { pair.b.key } else { key },
+        );
         pair.a.post(Operation::Write, &[piece], None, to).unwrap();
         bed.at(100_000);
-        let wanted = if its_own { status::LOCAL_PROTECTION } else { status::REMOTE_ACCESS };
+        let wanted = if its_own {
+            status::LOCAL_PROTECTION
+        } else {
+            status::REMOTE_ACCESS
+        };
         assert_eq!(pair.poll().0[0].status, wanted);
         owner.node.deregister(0, key).unwrap();
     }
@@ -214,14 +304,21 @@ fn requests_without_a_completion_keep_their_places_until_one_with_it_is_done() {
     let bed = Bed::new();
     let pair = bed.pair(0, 7);
     let to = (pair.b.bytes.as_ptr() as u64, pair.b.key);
-    let unsignaled = || pair.a.post_with(false, Operation::Write, &[pair.a.sge(0, 8)], None, to);
+    let unsignaled = || {
+        pair.a
+            .post_with(false, Operation::Write, &[pair.a.sge(0, 8)], None, to)
+    };
     for _ in 0..15 {
         unsignaled().unwrap();
     }
     bed.at(1_000_000);
     assert!(pair.poll().0.is_empty());
     pair.a.write(8, None, &pair.b);
-    assert_eq!(unsignaled(), Err(libc::ENOMEM), "fifteen are done, but none was signaled");
+    assert_eq!(
+        unsignaled(),
+        Err(libc::ENOMEM),
+        "fifteen are done, but none was signaled"
+    );
     bed.at(2_000_000);
     assert_eq!(pair.poll().0.len(), 1);
     for _ in 0..16 {
@@ -233,8 +330,19 @@ fn requests_without_a_completion_keep_their_places_until_one_with_it_is_done() {
 fn local_memory_is_checked_too() {
     let bed = Bed::new();
     let pair = bed.pair(0, 7);
-    let wild = Sge { addr: 64, bytes: 8, lkey: pair.a.key };
-    pair.a.post(Operation::Write, &[wild], None, (pair.b.bytes.as_ptr() as u64, pair.b.key)).unwrap();
+    let wild = Sge {
+        addr: 64,
+        bytes: 8,
+        lkey: pair.a.key,
+    };
+    pair.a
+        .post(
+            Operation::Write,
+            &[wild],
+            None,
+            (pair.b.bytes.as_ptr() as u64, pair.b.key),
+        )
+        .unwrap();
     bed.at(100_000);
     assert_eq!(pair.poll().0[0].status, status::LOCAL_PROTECTION);
 }
@@ -251,7 +359,11 @@ fn a_write_with_an_immediate_waits_for_a_receive_as_long_as_rnr_retry_says() {
     patient.poll();
     bed.at(50_200_000);
     let (a, b) = patient.poll();
-    assert_eq!((a.len(), b.len()), (1, 1), "the write arrives once there is a receive");
+    assert_eq!(
+        (a.len(), b.len()),
+        (1, 1),
+        "the write arrives once there is a receive"
+    );
 
     let hasty = bed.pair(1, 1);
     hasty.a.write(8, Some(1), &hasty.b);
@@ -267,13 +379,31 @@ fn a_write_with_an_immediate_waits_for_a_receive_as_long_as_rnr_retry_says() {
 fn a_rail_that_goes_down_ends_in_retries_exceeded_and_one_that_is_slowed_is_slow() {
     let bed = Bed::new();
     let pair = bed.pair(0, 7);
-    control(&bed.settings.dir, &bed.settings.fabric, Some(1), "x0", Action::Slow(0.25)).unwrap();
+    control(
+        &bed.settings.dir,
+        &bed.settings.fabric,
+        Some(1),
+        "x0",
+        Action::Slow(0.25),
+    )
+    .unwrap();
     pair.a.write(40_000, None, &pair.b);
     bed.at(160_999);
     assert_eq!(pair.poll().0, []);
     bed.at(161_000);
-    assert_eq!(pair.poll().0.len(), 1, "four nanoseconds a byte, and the latency");
-    control(&bed.settings.dir, &bed.settings.fabric, None, "x0", Action::Down).unwrap();
+    assert_eq!(
+        pair.poll().0.len(),
+        1,
+        "four nanoseconds a byte, and the latency"
+    );
+    control(
+        &bed.settings.dir,
+        &bed.settings.fabric,
+        None,
+        "x0",
+        Action::Down,
+    )
+    .unwrap();
     pair.a.write(8, None, &pair.b);
     pair.a.write(8, None, &pair.b);
     // 4.096 us x 2^8, twice.
@@ -283,7 +413,14 @@ fn a_rail_that_goes_down_ends_in_retries_exceeded_and_one_that_is_slowed_is_slow
     let statuses: Vec<u32> = pair.poll().0.iter().map(|c| c.status).collect();
     assert_eq!(statuses, [status::RETRY_EXCEEDED, status::FLUSHED]);
     assert!(!bed.nodes[0].port_up(0) && bed.nodes[0].port_up(1));
-    let error = control(&bed.settings.dir, &bed.settings.fabric, None, "x7", Action::Up).unwrap_err();
+    let error = control(
+        &bed.settings.dir,
+        &bed.settings.fabric,
+        None,
+        "x7",
+        Action::Up,
+    )
+    .unwrap_err();
     assert!(error.contains("x0, x1"), "{error}");
 }
 
@@ -305,14 +442,27 @@ fn a_removed_function_is_silent_and_one_that_returns_is_a_new_device() {
     // Gone: posts have no effect, and the peer's posts end in a time-out at the peer.
     rail.move_to(Phase::Gone);
     let after = pair.b.bytes.clone();
-    pair.a.post(Operation::Write, &[pair.a.sge(50, 100)], None, (pair.b.bytes.as_ptr() as u64, pair.b.key)).unwrap();
+    pair.a
+        .post(
+            Operation::Write,
+            &[pair.a.sge(50, 100)],
+            None,
+            (pair.b.bytes.as_ptr() as u64, pair.b.key),
+        )
+        .unwrap();
     pair.b.write(10, None, &pair.a);
     bed.at(60_000_000_000);
     let (a, b) = pair.poll();
     assert_eq!((a, pair.b.bytes == after), (vec![], true));
-    assert_eq!(b.iter().map(|c| c.status).collect::<Vec<_>>(), [status::RETRY_EXCEEDED]);
+    assert_eq!(
+        b.iter().map(|c| c.status).collect::<Vec<_>>(),
+        [status::RETRY_EXCEEDED]
+    );
     bed.nodes[0].watch_ports();
-    assert_eq!(bed.nodes[0].next_event(0).map(|event| event.kind), Some(verbs_sys::IBV_EVENT_DEVICE_FATAL));
+    assert_eq!(
+        bed.nodes[0].next_event(0).map(|event| event.kind),
+        Some(verbs_sys::IBV_EVENT_DEVICE_FATAL)
+    );
     // Back: old objects stay dead, and new ones work.
     rail.move_to(Phase::Here);
     assert_eq!(pair.a.qp.change(Change::Error), Err(libc::EIO));
@@ -329,7 +479,9 @@ fn a_failing_function_is_silent_and_loses_its_keys_before_it_leaves() {
     let rail = &bed.nodes[0].memory.rails[0][0];
     let events = || {
         bed.nodes[0].watch_ports();
-        std::iter::from_fn(|| bed.nodes[0].next_event(0)).map(|event| event.kind).collect::<Vec<_>>()
+        std::iter::from_fn(|| bed.nodes[0].next_event(0))
+            .map(|event| event.kind)
+            .collect::<Vec<_>>()
     };
     let before = (pair.a.bytes.clone(), pair.b.bytes.clone());
     // Failed: silent both ways. Only the commands that the kernel does without the device succeed.
@@ -338,15 +490,26 @@ fn a_failing_function_is_silent_and_loses_its_keys_before_it_leaves() {
     pair.b.write(10, None, &pair.a);
     bed.at(100_000);
     assert_eq!(pair.poll(), (vec![], vec![]));
-    let again = Change::ReadyToSend { timeout: 8, retry_count: 1, rnr_retry: 7, send_psn: 5 };
-    assert_eq!((pair.a.qp.change(again), pair.a.qp.change(Change::Error)), (Err(libc::ENOLINK), Ok(())));
+    let again = Change::ReadyToSend {
+        timeout: 8,
+        retry_count: 1,
+        rnr_retry: 7,
+        send_psn: 5,
+    };
+    assert_eq!(
+        (pair.a.qp.change(again), pair.a.qp.change(Change::Error)),
+        (Err(libc::ENOLINK), Ok(()))
+    );
     assert_eq!(events(), [verbs_sys::IBV_EVENT_DEVICE_FATAL]);
     assert_eq!(events(), [0; 0], "the event comes once");
     assert!(pair.a.bytes == before.0 && pair.b.bytes == before.1);
     // Cut off: the device had never stopped, whatever the kernel reported. The writes arrive now.
     rail.move_to(Phase::Cut);
     bed.at(500_000);
-    assert_eq!((pair.a.qp.change(Change::Error), pair.poll().0.len()), (Err(libc::EIO), 1));
+    assert_eq!(
+        (pair.a.qp.change(Change::Error), pair.poll().0.len()),
+        (Err(libc::EIO), 1)
+    );
     assert_ne!(pair.b.bytes[9..19], before.1[9..19]);
     assert_ne!(pair.a.bytes[9..19], before.0[9..19]);
     bed.at(600_000);
@@ -354,11 +517,21 @@ fn a_failing_function_is_silent_and_loses_its_keys_before_it_leaves() {
     // Without keys: the peer is refused, and nothing is written.
     rail.move_to(Phase::Keyless);
     let before = pair.a.bytes.clone();
-    pair.b.post(Operation::Write, &[pair.b.sge(70, 10)], None, (pair.a.bytes.as_ptr() as u64 + 9, pair.a.key)).unwrap();
+    pair.b
+        .post(
+            Operation::Write,
+            &[pair.b.sge(70, 10)],
+            None,
+            (pair.a.bytes.as_ptr() as u64 + 9, pair.a.key),
+        )
+        .unwrap();
     bed.at(700_000);
     pair.poll();
     bed.at(800_000);
-    assert_eq!(pair.b.poll().iter().map(|c| c.status).collect::<Vec<_>>(), [status::REMOTE_ACCESS]);
+    assert_eq!(
+        pair.b.poll().iter().map(|c| c.status).collect::<Vec<_>>(),
+        [status::REMOTE_ACCESS]
+    );
     assert!(pair.a.bytes == before);
     assert_eq!(events(), [verbs_sys::IBV_EVENT_QP_ACCESS_ERR]);
     rail.move_to(Phase::Gone);
@@ -368,13 +541,21 @@ fn a_failing_function_is_silent_and_loses_its_keys_before_it_leaves() {
 #[test]
 fn an_overflowing_completion_queue_and_its_queue_pair_go_into_error() {
     // A sender gets three completions. Its completion queue has room for two, and then for three.
-    for (room, polled, events) in
-        [(2, 0, vec![verbs_sys::IBV_EVENT_CQ_ERR, verbs_sys::IBV_EVENT_QP_FATAL]), (3, 3, vec![])]
-    {
+    for (room, polled, events) in [
+        (
+            2,
+            0,
+            vec![verbs_sys::IBV_EVENT_CQ_ERR, verbs_sys::IBV_EVENT_QP_FATAL],
+        ),
+        (3, 3, vec![]),
+    ] {
         let bed = Bed::new();
         let cq = CompletionQueue::new(&bed.nodes[0], 0, room).unwrap();
         let pair = bed.connect(
-            Pair { a: End::with_queue(&bed.nodes[0], 0, &cq), b: End::new(&bed.nodes[1], 0) },
+            Pair {
+                a: End::with_queue(&bed.nodes[0], 0, &cq),
+                b: End::new(&bed.nodes[1], 0),
+            },
             [1, 0],
             0,
             7,
@@ -383,7 +564,10 @@ fn an_overflowing_completion_queue_and_its_queue_pair_go_into_error() {
         bed.at(100_000);
         assert_eq!(pair.poll().0.len(), polled);
         let seen: Vec<_> = std::iter::from_fn(|| bed.nodes[0].next_event(0)).collect();
-        assert_eq!(seen.iter().map(|event| event.kind).collect::<Vec<_>>(), events);
+        assert_eq!(
+            seen.iter().map(|event| event.kind).collect::<Vec<_>>(),
+            events
+        );
         let is_lost = polled == 0;
         assert!(!is_lost || seen[0].about == EventObject::CompletionQueue(cq.number()));
         assert_eq!(pair.a.qp.state() == State::Error, is_lost);
@@ -395,29 +579,55 @@ fn an_overflowing_completion_queue_and_its_queue_pair_go_into_error() {
     // have arrived.
     let bed = Bed::new();
     let cq = CompletionQueue::new(&bed.nodes[1], 0, 1).unwrap();
-    let pair =
-        bed.connect(Pair { a: End::new(&bed.nodes[0], 0), b: End::with_queue(&bed.nodes[1], 0, &cq) }, [1, 0], 0, 7);
+    let pair = bed.connect(
+        Pair {
+            a: End::new(&bed.nodes[0], 0),
+            b: End::with_queue(&bed.nodes[1], 0, &cq),
+        },
+        [1, 0],
+        0,
+        7,
+    );
     (0..2).for_each(|wr_id| pair.b.qp.post_receive(wr_id, &[]).unwrap());
     (0..2).for_each(|imm| pair.a.write(10, Some(imm), &pair.b));
     bed.at(100_000);
     bed.nodes[1].watch_ports();
     let (a, b) = pair.poll();
-    assert_eq!(a.iter().map(|c| c.status).collect::<Vec<_>>(), [0, status::REMOTE_OPERATION]);
+    assert_eq!(
+        a.iter().map(|c| c.status).collect::<Vec<_>>(),
+        [0, status::REMOTE_OPERATION]
+    );
     assert_eq!((b, pair.b.qp.state()), (vec![], State::Error));
-    let events: Vec<_> = std::iter::from_fn(|| bed.nodes[1].next_event(0)).map(|event| event.kind).collect();
-    assert_eq!(events, [verbs_sys::IBV_EVENT_CQ_ERR, verbs_sys::IBV_EVENT_QP_FATAL]);
+    let events: Vec<_> = std::iter::from_fn(|| bed.nodes[1].next_event(0))
+        .map(|event| event.kind)
+        .collect();
+    assert_eq!(
+        events,
+        [verbs_sys::IBV_EVENT_CQ_ERR, verbs_sys::IBV_EVENT_QP_FATAL]
+    );
 }
 
 #[test]
 fn states_and_limits_are_enforced() {
     let bed = Bed::new();
     let end = End::new(&bed.nodes[0], 0);
-    assert_eq!(end.post(Operation::Write, &[], None, (0, 0)), Err(libc::EINVAL));
     assert_eq!(
-        end.qp.change(Change::ReadyToSend { timeout: 1, retry_count: 1, rnr_retry: 1, send_psn: 0 }),
+        end.post(Operation::Write, &[], None, (0, 0)),
         Err(libc::EINVAL)
     );
-    assert_eq!(end.qp.change(Change::Init { access: 0, port: 2 }), Err(libc::EINVAL));
+    assert_eq!(
+        end.qp.change(Change::ReadyToSend {
+            timeout: 1,
+            retry_count: 1,
+            rnr_retry: 1,
+            send_psn: 0
+        }),
+        Err(libc::EINVAL)
+    );
+    assert_eq!(
+        end.qp.change(Change::Init { access: 0, port: 2 }),
+        Err(libc::EINVAL)
+    );
     end.qp.change(Change::Init { access: 0, port: 1 }).unwrap();
     let nowhere = Change::ReadyToReceive {
         mtu_bytes: 4096,
@@ -433,7 +643,13 @@ fn states_and_limits_are_enforced() {
     }
     assert_eq!(end.qp.post_receive(0, &[]), Err(libc::ENOMEM));
     end.qp.change(Change::Error).unwrap();
-    assert_eq!(end.poll().iter().filter(|c| c.status == status::FLUSHED).count(), 16);
+    assert_eq!(
+        end.poll()
+            .iter()
+            .filter(|c| c.status == status::FLUSHED)
+            .count(),
+        16
+    );
 
     let pair = bed.pair(0, 7);
     for _ in 0..16 {
@@ -463,7 +679,10 @@ fn the_profile_writes_the_sysfs_of_a_machine() {
     let root = std::env::temp_dir().join(format!("softverbs-sysfs-{}", std::process::id()));
     profile.write_sysfs(&root).unwrap();
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
-    assert_eq!(read("class/infiniband/roceP2p1s0f1/device/current_link_width"), "4\n");
+    assert_eq!(
+        read("class/infiniband/roceP2p1s0f1/device/current_link_width"),
+        "4\n"
+    );
     assert_eq!(read("class/net/enP2p1s0f1np1/phys_port_name"), "p1\n");
     std::fs::remove_dir_all(&root).unwrap();
 }
@@ -476,20 +695,34 @@ fn every_posted_receive_ends_in_one_completion_whatever_fails() {
     for wr_id in 1..4 {
         pair.b.qp.post_receive(wr_id, &[pair.b.sge(0, 16)]).unwrap();
     }
-    pair.a.post(Operation::Send, &[pair.a.sge(0, 64)], None, (0, 0)).unwrap();
+    pair.a
+        .post(Operation::Send, &[pair.a.sge(0, 64)], None, (0, 0))
+        .unwrap();
     bed.at(100_000);
     let (a, b) = pair.poll();
     assert_eq!(a[0].status, status::REMOTE_INVALID);
     let ends: Vec<(u64, u32)> = b.iter().map(|c| (c.wr_id, c.status)).collect();
-    assert_eq!(ends, [(1, status::LOCAL_LENGTH), (2, status::FLUSHED), (3, status::FLUSHED)]);
+    assert_eq!(
+        ends,
+        [
+            (1, status::LOCAL_LENGTH),
+            (2, status::FLUSHED),
+            (3, status::FLUSHED)
+        ]
+    );
 
     // Stopped while a message arrives: its receive is flushed too.
     let bed = Bed::new();
     let pair = bed.pair(0, 7);
     for wr_id in 1..4 {
-        pair.b.qp.post_receive(wr_id, &[pair.b.sge(0, 1000)]).unwrap();
+        pair.b
+            .qp
+            .post_receive(wr_id, &[pair.b.sge(0, 1000)])
+            .unwrap();
     }
-    pair.a.post(Operation::Send, &[pair.a.sge(0, 1000)], None, (0, 0)).unwrap();
+    pair.a
+        .post(Operation::Send, &[pair.a.sge(0, 1000)], None, (0, 0))
+        .unwrap();
     bed.at(10);
     assert_eq!(pair.poll().1, []);
     pair.b.qp.change(Change::Error).unwrap();
@@ -507,16 +740,26 @@ fn queue_pairs_that_share_a_completion_queue_and_fail_while_it_is_polled_do_not_
     });
     // Far more than the test needs, also under ThreadSanitizer.
     let limit = std::time::Duration::from_secs(600);
-    wait.recv_timeout(limit).expect("the polling thread and the engine wait for each other, or a round failed");
+    wait.recv_timeout(limit)
+        .expect("the polling thread and the engine wait for each other, or a round failed");
 }
 
 fn fail_while_polling() {
     let bed = Bed::new();
-    bed.nodes[0].memory.virtual_clock.store(0, Ordering::Release);
+    bed.nodes[0]
+        .memory
+        .virtual_clock
+        .store(0, Ordering::Release);
     for round in 0..2000u32 {
         let pair = bed.pair_on_one_queue(0);
         let (a, b) = (&pair.a, &pair.b);
-        a.post(Operation::Write, &[a.sge(0, 100)], None, (b.bytes.as_ptr() as u64, b.key ^ 1)).unwrap();
+        a.post(
+            Operation::Write,
+            &[a.sge(0, 100)],
+            None,
+            (b.bytes.as_ptr() as u64, b.key ^ 1),
+        )
+        .unwrap();
         // Meanwhile the engine's thread serves the queue. The delay differs from round to round.
         for _ in 0..round % 997 * 20 {
             std::hint::spin_loop();
@@ -550,10 +793,20 @@ fn resolving_an_unknown_address_takes_a_second_and_no_virtual_time() {
         let answer = end.qp.change(change);
         (answer, end.qp.state(), begun.elapsed())
     };
-    control(&bed.settings.dir, &bed.settings.fabric, Some(0), "x0", Action::Unresolved(2)).unwrap();
+    control(
+        &bed.settings.dir,
+        &bed.settings.fabric,
+        Some(0),
+        "x0",
+        Action::Unresolved(2),
+    )
+    .unwrap();
     let (answer, state, _) = try_once();
     assert_eq!((answer, state), (Err(libc::ETIMEDOUT), State::Init));
-    bed.nodes[0].memory.virtual_clock.store(0, Ordering::Release);
+    bed.nodes[0]
+        .memory
+        .virtual_clock
+        .store(0, Ordering::Release);
     let (answer, state, took) = try_once();
     assert_eq!((answer, state), (Err(libc::ETIMEDOUT), State::Init));
     assert!(took >= Duration::from_secs(1), "{took:?}");

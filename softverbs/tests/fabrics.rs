@@ -4,7 +4,9 @@
 mod common;
 
 use common::*;
-use softverbs::control::{Action, RailStatus, control, is_used, prepare, remove_unused, status, used};
+use softverbs::control::{
+    Action, RailStatus, control, is_used, prepare, remove_unused, status, used,
+};
 use softverbs::path::{PathFault, PathFaults};
 use softverbs::profile::Profile;
 use std::path::Path;
@@ -13,16 +15,28 @@ use std::path::Path;
 fn a_fabric_in_use_is_not_taken_over() {
     let name = format!("test-prepared-{}", std::process::id());
     let (dir, folder) = (dir(), dir().join(&name));
-    let (one, two) = (Profile::load("spark-1cable", 1.0).unwrap(), Profile::load("spark-2cable", 1.0).unwrap());
+    let (one, two) = (
+        Profile::load("spark-1cable", 1.0).unwrap(),
+        Profile::load("spark-2cable", 1.0).unwrap(),
+    );
     let prepared = prepare(&dir, &name, &one, 2).unwrap();
     let refused = prepare(&dir, &name, &two, 2).unwrap_err();
-    assert!(refused.contains("in use") && refused.contains(&name), "{refused}");
+    assert!(
+        refused.contains("in use") && refused.contains(&name),
+        "{refused}"
+    );
     // As if the run that made the fabric had been killed: another run may then take the name, and
     // gets its own profile.
     drop(prepared);
     assert!(folder.join("fabric").exists() && !is_used(&dir, &name));
     let again = prepare(&dir, &name, &two, 2).unwrap();
-    assert_eq!(Profile::load(&folder.join("profile").display().to_string(), 1.0).unwrap().rails.len(), 4);
+    assert_eq!(
+        Profile::load(&folder.join("profile").display().to_string(), 1.0)
+            .unwrap()
+            .rails
+            .len(),
+        4
+    );
     again.remove();
     assert!(!folder.exists());
 }
@@ -43,16 +57,36 @@ fn a_folder_with_foreign_files_is_neither_used_nor_deleted() {
 #[test]
 fn only_fabrics_that_no_process_uses_are_removed_and_only_used_ones_are_named() {
     let profile = Profile::load("unpaced", 1.0).unwrap();
-    let make = |what: &str| prepare(&dir(), &format!("test-{what}-{}", std::process::id()), &profile, 1).unwrap();
+    let make = |what: &str| {
+        prepare(
+            &dir(),
+            &format!("test-{what}-{}", std::process::id()),
+            &profile,
+            1,
+        )
+        .unwrap()
+    };
     let (alive, dead, kept) = (make("alive"), make("dead"), make("kept"));
-    let (alive_at, dead_at, kept_at) = (alive.folder().to_owned(), dead.folder().to_owned(), kept.folder().to_owned());
+    let (alive_at, dead_at, kept_at) = (
+        alive.folder().to_owned(),
+        dead.folder().to_owned(),
+        kept.folder().to_owned(),
+    );
     let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
     drop((dead, kept));
     let named = used(&dir());
-    assert!(named.contains(&name(&alive_at)) && !named.contains(&name(&dead_at)), "{named:?}");
+    assert!(
+        named.contains(&name(&alive_at)) && !named.contains(&name(&dead_at)),
+        "{named:?}"
+    );
     let error = control(&dir(), &name(&dead_at), None, "rocep1s0f0", Action::Down).unwrap_err();
-    assert!(error.contains("runs in") && error.contains(&name(&alive_at)), "{error}");
-    remove_unused(&dir(), |found| [name(&alive_at), name(&dead_at)].contains(&found.to_owned()));
+    assert!(
+        error.contains("runs in") && error.contains(&name(&alive_at)),
+        "{error}"
+    );
+    remove_unused(&dir(), |found| {
+        [name(&alive_at), name(&dead_at)].contains(&found.to_owned())
+    });
     assert!(alive_at.exists() && !dead_at.exists() && kept_at.exists());
     alive.remove();
     std::fs::remove_dir_all(kept_at).unwrap();
@@ -61,15 +95,37 @@ fn only_fabrics_that_no_process_uses_are_removed_and_only_used_ones_are_named() 
 #[test]
 fn the_status_shows_nodes_rates_and_faults_and_other_nodes_are_refused() {
     let name = format!("test-status-{}", std::process::id());
-    let prepared = prepare(&dir(), &name, &Profile::load("spark-1cable", 0.5).unwrap(), 2).unwrap();
+    let prepared = prepare(
+        &dir(),
+        &name,
+        &Profile::load("spark-1cable", 0.5).unwrap(),
+        2,
+    )
+    .unwrap();
     control(&dir(), &name, Some(1), "rocep1s0f0", Action::Slow(0.25)).unwrap();
     control(&dir(), &name, Some(1), "roceP2p1s0f0", Action::Down).unwrap();
     control(&dir(), &name, Some(0), "roceP2p1s0f0", Action::Refuse(3)).unwrap();
-    control(&dir(), &name, Some(0), "rocep1s0f0", Action::Path(PathFault::Silent, true)).unwrap();
+    control(
+        &dir(),
+        &name,
+        Some(0),
+        "rocep1s0f0",
+        Action::Path(PathFault::Silent, true),
+    )
+    .unwrap();
     control(&dir(), &name, Some(0), "rocep1s0f0", Action::Unresolved(2)).unwrap();
     let told = status(&dir(), &name).unwrap();
-    assert_eq!((told.name.as_str(), told.folder.as_path()), (name.as_str(), prepared.folder()));
-    assert_eq!(told.nodes.iter().map(|node| (node.node, node.pids.len())).collect::<Vec<_>>(), [(0, 0), (1, 0)]);
+    assert_eq!(
+        (told.name.as_str(), told.folder.as_path()),
+        (name.as_str(), prepared.folder())
+    );
+    assert_eq!(
+        told.nodes
+            .iter()
+            .map(|node| (node.node, node.pids.len()))
+            .collect::<Vec<_>>(),
+        [(0, 0), (1, 0)]
+    );
     // The PCIe link's 112 Gb/s at half scale.
     let full = RailStatus {
         device: "rocep1s0f0".to_owned(),
@@ -82,17 +138,53 @@ fn the_status_shows_nodes_rates_and_faults_and_other_nodes_are_refused() {
         path: PathFaults::default(),
         sent_bytes: 0,
     };
-    let twin = RailStatus { device: "roceP2p1s0f0".to_owned(), ..full.clone() };
-    let dead = RailStatus { unanswered: 2, path: PathFaults::default().with(PathFault::Silent, true), ..full.clone() };
-    assert_eq!(told.nodes[0].rails, [dead, RailStatus { refusals: 3, ..twin.clone() }]);
-    let slow = RailStatus { now_mbps: Some(14_000.0), ..full };
-    assert_eq!(told.nodes[1].rails, [slow, RailStatus { now_mbps: Some(0.0), is_down: true, ..twin }]);
+    let twin = RailStatus {
+        device: "roceP2p1s0f0".to_owned(),
+        ..full.clone()
+    };
+    let dead = RailStatus {
+        unanswered: 2,
+        path: PathFaults::default().with(PathFault::Silent, true),
+        ..full.clone()
+    };
+    assert_eq!(
+        told.nodes[0].rails,
+        [
+            dead,
+            RailStatus {
+                refusals: 3,
+                ..twin.clone()
+            }
+        ]
+    );
+    let slow = RailStatus {
+        now_mbps: Some(14_000.0),
+        ..full
+    };
+    assert_eq!(
+        told.nodes[1].rails,
+        [
+            slow,
+            RailStatus {
+                now_mbps: Some(0.0),
+                is_down: true,
+                ..twin
+            }
+        ]
+    );
     let error = control(&dir(), &name, Some(7), "rocep1s0f0", Action::Up).unwrap_err();
     assert!(error.ends_with("has no node 7; its nodes: 0, 1"), "{error}");
     prepared.remove();
     // An unprepared fabric shows the nodes that have processes.
     let bed = Bed::new();
     let told = status(&bed.settings.dir, &bed.settings.fabric).unwrap();
-    let nodes: Vec<_> = told.nodes.iter().map(|node| (node.node, node.pids.as_slice())).collect();
-    assert_eq!(nodes, [(0, &[std::process::id()][..]), (1, &[std::process::id()])]);
+    let nodes: Vec<_> = told
+        .nodes
+        .iter()
+        .map(|node| (node.node, node.pids.as_slice()))
+        .collect();
+    assert_eq!(
+        nodes,
+        [(0, &[std::process::id()][..]), (1, &[std::process::id()])]
+    );
 }

@@ -40,19 +40,38 @@ fn ib_send_bw_runs_by_events() {
 }
 
 fn both_ends(tool: &str, arguments: &[&str]) {
-    if Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+    if Command::new(tool)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_err()
+    {
         return skip::missing(&format!("{tool} is not installed (perftest)"));
     }
     let port = free_port();
     let fabric = format!("perftest-{port}");
     let server = start(tool, &fabric, 0, port, arguments);
     let server = wait_until_listening(server, port);
-    let client = start(tool, &fabric, 1, port, &[arguments, &["127.0.0.1"]].concat());
+    let client = start(
+        tool,
+        &fabric,
+        1,
+        port,
+        &[arguments, &["127.0.0.1"]].concat(),
+    );
     for (end, program) in [("client", client), ("server", server)] {
         let output = program.wait_with_output().unwrap();
         let text = text(&output);
-        assert!(output.status.success(), "{tool}'s {end}: {}\n{text}", output.status);
-        assert!(end == "server" || has_a_result(&text), "{tool} printed no result:\n{text}");
+        assert!(
+            output.status.success(),
+            "{tool}'s {end}: {}\n{text}",
+            output.status
+        );
+        assert!(
+            end == "server" || has_a_result(&text),
+            "{tool} printed no result:\n{text}"
+        );
     }
     std::fs::remove_dir_all(dir().join(fabric)).unwrap();
 }
@@ -79,7 +98,11 @@ fn dir() -> PathBuf {
 }
 
 fn free_port() -> u16 {
-    std::net::TcpListener::bind(("0.0.0.0", 0)).unwrap().local_addr().unwrap().port()
+    std::net::TcpListener::bind(("0.0.0.0", 0))
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
 }
 
 /// Waits until the kernel's table of sockets shows the listening server. A test connection would be
@@ -91,13 +114,16 @@ fn wait_until_listening(mut server: Child, port: u16) -> Child {
         fields.next().is_some_and(|address| address.ends_with(&own)) && fields.nth(1) == Some("0A")
     };
     loop {
-        let tables =
-            ["/proc/net/tcp", "/proc/net/tcp6"].map(|table| std::fs::read_to_string(table).unwrap_or_default());
+        let tables = ["/proc/net/tcp", "/proc/net/tcp6"]
+            .map(|table| std::fs::read_to_string(table).unwrap_or_default());
         if tables.iter().flat_map(|table| table.lines()).any(listens) {
             return server;
         }
         if server.try_wait().unwrap().is_some() {
-            panic!("the server ended:\n{}", text(&server.wait_with_output().unwrap()));
+            panic!(
+                "the server ended:\n{}",
+                text(&server.wait_with_output().unwrap())
+            );
         }
         std::thread::yield_now();
     }
@@ -106,11 +132,18 @@ fn wait_until_listening(mut server: Child, port: u16) -> Child {
 /// True if there is a row of figures: bytes, iterations, and the measurement.
 fn has_a_result(text: &str) -> bool {
     text.lines().any(|line| {
-        let figures: Vec<f64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
+        let figures: Vec<f64> = line
+            .split_whitespace()
+            .map_while(|field| field.parse().ok())
+            .collect();
         figures.len() >= 4 && figures[0] >= 1.0
     })
 }
 
 fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }

@@ -27,7 +27,11 @@ impl Length for c_int {
 
 #[inline(always)]
 pub(super) fn check_data(data: *mut c_void, bytes: usize) -> Quick<()> {
-    if data.is_null() && bytes > 0 { Err(no_data(bytes)) } else { Ok(()) }
+    if data.is_null() && bytes > 0 {
+        Err(no_data(bytes))
+    } else {
+        Ok(())
+    }
 }
 
 #[cold]
@@ -69,7 +73,16 @@ pub(super) unsafe fn irecv_group<L: Length>(
         // SAFETY: guaranteed by the caller.
         unsafe { part(data[i], sizes[i], tags[i], mhandles[i]) }
     };
-    let group = [at(0)?, at(1)?, at(2)?, at(3)?, at(4)?, at(5)?, at(6)?, at(7)?];
+    let group = [
+        at(0)?,
+        at(1)?,
+        at(2)?,
+        at(3)?,
+        at(4)?,
+        at(5)?,
+        at(6)?,
+        at(7)?,
+    ];
     irecv(&group[..count])
 }
 
@@ -86,7 +99,12 @@ pub(super) unsafe fn part<'a, L: Length>(
     check_data(data, bytes)?;
     // SAFETY: guaranteed by the caller.
     let memory = unsafe { handles::memory(mhandle, "mhandle") }?;
-    Ok(RecvPart { addr: data.addr() as u64, bytes, tag, memory })
+    Ok(RecvPart {
+        addr: data.addr() as u64,
+        bytes,
+        tag,
+        memory,
+    })
 }
 
 type Arrays<'a, L> = (&'a [*mut c_void], &'a [L], &'a [c_int], &'a [*mut c_void]);
@@ -119,7 +137,13 @@ pub(super) fn count_of(n: c_int) -> Quick<usize> {
 #[cold]
 #[inline(never)]
 fn not_a_group(n: c_int) -> Box<Error> {
-    Box::new(Argument::Buffers { count: n, most: MAX_RECVS }.into())
+    Box::new(
+        Argument::Buffers {
+            count: n,
+            most: MAX_RECVS,
+        }
+        .into(),
+    )
 }
 
 /// Writes the size of one part of a finished request, if NCCL passed an array for sizes.
@@ -130,6 +154,10 @@ fn not_a_group(n: c_int) -> Box<Error> {
 pub(super) unsafe fn write_size(sizes: *mut c_int, part: usize, bytes: u64) {
     if !sizes.is_null() {
         // SAFETY: guaranteed by the caller.
-        unsafe { sizes.add(part).write(c_int::try_from(bytes).unwrap_or(c_int::MAX)) };
+        unsafe {
+            sizes
+                .add(part)
+                .write(c_int::try_from(bytes).unwrap_or(c_int::MAX))
+        };
     }
 }

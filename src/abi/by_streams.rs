@@ -22,7 +22,11 @@ impl<'a> AnyComm<'a> {
     ///
     /// # Safety
     /// As [`CommHandle::enter`].
-    pub(super) unsafe fn enter(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<Self> {
+    pub(super) unsafe fn enter(
+        raw: *mut c_void,
+        name: &'static str,
+        scope: &Scope<'a>,
+    ) -> Quick<Self> {
         // SAFETY: the caller upholds the same contract.
         let comm = unsafe { Self::from_raw(raw, name) }?;
         scope.enter_comm(comm.health())?;
@@ -82,7 +86,10 @@ pub(super) unsafe fn isend(
     check_data(data, bytes)?;
     // SAFETY: guaranteed by the caller.
     let memory = unsafe { handles::memory(mhandle, "mhandle") }?;
-    if let Some(number) = endpoint.comm().isend(data.addr() as u64, bytes, tag, memory)? {
+    if let Some(number) = endpoint
+        .comm()
+        .isend(data.addr() as u64, bytes, tag, memory)?
+    {
         request.set(endpoint.request(number)?);
     }
     Ok(())
@@ -103,7 +110,8 @@ pub(super) unsafe fn irecv<L: Length>(
     let endpoint = unsafe { CommHandle::<StreamRecvComm>::enter(comm, "recvComm", scope) }?;
     let count = count_of(parts.n)?;
     // SAFETY: guaranteed by the caller.
-    let number = unsafe { irecv_group(parts, count, |parts| endpoint.comm().irecv(parts, optional)) }?;
+    let number =
+        unsafe { irecv_group(parts, count, |parts| endpoint.comm().irecv(parts, optional)) }?;
     if let Some(number) = number {
         request.set(endpoint.request(number)?);
     }
@@ -114,7 +122,12 @@ pub(super) unsafe fn irecv<L: Length>(
 /// As `calls::test`.
 #[cold]
 #[inline(never)]
-pub(super) unsafe fn test(request: *mut c_void, done: Out<c_int>, sizes: *mut c_int, scope: &Scope<'_>) -> Quick<()> {
+pub(super) unsafe fn test(
+    request: *mut c_void,
+    done: Out<c_int>,
+    sizes: *mut c_int,
+    scope: &Scope<'_>,
+) -> Quick<()> {
     // SAFETY: guaranteed by the caller.
     let tell = |part, bytes| unsafe { write_size(sizes, part, bytes) };
     // SAFETY: guaranteed by the caller.
@@ -124,7 +137,9 @@ pub(super) unsafe fn test(request: *mut c_void, done: Out<c_int>, sizes: *mut c_
             recv.test(number, tell)?
         } else {
             let (send, number) = handles::of_request::<StreamSendComm>(request, "request", scope)?;
-            send.test(number)?.inspect(|bytes| tell(0, *bytes)).is_some()
+            send.test(number)?
+                .inspect(|bytes| tell(0, *bytes))
+                .is_some()
         }
     };
     if is_done {

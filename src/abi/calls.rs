@@ -12,7 +12,9 @@ use super::logger;
 use super::nccl_version;
 use super::properties::FromDevice;
 use super::types::*;
-use crate::comm::{HostMemory, ListenComm, RailRecvComm, RailSendComm, StreamRecvComm, StreamSendComm};
+use crate::comm::{
+    HostMemory, ListenComm, RailRecvComm, RailSendComm, StreamRecvComm, StreamSendComm,
+};
 use crate::error::{Argument, Result, Usage};
 use crate::plugin;
 use std::ffi::{c_int, c_void};
@@ -95,7 +97,10 @@ pub(super) unsafe extern "C" fn devices(ndev: *mut c_int) -> NcclResult {
 
 /// # Safety
 /// `properties` is NULL or writable.
-pub(super) unsafe extern "C" fn get_properties<P: FromDevice>(dev: c_int, properties: *mut P) -> NcclResult {
+pub(super) unsafe extern "C" fn get_properties<P: FromDevice>(
+    dev: c_int,
+    properties: *mut P,
+) -> NcclResult {
     guard::call("getProperties", |scope| {
         // SAFETY: guaranteed by the caller.
         let place = unsafe { Out::new(properties, "props") }?;
@@ -107,7 +112,11 @@ pub(super) unsafe extern "C" fn get_properties<P: FromDevice>(dev: c_int, proper
 
 /// # Safety
 /// `handle` is NULL or has [`HANDLE_BYTES`] bytes; `listen_comm` is NULL or writable.
-pub(super) unsafe extern "C" fn listen(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void) -> NcclResult {
+pub(super) unsafe extern "C" fn listen(
+    dev: c_int,
+    handle: *mut c_void,
+    listen_comm: *mut *mut c_void,
+) -> NcclResult {
     guard::call("listen", |scope| {
         // SAFETY: guaranteed by the caller.
         let listen_comm = unsafe { Out::cleared(listen_comm, "listenComm", ptr::null_mut()) }?;
@@ -134,7 +143,12 @@ pub(super) enum Class {
 /// # Safety
 /// `handle` is NULL or has [`HANDLE_BYTES`] bytes, `send_comm` is NULL or writable, a
 /// [`Class::Config`] is NULL or readable.
-pub(super) unsafe fn connect(dev: c_int, handle: *mut c_void, class: Class, send_comm: *mut *mut c_void) -> NcclResult {
+pub(super) unsafe fn connect(
+    dev: c_int,
+    handle: *mut c_void,
+    class: Class,
+    send_comm: *mut *mut c_void,
+) -> NcclResult {
     guard::call("connect", |scope| {
         // SAFETY: guaranteed by the caller.
         let send_comm = unsafe { Out::cleared(send_comm, "sendComm", ptr::null_mut()) }?;
@@ -165,7 +179,8 @@ pub(super) unsafe extern "C" fn accept(
         // SAFETY: guaranteed by the caller.
         let recv_comm = unsafe { Out::cleared(recv_comm, "recvComm", ptr::null_mut()) }?;
         // SAFETY: NCCL does not close a comm during a call on it.
-        let listener = unsafe { CommHandle::<ListenComm>::enter(listen_comm, "listenComm", scope) }?;
+        let listener =
+            unsafe { CommHandle::<ListenComm>::enter(listen_comm, "listenComm", scope) }?;
         if let Some(comm) = listener.comm().accept()? {
             recv_comm.set(handles::recv_into_raw(comm));
         }
@@ -189,7 +204,13 @@ pub(super) unsafe extern "C" fn reg_mr(
         let any_comm = unsafe { AnyComm::enter(comm, "comm", scope) }?;
         host_pointer(kind)?;
         if data.is_null() || data.addr().checked_add(size).is_none() {
-            return Err(Box::new(Argument::Data { addr: data.addr(), bytes: size }.into()));
+            return Err(Box::new(
+                Argument::Data {
+                    addr: data.addr(),
+                    bytes: size,
+                }
+                .into(),
+            ));
         }
         // SAFETY: NCCL keeps registered memory mapped until `deregMr`.
         let memory = unsafe { HostMemory::from_caller(data.addr(), size) };
@@ -202,7 +223,11 @@ fn host_pointer(kind: c_int) -> Result<()> {
     match kind {
         PTR_HOST => Ok(()),
         PTR_CUDA => Err(Usage::CudaMemory.into()),
-        kind => Err(Argument::MemoryType { kind, host: PTR_HOST }.into()),
+        kind => Err(Argument::MemoryType {
+            kind,
+            host: PTR_HOST,
+        }
+        .into()),
     }
 }
 
@@ -269,14 +294,19 @@ pub(super) unsafe fn isend_of<L: Length>(
         // SAFETY: guaranteed by the caller.
         if !unsafe { handles::is_comm::<RailSendComm>(send_comm) } {
             // SAFETY: as above.
-            return unsafe { by_streams::isend(send_comm, data, bytes, tag, mhandle, request, scope) };
+            return unsafe {
+                by_streams::isend(send_comm, data, bytes, tag, mhandle, request, scope)
+            };
         }
         // SAFETY: NCCL does not close a comm during a call on it.
         let endpoint = unsafe { CommHandle::<RailSendComm>::enter(send_comm, "sendComm", scope) }?;
         check_data(data, bytes)?;
         // SAFETY: guaranteed by the caller.
         let memory = unsafe { handles::memory(mhandle, "mhandle") }?;
-        if let Some(number) = endpoint.comm().isend(data.addr() as u64, bytes, tag, memory)? {
+        if let Some(number) = endpoint
+            .comm()
+            .isend(data.addr() as u64, bytes, tag, memory)?
+        {
             request.set(endpoint.request(number)?);
         }
         Ok(())
@@ -301,7 +331,8 @@ impl OptionalMark {
     unsafe fn is_asked(self, request: *mut *mut c_void) -> bool {
         // SAFETY: guaranteed by the caller.
         let on_entry = || unsafe { request.as_ref() };
-        self == Self::IfAsked && on_entry().is_some_and(|word| word.addr() == OPTIONAL_RECV_COMPLETION)
+        self == Self::IfAsked
+            && on_entry().is_some_and(|word| word.addr() == OPTIONAL_RECV_COMPLETION)
     }
 }
 
@@ -320,7 +351,20 @@ pub(super) unsafe extern "C" fn irecv(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: the caller upholds the same contract.
-    unsafe { irecv_of(recv_comm, Parts { n, data, sizes, tags, mhandles }, OptionalMark::IfAsked, request) }
+    unsafe {
+        irecv_of(
+            recv_comm,
+            Parts {
+                n,
+                data,
+                sizes,
+                tags,
+                mhandles,
+            },
+            OptionalMark::IfAsked,
+            request,
+        )
+    }
 }
 
 /// Starts a receive. Inlined like [`isend_of`].
@@ -336,7 +380,13 @@ pub(super) unsafe fn irecv_of<L: Length>(
     optional: OptionalMark,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    let Parts { n, data, sizes, tags, mhandles } = parts;
+    let Parts {
+        n,
+        data,
+        sizes,
+        tags,
+        mhandles,
+    } = parts;
     guard::call("irecv", |scope| {
         // SAFETY: guaranteed by the caller.
         let optional = unsafe { optional.is_asked(request) };
@@ -344,7 +394,13 @@ pub(super) unsafe fn irecv_of<L: Length>(
         let request = unsafe { Out::cleared(request, "request", ptr::null_mut()) }?;
         // SAFETY: guaranteed by the caller.
         if !unsafe { handles::is_comm::<RailRecvComm>(recv_comm) } {
-            let parts = Parts { n, data, sizes, tags, mhandles };
+            let parts = Parts {
+                n,
+                data,
+                sizes,
+                tags,
+                mhandles,
+            };
             // SAFETY: as above.
             return unsafe { by_streams::irecv(recv_comm, parts, optional, request, scope) };
         }
@@ -354,12 +410,27 @@ pub(super) unsafe fn irecv_of<L: Length>(
         let number = if count == 1 {
             // One part, the common case, does not need the array of eight parts of a group.
             // SAFETY: the caller guarantees that each array has one element.
-            let (data, sizes, tags, mhandles) = unsafe { Parts { n, data, sizes, tags, mhandles }.first(1) }?;
+            let (data, sizes, tags, mhandles) = unsafe {
+                Parts {
+                    n,
+                    data,
+                    sizes,
+                    tags,
+                    mhandles,
+                }
+                .first(1)
+            }?;
             // SAFETY: guaranteed by the caller.
             let part = unsafe { part(data[0], sizes[0], tags[0], mhandles[0]) }?;
             endpoint.comm().irecv(&[part], optional)?
         } else {
-            let parts = Parts { n, data, sizes, tags, mhandles };
+            let parts = Parts {
+                n,
+                data,
+                sizes,
+                tags,
+                mhandles,
+            };
             // SAFETY: guaranteed by the caller.
             unsafe { irecv_group(parts, count, |parts| endpoint.comm().irecv(parts, optional)) }?
         };
@@ -396,13 +467,19 @@ pub(super) unsafe extern "C" fn iflush(
 /// # Safety
 /// `request` is NULL or came from `isend` or `irecv` of an open comm. `done` is NULL or writable.
 /// `sizes` is NULL or writable: one element for a send, one for each part of a receive.
-pub(super) unsafe extern "C" fn test(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> NcclResult {
+pub(super) unsafe extern "C" fn test(
+    request: *mut c_void,
+    done: *mut c_int,
+    sizes: *mut c_int,
+) -> NcclResult {
     guard::call("test", |scope| {
         // SAFETY: guaranteed by the caller.
         let done = unsafe { Out::cleared(done, "done", 0) }?;
         // SAFETY: guaranteed by the caller.
-        let is_over_rails =
-            unsafe { handles::is_request::<RailSendComm>(request) || handles::is_request::<RailRecvComm>(request) };
+        let is_over_rails = unsafe {
+            handles::is_request::<RailSendComm>(request)
+                || handles::is_request::<RailRecvComm>(request)
+        };
         if !is_over_rails {
             // SAFETY: guaranteed by the caller.
             return unsafe { by_streams::test(request, done, sizes, scope) };
@@ -455,5 +532,7 @@ pub(super) unsafe extern "C" fn close_recv(comm: *mut c_void) -> NcclResult {
 /// As [`close_send`].
 pub(super) unsafe extern "C" fn close_listen(comm: *mut c_void) -> NcclResult {
     // SAFETY: guaranteed by the caller.
-    guard::call("closeListen", |scope| unsafe { handles::close(comm, "listenComm", scope, |_: &ListenComm| ()) })
+    guard::call("closeListen", |scope| unsafe {
+        handles::close(comm, "listenComm", scope, |_: &ListenComm| ())
+    })
 }

@@ -15,8 +15,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// error as one warning. If the body panics, logs the panic, returns ncclInternalError, and marks
 /// the comm that the body had entered, and no other comm, as broken.
 #[inline(always)]
-pub(super) fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quick<()>) -> NcclResult {
-    let scope = Scope { health: Cell::new(None) };
+pub(super) fn call<'a>(
+    name: &'static str,
+    body: impl FnOnce(&Scope<'a>) -> Quick<()>,
+) -> NcclResult {
+    let scope = Scope {
+        health: Cell::new(None),
+    };
     // Unwind safe: if a panic left a comm half-changed, neither a later call nor the service thread
     // enters that comm (`comm/datapath/try_cell.rs`).
     match catch_unwind(AssertUnwindSafe(|| body(&scope))) {
@@ -39,7 +44,11 @@ impl<'a> Scope<'a> {
     /// [`Error::Missing`] in a forked child.
     #[inline(always)]
     pub(super) fn enter(&self) -> Quick<()> {
-        if plugin::forked() { Err(in_forked_child()) } else { Ok(()) }
+        if plugin::forked() {
+            Err(in_forked_child())
+        } else {
+            Ok(())
+        }
     }
 
     /// Admits a call on the comm that `health` belongs to. A later panic in the call marks that
@@ -91,7 +100,11 @@ fn refused(name: &'static str, error: &Error) -> NcclResult {
     // Formatting and logging an error may panic too.
     let _ = catch_unwind(AssertUnwindSafe(|| {
         // After a fork, NCCL's logger may stay locked by a thread that exists only in the parent.
-        if plugin::forked() { logger::warn_once_after_fork(name, error) } else { tracing::warn!("{name}: {error}") }
+        if plugin::forked() {
+            logger::warn_once_after_fork(name, error)
+        } else {
+            tracing::warn!("{name}: {error}")
+        }
     }));
     NcclResult::from(error)
 }
@@ -102,7 +115,9 @@ impl From<&Error> for NcclResult {
             Error::Setting { .. } | Error::Usage(_) => Self::INVALID_USAGE,
             Error::Missing(_) | Error::Os { .. } => Self::SYSTEM_ERROR,
             Error::Argument(_) => Self::INVALID_ARGUMENT,
-            Error::Network(_) | Error::PeerGone(_) | Error::Protocol(_) | Error::TimedOut(_) => Self::REMOTE_ERROR,
+            Error::Network(_) | Error::PeerGone(_) | Error::Protocol(_) | Error::TimedOut(_) => {
+                Self::REMOTE_ERROR
+            }
             Error::Internal(_) => Self::INTERNAL_ERROR,
         }
     }
@@ -110,7 +125,11 @@ impl From<&Error> for NcclResult {
 
 #[cold]
 #[inline(never)]
-fn panicked(name: &'static str, health: Option<&Health>, payload: Box<dyn Any + Send>) -> NcclResult {
+fn panicked(
+    name: &'static str,
+    health: Option<&Health>,
+    payload: Box<dyn Any + Send>,
+) -> NcclResult {
     if let Some(health) = health {
         health.break_down();
     }
@@ -124,27 +143,41 @@ fn panicked(name: &'static str, health: Option<&Health>, payload: Box<dyn Any + 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{Argument, Call, Network, PeerGone, SettingFault, TimedOut, Usage, Violation};
+    use crate::error::{
+        Argument, Call, Network, PeerGone, SettingFault, TimedOut, Usage, Violation,
+    };
     use std::time::Duration;
 
     #[test]
     fn a_panic_breaks_its_own_comm_and_no_other() {
         let (one, other) = (Health::default(), Health::default());
         let on = |health| call("test", |scope| scope.enter_comm(health));
-        assert_eq!((on(&one), on(&other)), (NcclResult::SUCCESS, NcclResult::SUCCESS));
+        assert_eq!(
+            (on(&one), on(&other)),
+            (NcclResult::SUCCESS, NcclResult::SUCCESS)
+        );
         let broke = call("test", |scope| {
             scope.enter_comm(&one)?;
             panic!("on purpose: {}", 1 + 1)
         });
         assert_eq!(broke, NcclResult::INTERNAL_ERROR);
-        assert_eq!((on(&one), on(&other)), (NcclResult::INTERNAL_ERROR, NcclResult::SUCCESS));
+        assert_eq!(
+            (on(&one), on(&other)),
+            (NcclResult::INTERNAL_ERROR, NcclResult::SUCCESS)
+        );
     }
 
     #[test]
     fn a_panic_before_any_comm_is_entered_breaks_none() {
         let health = Health::default();
-        assert_eq!(call("test", |_| panic!("on purpose")), NcclResult::INTERNAL_ERROR);
-        assert_eq!(call("test", |scope| scope.enter_comm(&health)), NcclResult::SUCCESS);
+        assert_eq!(
+            call("test", |_| panic!("on purpose")),
+            NcclResult::INTERNAL_ERROR
+        );
+        assert_eq!(
+            call("test", |scope| scope.enter_comm(&health)),
+            NcclResult::SUCCESS
+        );
     }
 
     #[test]
@@ -155,7 +188,10 @@ mod tests {
                 panic!("on purpose, again");
             }
         }
-        assert_eq!(call("test", |_| std::panic::panic_any(Grenade)), NcclResult::INTERNAL_ERROR);
+        assert_eq!(
+            call("test", |_| std::panic::panic_any(Grenade)),
+            NcclResult::INTERNAL_ERROR
+        );
     }
 
     #[test]
@@ -163,7 +199,12 @@ mod tests {
         let health = Health::default();
         let refused = call("test", |scope| {
             scope.enter_comm(&health)?;
-            Err(Box::new(PeerGone::Closed { peer: String::new() }.into()))
+            Err(Box::new(
+                PeerGone::Closed {
+                    peer: String::new(),
+                }
+                .into(),
+            ))
         });
         assert_eq!(refused, NcclResult::REMOTE_ERROR);
         assert!(!health.is_broken());
@@ -171,22 +212,49 @@ mod tests {
 
     #[test]
     fn every_kind_of_error_has_its_nccl_code() {
-        let setting = Error::Setting { name: String::new(), value: String::new(), fault: SettingFault::NotALine };
+        let setting = Error::Setting {
+            name: String::new(),
+            value: String::new(),
+            fault: SettingFault::NotALine,
+        };
         let peer = String::new;
         let expected: [(Error, NcclResult); 9] = [
             (setting, NcclResult::INVALID_USAGE),
             (Usage::Closed.into(), NcclResult::INVALID_USAGE),
-            (Error::Os { call: Call::Bootstrap, errno: libc::ENOMEM }, NcclResult::SYSTEM_ERROR),
+            (
+                Error::Os {
+                    call: Call::Bootstrap,
+                    errno: libc::ENOMEM,
+                },
+                NcclResult::SYSTEM_ERROR,
+            ),
             (Missing::Gid.into(), NcclResult::SYSTEM_ERROR),
             (Argument::Context.into(), NcclResult::INVALID_ARGUMENT),
             (Network::SetupEnded.into(), NcclResult::REMOTE_ERROR),
-            (PeerGone::Closed { peer: peer() }.into(), NcclResult::REMOTE_ERROR),
-            (Violation::NoPairs { peer: peer() }.into(), NcclResult::REMOTE_ERROR),
-            (TimedOut::Setup { what: peer(), waited: Duration::ZERO, limit: 1 }.into(), NcclResult::REMOTE_ERROR),
+            (
+                PeerGone::Closed { peer: peer() }.into(),
+                NcclResult::REMOTE_ERROR,
+            ),
+            (
+                Violation::NoPairs { peer: peer() }.into(),
+                NcclResult::REMOTE_ERROR,
+            ),
+            (
+                TimedOut::Setup {
+                    what: peer(),
+                    waited: Duration::ZERO,
+                    limit: 1,
+                }
+                .into(),
+                NcclResult::REMOTE_ERROR,
+            ),
         ];
         for (error, code) in expected {
             assert_eq!(NcclResult::from(&error), code, "{error:?}");
         }
-        assert_eq!(NcclResult::from(&Error::from(Internal::NoStage)), NcclResult::INTERNAL_ERROR);
+        assert_eq!(
+            NcclResult::from(&Error::from(Internal::NoStage)),
+            NcclResult::INTERNAL_ERROR
+        );
     }
 }

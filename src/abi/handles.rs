@@ -19,8 +19,8 @@
 use super::guard::{Health, Scope};
 use super::types::HANDLE_BYTES;
 use crate::comm::{
-    ListenComm, RECV_REQUESTS, RailRecvComm, RailSendComm, RecvComm, Registration, SEND_REQUESTS, SendComm,
-    StreamRecvComm, StreamSendComm,
+    ListenComm, RECV_REQUESTS, RailRecvComm, RailSendComm, RecvComm, Registration, SEND_REQUESTS,
+    SendComm, StreamRecvComm, StreamSendComm,
 };
 use crate::error::{Argument, Error, Internal, Quick, Result, Usage};
 use std::ffi::{c_int, c_void};
@@ -150,9 +150,18 @@ pub(super) struct RequestHandle {
 
 impl<C: Comm> CommHandle<C> {
     pub(super) fn into_raw(comm: C) -> *mut c_void {
-        let endpoint = Box::new(Self { mark: C::MARK, health: Health::default(), requests: Box::default(), comm });
+        let endpoint = Box::new(Self {
+            mark: C::MARK,
+            health: Health::default(),
+            requests: Box::default(),
+            comm,
+        });
         let raw = NonNull::from(Box::leak(endpoint));
-        let request = |number| RequestHandle { mark: C::REQUEST_MARK, number: number as u16, endpoint: raw.cast() };
+        let request = |number| RequestHandle {
+            mark: C::REQUEST_MARK,
+            number: number as u16,
+            endpoint: raw.cast(),
+        };
         // SAFETY: the box was just leaked, and this function has the only pointer to it.
         unsafe { (*raw.as_ptr()).requests = (0..C::REQUESTS).map(request).collect() };
         raw.as_ptr().cast()
@@ -166,7 +175,11 @@ impl<C: Comm> CommHandle<C> {
     /// # Safety
     /// `raw` is NULL, or came from this file and was not closed. The comm stays open for `'a`.
     #[inline(always)]
-    pub(super) unsafe fn enter<'a>(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<&'a Self> {
+    pub(super) unsafe fn enter<'a>(
+        raw: *mut c_void,
+        name: &'static str,
+        scope: &Scope<'a>,
+    ) -> Quick<&'a Self> {
         // SAFETY: the caller upholds the same contract.
         let endpoint = unsafe { Self::from_raw(raw, name)?.as_ref() };
         scope.enter_comm(&endpoint.health)?;
@@ -211,7 +224,9 @@ impl<C: Comm> CommHandle<C> {
 #[inline(always)]
 pub(super) unsafe fn is_comm<C: Comm>(raw: *mut c_void) -> bool {
     // SAFETY: the caller upholds the same contract.
-    !raw.is_null() && raw.cast::<Mark>().is_aligned() && unsafe { raw.cast::<Mark>().read() } == C::MARK
+    !raw.is_null()
+        && raw.cast::<Mark>().is_aligned()
+        && unsafe { raw.cast::<Mark>().read() } == C::MARK
 }
 
 /// # Safety
@@ -219,7 +234,9 @@ pub(super) unsafe fn is_comm<C: Comm>(raw: *mut c_void) -> bool {
 #[inline(always)]
 pub(super) unsafe fn is_request<C: Comm>(raw: *mut c_void) -> bool {
     // SAFETY: the caller upholds the same contract.
-    !raw.is_null() && raw.cast::<Mark>().is_aligned() && unsafe { raw.cast::<Mark>().read() } == C::REQUEST_MARK
+    !raw.is_null()
+        && raw.cast::<Mark>().is_aligned()
+        && unsafe { raw.cast::<Mark>().read() } == C::REQUEST_MARK
 }
 
 /// Returns the comm (of type `C`) and the number of a request, and enters the comm into the call's
@@ -277,7 +294,10 @@ pub(super) unsafe fn close<C: Comm>(
     let is_broken = open.health.is_broken();
     disconnect(&open.comm);
     if is_broken {
-        tracing::warn!("{} leaked after a panic: its memory stays in use until the process ends", kind_name(C::MARK));
+        tracing::warn!(
+            "{} leaked after a panic: its memory stays in use until the process ends",
+            kind_name(C::MARK)
+        );
         return Ok(());
     }
     // SAFETY: `into_raw` leaked this box, and NCCL does not use the comm after closing it.
@@ -298,7 +318,11 @@ impl<'a> RailComm<'a> {
     /// # Safety
     /// `raw` is NULL or came from [`CommHandle::request`], and the comm stays open for `'a`.
     #[inline(always)]
-    pub(super) unsafe fn of_request(raw: *mut c_void, name: &'static str, scope: &Scope<'a>) -> Quick<(Self, u16)> {
+    pub(super) unsafe fn of_request(
+        raw: *mut c_void,
+        name: &'static str,
+        scope: &Scope<'a>,
+    ) -> Quick<(Self, u16)> {
         // SAFETY: by the caller, `raw` is NULL or an object of this plugin; all begin with a mark.
         let mark = unsafe { mark_of(raw, name) }?;
         if mark != SEND_REQUEST_MARK && mark != RECV_REQUEST_MARK {
@@ -374,7 +398,10 @@ pub(super) unsafe fn drop_memory(raw: NonNull<c_void>) {
 ///
 /// # Safety
 /// `raw` is NULL or has [`HANDLE_BYTES`] bytes that nothing else accesses during `'a`.
-pub(super) unsafe fn handle<'a>(raw: *mut c_void, name: &'static str) -> Quick<&'a mut [u8; HANDLE_BYTES]> {
+pub(super) unsafe fn handle<'a>(
+    raw: *mut c_void,
+    name: &'static str,
+) -> Quick<&'a mut [u8; HANDLE_BYTES]> {
     // SAFETY: the caller upholds the same contract; bytes need no alignment.
     non_null(raw.cast::<[u8; HANDLE_BYTES]>(), name).map(|mut bytes| unsafe { bytes.as_mut() })
 }
@@ -387,7 +414,8 @@ pub(super) unsafe fn handle<'a>(raw: *mut c_void, name: &'static str) -> Quick<&
 #[inline(always)]
 pub(super) unsafe fn array<'a, T>(raw: *const T, n: usize, name: &'static str) -> Quick<&'a [T]> {
     // SAFETY: the caller upholds the same contract.
-    non_null(raw.cast_mut(), name).map(|first| unsafe { std::slice::from_raw_parts(first.as_ptr(), n) })
+    non_null(raw.cast_mut(), name)
+        .map(|first| unsafe { std::slice::from_raw_parts(first.as_ptr(), n) })
 }
 
 /// A network context (NCCL's `ctx`) is a pointer to an entry of this table. The entry's index is
@@ -454,7 +482,10 @@ fn kind_name(mark: Mark) -> &'static str {
         LISTEN => "a listen comm",
         SEND | STREAM_SEND => "a send comm",
         RECV | STREAM_RECV => "a receive comm",
-        SEND_REQUEST_MARK | RECV_REQUEST_MARK | STREAM_SEND_REQUEST_MARK | STREAM_RECV_REQUEST_MARK => "a request",
+        SEND_REQUEST_MARK
+        | RECV_REQUEST_MARK
+        | STREAM_SEND_REQUEST_MARK
+        | STREAM_RECV_REQUEST_MARK => "a request",
         TUNER => "a tuner context",
         _ => "an unknown object",
     }
@@ -480,7 +511,14 @@ fn not_ours(name: &'static str) -> Box<Error> {
 #[cold]
 #[inline(never)]
 pub(super) fn of_another_kind(name: &'static str, found: Mark, wanted: Mark) -> Box<Error> {
-    Box::new(Argument::Kind { name, found: kind_name(found), wanted: kind_name(wanted) }.into())
+    Box::new(
+        Argument::Kind {
+            name,
+            found: kind_name(found),
+            wanted: kind_name(wanted),
+        }
+        .into(),
+    )
 }
 
 #[cold]

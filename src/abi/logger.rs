@@ -30,7 +30,12 @@ pub(super) fn install(logger: Option<DebugLogger>) {
 pub(super) fn install_unless_given(logger: Option<DebugLogger>) {
     if let Some(logger) = logger {
         // Fails only if a logger is already installed; that logger stays in use.
-        let _ = LOGGER.compare_exchange(ptr::null_mut(), logger as *mut (), Ordering::Release, Ordering::Relaxed);
+        let _ = LOGGER.compare_exchange(
+            ptr::null_mut(),
+            logger as *mut (),
+            Ordering::Release,
+            Ordering::Relaxed,
+        );
     }
     subscribe();
 }
@@ -69,7 +74,11 @@ struct ToNccl;
 
 impl Subscriber for ToNccl {
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
-        if self.enabled(metadata) { Interest::always() } else { Interest::never() }
+        if self.enabled(metadata) {
+            Interest::always()
+        } else {
+            Interest::never()
+        }
     }
 
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -77,7 +86,11 @@ impl Subscriber for ToNccl {
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(if TRACE.load(Ordering::Acquire) { LevelFilter::TRACE } else { LevelFilter::INFO })
+        Some(if TRACE.load(Ordering::Acquire) {
+            LevelFilter::TRACE
+        } else {
+            LevelFilter::INFO
+        })
     }
 
     fn event(&self, event: &Event<'_>) {
@@ -118,7 +131,10 @@ fn deliver(metadata: &Metadata<'_>, text: &str) {
     let logger = LOGGER.load(Ordering::Acquire);
     if logger.is_null() {
         if *metadata.level() <= Level::WARN {
-            write_to_stderr(&line_for(format_args!("{}", text.strip_prefix(PREFIX).unwrap_or(text))));
+            write_to_stderr(&line_for(format_args!(
+                "{}",
+                text.strip_prefix(PREFIX).unwrap_or(text)
+            )));
         }
         return;
     }
@@ -126,12 +142,22 @@ fn deliver(metadata: &Metadata<'_>, text: &str) {
     let logger = unsafe { mem::transmute::<*mut (), DebugLogger>(logger) };
     let (level, subsystems) = nccl_level(*metadata.level());
     let file = terminated(metadata.file().unwrap_or("nccl-net-spark"));
-    let line = metadata.line().and_then(|n| c_int::try_from(n).ok()).unwrap_or(0);
+    let line = metadata
+        .line()
+        .and_then(|n| c_int::try_from(n).ok())
+        .unwrap_or(0);
     let text = terminated(text);
     // SAFETY: the file, the format and its one string argument end in NUL and outlive the call. Any
     // thread may call NCCL's logger.
     unsafe {
-        logger(level, subsystems, file.as_ptr().cast(), line, c"%s".as_ptr(), text.as_ptr());
+        logger(
+            level,
+            subsystems,
+            file.as_ptr().cast(),
+            line,
+            c"%s".as_ptr(),
+            text.as_ptr(),
+        );
     }
 }
 
@@ -151,7 +177,10 @@ fn nccl_level(level: Level) -> (c_int, c_ulong) {
 
 /// Appends a NUL. Replaces each NUL in the text by `?`.
 fn terminated(text: &str) -> Vec<u8> {
-    let mut bytes: Vec<u8> = text.bytes().map(|byte| if byte == 0 { b'?' } else { byte }).collect();
+    let mut bytes: Vec<u8> = text
+        .bytes()
+        .map(|byte| if byte == 0 { b'?' } else { byte })
+        .collect();
     bytes.push(0);
     bytes
 }

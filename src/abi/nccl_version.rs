@@ -39,7 +39,12 @@ pub(super) fn version_of(logger: Option<DebugLogger>) -> Option<String> {
 
 /// Formats `NCCL_VERSION_CODE`, which is major * 10000 + minor * 100 + patch since 2.9.
 fn version_text(number: c_int) -> String {
-    format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
+    format!(
+        "{}.{}.{}",
+        number / 10_000,
+        number / 100 % 100,
+        number % 100
+    )
 }
 
 #[cfg(test)]
@@ -48,7 +53,10 @@ mod tests {
 
     #[test]
     fn a_version_number_is_printed_as_text() {
-        assert_eq!((version_text(22809), version_text(23207)), ("2.28.9".to_owned(), "2.32.7".to_owned()));
+        assert_eq!(
+            (version_text(22809), version_text(23207)),
+            ("2.28.9".to_owned(), "2.32.7".to_owned())
+        );
         assert_eq!(version_of(None), None);
     }
 }

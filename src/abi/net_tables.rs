@@ -14,36 +14,69 @@ use std::ptr;
 /// The table of interface v8.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclNetPlugin_v8: NetV8 = table(init_v8, calls::listen, connect_v8, isend_v8, irecv_v8, ());
+pub static ncclNetPlugin_v8: NetV8 =
+    table(init_v8, calls::listen, connect_v8, isend_v8, irecv_v8, ());
 
 /// The table of interface v9.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclNetPlugin_v9: NetV9 = table(calls::init, calls::listen, connect_v8, isend_v9, irecv_v9, MORE_V9);
+pub static ncclNetPlugin_v9: NetV9 = table(
+    calls::init,
+    calls::listen,
+    connect_v8,
+    isend_v9,
+    irecv_v9,
+    MORE_V9,
+);
 
 /// The table of interface v10.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclNetPlugin_v10: NetV10 = table(init_v10, calls::listen, connect_v10, calls::isend, calls::irecv, MORE_V9);
+pub static ncclNetPlugin_v10: NetV10 = table(
+    init_v10,
+    calls::listen,
+    connect_v10,
+    calls::isend,
+    calls::irecv,
+    MORE_V9,
+);
 
 /// The table of interface v11.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclNetPlugin_v11: NetV11 =
-    table(calls::init_context, listen_v11, connect_v11, calls::isend, calls::irecv, more_v11());
+pub static ncclNetPlugin_v11: NetV11 = table(
+    calls::init_context,
+    listen_v11,
+    connect_v11,
+    calls::isend,
+    calls::irecv,
+    more_v11(),
+);
 
 /// The table of interface v12.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclNetPlugin_v12: NetV12 =
-    table(calls::init_context, listen_v11, connect_v11, calls::isend, calls::irecv, more_v11());
+pub static ncclNetPlugin_v12: NetV12 = table(
+    calls::init_context,
+    listen_v11,
+    connect_v11,
+    calls::isend,
+    calls::irecv,
+    more_v11(),
+);
 
 // `make_v_device` is NULL, here and in `more_v11`: the plugin's one device already merges all
 // rails, so NCCL has nothing to merge.
-const MORE_V9: MoreV9 = MoreV9 { make_v_device: None };
+const MORE_V9: MoreV9 = MoreV9 {
+    make_v_device: None,
+};
 
 const fn more_v11<const N: usize>() -> MoreV11<N> {
-    MoreV11 { make_v_device: None, finalize: Some(calls::finalize), set_net_attr: None }
+    MoreV11 {
+        make_v_device: None,
+        finalize: Some(calls::finalize),
+        set_net_attr: None,
+    }
 }
 
 const fn table<Init, Properties: FromDevice, Listen, Connect, Isend, Irecv, More>(
@@ -82,8 +115,15 @@ const fn table<Init, Properties: FromDevice, Listen, Connect, Isend, Irecv, More
 
 // SAFETY: a table has functions and a pointer to a string that lives as long as the library. The
 // table and the string are constant, so threads cannot race.
-unsafe impl<Init: Sync, Properties, Listen: Sync, Connect: Sync, Isend: Sync, Irecv: Sync, More: Sync> Sync
-    for Net<Init, Properties, Listen, Connect, Isend, Irecv, More>
+unsafe impl<
+    Init: Sync,
+    Properties,
+    Listen: Sync,
+    Connect: Sync,
+    Isend: Sync,
+    Irecv: Sync,
+    More: Sync,
+> Sync for Net<Init, Properties, Listen, Connect, Isend, Irecv, More>
 {
 }
 
@@ -91,7 +131,10 @@ unsafe extern "C" fn init_v8(log: Option<DebugLogger>) -> NcclResult {
     calls::init_of(log, OptionalMark::Never)
 }
 
-unsafe extern "C" fn init_v10(log: Option<DebugLogger>, _profiler: Option<ProfilerCallback>) -> NcclResult {
+unsafe extern "C" fn init_v10(
+    log: Option<DebugLogger>,
+    _profiler: Option<ProfilerCallback>,
+) -> NcclResult {
     // SAFETY: NCCL passes the arguments that this version declares; `calls` requires nothing more.
     unsafe { calls::init(log) }
 }
@@ -159,7 +202,17 @@ unsafe extern "C" fn isend_v9(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: as in `init_v10`.
-    unsafe { calls::isend(send_comm, data, size, tag, mhandle, ptr::null_mut(), request) }
+    unsafe {
+        calls::isend(
+            send_comm,
+            data,
+            size,
+            tag,
+            mhandle,
+            ptr::null_mut(),
+            request,
+        )
+    }
 }
 
 unsafe extern "C" fn irecv_v8(
@@ -172,7 +225,20 @@ unsafe extern "C" fn irecv_v8(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: as in `init_v10`.
-    unsafe { calls::irecv_of(recv_comm, Parts { n, data, sizes, tags, mhandles }, OptionalMark::Never, request) }
+    unsafe {
+        calls::irecv_of(
+            recv_comm,
+            Parts {
+                n,
+                data,
+                sizes,
+                tags,
+                mhandles,
+            },
+            OptionalMark::Never,
+            request,
+        )
+    }
 }
 
 unsafe extern "C" fn irecv_v9(
@@ -185,5 +251,16 @@ unsafe extern "C" fn irecv_v9(
     request: *mut *mut c_void,
 ) -> NcclResult {
     // SAFETY: as in `init_v10`.
-    unsafe { calls::irecv(recv_comm, n, data, sizes, tags, mhandles, ptr::null_mut(), request) }
+    unsafe {
+        calls::irecv(
+            recv_comm,
+            n,
+            data,
+            sizes,
+            tags,
+            mhandles,
+            ptr::null_mut(),
+            request,
+        )
+    }
 }

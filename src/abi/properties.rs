@@ -43,7 +43,11 @@ impl FromDevice for () {
 
 impl FromDevice for MorePropertiesV9 {
     fn new(dev: c_int, of: &plugin::DeviceProperties) -> Self {
-        Self { v_props: alone(dev), max_p2p_bytes: of.max_p2p_bytes, max_coll_bytes: of.max_coll_bytes }
+        Self {
+            v_props: alone(dev),
+            max_p2p_bytes: of.max_p2p_bytes,
+            max_coll_bytes: of.max_coll_bytes,
+        }
     }
 }
 

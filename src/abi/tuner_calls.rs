@@ -67,9 +67,14 @@ fn tuner_for(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Option<Tuner> 
     let tuner = plugin::tuner(comm_id, ranks, nodes);
     match &tuner {
         Tuner::Acting(acting) => {
-            tracing::info!("tuner: in use for a communicator of {}", counted(ranks, "rank"));
+            tracing::info!(
+                "tuner: in use for a communicator of {}",
+                counted(ranks, "rank")
+            );
             if acting.is_ring_only() {
-                tracing::info!("tuner: offers NCCL only Ring, which connects only neighbours (NCCL_SPARK_RING_TCP)");
+                tracing::info!(
+                    "tuner: offers NCCL only Ring, which connects only neighbours (NCCL_SPARK_RING_TCP)"
+                );
             }
             Some(tuner)
         }
@@ -139,7 +144,13 @@ pub(super) unsafe extern "C" fn get_coll_info(
 
 /// Lets the tuner decide, and writes only the changed costs to NCCL's table. Returns the number of
 /// channels if the tuner chose one.
-fn apply(tuner: &Tuner, collective: c_int, bytes: u64, num_pipe_ops: c_int, costs: &mut Costs) -> Option<c_int> {
+fn apply(
+    tuner: &Tuner,
+    collective: c_int,
+    bytes: u64,
+    num_pipe_ops: c_int,
+    costs: &mut Costs,
+) -> Option<c_int> {
     // A copy, so that a panic half-way leaves NCCL's table unchanged.
     let mut changed = *costs;
     let channels = tuner.decide(collective, bytes, num_pipe_ops, &mut changed);
@@ -156,12 +167,24 @@ fn apply(tuner: &Tuner, collective: c_int, bytes: u64, num_pipe_ops: c_int, cost
 #[inline(never)]
 fn once(is_logged: &AtomicBool, error: impl FnOnce() -> Box<Error>) -> Quick<()> {
     // Relaxed: the flag decides only whether a line is logged, and orders nothing else.
-    if is_logged.swap(true, Ordering::Relaxed) { Ok(()) } else { Err(error()) }
+    if is_logged.swap(true, Ordering::Relaxed) {
+        Ok(())
+    } else {
+        Err(error())
+    }
 }
 
 fn other_shape(num_algo: c_int, num_proto: c_int) -> Box<Error> {
     let (algorithms, protocols) = (ALGORITHMS, PROTOCOLS);
-    Box::new(Argument::CostTable { num_algo, num_proto, algorithms, protocols }.into())
+    Box::new(
+        Argument::CostTable {
+            num_algo,
+            num_proto,
+            algorithms,
+            protocols,
+        }
+        .into(),
+    )
 }
 
 /// # Safety
@@ -196,20 +219,42 @@ mod tests {
     fn acting() -> *mut c_void {
         let host = Fingerprint::new("test", "test", "test");
         let table = Some("for=*;all_reduce@2:1000-1999=ring/ll/2".parse().unwrap());
-        let config = TunerConfig { mode: Mode::On, table, ll128: true, network: None, tuner_plugin: None };
+        let config = TunerConfig {
+            mode: Mode::On,
+            table,
+            ll128: true,
+            network: None,
+            tuner_plugin: None,
+        };
         let (policy, _) = Policy::new(config, false, &host);
         let tuner = policy.tuner(2, 2, true);
         assert!(matches!(tuner, Tuner::Acting(_)));
         tuner_handles::into_raw(tuner)
     }
 
-    fn asked(context: *mut c_void, bytes: usize, mut costs: Costs, shape: (c_int, c_int)) -> (Costs, c_int) {
+    fn asked(
+        context: *mut c_void,
+        bytes: usize,
+        mut costs: Costs,
+        shape: (c_int, c_int),
+    ) -> (Costs, c_int) {
         let mut channels = UNTOUCHED;
         let table = costs.as_mut_ptr().cast();
         // SAFETY: the tests pass a context that was not given back. The table is a whole `Costs`.
         // The function reads nothing through a table if `shape` is not the shape of `Costs`.
-        let result =
-            unsafe { get_coll_info(context, ALL_REDUCE, bytes, 1, table, shape.0, shape.1, 0, &raw mut channels) };
+        let result = unsafe {
+            get_coll_info(
+                context,
+                ALL_REDUCE,
+                bytes,
+                1,
+                table,
+                shape.0,
+                shape.1,
+                0,
+                &raw mut channels,
+            )
+        };
         assert_eq!(result, NcclResult::SUCCESS);
         (costs, channels)
     }
@@ -224,8 +269,18 @@ mod tests {
         expected[CHOSEN] = 0.0;
         assert_eq!(asked(context, 1500, costs, SHAPE), (expected, 2));
         assert_eq!(asked(context, 999, costs, SHAPE), (costs, UNTOUCHED));
-        for other in [(ALGORITHMS as c_int + 1, SHAPE.1), (SHAPE.0, 2), (0, 0), (SHAPE.1, SHAPE.0), (-7, -3)] {
-            assert_eq!(asked(context, 1500, costs, other), (costs, UNTOUCHED), "{other:?}");
+        for other in [
+            (ALGORITHMS as c_int + 1, SHAPE.1),
+            (SHAPE.0, 2),
+            (0, 0),
+            (SHAPE.1, SHAPE.0),
+            (-7, -3),
+        ] {
+            assert_eq!(
+                asked(context, 1500, costs, other),
+                (costs, UNTOUCHED),
+                "{other:?}"
+            );
         }
         let mut disabled = costs;
         disabled[CHOSEN] = -1.0;
@@ -240,14 +295,23 @@ mod tests {
         let (mut costs, mut channels): (Costs, _) = ([1.0; ALGORITHMS * PROTOCOLS], UNTOUCHED);
         let (table, place) = (costs.as_mut_ptr().cast(), &raw mut channels);
         let null = ptr::null_mut();
-        for (context, table, place) in
-            [(context, ptr::null_mut(), place), (context, table, ptr::null_mut()), (null, table, place)]
-        {
+        for (context, table, place) in [
+            (context, ptr::null_mut(), place),
+            (context, table, ptr::null_mut()),
+            (null, table, place),
+        ] {
             // SAFETY: NULL is allowed everywhere.
-            let result = unsafe { get_coll_info(context, ALL_REDUCE, 1500, 1, table, SHAPE.0, SHAPE.1, 0, place) };
+            let result = unsafe {
+                get_coll_info(
+                    context, ALL_REDUCE, 1500, 1, table, SHAPE.0, SHAPE.1, 0, place,
+                )
+            };
             assert_eq!(result, NcclResult::SUCCESS);
         }
-        assert_eq!((costs, channels), ([1.0; ALGORITHMS * PROTOCOLS], UNTOUCHED));
+        assert_eq!(
+            (costs, channels),
+            ([1.0; ALGORITHMS * PROTOCOLS], UNTOUCHED)
+        );
         // SAFETY: NULL is allowed, and the context is given back once.
         unsafe {
             assert_eq!(init(ptr::null_mut(), None, 2, 2, None), NcclResult::SUCCESS);
@@ -259,13 +323,18 @@ mod tests {
     #[test]
     fn panics_and_errors_are_reported_as_success_where_nccl_requires_it() {
         assert_eq!(call("test", |_| panic!("on purpose")), NcclResult::SUCCESS);
-        assert_eq!(call("test", |_| Err(Box::new(Usage::Closed.into()))), NcclResult::SUCCESS);
+        assert_eq!(
+            call("test", |_| Err(Box::new(Usage::Closed.into()))),
+            NcclResult::SUCCESS
+        );
     }
 
     #[test]
     fn a_repeated_error_is_logged_once() {
         let is_logged = AtomicBool::new(false);
-        let error = once(&is_logged, || other_shape(8, 3)).unwrap_err().to_string();
+        let error = once(&is_logged, || other_shape(8, 3))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("8 algorithms and 3 protocols"), "{error}");
         assert!(once(&is_logged, || unreachable!()).is_ok());
     }

@@ -90,7 +90,9 @@ mod tests {
     use std::ptr;
 
     fn a_tuner() -> Tuner {
-        Tuner::Inert { reason: "on purpose".to_owned() }
+        Tuner::Inert {
+            reason: "on purpose".to_owned(),
+        }
     }
 
     #[test]
@@ -99,7 +101,9 @@ mod tests {
         // SAFETY: NULL, and a context that is taken back once.
         unsafe {
             assert!(tuner(ptr::null_mut()).unwrap().is_none());
-            assert!(matches!(tuner(raw).unwrap(), Some(Tuner::Inert { reason }) if reason == "on purpose"));
+            assert!(
+                matches!(tuner(raw).unwrap(), Some(Tuner::Inert { reason }) if reason == "on purpose")
+            );
             take_back(raw).unwrap();
             take_back(ptr::null_mut()).unwrap();
         }
@@ -114,13 +118,19 @@ mod tests {
         // SAFETY: the array has room for a mark, also from its second byte on; the context is taken
         // back once.
         unsafe {
-            assert_eq!(words(take_back(stray)), "context is an unknown object; it must be a tuner context");
+            assert_eq!(
+                words(take_back(stray)),
+                "context is an unknown object; it must be a tuner context"
+            );
             assert_eq!(
                 words(tuner(stray.byte_add(1)).map(|_| ())),
                 "context is not a pointer that this plugin returned"
             );
             let no_comm = RailComm::from_raw(raw, "comm").map(|_| ());
-            assert_eq!(words(no_comm), "comm is a tuner context; it must be a receive comm");
+            assert_eq!(
+                words(no_comm),
+                "comm is a tuner context; it must be a receive comm"
+            );
             take_back(raw).unwrap();
         }
     }

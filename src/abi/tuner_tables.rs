@@ -20,12 +20,22 @@ pub static ncclTunerPlugin_v5: TunerV5 = table(tuner_calls::init_named::<4>, ())
 /// The table of tuner interface v6.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclTunerPlugin_v6: TunerV6 = table(tuner_calls::init_named::<4>, TunerMoreV6 { get_chunk_size: None });
+pub static ncclTunerPlugin_v6: TunerV6 = table(
+    tuner_calls::init_named::<4>,
+    TunerMoreV6 {
+        get_chunk_size: None,
+    },
+);
 
 /// The table of tuner interface v7.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclTunerPlugin_v7: TunerV7 = table(tuner_calls::init_named::<5>, TunerMoreV6 { get_chunk_size: None });
+pub static ncclTunerPlugin_v7: TunerV7 = table(
+    tuner_calls::init_named::<5>,
+    TunerMoreV6 {
+        get_chunk_size: None,
+    },
+);
 
 const fn table<Init, More>(init: Init, more: More) -> TunerInterface<Init, More> {
     TunerInterface {

@@ -44,8 +44,12 @@ pub struct TunerMoreV6 {
 unsafe impl<Init: Sync, More: Sync> Sync for TunerInterface<Init, More> {}
 
 /// A tuner's `init` in v4.
-pub type TunerInitV4 =
-    unsafe extern "C" fn(ranks: usize, nodes: usize, log: Option<DebugLogger>, context: *mut *mut c_void) -> NcclResult;
+pub type TunerInitV4 = unsafe extern "C" fn(
+    ranks: usize,
+    nodes: usize,
+    log: Option<DebugLogger>,
+    context: *mut *mut c_void,
+) -> NcclResult;
 /// A tuner's `init` since v5. `comm_id` identifies the communicator.
 pub type TunerInitV5<const COMPUTE_CAPABILITIES: usize> = unsafe extern "C" fn(
     context: *mut *mut c_void,

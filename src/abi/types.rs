@@ -73,8 +73,14 @@ impl fmt::Display for NcclResult {
 }
 
 /// `ncclDebugLogger_t`: level, subsystem flags, file, line, printf format and its arguments.
-pub type DebugLogger =
-    unsafe extern "C" fn(c_int, c_ulong, file: *const c_char, line: c_int, format: *const c_char, ...);
+pub type DebugLogger = unsafe extern "C" fn(
+    c_int,
+    c_ulong,
+    file: *const c_char,
+    line: c_int,
+    format: *const c_char,
+    ...
+);
 
 /// `ncclProfilerCallback_t`. This plugin reports nothing to NCCL's profiler and never calls it.
 pub type ProfilerCallback = unsafe extern "C" fn(
@@ -295,10 +301,12 @@ pub type NetV9 = Net<InitV8, PropertiesV9, ListenV8, ConnectV8, IsendV9, IrecvV9
 pub type NetV10 = Net<InitV10, PropertiesV9, ListenV8, ConnectV10, IsendV10, IrecvV10, MoreV9>;
 /// `ncclNet_v11_t`, NCCL 2.28 and 2.29: NCCL calls `init` for each communicator, and `init` makes a
 /// context; `finalize` and `setNetAttr` are new.
-pub type NetV11 = Net<InitV11, PropertiesV11, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<4>>;
+pub type NetV11 =
+    Net<InitV11, PropertiesV11, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<4>>;
 /// `ncclNet_v12_t`, NCCL 2.30: a device can be merged from up to eight devices, and the properties
 /// name the device's rail and plane.
-pub type NetV12 = Net<InitV11, PropertiesV12, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<8>>;
+pub type NetV12 =
+    Net<InitV11, PropertiesV12, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<8>>;
 
 /// The end of `ncclNet_v9_t` and `_v10_t`.
 #[derive(Debug)]
@@ -322,13 +330,19 @@ pub struct MoreV11<const N: usize> {
 
 /// Types of the tables' functions, in the order of the tables.
 pub mod functions {
-    use super::{CommConfig, DebugLogger, NcclResult, NetAttr, NetDeviceHandle, ProfilerCallback, VDeviceProps};
+    use super::{
+        CommConfig, DebugLogger, NcclResult, NetAttr, NetDeviceHandle, ProfilerCallback,
+        VDeviceProps,
+    };
     use std::ffi::{c_int, c_void};
 
     /// `init`.
     pub type InitV8 = unsafe extern "C" fn(log: Option<DebugLogger>) -> NcclResult;
     /// `init` with a profiler callback.
-    pub type InitV10 = unsafe extern "C" fn(log: Option<DebugLogger>, profiler: Option<ProfilerCallback>) -> NcclResult;
+    pub type InitV10 = unsafe extern "C" fn(
+        log: Option<DebugLogger>,
+        profiler: Option<ProfilerCallback>,
+    ) -> NcclResult;
     /// `init` for one communicator.
     pub type InitV11 = unsafe extern "C" fn(
         context: *mut *mut c_void,
@@ -340,10 +354,14 @@ pub mod functions {
     /// `devices`.
     pub type Devices = unsafe extern "C" fn(ndev: *mut c_int) -> NcclResult;
     /// `getProperties` for a version's properties.
-    pub type GetProperties<Properties> = unsafe extern "C" fn(dev: c_int, properties: *mut Properties) -> NcclResult;
+    pub type GetProperties<Properties> =
+        unsafe extern "C" fn(dev: c_int, properties: *mut Properties) -> NcclResult;
     /// `listen`.
-    pub type ListenV8 =
-        unsafe extern "C" fn(dev: c_int, handle: *mut c_void, listen_comm: *mut *mut c_void) -> NcclResult;
+    pub type ListenV8 = unsafe extern "C" fn(
+        dev: c_int,
+        handle: *mut c_void,
+        listen_comm: *mut *mut c_void,
+    ) -> NcclResult;
     /// `listen` for one communicator.
     pub type ListenV11 = unsafe extern "C" fn(
         context: *mut c_void,
@@ -458,19 +476,28 @@ pub mod functions {
         request: *mut *mut c_void,
     ) -> NcclResult;
     /// `test`.
-    pub type Test = unsafe extern "C" fn(request: *mut c_void, done: *mut c_int, sizes: *mut c_int) -> NcclResult;
+    pub type Test = unsafe extern "C" fn(
+        request: *mut c_void,
+        done: *mut c_int,
+        sizes: *mut c_int,
+    ) -> NcclResult;
     /// `closeSend`, `closeRecv`, `closeListen`.
     pub type Close = unsafe extern "C" fn(comm: *mut c_void) -> NcclResult;
     /// `getDeviceMr`.
-    pub type GetDeviceMr =
-        unsafe extern "C" fn(comm: *mut c_void, mhandle: *mut c_void, device_mhandle: *mut *mut c_void) -> NcclResult;
+    pub type GetDeviceMr = unsafe extern "C" fn(
+        comm: *mut c_void,
+        mhandle: *mut c_void,
+        device_mhandle: *mut *mut c_void,
+    ) -> NcclResult;
     /// `irecvConsumed`.
-    pub type IrecvConsumed = unsafe extern "C" fn(recv_comm: *mut c_void, n: c_int, request: *mut c_void) -> NcclResult;
+    pub type IrecvConsumed =
+        unsafe extern "C" fn(recv_comm: *mut c_void, n: c_int, request: *mut c_void) -> NcclResult;
     /// `makeVDevice`, since v9.
     pub type MakeVDevice<const N: usize> =
         unsafe extern "C" fn(dev: *mut c_int, of: *const VDeviceProps<N>) -> NcclResult;
     /// `finalize`, since v11.
     pub type Finalize = unsafe extern "C" fn(context: *mut c_void) -> NcclResult;
     /// `setNetAttr`, since v11.
-    pub type SetNetAttr = unsafe extern "C" fn(context: *mut c_void, attributes: *const NetAttr) -> NcclResult;
+    pub type SetNetAttr =
+        unsafe extern "C" fn(context: *mut c_void, attributes: *const NetAttr) -> NcclResult;
 }

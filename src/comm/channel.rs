@@ -49,11 +49,18 @@ impl Channel {
     /// Starts to connect. [`Channel::connected`] reports when the connection is established.
     pub fn dial(address: SocketAddr) -> Result<Self> {
         let trouble = |e: &std::io::Error| Error::os(Call::Connect(address), e);
-        let socket =
-            Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)).map_err(|e| trouble(&e))?;
+        let socket = Socket::new(
+            Domain::for_address(address),
+            Type::STREAM,
+            Some(Protocol::TCP),
+        )
+        .map_err(|e| trouble(&e))?;
         socket.set_nonblocking(true).map_err(|e| trouble(&e))?;
         match socket.connect(&address.into()) {
-            Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) && e.kind() != ErrorKind::WouldBlock => {
+            Err(e)
+                if e.raw_os_error() != Some(libc::EINPROGRESS)
+                    && e.kind() != ErrorKind::WouldBlock =>
+            {
                 Err(trouble(&e))
             }
             _ => Self::new(socket.into(), address),
@@ -65,11 +72,23 @@ impl Channel {
         let trouble = |e: std::io::Error| Error::os(Call::Bootstrap, &e);
         stream.set_nonblocking(true).map_err(trouble)?;
         stream.set_nodelay(true).map_err(trouble)?;
-        SockRef::from(&stream).set_tcp_user_timeout(Some(USER_TIMEOUT)).map_err(trouble)?;
-        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
-        SockRef::from(&stream).set_tcp_keepalive(&keepalive).map_err(trouble)?;
+        SockRef::from(&stream)
+            .set_tcp_user_timeout(Some(USER_TIMEOUT))
+            .map_err(trouble)?;
+        let keepalive = TcpKeepalive::new()
+            .with_time(KEEPALIVE)
+            .with_interval(KEEPALIVE);
+        SockRef::from(&stream)
+            .set_tcp_keepalive(&keepalive)
+            .map_err(trouble)?;
         let stream = Arc::new(OwnSocket::new(stream));
-        Ok(Self { stream, peer: peer.to_string(), inbox: Vec::new(), outbox: Vec::new(), broken: None })
+        Ok(Self {
+            stream,
+            peer: peer.to_string(),
+            inbox: Vec::new(),
+            outbox: Vec::new(),
+            broken: None,
+        })
     }
 
     /// Returns true once the connection is established.
@@ -116,7 +135,10 @@ impl Channel {
     /// checks.
     pub fn into_stream(self) -> Result<(Arc<OwnSocket<TcpStream>>, Vec<u8>)> {
         let trouble = |e: std::io::Error| Error::os(Call::Stream, &e);
-        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(3);
+        let keepalive = TcpKeepalive::new()
+            .with_time(KEEPALIVE)
+            .with_interval(KEEPALIVE)
+            .with_retries(3);
         let socket = SockRef::from(&**self.stream);
         socket.set_tcp_user_timeout(None).map_err(trouble)?;
         socket.set_tcp_keepalive(&keepalive).map_err(trouble)?;
@@ -175,32 +197,54 @@ impl Channel {
         }
         match self.parse()? {
             Some(message) => Ok(Received::Message(message)),
-            None => Ok(end.map_or(Received::Nothing, |e| self.ended(&self.broken.map_or(e, Into::into)))),
+            None => Ok(end.map_or(Received::Nothing, |e| {
+                self.ended(&self.broken.map_or(e, Into::into))
+            })),
         }
     }
 
     fn parse(&mut self) -> Result<Option<Message>> {
-        let Some(header) = self.inbox.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-        let header =
-            Header::decode(*header).map_err(|e| Violation::Header { peer: self.peer(), how: e.to_string() })?;
-        let Some(body) = self.inbox.get(HEADER_BYTES..HEADER_BYTES + header.body_bytes) else { return Ok(None) };
-        let message = Message::decode(header, body)
-            .map_err(|e| Violation::Malformed { peer: self.peer(), how: e.to_string() })?;
+        let Some(header) = self.inbox.first_chunk::<HEADER_BYTES>() else {
+            return Ok(None);
+        };
+        let header = Header::decode(*header).map_err(|e| Violation::Header {
+            peer: self.peer(),
+            how: e.to_string(),
+        })?;
+        let Some(body) = self
+            .inbox
+            .get(HEADER_BYTES..HEADER_BYTES + header.body_bytes)
+        else {
+            return Ok(None);
+        };
+        let message = Message::decode(header, body).map_err(|e| Violation::Malformed {
+            peer: self.peer(),
+            how: e.to_string(),
+        })?;
         self.inbox.drain(..HEADER_BYTES + header.body_bytes);
         Ok(Some(message))
     }
 
     fn ended(&self, error: &std::io::Error) -> Received {
         match error.kind() {
-            ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe => Received::Closed,
-            _ => Received::Unreachable(Network::Bootstrap { peer: self.peer(), why: error.to_string() }),
+            ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe => {
+                Received::Closed
+            }
+            _ => Received::Unreachable(Network::Bootstrap {
+                peer: self.peer(),
+                why: error.to_string(),
+            }),
         }
     }
 
     fn failed(&self, error: &std::io::Error) -> Error {
         match self.ended(error) {
             Received::Unreachable(network) => network.into(),
-            _ => PeerGone::Bootstrap { peer: self.peer(), why: error.to_string() }.into(),
+            _ => PeerGone::Bootstrap {
+                peer: self.peer(),
+                why: error.to_string(),
+            }
+            .into(),
         }
     }
 }
@@ -283,22 +327,39 @@ mod tests {
                 Err(error) => break error.to_string(),
             }
         };
-        assert!(error.contains("spark-2:77") && !error.contains(&address), "{error}");
+        assert!(
+            error.contains("spark-2:77") && !error.contains(&address),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_peer_that_reads_nothing_uses_no_memory_here() {
         let (mut channel, _stream) = pair();
-        let frame = ControlFrame { number: 1, received: 0, awaits_confirmation: true, message: vec![7; 2000] };
+        let frame = ControlFrame {
+            number: 1,
+            received: 0,
+            awaits_confirmation: true,
+            message: vec![7; 2000],
+        };
         // Far more than the kernel buffers for a socket.
-        let taken = (0..100_000).filter(|_| channel.offer(&Message::Control(frame.clone())).unwrap()).count();
+        let taken = (0..100_000)
+            .filter(|_| channel.offer(&Message::Control(frame.clone())).unwrap())
+            .count();
         assert!(taken < 50_000, "{taken} frames were taken");
-        assert!(channel.outbox.len() < MOST_WAITING_BYTES + 4096, "{} bytes wait", channel.outbox.len());
+        assert!(
+            channel.outbox.len() < MOST_WAITING_BYTES + 4096,
+            "{} bytes wait",
+            channel.outbox.len()
+        );
     }
 
     #[test]
     fn another_protocol_and_an_oversized_message_are_refused_at_the_header() {
-        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x50, 0x53, 1, 1, 0xff, 0xff, 0xff, 0x7f]] {
+        for bytes in [
+            &b"GET / HTTP/1.1\r\n\r\n"[..],
+            &[0x50, 0x53, 1, 1, 0xff, 0xff, 0xff, 0x7f],
+        ] {
             let (mut channel, mut stream) = pair();
             stream.write_all(bytes).unwrap();
             assert!(matches!(wait(&mut channel), Err(Error::Protocol(_))));

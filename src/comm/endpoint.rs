@@ -85,7 +85,8 @@ impl<P: Shareable> Endpoint<P> {
     /// the caller may reuse the buffers of these requests after this call.
     pub fn close(&self) {
         let until = Instant::now() + CLOSE_LIMIT;
-        let is_cancelled = wait_until(until, || leave(&*self.path, &self.context).ok()).unwrap_or_default();
+        let is_cancelled =
+            wait_until(until, || leave(&*self.path, &self.context).ok()).unwrap_or_default();
         self.close_unused();
         if is_cancelled {
             let has_ended = || match self.path.borrow() {
@@ -126,8 +127,16 @@ impl RailSendComm {
 
     /// Calls [`SendPath::isend`]. Returns `None` while the service thread uses the data path.
     #[inline(always)]
-    pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
-        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
+    pub fn isend(
+        &self,
+        addr: u64,
+        bytes: usize,
+        tag: i32,
+        memory: &Registration,
+    ) -> Quick<Option<u16>> {
+        let Some(mut path) = self.path.enter() else {
+            return not_entered(&self.path).map(|()| None);
+        };
         let done = path.isend(&self.context, addr, bytes, tag, memory);
         path.leave();
         done
@@ -136,7 +145,9 @@ impl RailSendComm {
     /// Calls [`SendPath::test`]. Returns `None` while the service thread uses the data path.
     #[inline(always)]
     pub fn test(&self, request: u16) -> Quick<Option<u64>> {
-        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
+        let Some(mut path) = self.path.enter() else {
+            return not_entered(&self.path).map(|()| None);
+        };
         let done = path.test(&self.context, request);
         path.leave();
         done
@@ -152,7 +163,9 @@ impl RailRecvComm {
     /// Calls [`RecvPath::irecv`]. Returns `None` while the service thread uses the data path.
     #[inline(always)]
     pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
-        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
+        let Some(mut path) = self.path.enter() else {
+            return not_entered(&self.path).map(|()| None);
+        };
         let done = path.irecv(&self.context, parts, optional);
         path.leave();
         done
@@ -161,7 +174,9 @@ impl RailRecvComm {
     /// Calls [`RecvPath::test`]. Returns false while the service thread uses the data path.
     #[inline(always)]
     pub fn test(&self, request: u16, report: impl FnMut(usize, u64)) -> Quick<bool> {
-        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| false) };
+        let Some(mut path) = self.path.enter() else {
+            return not_entered(&self.path).map(|()| false);
+        };
         let done = path.test(&self.context, request, report);
         path.leave();
         done
@@ -181,7 +196,8 @@ impl<P: FinalBytes> StreamEndpoint<P> {
         });
         match final_bytes {
             Some(final_bytes) => {
-                let mut farewell = StreamClose::new(Arc::clone(sockets), final_bytes, Instant::now());
+                let mut farewell =
+                    StreamClose::new(Arc::clone(sockets), final_bytes, Instant::now());
                 // Most closes finish in the first call, which this thread makes: it sends the last
                 // bytes and reads the unread ones even if this process ends directly afterwards.
                 if let Err(error) = self.service.repeat(move |now| farewell.poll(now)) {
@@ -202,8 +218,16 @@ impl StreamSendComm {
     }
 
     /// Calls [`StreamSendPath::isend`].
-    pub fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
-        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
+    pub fn isend(
+        &self,
+        addr: u64,
+        bytes: usize,
+        tag: i32,
+        memory: &Registration,
+    ) -> Quick<Option<u16>> {
+        let Some(mut path) = self.path.enter() else {
+            return not_entered(&self.path).map(|()| None);
+        };
         let done = path.isend(&self.context, addr, bytes, tag, memory);
         path.leave();
         done
@@ -211,7 +235,9 @@ impl StreamSendComm {
 
     /// Calls [`StreamSendPath::test`].
     pub fn test(&self, request: u16) -> Quick<Option<u64>> {
-        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
+        let Some(mut path) = self.path.enter() else {
+            return not_entered(&self.path).map(|()| None);
+        };
         let done = path.test(&self.context, request);
         path.leave();
         done
@@ -226,7 +252,9 @@ impl StreamRecvComm {
 
     /// Calls [`StreamRecvPath::irecv`].
     pub fn irecv(&self, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
-        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| None) };
+        let Some(mut path) = self.path.enter() else {
+            return not_entered(&self.path).map(|()| None);
+        };
         let done = path.irecv(&self.context, parts, optional);
         path.leave();
         done
@@ -234,7 +262,9 @@ impl StreamRecvComm {
 
     /// Calls [`StreamRecvPath::test`].
     pub fn test(&self, request: u16, report: impl FnMut(usize, u64)) -> Quick<bool> {
-        let Some(mut path) = self.path.enter() else { return not_entered(&self.path).map(|()| false) };
+        let Some(mut path) = self.path.enter() else {
+            return not_entered(&self.path).map(|()| false);
+        };
         let done = path.test(&self.context, request, report);
         path.leave();
         done

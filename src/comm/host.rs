@@ -28,7 +28,10 @@ impl Host {
         if let Err(error) = LocalRails::query(&process) {
             tracing::debug!("cannot query the rails at start: {error}");
         }
-        Self { setup: Arc::new(Setup::new(process)), pending: PendingConnections::default() }
+        Self {
+            setup: Arc::new(Setup::new(process)),
+            pending: PendingConnections::default(),
+        }
     }
 
     /// Opens a listener on the interface that the settings choose. Also returns its handle.
@@ -38,7 +41,11 @@ impl Host {
 
     /// Begins or continues to connect to the listener that made `handle`. Returns `None` until the
     /// connection is ready.
-    pub fn connect(&self, handle: &mut [u8; HANDLE_BYTES], traffic_class: Option<u8>) -> Result<Option<SendComm>> {
+    pub fn connect(
+        &self,
+        handle: &mut [u8; HANDLE_BYTES],
+        traffic_class: Option<u8>,
+    ) -> Result<Option<SendComm>> {
         self.pending.connect(&self.setup, handle, traffic_class)
     }
 

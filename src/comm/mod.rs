@@ -21,7 +21,9 @@ pub mod unauthenticated;
 
 pub use crate::verbs::HostMemory;
 pub use datapath::recv::RecvPart;
-pub use endpoint::{RailRecvComm, RailSendComm, RecvComm, SendComm, StreamRecvComm, StreamSendComm};
+pub use endpoint::{
+    RailRecvComm, RailSendComm, RecvComm, SendComm, StreamRecvComm, StreamSendComm,
+};
 pub use host::Host;
 pub use rail::registration::{Purpose, Registration};
 pub use rail::{Rail, RailInfo};

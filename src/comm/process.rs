@@ -75,17 +75,33 @@ struct Open {
 impl Process {
     /// Creates the state for open rails.
     pub fn new(config: Config, rails: Vec<Arc<Rail>>, tuner: TunerIdentity) -> Self {
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "host".to_owned());
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname")
+            .unwrap_or_else(|_| "host".to_owned());
         let name = format!("{}:{}", host.trim(), std::process::id());
         let (registrations, for_streams, by_streams, backoff) = Default::default();
         let (outages, tcp_outages, stalls, log) = Default::default();
-        let open = Mutex::new(Open { connections: 0, cpu_latency: CpuLatency::new(config.cpu_latency, &tuner.gpu) });
+        let open = Mutex::new(Open {
+            connections: 0,
+            cpu_latency: CpuLatency::new(config.cpu_latency, &tuner.gpu),
+        });
         let counting = Counting::new(config.counters);
-        let ports = rails.iter().map(|rail| Port { device: rail.info.device.clone(), port: rail.info.port });
+        let ports = rails.iter().map(|rail| Port {
+            device: rail.info.device.clone(),
+            port: rail.info.port,
+        });
         let losses = Losses::new(&config.rails.sysfs, ports.collect());
-        let Priority { traffic_class, service_level } = priority(&config, None);
-        let named = rails.iter().map(|rail| (rail.name(), rail.info.netdev.clone()));
-        let returned = Arc::new(ReturnedPorts::new(&config.rails.sysfs, (traffic_class, service_level), named));
+        let Priority {
+            traffic_class,
+            service_level,
+        } = priority(&config, None);
+        let named = rails
+            .iter()
+            .map(|rail| (rail.name(), rail.info.netdev.clone()));
+        let returned = Arc::new(ReturnedPorts::new(
+            &config.rails.sysfs,
+            (traffic_class, service_level),
+            named,
+        ));
         Self {
             config,
             rails,
@@ -113,7 +129,9 @@ impl Process {
         self.tcp_outages.tick(now);
         self.losses.tick(now);
         self.returned.tick(now);
-        self.stalls.tick(self.config.data_path.stall_warn, now, || self.losses.grown(None));
+        self.stalls.tick(self.config.data_path.stall_warn, now, || {
+            self.losses.grown(None)
+        });
     }
 
     /// Follows the work of the connections for the CPU latency request. `by_rails` is the number of
@@ -148,8 +166,10 @@ impl Process {
         if self.config.setup.ring_tcp {
             return Vec::new();
         }
-        let exists =
-            |route: &Route| snapshot(route.acceptor).has_route(route.acceptor_gid, route.connector_gid) == Some(true);
+        let exists = |route: &Route| {
+            snapshot(route.acceptor).has_route(route.acceptor_gid, route.connector_gid)
+                == Some(true)
+        };
         pairing::existing_routes(connector, acceptor, exists)
     }
 
@@ -162,20 +182,30 @@ impl Process {
     ///
     /// # Errors
     /// [`Error::Argument`](crate::error::Error::Argument) for an empty or impossible range.
-    pub fn register_for_streams(&self, memory: HostMemory, purpose: Purpose) -> Result<Arc<Registration>> {
+    pub fn register_for_streams(
+        &self,
+        memory: HostMemory,
+        purpose: Purpose,
+    ) -> Result<Arc<Registration>> {
         self.for_streams.register(&[], memory, purpose)
     }
 
     /// Calls [`Self::look_for_return`] for each rail. Returns the rails whose devices are back.
     pub fn look_for_returned(&self, now: Instant) -> Vec<Arc<Rail>> {
-        self.rails.iter().filter(|rail| self.look_for_return(rail, now)).cloned().collect()
+        self.rails
+            .iter()
+            .filter(|rail| self.look_for_return(rail, now))
+            .cloned()
+            .collect()
     }
 
     /// Reopens the removed device of a rail if the device has returned, or resumes a silent device
     /// that answers again. Registers all memory with the device, and forgets the findings about the
     /// rail's paths. Returns true if the device is back.
     pub fn look_for_return(&self, rail: &Rail, now: Instant) -> bool {
-        let back = rail.device.look_for_return(now, || self.registrations.renew(&self.rails));
+        let back = rail
+            .device
+            .look_for_return(now, || self.registrations.renew(&self.rails));
         match &back {
             Ok(true) => {
                 tracing::info!("rail {}: its device is back", rail.name());
@@ -183,7 +213,10 @@ impl Process {
                 self.backoff.forget(rail);
             }
             Ok(false) => {}
-            Err(error) => tracing::debug!("rail {}: its device has returned but cannot be used: {error}", rail.name()),
+            Err(error) => tracing::debug!(
+                "rail {}: its device has returned but cannot be used: {error}",
+                rail.name()
+            ),
         }
         back == Ok(true)
     }
@@ -235,7 +268,10 @@ impl Process {
 
 fn priority(config: &Config, traffic_class: Option<u8>) -> Priority {
     let traffic_class = config.setup.traffic_class.or(traffic_class).unwrap_or(0);
-    Priority { traffic_class, service_level: config.setup.service_level.unwrap_or(0) }
+    Priority {
+        traffic_class,
+        service_level: config.setup.service_level.unwrap_or(0),
+    }
 }
 
 #[cfg(test)]
@@ -249,7 +285,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let device = folder.path().join("cpu_dma_latency");
         std::fs::write(&device, b"").unwrap();
-        let process = Process::new(Config::from_variables(&[]).unwrap(), Vec::new(), TunerIdentity::default());
+        let process = Process::new(
+            Config::from_variables(&[]).unwrap(),
+            Vec::new(),
+            TunerIdentity::default(),
+        );
         lock(&process.open).cpu_latency = CpuLatency::of(device, LatencyLimit::Us(7), "");
         let is_held = || lock(&process.open).cpu_latency.is_held();
         assert!(!is_held());

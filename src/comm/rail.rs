@@ -85,7 +85,8 @@ impl Rail {
         };
         let entry = config.sysfs.join("class/infiniband").join(&info.device);
         let device = Arc::new(RailDevice::new(pd, entry));
-        let (path_qualities, last_snapshot, needed_local_write, was_warned_of_index) = Default::default();
+        let (path_qualities, last_snapshot, needed_local_write, was_warned_of_index) =
+            Default::default();
         let (backlog_bytes, busy_bytes) = Default::default();
         Ok(Self {
             id,
@@ -129,8 +130,13 @@ impl Rail {
         }
         let (mut found, mut unheld): (Vec<(Address, Held)>, _) = (Vec::new(), None);
         let number = self.info.port;
-        for entry in self.device.query(move |context| context.gid_table(number))? {
-            if entry.kind != GidKind::RoceV2 || found.iter().any(|(known, _)| known.gid == entry.gid) {
+        for entry in self
+            .device
+            .query(move |context| context.gid_table(number))?
+        {
+            if entry.kind != GidKind::RoceV2
+                || found.iter().any(|(known, _)| known.gid == entry.gid)
+            {
                 continue;
             }
             let (prefix, interface) = match self.gid_owner(&entry, interfaces) {
@@ -141,7 +147,13 @@ impl Rail {
                 GidOwner::Found { prefix, interface } => (prefix, Some(interface.index)),
                 GidOwner::Elsewhere => (None, None),
             };
-            found.push((Address::new(entry.gid, prefix), Held { gid_index: entry.index, interface }));
+            found.push((
+                Address::new(entry.gid, prefix),
+                Held {
+                    gid_index: entry.index,
+                    interface,
+                },
+            ));
         }
         if let Some(index) = self.chosen_gid_index {
             self.keep_chosen(index, &mut found);
@@ -149,11 +161,17 @@ impl Rail {
         if !found.is_empty() {
             found.sort_by_key(|(address, held)| (preference_rank(&address.gid), held.gid_index));
             let (addresses, held) = found.into_iter().unzip();
-            let snapshot = RailSnapshot { port, addresses, held };
+            let snapshot = RailSnapshot {
+                port,
+                addresses,
+                held,
+            };
             *lock(&self.last_snapshot) = Some(snapshot.clone());
             return Ok(snapshot);
         }
-        Err(unheld.map_or(Missing::Gid, |netdev| Missing::Address(netdev.clone())).into())
+        Err(unheld
+            .map_or(Missing::Gid, |netdev| Missing::Address(netdev.clone()))
+            .into())
     }
 
     /// Checks that the kernel has a route from an address of this rail to a peer's address, if they
@@ -161,14 +179,26 @@ impl Rail {
     ///
     /// # Errors
     /// [`Error::Network`] with the command that adds the route.
-    pub fn check_route(&self, snapshot: &RailSnapshot, own_gid: [u8; 16], peer_gid: [u8; 16]) -> Result<()> {
-        let own = snapshot.addresses.iter().find(|address| address.gid == own_gid);
+    pub fn check_route(
+        &self,
+        snapshot: &RailSnapshot,
+        own_gid: [u8; 16],
+        peer_gid: [u8; 16],
+    ) -> Result<()> {
+        let own = snapshot
+            .addresses
+            .iter()
+            .find(|address| address.gid == own_gid);
         let needs_route = own.is_some_and(|own| pairing::needs_route(own, peer_gid));
         if !needs_route || snapshot.has_route(own_gid, peer_gid) != Some(false) {
             return Ok(());
         }
         let [own, peer] = [own_gid, peer_gid].map(|gid| Ipv6Addr::from(gid).to_canonical());
-        let netdev = self.info.netdev.clone().unwrap_or_else(|| "its interface".to_owned());
+        let netdev = self
+            .info
+            .netdev
+            .clone()
+            .unwrap_or_else(|| "its interface".to_owned());
         Err(Network::NoRoute { own, peer, netdev }.into())
     }
 
@@ -179,9 +209,12 @@ impl Rail {
     /// [`Error::Network`] if the table no longer has the address, or the error of the query.
     pub fn gid_index(&self, snapshot: &RailSnapshot, gid: &[u8; 16]) -> Result<u16> {
         let number = self.info.port;
-        let table = self.device.query(move |context| context.gid_table(number))?;
+        let table = self
+            .device
+            .query(move |context| context.gid_table(number))?;
         let known = snapshot.held(gid).map(|held| held.gid_index);
-        present_index(&table, gid, known).ok_or_else(|| Network::AddressGone { rail: self.name() }.into())
+        present_index(&table, gid, known)
+            .ok_or_else(|| Network::AddressGone { rail: self.name() }.into())
     }
 
     /// Keeps only the address that `NCCL_IB_GID_INDEX` selects. If the setting selects no usable
@@ -191,7 +224,10 @@ impl Rail {
         if found.iter().any(|(_, known)| known.gid_index == index) {
             found.retain(|(_, known)| known.gid_index == index);
         } else if !found.is_empty() && !self.was_warned_of_index.swap(true, Ordering::Relaxed) {
-            let usable: Vec<String> = found.iter().map(|(_, known)| known.gid_index.to_string()).collect();
+            let usable: Vec<String> = found
+                .iter()
+                .map(|(_, known)| known.gid_index.to_string())
+                .collect();
             tracing::warn!(
                 "NCCL_IB_GID_INDEX={index} selects no usable RoCE v2 GID of {}: using index {}; unset it",
                 self.name(),
@@ -201,9 +237,24 @@ impl Rail {
     }
 
     fn gid_owner<'i>(&self, entry: &GidEntry, interfaces: &'i [Interface]) -> GidOwner<'i> {
-        let GidEntry { index, gid, ifindex, .. } = *entry;
+        let GidEntry {
+            index,
+            gid,
+            ifindex,
+            ..
+        } = *entry;
         let RailInfo { device, port, .. } = &self.info;
-        gid_owner(&self.sysfs, TableEntry { device, port: *port, index, gid, ifindex }, interfaces)
+        gid_owner(
+            &self.sysfs,
+            TableEntry {
+                device,
+                port: *port,
+                index,
+                gid,
+                ifindex,
+            },
+            interfaces,
+        )
     }
 
     /// Returns the latest snapshot in which the rail was usable; `None` if it never was.
@@ -281,12 +332,17 @@ impl RailSnapshot {
     pub fn has_route(&self, own_gid: [u8; 16], peer_gid: [u8; 16]) -> Option<bool> {
         let interface = self.held(&own_gid)?.interface?;
         routes::has_route(interface, own_gid, peer_gid)
-            .inspect_err(|error| tracing::debug!("route from {own_gid:?} to {peer_gid:?} not known: {error}"))
+            .inspect_err(|error| {
+                tracing::debug!("route from {own_gid:?} to {peer_gid:?} not known: {error}")
+            })
             .ok()
     }
 
     fn held(&self, gid: &[u8; 16]) -> Option<Held> {
-        let at = self.addresses.iter().position(|address| address.gid == *gid)?;
+        let at = self
+            .addresses
+            .iter()
+            .position(|address| address.gid == *gid)?;
         self.held.get(at).copied()
     }
 }
@@ -295,17 +351,26 @@ impl RailSnapshot {
 /// address.
 fn present_index(table: &[GidEntry], gid: &[u8; 16], known: Option<u16>) -> Option<u16> {
     let places = || {
-        let of_gid = table.iter().filter(|entry| entry.kind == GidKind::RoceV2 && entry.gid == *gid);
+        let of_gid = table
+            .iter()
+            .filter(|entry| entry.kind == GidKind::RoceV2 && entry.gid == *gid);
         of_gid.map(|entry| entry.index)
     };
-    places().find(|index| Some(*index) == known).or_else(|| places().next())
+    places()
+        .find(|index| Some(*index) == known)
+        .or_else(|| places().next())
 }
 
 /// Tries a small registration with relaxed ordering, because no query tells whether a device
 /// supports this flag. Returns the error of a device that refuses.
 fn takes_relaxed_ordering(pd: &Arc<Pd>) -> Result<()> {
     let region = Region::new(4096)?;
-    region.register(pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::RELAXED_ORDERING).map(|_| ())
+    region
+        .register(
+            pd,
+            Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::RELAXED_ORDERING,
+        )
+        .map(|_| ())
 }
 
 #[cfg(test)]
@@ -314,15 +379,35 @@ mod tests {
 
     #[test]
     fn an_address_is_found_at_its_present_index() {
-        let entry = |index, last, kind| GidEntry { index, gid: [last; 16], kind, ifindex: 2 };
+        let entry = |index, last, kind| GidEntry {
+            index,
+            gid: [last; 16],
+            kind,
+            ifindex: 2,
+        };
         let v1 = GidKind::RoceV1;
-        let table = [entry(0, 7, v1), entry(4, 7, GidKind::RoceV2), entry(5, 8, GidKind::RoceV2)];
+        let table = [
+            entry(0, 7, v1),
+            entry(4, 7, GidKind::RoceV2),
+            entry(5, 8, GidKind::RoceV2),
+        ];
         let twice = [entry(4, 7, GidKind::RoceV2), entry(6, 7, GidKind::RoceV2)];
         let index = |table: &[GidEntry], known| present_index(table, &[7; 16], known);
         assert_eq!(index(&table, Some(4)), Some(4));
-        assert_eq!(index(&table, Some(5)), Some(4), "the old index has another address");
-        assert_eq!(index(&table, Some(0)), Some(4), "the old index has another packet format");
-        assert_eq!([index(&table, None), index(&table[2..], Some(4))], [Some(4), None]);
+        assert_eq!(
+            index(&table, Some(5)),
+            Some(4),
+            "the old index has another address"
+        );
+        assert_eq!(
+            index(&table, Some(0)),
+            Some(4),
+            "the old index has another packet format"
+        );
+        assert_eq!(
+            [index(&table, None), index(&table[2..], Some(4))],
+            [Some(4), None]
+        );
         assert_eq!(index(&twice, Some(6)), Some(6), "the chosen one of two");
     }
 }

@@ -65,7 +65,9 @@ pub fn detach(name: &'static str, work: impl FnOnce() + Send + 'static) {
     match spawn(name, take) {
         Ok(()) => drop(hand.send(Box::new(work))),
         Err(error) => {
-            tracing::debug!("cannot start thread {name} ({error}): the calling thread does the work and may block");
+            tracing::debug!(
+                "cannot start thread {name} ({error}): the calling thread does the work and may block"
+            );
             work();
         }
     }

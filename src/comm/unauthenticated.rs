@@ -107,7 +107,12 @@ impl Unauthenticated {
         admitted
     }
 
-    fn accept(&mut self, descriptors: &DescriptorWarning, judge: Judge<'_>, admitted: &mut Vec<Admitted>) {
+    fn accept(
+        &mut self,
+        descriptors: &DescriptorWarning,
+        judge: Judge<'_>,
+        admitted: &mut Vec<Admitted>,
+    ) {
         for _ in 0..MOST_UNAUTHENTICATED {
             match self.listener.accept() {
                 Ok((stream, from)) => {
@@ -118,7 +123,11 @@ impl Unauthenticated {
                     match Channel::new(stream, from) {
                         Ok(channel) => {
                             let (since, from) = (Instant::now(), from.ip());
-                            self.connections.push(Connection { since, from, channel });
+                            self.connections.push(Connection {
+                                since,
+                                from,
+                                channel,
+                            });
                         }
                         Err(error) => tracing::debug!("bootstrap connection dropped: {error}"),
                     }
@@ -139,7 +148,9 @@ impl Unauthenticated {
                         admitted.extend(self.make_room(judge));
                     }
                     // Other errors, such as a reset before accept, concern only this connection.
-                    None => tracing::debug!("bootstrap connection failed before it was accepted: {e}"),
+                    None => {
+                        tracing::debug!("bootstrap connection failed before it was accepted: {e}")
+                    }
                 },
             }
         }
@@ -177,31 +188,46 @@ enum FirstMessage {
 fn ask(mut connection: Connection, judge: Judge<'_>, rejections: &mut Rejections) -> FirstMessage {
     let Connection { since, channel, .. } = &mut connection;
     match channel.receive() {
-        Ok(Received::Message(message)) => match judge(&message, channel) {
-            Verdict::Admit => return FirstMessage::Admitted(Admitted { channel: connection.channel, message }),
-            Verdict::Refuse(why) => {
-                if let Err(unsent) = channel.send(&Message::Refuse(why.to_owned())) {
-                    tracing::debug!("could not send the refusal: {unsent}");
+        Ok(Received::Message(message)) => {
+            match judge(&message, channel) {
+                Verdict::Admit => {
+                    return FirstMessage::Admitted(Admitted {
+                        channel: connection.channel,
+                        message,
+                    });
                 }
-            }
-            Verdict::Reject => {
-                let (who, kind) = (channel.peer(), message.kind());
-                rejections.tell(
+                Verdict::Refuse(why) => {
+                    if let Err(unsent) = channel.send(&Message::Refuse(why.to_owned())) {
+                        tracing::debug!("could not send the refusal: {unsent}");
+                    }
+                }
+                Verdict::Reject => {
+                    let (who, kind) = (channel.peer(), message.kind());
+                    rejections.tell(
                     &format!("bootstrap connection from {who} rejected: {kind} message without the token"),
                     Instant::now(),
                 );
+                }
+                Verdict::Drop => {}
             }
-            Verdict::Drop => {}
-        },
-        Ok(Received::Nothing) if since.elapsed() < TOKEN_LIMIT => return FirstMessage::Silent(connection),
+        }
+        Ok(Received::Nothing) if since.elapsed() < TOKEN_LIMIT => {
+            return FirstMessage::Silent(connection);
+        }
         Ok(Received::Nothing) => {
-            let text = format!("bootstrap connection from {} rejected: no token within 10 s", channel.peer());
+            let text = format!(
+                "bootstrap connection from {} rejected: no token within 10 s",
+                channel.peer()
+            );
             rejections.tell(&text, Instant::now());
         }
         Ok(Received::Closed | Received::Unreachable(_)) => {
             tracing::debug!("unauthenticated bootstrap connection closed by its peer")
         }
-        Err(error) => rejections.tell(&format!("bootstrap connection rejected: {error}"), Instant::now()),
+        Err(error) => rejections.tell(
+            &format!("bootstrap connection rejected: {error}"),
+            Instant::now(),
+        ),
     }
     FirstMessage::Dropped
 }
@@ -216,7 +242,9 @@ impl Rejections {
         *said = Some(now);
         match std::mem::take(others) {
             0 => tracing::info!("{text}"),
-            others => tracing::info!("{text}; {others} others were rejected since the previous line"),
+            others => {
+                tracing::info!("{text}; {others} others were rejected since the previous line")
+            }
         }
     }
 }
@@ -228,7 +256,8 @@ mod tests {
     #[test]
     fn suppressed_lines_are_counted_and_a_minute_later_another_is_logged() {
         let (mut rejections, now) = (Rejections::default(), Instant::now());
-        let unsaid = |Rejections { said, others }: &Rejections| (said.map(|said| said - now), *others);
+        let unsaid =
+            |Rejections { said, others }: &Rejections| (said.map(|said| said - now), *others);
         let second = Duration::from_secs(1);
         (0..3).for_each(|at| rejections.tell("no", now + at * second));
         assert_eq!(unsaid(&rejections), (Some(Duration::ZERO), 2));

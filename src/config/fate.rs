@@ -15,8 +15,15 @@ pub enum Fate {
 /// Returns the treatment of the variable `name`. `None` if neither the plugin nor NCCL's own
 /// network transport reads the variable.
 pub fn fate(name: &str) -> Option<Fate> {
-    let row = TABLE.iter().find(|row| row.name == name).map(Fate::Honoured);
-    row.or_else(|| ignored().find(|(known, _)| *known == name).map(|(_, why)| Fate::Ignored(why)))
+    let row = TABLE
+        .iter()
+        .find(|row| row.name == name)
+        .map(Fate::Honoured);
+    row.or_else(|| {
+        ignored()
+            .find(|(known, _)| *known == name)
+            .map(|(_, why)| Fate::Ignored(why))
+    })
 }
 
 #[cfg(test)]
@@ -27,12 +34,22 @@ mod tests {
     fn a_variable_is_read_or_ignored_and_never_both() {
         let all: Vec<_> = ignored().collect();
         for (at, (name, why)) in all.iter().enumerate() {
-            assert!(!TABLE.iter().any(|row| row.name == *name), "{name} is a setting: take it out of this list");
-            assert!(!all[..at].iter().any(|(other, _)| other == name), "{name} is there twice");
+            assert!(
+                !TABLE.iter().any(|row| row.name == *name),
+                "{name} is a setting: take it out of this list"
+            );
+            assert!(
+                !all[..at].iter().any(|(other, _)| other == name),
+                "{name} is there twice"
+            );
             assert!(!why.ends_with('.') && why.len() > 20, "{name}: {why}");
         }
-        assert!(matches!(fate("NCCL_IB_TIMEOUT"), Some(Fate::Honoured(row)) if row.default == "14"));
-        assert!(matches!(fate("NCCL_IB_DISABLE"), Some(Fate::Ignored(why)) if why.contains("NCCL_NET=Socket")));
+        assert!(
+            matches!(fate("NCCL_IB_TIMEOUT"), Some(Fate::Honoured(row)) if row.default == "14")
+        );
+        assert!(
+            matches!(fate("NCCL_IB_DISABLE"), Some(Fate::Ignored(why)) if why.contains("NCCL_NET=Socket"))
+        );
         assert!(fate("NCCL_BUFFSIZE").is_none());
     }
 

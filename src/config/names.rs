@@ -30,13 +30,21 @@ impl NameFilter {
                 Err(Refusal::because("no name follows the mark"))
             };
         }
-        let entries = rest.split(',').filter(|e| !e.trim().is_empty()).map(entry).collect::<Parsed<Vec<_>>>()?;
+        let entries = rest
+            .split(',')
+            .filter(|e| !e.trim().is_empty())
+            .map(entry)
+            .collect::<Parsed<Vec<_>>>()?;
         match entries.len() {
             0 => return Err(Refusal::because("it has no names")),
             1..=Self::MAX_ENTRIES => {}
             more => return Err(Refusal::because(format!("it has {more} names"))),
         }
-        Ok(Self { excludes, whole_names, entries })
+        Ok(Self {
+            excludes,
+            whole_names,
+            entries,
+        })
     }
 
     /// Returns true if the list admits the device or interface `name` with this port. An entry
@@ -46,7 +54,11 @@ impl NameFilter {
             return true;
         }
         let matched = self.entries.iter().any(|(wanted, wanted_port)| {
-            let named = if self.whole_names { name == wanted } else { name.starts_with(wanted.as_str()) };
+            let named = if self.whole_names {
+                name == wanted
+            } else {
+                name.starts_with(wanted.as_str())
+            };
             named && (wanted_port.is_none() || port.is_none() || *wanted_port == port)
         });
         matched != self.excludes
@@ -72,10 +84,13 @@ fn entry(text: &str) -> Parsed<(String, Option<u8>)> {
     let name = fields.next().unwrap_or_default();
     let port = match fields.next() {
         None | Some("") => None,
-        Some(port) => Some(number::<u8, 1, 255>(port).map_err(|_| wrong("the port must be 1 to 255"))?),
+        Some(port) => {
+            Some(number::<u8, 1, 255>(port).map_err(|_| wrong("the port must be 1 to 255"))?)
+        }
     };
     for rail_or_plane in fields.by_ref().take(2) {
-        number::<u64, 0, 65_535>(rail_or_plane).map_err(|_| wrong("rail and plane must be 0 to 65535"))?;
+        number::<u64, 0, 65_535>(rail_or_plane)
+            .map_err(|_| wrong("rail and plane must be 0 to 65535"))?;
     }
     if fields.next().is_some() {
         return Err(wrong("too many fields"));
@@ -94,7 +109,9 @@ mod tests {
 
     #[test]
     fn the_name_filter_matches_nccls() {
-        let admits = |filter: &str, name: &str, port: u8| NameFilter::parse(filter).unwrap().admits(name, Some(port));
+        let admits = |filter: &str, name: &str, port: u8| {
+            NameFilter::parse(filter).unwrap().admits(name, Some(port))
+        };
         assert!(admits("", "anything", 1));
         assert!(admits("mlx5", "mlx5_10", 1) && !admits("mlx5", "rocep1s0f0", 1));
         assert!(admits("=mlx5_1", "mlx5_1", 1) && !admits("=mlx5_1", "mlx5_10", 1));
@@ -103,7 +120,10 @@ mod tests {
         assert!(admits("mlx5_0:1,mlx5_1", "mlx5_1", 2));
         assert!(!admits("^mlx5_0:1,mlx5_1", "mlx5_1", 2) && admits("^mlx5_0:1", "mlx5_0", 2));
         assert!(admits("mlx5_0:", "mlx5_0", 2) && !admits("mlx5_0:1:0:3", "mlx5_0", 2));
-        assert!(NameFilter::parse("mlx5_0:1:0:3:4").is_err() && NameFilter::parse("mlx5_0:1:x").is_err());
+        assert!(
+            NameFilter::parse("mlx5_0:1:0:3:4").is_err()
+                && NameFilter::parse("mlx5_0:1:x").is_err()
+        );
         assert!(NameFilter::parse(&vec!["a"; 33].join(",")).is_err());
     }
 }

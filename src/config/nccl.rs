@@ -6,7 +6,9 @@
 
 /// Returns the ignored variables, each with the reason.
 pub fn ignored() -> impl Iterator<Item = (&'static str, &'static str)> {
-    IGNORED.iter().flat_map(|(names, why)| names.iter().map(|name| (*name, *why)))
+    IGNORED
+        .iter()
+        .flat_map(|(names, why)| names.iter().map(|name| (*name, *why)))
 }
 
 macro_rules! ignored {

@@ -55,8 +55,10 @@ mod tests {
     use crate::config::Config;
 
     fn warnings(variables: &[(&str, &str)]) -> Vec<String> {
-        let variables: Vec<_> =
-            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let variables: Vec<_> = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
         Config::from_variables(&variables).unwrap().qp.warnings()
     }
 
@@ -70,10 +72,19 @@ mod tests {
     #[test]
     fn settings_that_lose_rails_too_late_or_too_easily_are_warnings() {
         let late = warnings(&[("NCCL_IB_TIMEOUT", "22"), ("NCCL_IB_RETRY_CNT", "7")]);
-        assert!(matches!(&late[..], [one] if one.contains("after 137.4s")), "{late:?}");
+        assert!(
+            matches!(&late[..], [one] if one.contains("after 137.4s")),
+            "{late:?}"
+        );
         let few = warnings(&[("NCCL_IB_RETRY_CNT", "2")]);
-        assert!(matches!(&few[..], [one] if one.contains("NCCL_IB_RETRY_CNT=2")), "{few:?}");
-        assert_eq!(warnings(&[("NCCL_IB_RETRY_CNT", "0"), ("NCCL_IB_TIMEOUT", "31")]).len(), 2);
+        assert!(
+            matches!(&few[..], [one] if one.contains("NCCL_IB_RETRY_CNT=2")),
+            "{few:?}"
+        );
+        assert_eq!(
+            warnings(&[("NCCL_IB_RETRY_CNT", "0"), ("NCCL_IB_TIMEOUT", "31")]).len(),
+            2
+        );
         assert!(warnings(&[("NCCL_IB_RETRY_CNT", "3"), ("NCCL_IB_TIMEOUT", "15")]).is_empty());
     }
 }

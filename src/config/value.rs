@@ -20,7 +20,11 @@ pub(super) type Parsed<T> = std::result::Result<T, Refusal>;
 pub(super) fn quoted(text: &str) -> String {
     const MOST: usize = 60;
     let start: String = text.chars().take(MOST).collect();
-    if start.len() == text.len() { format!("{text:?}") } else { format!("{start:?}...") }
+    if start.len() == text.len() {
+        format!("{text:?}")
+    } else {
+        format!("{start:?}...")
+    }
 }
 
 pub(super) fn text(value: &str) -> Parsed<String> {
@@ -35,16 +39,26 @@ pub(super) fn path(value: &str) -> Parsed<PathBuf> {
     Ok(value.into())
 }
 
-pub(super) fn number<T: FromStr + TryInto<u64> + Copy, const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<T> {
+pub(super) fn number<T: FromStr + TryInto<u64> + Copy, const LOW: u64, const HIGH: u64>(
+    value: &str,
+) -> Parsed<T> {
     let parsed: T = value.parse().map_err(|_| Refusal::default())?;
     let wide: u64 = parsed.try_into().map_err(|_| Refusal::default())?;
-    if (LOW..=HIGH).contains(&wide) { Ok(parsed) } else { Err(Refusal::default()) }
+    if (LOW..=HIGH).contains(&wide) {
+        Ok(parsed)
+    } else {
+        Err(Refusal::default())
+    }
 }
 
 pub(super) fn optional<T: FromStr + TryInto<u64> + Copy, const LOW: u64, const HIGH: u64>(
     value: &str,
 ) -> Parsed<Option<T>> {
-    if value.is_empty() { Ok(None) } else { number::<T, LOW, HIGH>(value).map(Some) }
+    if value.is_empty() {
+        Ok(None)
+    } else {
+        number::<T, LOW, HIGH>(value).map(Some)
+    }
 }
 
 pub(super) fn seconds<const LOW: u64, const HIGH: u64>(value: &str) -> Parsed<Duration> {
@@ -62,5 +76,7 @@ pub(super) fn switch(value: &str) -> Parsed<bool> {
 /// Returns the choice with this text.
 pub(super) fn choice<T: Copy>(value: &str, choices: &[(&str, T)]) -> Parsed<T> {
     let found = choices.iter().find(|(text, _)| *text == value);
-    found.map(|(_, choice)| *choice).ok_or_else(Refusal::default)
+    found
+        .map(|(_, choice)| *choice)
+        .ok_or_else(Refusal::default)
 }

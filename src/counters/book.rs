@@ -1,6 +1,8 @@
 //! Assignment of lanes to records of the memory file. A record has the counters of one lane.
 
-use super::layout::{Direction, HeaderWord, PEER_BYTES, RAIL_BYTES, RECORDS, State, Word, text_words};
+use super::layout::{
+    Direction, HeaderWord, PEER_BYTES, RAIL_BYTES, RECORDS, State, Word, text_words,
+};
 use super::memory::{MemoryFile, Place};
 use super::summary::{Carried, Summary};
 use std::collections::VecDeque;
@@ -90,17 +92,43 @@ impl Counting {
     pub fn new(wants_file: bool) -> Arc<Self> {
         let file = if wants_file { File::NotYet } else { File::None };
         let (sequences, free, not_counted, connections) = Default::default();
-        let book = Mutex::new(Book { file, sequences, free, not_counted, connections });
-        Arc::new(Self { book, summary: Mutex::default() })
+        let book = Mutex::new(Book {
+            file,
+            sequences,
+            free,
+            not_counted,
+            connections,
+        });
+        Arc::new(Self {
+            book,
+            summary: Mutex::default(),
+        })
     }
 
     /// Adds a connection to a peer's host, with a record for each lane.
-    pub fn connection(self: &Arc<Self>, direction: Direction, peer: &str, lanes: &[CountedLane]) -> CountedConnection {
+    pub fn connection(
+        self: &Arc<Self>,
+        direction: Direction,
+        peer: &str,
+        lanes: &[CountedLane],
+    ) -> CountedConnection {
         let mut book = lock(&self.book);
         book.connections += 1;
-        let of = |lane: &CountedLane| (lane.rail.clone(), Record { place: book.take(self, direction, peer, lane) });
+        let of = |lane: &CountedLane| {
+            (
+                lane.rail.clone(),
+                Record {
+                    place: book.take(self, direction, peer, lane),
+                },
+            )
+        };
         let lanes = lanes.iter().map(of).collect();
-        CountedConnection { counting: Arc::clone(self), direction, lanes, has_ended: AtomicBool::new(false) }
+        CountedConnection {
+            counting: Arc::clone(self),
+            direction,
+            lanes,
+            has_ended: AtomicBool::new(false),
+        }
     }
 
     /// Logs the totals of connections that have ended since the last call. `by_tcp` is the number
@@ -135,10 +163,15 @@ impl Book {
         peer: &str,
         lane: &CountedLane,
     ) -> Place<Reservation> {
-        let reservation =
-            |index| Reservation { counting: Arc::clone(counting), index, is_closed: AtomicBool::new(false) };
+        let reservation = |index| Reservation {
+            counting: Arc::clone(counting),
+            index,
+            is_closed: AtomicBool::new(false),
+        };
         self.make_file();
-        let File::Made(file) = &self.file else { return Place::private(reservation(None)) };
+        let File::Made(file) = &self.file else {
+            return Place::private(reservation(None));
+        };
         let used = self.sequences.len();
         let index = match self.free.len() {
             1.. if used == RECORDS => self.free.pop_front(),
@@ -190,20 +223,32 @@ fn describe(
 ) {
     let set = |word: Word, value: u64| place[word as usize].store(value, Ordering::Relaxed);
     let set_text = |word: Word, text: &[u64]| {
-        place[word as usize..].iter().zip(text).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
+        place[word as usize..]
+            .iter()
+            .zip(text)
+            .for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
     };
     set(Word::Sequence, sequence.wrapping_sub(1));
     // If a reader sees a word that is stored below, it also sees the odd sequence.
     fence(Ordering::Release);
-    place[Word::State as usize..].iter().for_each(|word| word.store(0, Ordering::Relaxed));
-    let state = if lane.carries { State::Carries } else { State::Lost };
+    place[Word::State as usize..]
+        .iter()
+        .for_each(|word| word.store(0, Ordering::Relaxed));
+    let state = if lane.carries {
+        State::Carries
+    } else {
+        State::Lost
+    };
     set(Word::State, state as u64);
     set(Word::Direction, direction as u64);
     set(Word::Connection, connection);
     set(Word::BitsPerS, lane.bits_per_s);
     set(Word::PathMtu, u64::from(lane.path_mtu_bytes));
     set_text(Word::Rail, &text_words::<{ RAIL_BYTES / 8 }>(&lane.rail));
-    set_text(Word::PeerRail, &text_words::<{ RAIL_BYTES / 8 }>(&lane.peer_rail));
+    set_text(
+        Word::PeerRail,
+        &text_words::<{ RAIL_BYTES / 8 }>(&lane.peer_rail),
+    );
     set_text(Word::Peer, &text_words::<{ PEER_BYTES / 8 }>(peer));
     place[Word::Sequence as usize].store(sequence, Ordering::Release);
 }
@@ -211,7 +256,9 @@ fn describe(
 impl Record {
     /// Returns a record that no reader sees, for lanes that are not in use yet.
     pub fn detached() -> Self {
-        Self { place: Place::detached() }
+        Self {
+            place: Place::detached(),
+        }
     }
 
     /// Adds `more` to a counter. A load and a store suffice, because the counter has one writer in
@@ -219,7 +266,10 @@ impl Record {
     #[inline(always)]
     pub fn add(&self, word: Word, more: u64) {
         let word = &self.place[word as usize];
-        word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+        word.store(
+            word.load(Ordering::Relaxed).wrapping_add(more),
+            Ordering::Relaxed,
+        );
     }
 
     /// Adds 1 to [`Word::Writes`] and `bytes` to [`Word::Bytes`]. Two calls of [`Record::add`]
@@ -228,8 +278,14 @@ impl Record {
     pub fn add_write(&self, bytes: u64) {
         let words = &*self.place;
         let [all, writes] = [Word::Bytes, Word::Writes].map(|word| &words[word as usize]);
-        all.store(all.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
-        writes.store(writes.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        all.store(
+            all.load(Ordering::Relaxed).wrapping_add(bytes),
+            Ordering::Relaxed,
+        );
+        writes.store(
+            writes.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
     }
 
     /// Raises a counter to `value` if it is lower.
@@ -252,8 +308,10 @@ impl Record {
 
     /// Sets the lane's state, unless its connection has ended.
     fn set_state(&self, state: State) {
-        let Some(reservation) =
-            self.place.attached().filter(|reservation| !reservation.is_closed.load(Ordering::Relaxed))
+        let Some(reservation) = self
+            .place
+            .attached()
+            .filter(|reservation| !reservation.is_closed.load(Ordering::Relaxed))
         else {
             return;
         };
@@ -292,7 +350,10 @@ impl Outages {
     /// Creates the writer of a lane's losses and recoveries. The lane counts as working until
     /// [`Outages::lost`] is called.
     pub fn of(record: &Record) -> Self {
-        Self { record: record.clone(), lost_since: None }
+        Self {
+            record: record.clone(),
+            lost_since: None,
+        }
     }
 
     /// Returns [`Word::Writes`] of the lane.
@@ -327,7 +388,8 @@ impl Outages {
         if let Some(since) = self.lost_since.take() {
             self.record.set(Word::PathMtu, u64::from(path_mtu_bytes));
             self.record.add(Word::Recoveries, 1);
-            self.record.add(Word::LostNs, nanos(now.saturating_duration_since(since)));
+            self.record
+                .add(Word::LostNs, nanos(now.saturating_duration_since(since)));
             self.record.set_state(State::Carries);
         }
     }
@@ -336,7 +398,9 @@ impl Outages {
 impl CountedConnection {
     /// Returns the record of a lane, by its number in the connection.
     pub fn record(&self, lane: usize) -> Record {
-        self.lanes.get(lane).map_or_else(Record::detached, |(_, record)| record.clone())
+        self.lanes
+            .get(lane)
+            .map_or_else(Record::detached, |(_, record)| record.clone())
     }
 
     /// Ends the connection and adds its totals to the summary. If the connection counts more while
@@ -389,7 +453,13 @@ mod tests {
 
     fn lane(rail: &str) -> CountedLane {
         let peer_rail = "far:1".to_owned();
-        CountedLane { rail: rail.to_owned(), peer_rail, bits_per_s: 7, path_mtu_bytes: 4096, carries: true }
+        CountedLane {
+            rail: rail.to_owned(),
+            peer_rail,
+            bits_per_s: 7,
+            path_mtu_bytes: 4096,
+            carries: true,
+        }
     }
 
     fn read(counting: &Counting) -> Counters {
@@ -407,29 +477,61 @@ mod tests {
         first.record(1).add(Word::Bytes, 5);
         drop(first);
         let records = read(&counting).records;
-        assert!(records.iter().all(|record| record.state == State::Closed), "{records:?}");
+        assert!(
+            records.iter().all(|record| record.state == State::Closed),
+            "{records:?}"
+        );
         // Late counts are added, but the state stays `Closed`.
         held.add(Word::Bytes, 1);
         Outages::of(&held).lost(Instant::now());
         let records = read(&counting).records;
-        assert_eq!((records[1].state, records[1].counts.bytes, records[1].counts.losses), (State::Closed, 6, 1));
+        assert_eq!(
+            (
+                records[1].state,
+                records[1].counts.bytes,
+                records[1].counts.losses
+            ),
+            (State::Closed, 6, 1)
+        );
         let second = counting.connection(
             Direction::Receive,
             "spark-c",
-            &[lane("b:1"), CountedLane { carries: false, ..lane("c:1") }],
+            &[
+                lane("b:1"),
+                CountedLane {
+                    carries: false,
+                    ..lane("c:1")
+                },
+            ],
         );
         let (fresh, mut of_second) = (read(&counting), Vec::new());
         of_second.extend(fresh.records.iter().filter(|record| record.connection == 2));
         // KEPT records stay unchanged; the next connection gets new ones.
-        assert_eq!(of_second.iter().map(|record| record.index).collect::<Vec<_>>(), [KEPT + 1, KEPT + 2]);
-        assert_eq!((of_second[0].state, of_second[1].state), (State::Carries, State::Lost));
-        assert_eq!((of_second[1].rail.as_str(), of_second[1].peer.as_str()), ("c:1", "spark-c"));
+        assert_eq!(
+            of_second
+                .iter()
+                .map(|record| record.index)
+                .collect::<Vec<_>>(),
+            [KEPT + 1, KEPT + 2]
+        );
+        assert_eq!(
+            (of_second[0].state, of_second[1].state),
+            (State::Carries, State::Lost)
+        );
+        assert_eq!(
+            (of_second[1].rail.as_str(), of_second[1].peer.as_str()),
+            ("c:1", "spark-c")
+        );
         assert_eq!(of_second[0].path_mtu_bytes, 4096);
         drop(held);
         let _third = counting.connection(Direction::Send, "spark-b", &[lane("d:1")]);
         let records = read(&counting).records;
         assert_eq!(
-            (records[0].connection, records[0].sequence, records[0].counts.bytes),
+            (
+                records[0].connection,
+                records[0].sequence,
+                records[0].counts.bytes
+            ),
             (3, 4, 0),
             "{:?}",
             records[0]
@@ -447,17 +549,34 @@ mod tests {
         }
         let counters = read(&counting);
         assert_eq!((counters.records.len(), counters.not_counted), (RECORDS, 3));
-        assert_eq!((counters.records[0].counts.bytes, counters.records[RECORDS - 1].counts.bytes), (1, RECORDS as u64));
-        assert_eq!(all.record(RECORDS + 2).read(Word::Bytes), RECORDS as u64 + 3);
+        assert_eq!(
+            (
+                counters.records[0].counts.bytes,
+                counters.records[RECORDS - 1].counts.bytes
+            ),
+            (1, RECORDS as u64)
+        );
+        assert_eq!(
+            all.record(RECORDS + 2).read(Word::Bytes),
+            RECORDS as u64 + 3
+        );
         drop(all);
         let _next = counting.connection(Direction::Send, "b", &[lane("a:1")]);
-        assert_eq!(read(&counting).not_counted, 3, "one of those that are free again");
+        assert_eq!(
+            read(&counting).not_counted,
+            3,
+            "one of those that are free again"
+        );
     }
 
     #[test]
     fn a_lane_missing_from_the_start_is_lost_once_and_recovers_once() {
         let counting = Counting::new(false);
-        let without = CountedLane { carries: false, path_mtu_bytes: 0, ..lane("a:1") };
+        let without = CountedLane {
+            carries: false,
+            path_mtu_bytes: 0,
+            ..lane("a:1")
+        };
         let connection = counting.connection(Direction::Send, "b", &[without]);
         let (record, now) = (connection.record(0), Instant::now());
         let mut outages = Outages::of(&record);
@@ -467,9 +586,18 @@ mod tests {
         outages.recovered(1024, now + Duration::from_secs(3));
         outages.recovered(4096, now + Duration::from_secs(4));
         let counts = [Word::Losses, Word::Recoveries, Word::LostNs].map(|word| record.read(word));
-        assert_eq!((counts, record.read(Word::PathMtu)), ([1, 1, 3_000_000_000], 1024));
+        assert_eq!(
+            (counts, record.read(Word::PathMtu)),
+            ([1, 1, 3_000_000_000], 1024)
+        );
         record.add(Word::Bytes, u64::MAX);
         record.add(Word::Bytes, 3);
-        assert_eq!((record.read(Word::Bytes), Record::detached().read(Word::Losses)), (2, 0));
+        assert_eq!(
+            (
+                record.read(Word::Bytes),
+                Record::detached().read(Word::Losses)
+            ),
+            (2, 0)
+        );
     }
 }

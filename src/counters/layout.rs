@@ -247,9 +247,19 @@ impl Counters {
             VERSION => {}
             other => return Err(NotShown::OtherVersion(other)),
         }
-        let sizes = [HeaderWord::HeaderWords, HeaderWord::RecordWords, HeaderWord::Records].map(word);
-        let used = word(HeaderWord::Used).and_then(|used| usize::try_from(used).ok()).filter(|used| *used <= RECORDS);
-        match (sizes == [HEADER_WORDS, RECORD_WORDS, RECORDS].map(|size| Some(size as u64)), used) {
+        let sizes = [
+            HeaderWord::HeaderWords,
+            HeaderWord::RecordWords,
+            HeaderWord::Records,
+        ]
+        .map(word);
+        let used = word(HeaderWord::Used)
+            .and_then(|used| usize::try_from(used).ok())
+            .filter(|used| *used <= RECORDS);
+        match (
+            sizes == [HEADER_WORDS, RECORD_WORDS, RECORDS].map(|size| Some(size as u64)),
+            used,
+        ) {
             (true, Some(used)) => Ok((HEADER_WORDS + used * RECORD_WORDS) * 8),
             _ => Err(NotShown::Inconsistent),
         }
@@ -263,7 +273,8 @@ impl Counters {
     /// # Errors
     /// The reason why the file cannot be shown.
     pub fn parse(first: &[u8], second: &[u8]) -> Result<Self, NotShown> {
-        let used = (Self::bytes_in_use(second)?.min(second.len()) / 8).saturating_sub(HEADER_WORDS) / RECORD_WORDS;
+        let used = (Self::bytes_in_use(second)?.min(second.len()) / 8).saturating_sub(HEADER_WORDS)
+            / RECORD_WORDS;
         let header = |word: HeaderWord| word_at(second, word as usize).unwrap_or(0);
         let mut counters = Self {
             process_id: header(HeaderWord::ProcessId),
@@ -277,8 +288,8 @@ impl Counters {
             if sequence == 0 || (sequence.is_multiple_of(2) && state == State::Free as u64) {
                 continue;
             }
-            let is_settled =
-                sequence.is_multiple_of(2) && word_at(second, at + Word::Sequence as usize) == Some(sequence);
+            let is_settled = sequence.is_multiple_of(2)
+                && word_at(second, at + Word::Sequence as usize) == Some(sequence);
             match record(first, index, sequence).filter(|_| is_settled) {
                 Some(record) => counters.records.push(record),
                 None => counters.passed_over += 1,
@@ -308,7 +319,11 @@ pub fn stall_word(cause: u8, seconds: u64) -> u64 {
 fn record(bytes: &[u8], index: usize, sequence: u64) -> Option<Record> {
     let at = HEADER_WORDS + index * RECORD_WORDS;
     let word = |word: Word| word_at(bytes, at + word as usize);
-    let text = |word: Word, length| Some(printable(bytes.get((at + word as usize) * 8..)?.get(..length)?));
+    let text = |word: Word, length| {
+        Some(printable(
+            bytes.get((at + word as usize) * 8..)?.get(..length)?,
+        ))
+    };
     Some(Record {
         index,
         sequence,
@@ -329,7 +344,9 @@ fn record(bytes: &[u8], index: usize, sequence: u64) -> Option<Record> {
         peer_rail: text(Word::PeerRail, RAIL_BYTES)?,
         peer: text(Word::Peer, PEER_BYTES)?,
         path_mtu_bytes: word(Word::PathMtu)?,
-        stall: Some(word(Word::Stall)?).filter(|stall| *stall != 0).map(|stall| (stall as u8, stall >> 8)),
+        stall: Some(word(Word::Stall)?)
+            .filter(|stall| *stall != 0)
+            .map(|stall| (stall as u8, stall >> 8)),
         counts: Counts {
             bytes: word(Word::Bytes)?,
             writes: word(Word::Writes)?,
@@ -346,14 +363,25 @@ fn record(bytes: &[u8], index: usize, sequence: u64) -> Option<Record> {
 }
 
 fn word_at(bytes: &[u8], word: usize) -> Option<u64> {
-    bytes.get(word * 8..)?.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes))
+    bytes
+        .get(word * 8..)?
+        .first_chunk()
+        .map(|bytes| u64::from_ne_bytes(*bytes))
 }
 
 /// Returns the text up to its first zero byte. Each byte that is not a visible ASCII character
 /// becomes `?`, a space too.
 fn printable(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
-    text.iter().map(|byte| if byte.is_ascii_graphic() { char::from(*byte) } else { '?' }).collect()
+    text.iter()
+        .map(|byte| {
+            if byte.is_ascii_graphic() {
+                char::from(*byte)
+            } else {
+                '?'
+            }
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -362,7 +390,14 @@ mod tests {
 
     fn file(edit: impl FnOnce(&mut [u64])) -> Vec<u8> {
         let mut words = vec![0; HEADER_WORDS + 2 * RECORD_WORDS];
-        words[..6].copy_from_slice(&[MAGIC, VERSION, HEADER_WORDS as u64, RECORD_WORDS as u64, RECORDS as u64, 2]);
+        words[..6].copy_from_slice(&[
+            MAGIC,
+            VERSION,
+            HEADER_WORDS as u64,
+            RECORD_WORDS as u64,
+            RECORDS as u64,
+            2,
+        ]);
         words[HeaderWord::ProcessId as usize] = 77;
         let record = &mut words[HEADER_WORDS..][..RECORD_WORDS];
         record[..5].copy_from_slice(&[2, State::Carries as u64, Direction::Send as u64, 1, 100]);
@@ -384,30 +419,78 @@ mod tests {
     #[test]
     fn a_record_survives_writing_and_reading() {
         let counters = parse_both(&file(|_| ()));
-        assert_eq!((counters.process_id, counters.passed_over, counters.records.len()), (77, 0, 1));
+        assert_eq!(
+            (
+                counters.process_id,
+                counters.passed_over,
+                counters.records.len()
+            ),
+            (77, 0, 1)
+        );
         let record = &counters.records[0];
-        assert_eq!((record.rail.as_str(), record.peer_rail.as_str()), ("rocep1s0f0:1", "rocep1s0f1:1"));
-        assert_eq!((record.peer.as_str(), record.bits_per_s, record.connection), ("spark-b", 100, 1));
+        assert_eq!(
+            (record.rail.as_str(), record.peer_rail.as_str()),
+            ("rocep1s0f0:1", "rocep1s0f1:1")
+        );
+        assert_eq!(
+            (record.peer.as_str(), record.bits_per_s, record.connection),
+            ("spark-b", 100, 1)
+        );
         assert_eq!(record.path_mtu_bytes, 4096);
-        let Counts { bytes, writes, timed_writes, timed_ns, longest_ns, .. } = record.counts;
-        assert_eq!([bytes, writes, timed_writes, timed_ns, longest_ns], [10, 11, 12, 13, 14]);
-        let Counts { losses, recoveries, lost_ns, stalls, stalled_ns, .. } = record.counts;
-        assert_eq!([losses, recoveries, lost_ns, stalls, stalled_ns], [15, 16, 17, 18, 19]);
+        let Counts {
+            bytes,
+            writes,
+            timed_writes,
+            timed_ns,
+            longest_ns,
+            ..
+        } = record.counts;
+        assert_eq!(
+            [bytes, writes, timed_writes, timed_ns, longest_ns],
+            [10, 11, 12, 13, 14]
+        );
+        let Counts {
+            losses,
+            recoveries,
+            lost_ns,
+            stalls,
+            stalled_ns,
+            ..
+        } = record.counts;
+        assert_eq!(
+            [losses, recoveries, lost_ns, stalls, stalled_ns],
+            [15, 16, 17, 18, 19]
+        );
     }
 
     #[test]
     fn a_record_that_changes_while_it_is_read_is_skipped() {
         let (before, after) = (file(|_| ()), file(|words| words[HEADER_WORDS] = 4));
-        assert_eq!(Counters::parse(&before, &after).unwrap().passed_over, 1, "the sequence moved on");
+        assert_eq!(
+            Counters::parse(&before, &after).unwrap().passed_over,
+            1,
+            "the sequence moved on"
+        );
         // The record may pass to another lane during the second read, after its sequence was read
         // and before its counts are read. So the counts must come from the first read, where
         // `Word::Bytes` is 10.
         let next = file(|words| words[HEADER_WORDS + Word::Bytes as usize] = 9);
-        assert_eq!(Counters::parse(&before, &next).unwrap().records[0].counts.bytes, 10);
+        assert_eq!(
+            Counters::parse(&before, &next).unwrap().records[0]
+                .counts
+                .bytes,
+            10
+        );
         let changing = file(|words| words[HEADER_WORDS] = 3);
         assert_eq!(parse_both(&changing).passed_over, 1, "an odd sequence");
         let free = file(|words| words[HEADER_WORDS + 1] = 0);
-        assert_eq!((parse_both(&free).passed_over, parse_both(&free).records.len()), (0, 0));
+        assert_eq!(
+            (
+                parse_both(&free).passed_over,
+                parse_both(&free).records.len()
+            ),
+            (0, 0)
+        );
     }
 
     #[test]
@@ -417,29 +500,53 @@ mod tests {
         assert_eq!(refusal(|words| words[0] = 1), NotShown::NotCounters);
         assert_eq!(refusal(|words| words[1] = 9), NotShown::OtherVersion(9));
         assert_eq!(refusal(|words| words[3] = 0), NotShown::Inconsistent);
-        assert_eq!(refusal(|words| words[5] = RECORDS as u64 + 1), NotShown::Inconsistent);
+        assert_eq!(
+            refusal(|words| words[5] = RECORDS as u64 + 1),
+            NotShown::Inconsistent
+        );
         assert_eq!(refusal(|words| words[5] = u64::MAX), NotShown::Inconsistent);
     }
 
     #[test]
     fn hostile_contents_stay_within_bounds_and_out_of_the_terminal() {
-        let text = file(|words| words[HEADER_WORDS + Word::Peer as usize] = u64::from_ne_bytes(*b"\x1b[2J\n\xff\x80 "));
-        assert!(parse_both(&text).records[0].peer.bytes().all(|byte| byte.is_ascii_graphic()));
+        let text = file(|words| {
+            words[HEADER_WORDS + Word::Peer as usize] = u64::from_ne_bytes(*b"\x1b[2J\n\xff\x80 ")
+        });
+        assert!(
+            parse_both(&text).records[0]
+                .peer
+                .bytes()
+                .all(|byte| byte.is_ascii_graphic())
+        );
         // The header counts more records than the bytes contain.
         let cut = file(|words| words[5] = 4000);
         assert_eq!(parse_both(&cut).records.len(), 1);
         let odd_states = file(|words| words[HEADER_WORDS + 1] = u64::MAX);
-        assert_eq!((parse_both(&odd_states).records.len(), parse_both(&odd_states).passed_over), (0, 1));
+        assert_eq!(
+            (
+                parse_both(&odd_states).records.len(),
+                parse_both(&odd_states).passed_over
+            ),
+            (0, 1)
+        );
         // With random words: no panic, and no more records than there are bytes for.
         for seed in 1..2000_u64 {
             let noise = file(|words| {
                 let mut random = seed;
                 for word in &mut words[5..] {
-                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    *word = if random >> 62 == 0 { random >> 32 } else { *word };
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
+                    *word = if random >> 62 == 0 {
+                        random >> 32
+                    } else {
+                        *word
+                    };
                 }
             });
-            if let Ok(counters) = Counters::parse(&noise, &noise[..noise.len() - (seed % 700) as usize]) {
+            if let Ok(counters) =
+                Counters::parse(&noise, &noise[..noise.len() - (seed % 700) as usize])
+            {
                 assert!(counters.records.len() + counters.passed_over <= 2);
             }
         }

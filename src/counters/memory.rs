@@ -44,21 +44,32 @@ impl MemoryFile {
         // A file above the limit would make the kernel send SIGXFSZ, which ends the process.
         let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE)?;
         if limit != RLIM_INFINITY && limit < FILE_BYTES as u64 {
-            return Err(io::Error::other(format!("files may have {limit} bytes (ulimit -f)")));
+            return Err(io::Error::other(format!(
+                "files may have {limit} bytes (ulimit -f)"
+            )));
         }
         let fd = create()?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses, of a file that has this size
         // and keeps it.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), FILE_BYTES, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                FILE_BYTES,
+                protection,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         // A forked child has no connections and must not write to its parent's counters.
         // SAFETY: the mapping was just made, and the advice changes only what a child inherits.
         unsafe { libc::madvise(start, FILE_BYTES, libc::MADV_DONTFORK) };
-        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
+        let start =
+            NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
         let file = Self { start, fd };
         let sizes = [HEADER_WORDS, RECORD_WORDS, RECORDS].map(|size| size as u64);
         file.set(HeaderWord::Version, VERSION);
@@ -124,19 +135,36 @@ impl<T> Place<T> {
     /// Returns the place of record `index` in the file, or a place in private memory if the file
     /// has no such record.
     pub fn in_file(file: &Arc<MemoryFile>, index: usize, attached: T) -> Self {
-        let words = file.words()[HEADER_WORDS..].chunks_exact(RECORD_WORDS).nth(index);
-        let Some(Ok(words)) = words.map(<&RecordWords>::try_from) else { return Self::private(attached) };
-        Self::held(NonNull::from(words), Owner::File { _file: Arc::clone(file) }, attached)
+        let words = file.words()[HEADER_WORDS..]
+            .chunks_exact(RECORD_WORDS)
+            .nth(index);
+        let Some(Ok(words)) = words.map(<&RecordWords>::try_from) else {
+            return Self::private(attached);
+        };
+        Self::held(
+            NonNull::from(words),
+            Owner::File {
+                _file: Arc::clone(file),
+            },
+            attached,
+        )
     }
 
     pub fn private(attached: T) -> Self {
         let words: Arc<RecordWords> = Arc::new([const { AtomicU64::new(0) }; RECORD_WORDS]);
-        Self::held(NonNull::from(&*words), Owner::Own { _words: words }, attached)
+        Self::held(
+            NonNull::from(&*words),
+            Owner::Own { _words: words },
+            attached,
+        )
     }
 
     /// Returns a place for counts that are never read.
     pub fn detached() -> Self {
-        Self { words: NonNull::from(&DISCARDED), held: None }
+        Self {
+            words: NonNull::from(&DISCARDED),
+            held: None,
+        }
     }
 
     pub fn attached(&self) -> Option<&T> {
@@ -144,13 +172,22 @@ impl<T> Place<T> {
     }
 
     fn held(words: NonNull<RecordWords>, owner: Owner, attached: T) -> Self {
-        Self { words, held: Some(Arc::new(OwnedWords { attached, _owner: owner })) }
+        Self {
+            words,
+            held: Some(Arc::new(OwnedWords {
+                attached,
+                _owner: owner,
+            })),
+        }
     }
 }
 
 impl<T> Clone for Place<T> {
     fn clone(&self) -> Self {
-        Self { words: self.words, held: self.held.clone() }
+        Self {
+            words: self.words,
+            held: self.held.clone(),
+        }
     }
 }
 
@@ -177,10 +214,13 @@ fn create() -> io::Result<OwnedFd> {
     };
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // Kernels from 6.3 on may require MFD_NOEXEC_SEAL (vm.memfd_noexec); older ones lack it.
-    let fd: OwnedFd = make(flags | libc::MFD_NOEXEC_SEAL).or_else(|error: io::Error| match error.raw_os_error() {
-        Some(libc::EINVAL) => make(flags),
-        _ => Err(error),
-    })?;
+    let fd: OwnedFd =
+        make(flags | libc::MFD_NOEXEC_SEAL).or_else(|error: io::Error| {
+            match error.raw_os_error() {
+                Some(libc::EINVAL) => make(flags),
+                _ => Err(error),
+            }
+        })?;
     // SAFETY: a call without pointers, on a descriptor that `fd` owns.
     checked(unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, FILE_BYTES as libc::off_t) })?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
@@ -190,7 +230,11 @@ fn create() -> io::Result<OwnedFd> {
 }
 
 fn checked(result: libc::c_int) -> io::Result<RawFd> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
 }
 
 #[cfg(test)]
@@ -204,18 +248,39 @@ mod tests {
         let file = MemoryFile::new().unwrap();
         let path = format!("/proc/self/fd/{}", file.fd.as_raw_fd());
         let link = std::fs::read_link(&path).unwrap();
-        assert_eq!(link.to_str(), Some(format!("/memfd:{FILE_NAME} (deleted)").as_str()));
-        let foreign = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        assert_eq!(
+            link.to_str(),
+            Some(format!("/memfd:{FILE_NAME} (deleted)").as_str())
+        );
+        let foreign = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
         let known = foreign.metadata().unwrap();
-        assert!(known.len() == FILE_BYTES as u64 && known.blocks() * 512 >= known.len(), "{known:?}");
+        assert!(
+            known.len() == FILE_BYTES as u64 && known.blocks() * 512 >= known.len(),
+            "{known:?}"
+        );
         for length in [0, FILE_BYTES as u64 - 1, FILE_BYTES as u64 + 1] {
-            assert_eq!(foreign.set_len(length).unwrap_err().raw_os_error(), Some(libc::EPERM), "{length} bytes");
+            assert_eq!(
+                foreign.set_len(length).unwrap_err().raw_os_error(),
+                Some(libc::EPERM),
+                "{length} bytes"
+            );
         }
-        let (last, beyond) = (Place::in_file(&file, RECORDS - 1, ()), Place::in_file(&file, RECORDS, ()));
+        let (last, beyond) = (
+            Place::in_file(&file, RECORDS - 1, ()),
+            Place::in_file(&file, RECORDS, ()),
+        );
         beyond[RECORD_WORDS - 1].store(78, Ordering::Relaxed);
         last[RECORD_WORDS - 1].store(77, Ordering::Relaxed);
         drop(file);
         let bytes = std::fs::read(&path).unwrap();
-        assert_eq!(bytes[FILE_BYTES - 8..], 77_u64.to_ne_bytes(), "a record keeps its file");
+        assert_eq!(
+            bytes[FILE_BYTES - 8..],
+            77_u64.to_ne_bytes(),
+            "a record keeps its file"
+        );
     }
 }

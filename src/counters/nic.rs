@@ -65,31 +65,59 @@ pub fn is_error(name: &str) -> bool {
 
 /// Returns true for a counter of errors, congestion or packets.
 pub fn is_known(name: &str) -> bool {
-    is_error(name) || DIRECTION_COUNTERS.iter().flat_map(|direction| direction.packets).any(|known| known == name)
+    is_error(name)
+        || DIRECTION_COUNTERS
+            .iter()
+            .flat_map(|direction| direction.packets)
+            .any(|known| known == name)
 }
 
 /// The reason why a port has no counters.
-pub const NONE: &str =
-    "sysfs has them only in the host's network namespace (docker run --network host, hostNetwork: true)";
+pub const NONE: &str = "sysfs has them only in the host's network namespace (docker run --network host, hostNetwork: true)";
 
 /// Returns true if sysfs shows the port, but no counter. The kernel makes counters only in the
 /// first network namespace (`is_full_dev` in drivers/infiniband/core/sysfs.c).
 pub fn has_none(sysfs: &Path, device: &str, port: u8) -> bool {
-    let port = sysfs.join("class/infiniband").join(device).join("ports").join(port.to_string());
+    let port = sysfs
+        .join("class/infiniband")
+        .join(device)
+        .join("ports")
+        .join(port.to_string());
     port.exists() && !port.join("counters").exists() && !port.join("hw_counters").exists()
 }
 
 /// Reads those counters of a port whose names `wanted` accepts. `sysfs` is the mount point of
 /// sysfs.
 pub fn read(sysfs: &Path, device: &str, port: u8, wanted: impl Fn(&str) -> bool) -> PortCounters {
-    let port = sysfs.join("class/infiniband").join(device).join("ports").join(port.to_string());
+    let port = sysfs
+        .join("class/infiniband")
+        .join(device)
+        .join("ports")
+        .join(port.to_string());
     let folders = ["counters", "hw_counters"].map(|kind| std::fs::read_dir(port.join(kind)));
     let value = |entry: std::fs::DirEntry| {
-        let name = entry.file_name().into_string().ok().filter(|name| wanted(name))?;
+        let name = entry
+            .file_name()
+            .into_string()
+            .ok()
+            .filter(|name| wanted(name))?;
         // mlx5 refuses to read a counter that its firmware does not have.
-        Some((name, std::fs::read_to_string(entry.path()).ok()?.trim().parse().ok()?))
+        Some((
+            name,
+            std::fs::read_to_string(entry.path())
+                .ok()?
+                .trim()
+                .parse()
+                .ok()?,
+        ))
     };
-    folders.into_iter().flatten().flatten().flatten().filter_map(value).collect()
+    folders
+        .into_iter()
+        .flatten()
+        .flatten()
+        .flatten()
+        .filter_map(value)
+        .collect()
 }
 
 /// Returns the growth of each counter that has grown since `start`. A counter below its value in
@@ -100,14 +128,19 @@ pub fn growth(start: &PortCounters, now: &PortCounters) -> PortCounters {
         let start = start.get(name)?;
         Some((name.clone(), value.checked_sub(*start).unwrap_or(*value)))
     };
-    now.iter().filter_map(gained).filter(|(_, gained)| *gained > 0).collect()
+    now.iter()
+        .filter_map(gained)
+        .filter(|(_, gained)| *gained > 0)
+        .collect()
 }
 
 /// Returns the growth of the counters of errors and congestion as text:
 /// "12 out_of_sequence, 4,830 packet_seq_err". `None` if none of these counters has grown.
 pub fn errors_text(growth: &PortCounters) -> Option<String> {
     let errors = growth.iter().filter(|(name, _)| is_error(name));
-    let texts: Vec<String> = errors.map(|(name, count)| format!("{} {name}", grouped(*count))).collect();
+    let texts: Vec<String> = errors
+        .map(|(name, count)| format!("{} {name}", grouped(*count)))
+        .collect();
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 
@@ -116,12 +149,23 @@ pub fn errors_text(growth: &PortCounters) -> Option<String> {
 /// if there is no such direction.
 pub fn losses_text(growth: &PortCounters) -> Option<String> {
     let sum = |names: &[&str]| {
-        names.iter().filter_map(|name| growth.get(*name)).fold(0, |sum: u64, n| sum.saturating_add(*n))
+        names
+            .iter()
+            .filter_map(|name| growth.get(*name))
+            .fold(0, |sum: u64, n| sum.saturating_add(*n))
     };
     let text = |direction: &DirectionCounters| {
         let (lost, packets) = (sum(&direction.lost), sum(&direction.packets));
-        let is_too_high = lost >= MIN_LOST && packets > 0 && lost.saturating_mul(TOLERATED_LOSS_ONE_IN) > packets;
-        is_too_high.then(|| format!("{} of {} {} packets", grouped(lost), grouped(packets), direction.name))
+        let is_too_high =
+            lost >= MIN_LOST && packets > 0 && lost.saturating_mul(TOLERATED_LOSS_ONE_IN) > packets;
+        is_too_high.then(|| {
+            format!(
+                "{} of {} {} packets",
+                grouped(lost),
+                grouped(packets),
+                direction.name
+            )
+        })
     };
     let texts: Vec<String> = DIRECTION_COUNTERS.iter().filter_map(text).collect();
     (!texts.is_empty()).then(|| texts.join(", "))
@@ -168,7 +212,10 @@ mod tests {
     fn port(folders: [(&str, &str); 2], add: u64) -> tempfile::TempDir {
         let sysfs = tempfile::tempdir().unwrap();
         for (folder, names) in folders.into_iter().filter(|(_, names)| !names.is_empty()) {
-            let folder = sysfs.path().join("class/infiniband/d0/ports/1").join(folder);
+            let folder = sysfs
+                .path()
+                .join("class/infiniband/d0/ports/1")
+                .join(folder);
             std::fs::create_dir_all(&folder).unwrap();
             for (at, name) in names.split_whitespace().enumerate() {
                 std::fs::write(folder.join(name), format!("{}\n", at as u64 + add)).unwrap();
@@ -184,57 +231,111 @@ mod tests {
     #[test]
     fn each_drivers_counters_are_found_by_their_names() {
         let names = |hw: &str| {
-            known(&port([("counters", MLX5_PORT), ("hw_counters", hw)], 0)).into_keys().collect::<Vec<_>>().join(" ")
+            known(&port([("counters", MLX5_PORT), ("hw_counters", hw)], 0))
+                .into_keys()
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         let mlx5 = "implied_nak_seq_err local_ack_timeout_err np_cnp_sent out_of_sequence packet_seq_err port_rcv_errors \
             port_rcv_packets port_xmit_discards port_xmit_packets rnr_nak_retry_err rp_cnp_handled rx_icrc_encapsulated";
         assert_eq!(names(MLX5_6_1), mlx5);
         assert_eq!(names(&(MLX5_6_1.to_owned() + MLX5_6_11_ADDS)), mlx5);
         let rxe = port([("counters", ""), ("hw_counters", RXE)], 0);
-        let expected = "completer_retry_err out_of_seq_request rcvd_pkts rcvd_rnr_err rcvd_seq_err sent_pkts";
-        assert_eq!(known(&rxe).into_keys().collect::<Vec<_>>().join(" "), expected);
+        let expected =
+            "completer_retry_err out_of_seq_request rcvd_pkts rcvd_rnr_err rcvd_seq_err sent_pkts";
+        assert_eq!(
+            known(&rxe).into_keys().collect::<Vec<_>>().join(" "),
+            expected
+        );
     }
 
     #[test]
     fn unreadable_counters_are_left_out() {
-        let sysfs = port([("counters", ""), ("hw_counters", "packet_seq_err out_of_sequence np_cnp_sent")], 5);
+        let sysfs = port(
+            [
+                ("counters", ""),
+                ("hw_counters", "packet_seq_err out_of_sequence np_cnp_sent"),
+            ],
+            5,
+        );
         let folder = sysfs.path().join("class/infiniband/d0/ports/1/hw_counters");
         std::fs::write(folder.join("out_of_sequence"), "N/A\n").unwrap();
         std::fs::remove_file(folder.join("np_cnp_sent")).unwrap();
         std::fs::create_dir(folder.join("np_cnp_sent")).unwrap();
-        assert_eq!(known(&sysfs), PortCounters::from([("packet_seq_err".to_owned(), 5)]));
-        assert!(read(sysfs.path(), "d0", 2, is_known).is_empty() && read(sysfs.path(), "d1", 1, |_| true).is_empty());
+        assert_eq!(
+            known(&sysfs),
+            PortCounters::from([("packet_seq_err".to_owned(), 5)])
+        );
+        assert!(
+            read(sysfs.path(), "d0", 2, is_known).is_empty()
+                && read(sysfs.path(), "d1", 1, |_| true).is_empty()
+        );
     }
 
     #[test]
     fn errors_text_lists_counters_that_grew() {
         let counters = |values: [u64; 3]| {
             let names = ["packet_seq_err", "out_of_sequence", "port_xmit_packets"];
-            names.map(str::to_owned).into_iter().zip(values).collect::<PortCounters>()
+            names
+                .map(str::to_owned)
+                .into_iter()
+                .zip(values)
+                .collect::<PortCounters>()
         };
         let grown = |start, now| growth(&counters(start), &counters(now));
         let text = errors_text(&grown([10, 7, 0], [4_840, 7, 9_000_000]));
         assert_eq!(text.as_deref(), Some("4,830 packet_seq_err"));
-        assert_eq!(errors_text(&grown([1, 1, 1], [1, 1, 500])), None, "packet counters are not errors");
+        assert_eq!(
+            errors_text(&grown([1, 1, 1], [1, 1, 500])),
+            None,
+            "packet counters are not errors"
+        );
         // The device left and returned, so its counter began again at 0.
-        assert_eq!(errors_text(&grown([100, 0, 0], [3, 0, 0])).as_deref(), Some("3 packet_seq_err"));
+        assert_eq!(
+            errors_text(&grown([100, 0, 0], [3, 0, 0])).as_deref(),
+            Some("3 packet_seq_err")
+        );
         let new = growth(&PortCounters::new(), &counters([5, 5, 5]));
-        assert!(new.is_empty(), "without a start value, the growth is not known");
-        assert_eq!([999, 1_000, 1_234_567].map(grouped), ["999", "1,000", "1,234,567"]);
+        assert!(
+            new.is_empty(),
+            "without a start value, the growth is not known"
+        );
+        assert_eq!(
+            [999, 1_000, 1_234_567].map(grouped),
+            ["999", "1,000", "1,234,567"]
+        );
     }
 
     #[test]
     fn losses_above_one_in_100_000_are_reported() {
         let text = |names: [&str; 2], values: [u64; 2]| {
-            losses_text(&names.map(str::to_owned).into_iter().zip(values).collect::<PortCounters>())
+            losses_text(
+                &names
+                    .map(str::to_owned)
+                    .into_iter()
+                    .zip(values)
+                    .collect::<PortCounters>(),
+            )
         };
         let sent = |values| text(["packet_seq_err", "port_xmit_packets"], values);
-        assert_eq!(sent([10, 999_999]).as_deref(), Some("10 of 999,999 sent packets"));
-        assert_eq!((sent([10, 1_000_000]), sent([9, 100]), sent([50, 0])), (None, None, None));
-        assert_eq!(sent([u64::MAX, 1]).as_deref(), Some("18,446,744,073,709,551,615 of 1 sent packets"));
+        assert_eq!(
+            sent([10, 999_999]).as_deref(),
+            Some("10 of 999,999 sent packets")
+        );
+        assert_eq!(
+            (sent([10, 1_000_000]), sent([9, 100]), sent([50, 0])),
+            (None, None, None)
+        );
+        assert_eq!(
+            sent([u64::MAX, 1]).as_deref(),
+            Some("18,446,744,073,709,551,615 of 1 sent packets")
+        );
         let received = text(["out_of_seq_request", "rcvd_pkts"], [11, 50_000]);
         assert_eq!(received.as_deref(), Some("11 of 50,000 received packets"));
         // A pulled cable causes timeouts, which do not count as losses.
-        assert_eq!(text(["local_ack_timeout_err", "port_xmit_packets"], [100, 1_000]), None);
+        assert_eq!(
+            text(["local_ack_timeout_err", "port_xmit_packets"], [100, 1_000]),
+            None
+        );
     }
 }

@@ -59,22 +59,41 @@ impl Summary {
     /// Returns the lines for the log: one with the totals, and one for each rail. Returns no lines
     /// if no bytes were transferred by rails and no messages by TCP.
     pub fn lines(&self, (tcp_bytes, tcp_messages): (u64, u64)) -> Vec<String> {
-        let sum = |of: fn(&OfRail) -> u64| self.rails.values().fold(0_u64, |sum, rail| sum.wrapping_add(of(rail)));
+        let sum = |of: fn(&OfRail) -> u64| {
+            self.rails
+                .values()
+                .fold(0_u64, |sum, rail| sum.wrapping_add(of(rail)))
+        };
         let (sent, received) = (sum(|rail| rail.sent_bytes), sum(|rail| rail.received_bytes));
         if (sent, received, tcp_messages) == (0, 0, 0) {
             return Vec::new();
         }
-        let mut first = format!("connections closed: {sent} bytes sent and {received} received by rails");
+        let mut first =
+            format!("connections closed: {sent} bytes sent and {received} received by rails");
         if tcp_messages > 0 {
-            first += &format!(", {tcp_bytes} bytes sent by TCP in {tcp_messages} messages (NCCL_SPARK_RING_TCP)");
+            first += &format!(
+                ", {tcp_bytes} bytes sent by TCP in {tcp_messages} messages (NCCL_SPARK_RING_TCP)"
+            );
         }
         first += &match self.stalls {
             0 => "; no stall of a second or more".to_owned(),
-            stalls => format!("; {stalls} stalls of a second or more, {:.1} s in all", self.stalled.as_secs_f64()),
+            stalls => format!(
+                "; {stalls} stalls of a second or more, {:.1} s in all",
+                self.stalled.as_secs_f64()
+            ),
         };
         let rail = |(name, rail): (&String, &OfRail)| {
-            let OfRail { sent_bytes, received_bytes, losses, recoveries, lost } = rail;
-            let (sent, received) = (percent(*sent_bytes, sent), percent(*received_bytes, received));
+            let OfRail {
+                sent_bytes,
+                received_bytes,
+                losses,
+                recoveries,
+                lost,
+            } = rail;
+            let (sent, received) = (
+                percent(*sent_bytes, sent),
+                percent(*received_bytes, received),
+            );
             let outages = match losses {
                 0 => "never lost".to_owned(),
                 _ => format!(
@@ -88,7 +107,9 @@ impl Summary {
                 "rail {name}: {sent_bytes} bytes sent ({sent:.1} %), {received_bytes} received ({received:.1} %); {outages}"
             )
         };
-        std::iter::once(first).chain(self.rails.iter().map(rail)).collect()
+        std::iter::once(first)
+            .chain(self.rails.iter().map(rail))
+            .collect()
     }
 }
 
@@ -97,7 +118,11 @@ fn times(count: u64) -> String {
 }
 
 fn percent(part: u64, all: u64) -> f64 {
-    if all == 0 { 0.0 } else { part as f64 * 100.0 / all as f64 }
+    if all == 0 {
+        0.0
+    } else {
+        part as f64 * 100.0 / all as f64
+    }
 }
 
 #[cfg(test)]
@@ -123,10 +148,30 @@ mod tests {
         summary.add("a:1", SENT);
         summary.add("b:1", Carried { bytes: 10, ..SENT });
         let lost = Duration::from_millis(2500);
-        let received = Carried { direction: Direction::Receive, bytes: 7, losses: 2, recoveries: 1, lost, ..SENT };
-        summary.add("a:1", Carried { stalls: 3, stalled: Duration::from_millis(4200), ..received });
+        let received = Carried {
+            direction: Direction::Receive,
+            bytes: 7,
+            losses: 2,
+            recoveries: 1,
+            lost,
+            ..SENT
+        };
+        summary.add(
+            "a:1",
+            Carried {
+                stalls: 3,
+                stalled: Duration::from_millis(4200),
+                ..received
+            },
+        );
         // The same outage in another connection.
-        summary.add("a:1", Carried { bytes: 0, ..received });
+        summary.add(
+            "a:1",
+            Carried {
+                bytes: 0,
+                ..received
+            },
+        );
         assert_eq!(
             summary.lines((0, 0)),
             [

@@ -5,7 +5,10 @@
 //! or a peer has made, the text is in the field `why` or `how`. Lists of rails are text in the
 //! fields `rails`, `lanes` and `tries`.
 
-#![allow(missing_docs, reason = "the text of each cause explains the cause and its fields")]
+#![allow(
+    missing_docs,
+    reason = "the text of each cause explains the cause and its fields"
+)]
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -18,7 +21,10 @@ const HOW_TO_GET: &str = "on Debian and Ubuntu: apt install libibverbs1 ibverbs-
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum SettingFault {
     #[error("{}{allowed}", .reason.as_ref().map_or_else(String::new, |reason| format!("{reason}; allowed: ")))]
-    Value { reason: Option<String>, allowed: &'static str },
+    Value {
+        reason: Option<String>,
+        allowed: &'static str,
+    },
     #[error("no such setting; {}`nccl-spark settings` lists all", .near.map_or_else(String::new, |near| format!("did you mean {near}? ")))]
     Unknown { near: Option<&'static str> },
     #[error("the file cannot be read: {0}")]
@@ -52,7 +58,10 @@ pub enum Missing {
     #[error("the RDMA library {path} cannot be loaded ({why}); {HOW_TO_GET}")]
     Library { path: String, why: String },
     #[error("the RDMA library {path} has no function {function}; {HOW_TO_GET}")]
-    Function { path: String, function: &'static str },
+    Function {
+        path: String,
+        function: &'static str,
+    },
     #[error("the RDMA library cannot report the GID types of {0}; install rdma-core 32 or newer")]
     GidTypes(String),
     #[error("relaxed ordering is not available: the RDMA library has no ibv_reg_mr_iova2")]
@@ -81,14 +90,24 @@ pub enum Missing {
     #[error("no RoCE v2 GID: give its interface an IP address")]
     Gid,
     #[error("{rail}: the device allows {most} work requests per QP, {needed} are needed")]
-    WorkRequests { rail: String, most: u32, needed: u32 },
+    WorkRequests {
+        rail: String,
+        most: u32,
+        needed: u32,
+    },
     #[error("{rail}: the device allows {most} entries per CQ, {needed} are needed")]
-    CqEntries { rail: String, most: u32, needed: u32 },
+    CqEntries {
+        rail: String,
+        most: u32,
+        needed: u32,
+    },
     #[error("cannot create queue pairs for {peer}: {rails}")]
     QueuePairs { peer: String, rails: String },
     #[error("no shared subnet or route: this host has {ours}, the peer has {theirs}")]
     Subnet { ours: String, theirs: String },
-    #[error("no network interface for connection set-up: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY exclude all of {0}")]
+    #[error(
+        "no network interface for connection set-up: NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY exclude all of {0}"
+    )]
     Interface(String),
 }
 
@@ -110,7 +129,9 @@ pub enum Call {
     ListDevices { library: String },
     #[error("cannot open {device}: the device rules of this container leave it out")]
     OpenExcluded { device: String },
-    #[error("cannot open {device} (check that /dev/infiniband exists and that this user may open it)")]
+    #[error(
+        "cannot open {device} (check that /dev/infiniband exists and that this user may open it)"
+    )]
     Open { device: String },
     #[error("cannot query {device}")]
     Query { device: String },
@@ -119,7 +140,11 @@ pub enum Call {
     #[error("cannot read the GID table of {device}")]
     GidTable { device: String },
     #[error("cannot read GID {index} of {device} port {port}")]
-    Gid { device: String, port: u8, index: u32 },
+    Gid {
+        device: String,
+        port: u8,
+        index: u32,
+    },
     #[error("cannot read events of {device}")]
     ReadEvents { device: String },
     #[error("cannot make the event descriptor of {device} non-blocking")]
@@ -127,15 +152,33 @@ pub enum Call {
     #[error("cannot allocate a protection domain on {device}")]
     AllocatePd { device: String },
     #[error("cannot create a CQ of {entries} entries on {device}{hint}")]
-    CreateCq { device: String, entries: u32, hint: String },
+    CreateCq {
+        device: String,
+        entries: u32,
+        hint: String,
+    },
     #[error("cannot create a QP of {sends} + {receives} requests on {device}{hint}")]
-    CreateQp { device: String, sends: u32, receives: u32, hint: String },
+    CreateQp {
+        device: String,
+        sends: u32,
+        receives: u32,
+        hint: String,
+    },
     #[error("cannot register {bytes} bytes at {addr:#x} with {device}{hint}")]
-    Register { device: String, addr: usize, bytes: usize, hint: String },
+    Register {
+        device: String,
+        addr: usize,
+        bytes: usize,
+        hint: String,
+    },
     #[error("cannot map {0} bytes")]
     Map(usize),
     #[error("cannot move QP {qp} of {device} to {state}")]
-    ModifyQp { device: String, qp: u32, state: &'static str },
+    ModifyQp {
+        device: String,
+        qp: u32,
+        state: &'static str,
+    },
     #[error("cannot post a write on QP {qp} of {device}")]
     PostWrite { device: String, qp: u32 },
     #[error("cannot post receives on QP {qp} of {device}")]
@@ -163,7 +206,11 @@ pub enum Argument {
     #[error("{0} is not a pointer that this plugin returned")]
     NotOurs(&'static str),
     #[error("{name} is {found}; it must be {wanted}")]
-    Kind { name: &'static str, found: &'static str, wanted: &'static str },
+    Kind {
+        name: &'static str,
+        found: &'static str,
+        wanted: &'static str,
+    },
     #[error("ctx is not a context that init returned")]
     Context,
     #[error("device {0} does not exist; the only device is 0")]
@@ -184,17 +231,29 @@ pub enum Argument {
     Data { addr: usize, bytes: usize },
     #[error("cannot register {bytes} bytes at {addr:#x}: the range is empty or wraps around")]
     Range { addr: usize, bytes: usize },
-    #[error("{call}: the memory at {addr:#x} was registered with a connection that sends; register it with this one")]
+    #[error(
+        "{call}: the memory at {addr:#x} was registered with a connection that sends; register it with this one"
+    )]
     ForSends { call: &'static str, addr: u64 },
-    #[error("{call}: {bytes} bytes at {addr:#x} are outside the registered range {start:#x} to {end:#x}")]
-    Outside { call: &'static str, addr: u64, bytes: usize, start: usize, end: usize },
+    #[error(
+        "{call}: {bytes} bytes at {addr:#x} are outside the registered range {start:#x} to {end:#x}"
+    )]
+    Outside {
+        call: &'static str,
+        addr: u64,
+        bytes: usize,
+        start: usize,
+        end: usize,
+    },
     #[error("send of {bytes} bytes; at most {most} are allowed on this connection")]
     TooLarge { bytes: u64, most: u64 },
     #[error("GID index {0} is above 255")]
     GidIndex(u16),
     #[error("path MTU {0} is not 256, 512, 1024, 2048 or 4096")]
     PathMtu(u32),
-    #[error("timeout {timeout}, retry count {retry_count}: the timeout must be 0 to 31 and the retry count 0 to 7")]
+    #[error(
+        "timeout {timeout}, retry count {retry_count}: the timeout must be 0 to 31 and the retry count 0 to 7"
+    )]
     Timing { timeout: u8, retry_count: u8 },
     #[error("{bytes} inline bytes on a QP that takes {most}")]
     Inline { bytes: u32, most: u32 },
@@ -205,7 +264,12 @@ pub enum Argument {
     #[error(
         "NCCL's cost table has {num_algo} algorithms and {num_proto} protocols, this tuner supports {algorithms} and {protocols}: tuner not used; install a plugin made for this NCCL"
     )]
-    CostTable { num_algo: i32, num_proto: i32, algorithms: usize, protocols: usize },
+    CostTable {
+        num_algo: i32,
+        num_proto: i32,
+        algorithms: usize,
+        protocols: usize,
+    },
 }
 
 /// Incompatible ends, or a job that is set up wrongly.
@@ -215,7 +279,9 @@ pub enum Usage {
     NotInitialised,
     #[error("trafficClass is out of range: 0 to 255, or negative for none")]
     TrafficClass,
-    #[error("CUDA device memory cannot be registered: a GB10 has no GPUDirect RDMA; use host memory")]
+    #[error(
+        "CUDA device memory cannot be registered: a GB10 has no GPUDirect RDMA; use host memory"
+    )]
     CudaMemory,
     #[error("{0}")]
     Handle(String),
@@ -224,19 +290,37 @@ pub enum Usage {
     #[error(
         "the tuners of {peer} ({theirs}) and {host} ({ours}) differ, so collectives would hang: use the same NCCL version, NCCL_SPARK_TUNER, NCCL_SPARK_TUNER_TABLE and NCCL_SPARK_LL128 on every node (nccl-spark tune collectives writes the table to all), or set NCCL_SPARK_TUNER=off on every node"
     )]
-    Tuners { peer: String, theirs: String, host: String, ours: String },
-    #[error("NCCL_SPARK_RING_TCP=1 is set on {with} and not on {without}: set it on every node or on none")]
+    Tuners {
+        peer: String,
+        theirs: String,
+        host: String,
+        ours: String,
+    },
+    #[error(
+        "NCCL_SPARK_RING_TCP=1 is set on {with} and not on {without}: set it on every node or on none"
+    )]
     RingTcp { with: String, without: String },
     #[error(
         "{rails}; if no cable joins them (the diagonal of a ring), order the ranks along the cables and set NCCL_ALGO=Ring, or set NCCL_SPARK_RING_TCP=1 on every node: TCP then connects them"
     )]
     NothingInCommon { rails: String },
-    #[error("{rails}; NCCL_SPARK_RING_TCP does not replace rails that may return: {host} cannot use {why}")]
-    TcpWithheld { rails: String, host: String, why: String },
+    #[error(
+        "{rails}; NCCL_SPARK_RING_TCP does not replace rails that may return: {host} cannot use {why}"
+    )]
+    TcpWithheld {
+        rails: String,
+        host: String,
+        why: String,
+    },
     #[error(
         "send of {bytes} bytes into a receive of {room} bytes (tag {tag:#x}, peer {peer}): the ranks disagree on a size"
     )]
-    Sizes { peer: String, bytes: u64, room: u64, tag: i32 },
+    Sizes {
+        peer: String,
+        bytes: u64,
+        room: u64,
+        tag: i32,
+    },
     #[error("memory was deregistered while a send from it to {peer} was running")]
     DeregisteredSend { peer: String },
     #[error("memory was deregistered while a receive into it from {peer} was running")]
@@ -270,11 +354,22 @@ pub struct TcpPath {
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum Waited {
     #[error("{what} had waited {waited:.1?}")]
-    Send { what: &'static str, waited: Duration },
+    Send {
+        what: &'static str,
+        waited: Duration,
+    },
     #[error("{what} had waited {waited:.1?} ({bytes} bytes)")]
-    StreamSend { what: &'static str, waited: Duration, bytes: usize },
+    StreamSend {
+        what: &'static str,
+        waited: Duration,
+        bytes: usize,
+    },
     #[error("{what} had waited {waited:.1?} ({pending} receives pending)")]
-    Receive { what: &'static str, waited: Duration, pending: usize },
+    Receive {
+        what: &'static str,
+        waited: Duration,
+        pending: usize,
+    },
 }
 
 /// Reason why no bytes get through. `limit` is a setting's value in seconds.
@@ -282,7 +377,9 @@ pub enum Waited {
 pub enum Network {
     #[error("bootstrap connection to {peer} failed: {why}")]
     Bootstrap { peer: String, why: String },
-    #[error("cannot reach the peer at {address}: {why}; check NCCL_SOCKET_IFNAME on both hosts, routes and firewalls")]
+    #[error(
+        "cannot reach the peer at {address}: {why}; check NCCL_SOCKET_IFNAME on both hosts, routes and firewalls"
+    )]
     Unreachable { address: SocketAddr, why: String },
     #[error("called again for a connection whose set-up has failed or timed out")]
     SetupEnded,
@@ -295,7 +392,11 @@ pub enum Network {
          NEXT_HOST dev {netdev}",
         if .peer.is_ipv4() { 32 } else { 128 }
     )]
-    NoRoute { own: IpAddr, peer: IpAddr, netdev: String },
+    NoRoute {
+        own: IpAddr,
+        peer: IpAddr,
+        netdev: String,
+    },
     #[error("{0}")]
     DeadPath(String),
     #[error("another connection tests this path")]
@@ -303,17 +404,38 @@ pub enum Network {
     #[error("no usable rail to {peer}: {rails}")]
     NoRail { peer: String, rails: String },
     #[error("no usable rail to {peer} within NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}")]
-    NoFirstRail { peer: String, limit: u64, tries: String },
-    #[error("no usable rail to {peer} for {waited:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={limit}): {rails}")]
-    NoRailLeft { peer: String, waited: Duration, limit: u64, rails: String },
-    #[error("rail {rail} to {peer} lost, and its device did not flush its receive queue: see dmesg")]
+    NoFirstRail {
+        peer: String,
+        limit: u64,
+        tries: String,
+    },
+    #[error(
+        "no usable rail to {peer} for {waited:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={limit}): {rails}"
+    )]
+    NoRailLeft {
+        peer: String,
+        waited: Duration,
+        limit: u64,
+        rails: String,
+    },
+    #[error(
+        "rail {rail} to {peer} lost, and its device did not flush its receive queue: see dmesg"
+    )]
     NotFlushed { rail: String, peer: String },
     #[error(transparent)]
     OnRail(Box<OnRail>),
     #[error("{tcp} failed (stream {number}: {why})")]
-    Stream { tcp: TcpPath, number: usize, why: String },
+    Stream {
+        tcp: TcpPath,
+        number: usize,
+        why: String,
+    },
     #[error("no answer from {tcp} for {silent:.0?}: {waited}")]
-    Silent { tcp: TcpPath, silent: Duration, waited: Waited },
+    Silent {
+        tcp: TcpPath,
+        silent: Duration,
+        waited: Waited,
+    },
     #[error("{0}; {1}")]
     While(Box<Network>, Waited),
 }
@@ -334,12 +456,22 @@ pub enum PeerGone {
     Bootstrap { peer: String, why: String },
     #[error("{tcp} was closed by the peer; {waited}")]
     StreamsClosed { tcp: TcpPath, waited: Waited },
-    #[error("{tcp} ended without BYE (stream {number}: {why}): the peer's process has failed or is gone")]
-    StreamEnded { tcp: TcpPath, number: usize, why: String },
+    #[error(
+        "{tcp} ended without BYE (stream {number}: {why}): the peer's process has failed or is gone"
+    )]
+    StreamEnded {
+        tcp: TcpPath,
+        number: usize,
+        why: String,
+    },
     #[error("{0}; {1}")]
     While(Box<PeerGone>, Waited),
     #[error("{gone}; {waited}; {lanes}")]
-    OnLanes { gone: Box<PeerGone>, waited: Waited, lanes: String },
+    OnLanes {
+        gone: Box<PeerGone>,
+        waited: Waited,
+        lanes: String,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
@@ -359,7 +491,11 @@ pub enum Violation {
     #[error("{peer} offered rail {rail}, which this host does not have")]
     UnknownRail { peer: String, rail: usize },
     #[error("{peer} answered for {theirs} rails; {ours} were offered")]
-    RailCount { peer: String, theirs: usize, ours: usize },
+    RailCount {
+        peer: String,
+        theirs: usize,
+        ours: usize,
+    },
     #[error("{peer} reports a working rail that this side could not connect")]
     NotConnected { peer: String },
     #[error("{peer} uses streams that are not open")]
@@ -367,7 +503,11 @@ pub enum Violation {
     #[error("the peer sent {theirs} queue pairs; {ours} were agreed")]
     QueuePairs { theirs: usize, ours: usize },
     #[error("the peer asked for path MTU {mtu_bytes} on {rail}, whose port has {most}")]
-    PathMtu { rail: String, mtu_bytes: u32, most: u32 },
+    PathMtu {
+        rail: String,
+        mtu_bytes: u32,
+        most: u32,
+    },
 }
 
 /// Step that took too long. `limit` is a setting's value in seconds.
@@ -376,15 +516,36 @@ pub enum TimedOut {
     #[error(
         "timed out after {waited:.0?} waiting for {what} (NCCL_SPARK_CONNECT_TIMEOUT_S={limit}): see the log of that rank"
     )]
-    Setup { what: String, waited: Duration, limit: u64 },
+    Setup {
+        what: String,
+        waited: Duration,
+        limit: u64,
+    },
     #[error(
         "rail {rail} to {peer} lost, and its device does not stop within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {rails}"
     )]
-    NotStopped { rail: String, peer: String, limit: u64, rails: String },
-    #[error("{peer} did not acknowledge the loss of rail {rail} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {rails}")]
-    NotAcknowledged { rail: String, peer: String, limit: u64, rails: String },
+    NotStopped {
+        rail: String,
+        peer: String,
+        limit: u64,
+        rails: String,
+    },
+    #[error(
+        "{peer} did not acknowledge the loss of rail {rail} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {rails}"
+    )]
+    NotAcknowledged {
+        rail: String,
+        peer: String,
+        limit: u64,
+        rails: String,
+    },
     #[error("no progress with {peer} for {waited:.0?} (NCCL_SPARK_STALL_ABORT_S={limit}): {why}")]
-    Stalled { peer: String, waited: Duration, limit: u64, why: StallCause },
+    Stalled {
+        peer: String,
+        waited: Duration,
+        limit: u64,
+        why: StallCause,
+    },
 }
 
 /// Cause of a stall. This side asks the peer about its progress. If the peer answers, `idle` is the
@@ -400,7 +561,9 @@ pub enum StallCause {
         "the peer's requests are done, and its program has not tested them for {idle:.0?}: it sleeps, or NCCL's proxy thread is stopped"
     )]
     NotTested { idle: Duration },
-    #[error("the peer has granted a receive, and the send waits on this host: for another tag, or for a rail")]
+    #[error(
+        "the peer has granted a receive, and the send waits on this host: for another tag, or for a rail"
+    )]
     HeldBack,
     #[error("the peer has posted a receive, and its clear-to-send has not arrived here")]
     NoGrantHere,
@@ -415,7 +578,10 @@ pub enum StallCause {
     #[error(
         "the peer waits for data of this host on another connection ({why}), and has made no progress here for {idle:.0?}"
     )]
-    PeerWaits { why: Box<StallCause>, idle: Duration },
+    PeerWaits {
+        why: Box<StallCause>,
+        idle: Duration,
+    },
     #[error("the peer has not acknowledged the data posted on {rails}")]
     SendNotAcknowledged { rails: String },
     #[error("the peer's data on {rails} is not acknowledged")]
@@ -424,11 +590,18 @@ pub enum StallCause {
         "the peer has not answered for {silent:.0?}: its process is stopped, or its host or the network is down{}",
         unacknowledged_on(.unacknowledged)
     )]
-    NoAnswer { silent: Duration, unacknowledged: String },
+    NoAnswer {
+        silent: Duration,
+        unacknowledged: String,
+    },
 }
 
 fn unacknowledged_on(rails: &str) -> String {
-    if rails.is_empty() { String::new() } else { format!("; data posted on {rails} is not acknowledged") }
+    if rails.is_empty() {
+        String::new()
+    } else {
+        format!("; data posted on {rails} is not acknowledged")
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]

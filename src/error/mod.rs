@@ -82,19 +82,34 @@ impl Error {
 
     /// Returns [`Error::Os`] for a standard I/O error.
     pub fn os(call: Call, error: &std::io::Error) -> Self {
-        Self::Os { call, errno: error.raw_os_error().unwrap_or(0) }
+        Self::Os {
+            call,
+            errno: error.raw_os_error().unwrap_or(0),
+        }
     }
 
     /// Returns true if the kernel reports that the device was removed (`EIO` of a disassociated
     /// context: `uverbs_ioctl.c`, `uverbs_main.c`).
     pub fn is_removal(&self) -> bool {
-        matches!(self, Self::Os { errno: libc::EIO, .. })
+        matches!(
+            self,
+            Self::Os {
+                errno: libc::EIO,
+                ..
+            }
+        )
     }
 
     /// Returns true if mlx5, since Linux 5.18, reports that the device's firmware has failed
     /// (`mlx5_internal_err_ret_value` in drivers/net/ethernet/mellanox/mlx5/core/cmd.c).
     pub fn is_failed_device(&self) -> bool {
-        matches!(self, Self::Os { errno: libc::ENOLINK, .. })
+        matches!(
+            self,
+            Self::Os {
+                errno: libc::ENOLINK,
+                ..
+            }
+        )
     }
 
     /// Returns true if the same call may succeed later. This is so if the peer's address does not
@@ -105,7 +120,13 @@ impl Error {
     /// connection tests the path. NCCL's own transport repeats `ibv_modify_qp` by default only
     /// after ETIMEDOUT.
     pub fn is_temporary(&self) -> bool {
-        let path = [libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH, libc::ENODATA, libc::ENODEV];
+        let path = [
+            libc::ETIMEDOUT,
+            libc::EHOSTUNREACH,
+            libc::ENETUNREACH,
+            libc::ENODATA,
+            libc::ENODEV,
+        ];
         let is_path = matches!(self, Self::Os { errno, .. } if path.contains(errno));
         is_path || matches!(self, Self::Network(_)) || self.is_removal() || self.is_failed_device()
     }
@@ -113,13 +134,22 @@ impl Error {
     /// Returns true if the process or the host has no file descriptor left. The call may succeed
     /// later, when descriptors become free.
     pub fn is_shortage(&self) -> bool {
-        matches!(self, Self::Os { errno: libc::EMFILE | libc::ENFILE, .. })
+        matches!(
+            self,
+            Self::Os {
+                errno: libc::EMFILE | libc::ENFILE,
+                ..
+            }
+        )
     }
 }
 
 /// Returns the text of a panic's payload.
 pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
-    match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
+    match (
+        payload.downcast_ref::<&str>(),
+        payload.downcast_ref::<String>(),
+    ) {
         (Some(text), _) => text,
         (_, Some(text)) => text.as_str(),
         _ => "no reason given",
@@ -130,7 +160,11 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
 fn shortened(value: &str) -> String {
     const MOST: usize = 100;
     let start: String = value.chars().take(MOST).collect();
-    if start.len() == value.len() { format!("{value:?}") } else { format!("{start:?}... ({} bytes)", value.len()) }
+    if start.len() == value.len() {
+        format!("{value:?}")
+    } else {
+        format!("{start:?}... ({} bytes)", value.len())
+    }
 }
 
 fn os_text(errno: i32) -> String {
@@ -147,8 +181,21 @@ mod tests {
 
     #[test]
     fn a_gid_that_went_and_an_address_that_does_not_resolve_are_temporary() {
-        let is_temporary = |errno| Error::Os { call: Call::Map(1), errno }.is_temporary();
-        for errno in [libc::ENODATA, libc::ENODEV, libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::EIO, libc::ENOLINK] {
+        let is_temporary = |errno| {
+            Error::Os {
+                call: Call::Map(1),
+                errno,
+            }
+            .is_temporary()
+        };
+        for errno in [
+            libc::ENODATA,
+            libc::ENODEV,
+            libc::ETIMEDOUT,
+            libc::EHOSTUNREACH,
+            libc::EIO,
+            libc::ENOLINK,
+        ] {
             assert!(is_temporary(errno), "{errno}");
         }
         assert!(!is_temporary(libc::EINVAL) && !is_temporary(libc::ENOMEM));
@@ -157,16 +204,42 @@ mod tests {
     #[test]
     fn an_error_names_its_cause_and_what_is_allowed() {
         let of = |name: &str, value: &str| {
-            let fault = SettingFault::Value { reason: None, allowed: "0 to 255" };
-            Error::Setting { name: name.to_owned(), value: value.to_owned(), fault }
+            let fault = SettingFault::Value {
+                reason: None,
+                allowed: "0 to 255",
+            };
+            Error::Setting {
+                name: name.to_owned(),
+                value: value.to_owned(),
+                fault,
+            }
         };
-        assert_eq!(of("NCCL_IB_TC", "300").to_string(), "NCCL_IB_TC=\"300\" is not usable: 0 to 255");
-        let expected = format!("A=\"{}\"... (4000 bytes) is not usable: 0 to 255", "x".repeat(100));
+        assert_eq!(
+            of("NCCL_IB_TC", "300").to_string(),
+            "NCCL_IB_TC=\"300\" is not usable: 0 to 255"
+        );
+        let expected = format!(
+            "A=\"{}\"... (4000 bytes) is not usable: 0 to 255",
+            "x".repeat(100)
+        );
         assert_eq!(of("A", &"x".repeat(4000)).to_string(), expected);
-        let os = Error::Os { call: Call::Map(4096), errno: libc::ENOMEM };
-        assert!(os.to_string().starts_with("cannot map 4096 bytes: Cannot allocate memory"), "{os}");
-        let full = Error::Os { call: Call::ListInterfaces, errno: libc::EMFILE };
-        assert!(full.is_shortage() && full.to_string().contains("raise ulimit -n"), "{full}");
+        let os = Error::Os {
+            call: Call::Map(4096),
+            errno: libc::ENOMEM,
+        };
+        assert!(
+            os.to_string()
+                .starts_with("cannot map 4096 bytes: Cannot allocate memory"),
+            "{os}"
+        );
+        let full = Error::Os {
+            call: Call::ListInterfaces,
+            errno: libc::EMFILE,
+        };
+        assert!(
+            full.is_shortage() && full.to_string().contains("raise ulimit -n"),
+            "{full}"
+        );
         assert!(!os.is_shortage());
     }
 

@@ -74,8 +74,17 @@ impl ControlLink {
     /// acknowledges the last message received.
     pub fn frame(&self) -> ControlFrame {
         let awaits_confirmation = self.sent > self.confirmed;
-        let message = if awaits_confirmation { self.message.clone() } else { Vec::new() };
-        ControlFrame { number: self.sent, received: self.received, awaits_confirmation, message }
+        let message = if awaits_confirmation {
+            self.message.clone()
+        } else {
+            Vec::new()
+        };
+        ControlFrame {
+            number: self.sent,
+            received: self.received,
+            awaits_confirmation,
+            message,
+        }
     }
 
     /// Returns the current control frame, and a frame for each queued message. On a path that keeps
@@ -87,7 +96,12 @@ impl ControlLink {
         for (number, message) in (self.sent + 1..).zip(&self.waiting) {
             self.sent_ahead = number;
             let message = message.encode();
-            frames.push(ControlFrame { number, received: self.received, awaits_confirmation: true, message });
+            frames.push(ControlFrame {
+                number,
+                received: self.received,
+                awaits_confirmation: true,
+                message,
+            });
         }
         frames
     }
@@ -97,7 +111,10 @@ impl ControlLink {
     /// # Errors
     /// [`Malformed`] if the control message cannot be decoded. This end still acknowledges the
     /// message, so that the peer sends the next one.
-    pub fn receive_frame(&mut self, frame: &ControlFrame) -> Result<Option<ControlMessage>, Malformed> {
+    pub fn receive_frame(
+        &mut self,
+        frame: &ControlFrame,
+    ) -> Result<Option<ControlMessage>, Malformed> {
         if (self.sent..=self.sent.max(self.sent_ahead)).contains(&frame.received) {
             // The peer has accepted this number of messages that were sent ahead.
             let accepted = frame.received - self.sent;
@@ -137,15 +154,29 @@ mod tests {
     #[test]
     fn a_message_is_answered_once_and_then_no_frame_is_sent() {
         let (mut one, mut other) = (ControlLink::default(), ControlLink::default());
-        assert_eq!([1, 2].map(|at| one.queue(ControlMessage::Live { lane: lane(at) })), [1, 2], "their numbers");
+        assert_eq!(
+            [1, 2].map(|at| one.queue(ControlMessage::Live { lane: lane(at) })),
+            [1, 2],
+            "their numbers"
+        );
         let first = one.next_frame().unwrap();
         assert!(one.next_frame().is_none() && one.is_waiting());
-        assert_eq!(other.receive_frame(&first), Ok(Some(ControlMessage::Live { lane: lane(1) })));
-        assert_eq!(other.receive_frame(&first), Ok(None), "the same frame again");
+        assert_eq!(
+            other.receive_frame(&first),
+            Ok(Some(ControlMessage::Live { lane: lane(1) }))
+        );
+        assert_eq!(
+            other.receive_frame(&first),
+            Ok(None),
+            "the same frame again"
+        );
         let echo = other.next_frame().unwrap();
         assert_eq!(one.receive_frame(&echo), Ok(None));
         assert!(one.is_confirmed(1) && !one.is_confirmed(2));
-        assert_eq!(other.receive_frame(&one.next_frame().unwrap()), Ok(Some(ControlMessage::Live { lane: lane(2) })));
+        assert_eq!(
+            other.receive_frame(&one.next_frame().unwrap()),
+            Ok(Some(ControlMessage::Live { lane: lane(2) }))
+        );
         assert_eq!(one.receive_frame(&other.next_frame().unwrap()), Ok(None));
         assert!(!one.is_waiting() && one.next_frame().is_none() && other.next_frame().is_none());
     }
@@ -156,15 +187,26 @@ mod tests {
         let message = |at| ControlMessage::Live { lane: lane(at) };
         (0..3).for_each(|at| _ = one.queue(message(at)));
         let frames = one.send_ahead();
-        assert!(one.next_frame().is_none(), "the current frame was sent ahead too");
-        let received: Vec<_> = frames.iter().map(|frame| other.receive_frame(frame).unwrap()).collect();
+        assert!(
+            one.next_frame().is_none(),
+            "the current frame was sent ahead too"
+        );
+        let received: Vec<_> = frames
+            .iter()
+            .map(|frame| other.receive_frame(frame).unwrap())
+            .collect();
         assert_eq!(received, [0, 1, 2].map(|at| Some(message(at))));
         // The acknowledgement of the last message is one for all.
         assert_eq!(one.receive_frame(&other.next_frame().unwrap()), Ok(None));
         assert!(!one.is_waiting() && one.is_confirmed(3) && one.next_frame().is_none());
         // A peer cannot acknowledge a message that was not sent.
         (3..5).for_each(|at| _ = one.queue(message(at)));
-        let early = ControlFrame { number: 0, received: 5, awaits_confirmation: false, message: Vec::new() };
+        let early = ControlFrame {
+            number: 0,
+            received: 5,
+            awaits_confirmation: false,
+            message: Vec::new(),
+        };
         assert_eq!(one.receive_frame(&early), Ok(None));
         assert_eq!((one.under_way(), one.backlog()), (Some(4), 1));
     }

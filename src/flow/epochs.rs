@@ -36,7 +36,9 @@ impl Epochs {
         if epoch.is_since(self.newest) {
             self.newest = epoch;
         }
-        self.first_valid.iter_mut().for_each(|epoch| *epoch = epoch.near(self.newest));
+        self.first_valid
+            .iter_mut()
+            .for_each(|epoch| *epoch = epoch.near(self.newest));
         before != epoch
     }
 
@@ -44,7 +46,10 @@ impl Epochs {
     /// keys.
     pub(super) fn lanes_with_keys(&self, open: u8, epoch: Epoch) -> u8 {
         let has_key = |lane: &LaneId| epoch.is_since(self.first_valid[lane.index()]);
-        LaneId::all(MAX_RAILS).filter(has_key).fold(0, |lanes, lane| lanes | lane.bit()) & open
+        LaneId::all(MAX_RAILS)
+            .filter(has_key)
+            .fold(0, |lanes, lane| lanes | lane.bit())
+            & open
     }
 }
 
@@ -59,8 +64,14 @@ mod tests {
         let first = receiver.newest();
         receiver.begin(lane(1));
         assert!(sender.learn(lane(1), receiver.first_valid(lane(1))));
-        assert!(!sender.learn(lane(1), receiver.first_valid(lane(1))), "the sender knows it");
-        assert!(!sender.learn(lane(0), receiver.first_valid(lane(0))), "lane 0 has its first keys");
+        assert!(
+            !sender.learn(lane(1), receiver.first_valid(lane(1))),
+            "the sender knows it"
+        );
+        assert!(
+            !sender.learn(lane(0), receiver.first_valid(lane(0))),
+            "lane 0 has its first keys"
+        );
         assert_eq!(sender.newest(), receiver.newest());
         assert_eq!(sender.lanes_with_keys(0b111, first), 0b101);
         assert_eq!(sender.lanes_with_keys(0b111, receiver.newest()), 0b111);
@@ -69,7 +80,10 @@ mod tests {
             receiver.begin(lane(0));
             assert!(sender.learn(lane(0), receiver.first_valid(lane(0))));
             let newest = receiver.newest();
-            assert_eq!((sender.newest(), sender.lanes_with_keys(0b11, newest)), (newest, 0b11));
+            assert_eq!(
+                (sender.newest(), sender.lanes_with_keys(0b11, newest)),
+                (newest, 0b11)
+            );
         }
     }
 }

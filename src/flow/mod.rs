@@ -42,7 +42,11 @@ use crate::wire::SLOTS;
 #[inline(always)]
 const fn sequence_after<const N: usize>(sequence: u64) -> u64 {
     let next = sequence + 1;
-    if (next as usize % SLOTS) < N { next } else { next.next_multiple_of(SLOTS as u64) }
+    if (next as usize % SLOTS) < N {
+        next
+    } else {
+        next.next_multiple_of(SLOTS as u64)
+    }
 }
 
 /// Error of a request number that names no request in flight.

@@ -88,13 +88,19 @@ impl<const N: usize> Next<N> {
             return Peek::Search;
         }
         match self.entry(ring, 0) {
-            Some(only) if only.is_alone(self.epoch) && only.tag() == tag => Peek::Found(self.head(&only, 0)),
+            Some(only) if only.is_alone(self.epoch) && only.tag() == tag => {
+                Peek::Found(self.head(&only, 0))
+            }
             Some(_) => Peek::Search,
             None => Peek::Nothing,
         }
     }
 
-    pub(super) fn search(&mut self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
+    pub(super) fn search(
+        &mut self,
+        ring: &[AtomicU64],
+        tag: i32,
+    ) -> Result<Option<Head>, Violation> {
         if self.waiting == 0 && !self.has_come(ring)? {
             return Ok(None);
         }
@@ -114,7 +120,14 @@ impl<const N: usize> Next<N> {
     fn head(&self, entry: &Entry, part: u8) -> Head {
         let sequence = self.sequence;
         let at = entry_word(sequence, usize::from(part));
-        Head { sequence, part, addr: entry.addr(), buffer_bytes: entry.bytes(), epoch: entry.epoch(), at }
+        Head {
+            sequence,
+            part,
+            addr: entry.addr(),
+            buffer_bytes: entry.bytes(),
+            epoch: entry.epoch(),
+            at,
+        }
     }
 
     fn find(&self, ring: &[AtomicU64], tag: i32) -> Result<Option<Head>, Violation> {
@@ -130,7 +143,9 @@ impl<const N: usize> Next<N> {
     }
 
     fn has_come(&mut self, ring: &[AtomicU64]) -> Result<bool, Violation> {
-        let Some(first) = self.checked(ring, 0)? else { return Ok(false) };
+        let Some(first) = self.checked(ring, 0)? else {
+            return Ok(false);
+        };
         let parts = first.parts();
         for part in 1..parts {
             match self.checked(ring, part)? {
@@ -145,14 +160,20 @@ impl<const N: usize> Next<N> {
 
     /// Returns the checked entry of a part, or `None` if it has not arrived completely.
     fn checked(&self, ring: &[AtomicU64], part: u8) -> Result<Option<Entry>, Violation> {
-        let Some(entry) = self.entry(ring, part) else { return Ok(None) };
+        let Some(entry) = self.entry(ring, part) else {
+            return Ok(None);
+        };
         entry.check(part).map(|()| Some(entry))
     }
 
     /// Returns the entry of a part, or `None` if it has not arrived completely.
     #[inline(always)]
     fn entry(&self, ring: &[AtomicU64], part: u8) -> Option<Entry> {
-        entry_at(ring, entry_word(self.sequence, usize::from(part)), self.sequence)
+        entry_at(
+            ring,
+            entry_word(self.sequence, usize::from(part)),
+            self.sequence,
+        )
     }
 
     pub(super) fn set_epoch(&mut self, epoch: Epoch) {

@@ -110,12 +110,23 @@ impl Steady {
         self.quick.add(bytes, busy_ns, QUICK);
         self.slow.add(bytes, busy_ns, SLOW);
         // Compares the ratio of the two rates by cross products, without a division.
-        let (quick, slow) = (self.quick.bytes * self.slow.busy_ns, self.slow.bytes * self.quick.busy_ns);
-        let (more, less) = if quick > slow { (quick, slow) } else { (slow, quick) };
+        let (quick, slow) = (
+            self.quick.bytes * self.slow.busy_ns,
+            self.slow.bytes * self.quick.busy_ns,
+        );
+        let (more, less) = if quick > slow {
+            (quick, slow)
+        } else {
+            (slow, quick)
+        };
         if more <= OFF * less {
             self.points = 0;
         } else {
-            self.points += if more > FAR_OFF * less { FAR_OFF_POINTS } else { OFF_POINTS };
+            self.points += if more > FAR_OFF * less {
+                FAR_OFF_POINTS
+            } else {
+                OFF_POINTS
+            };
             if self.points >= CHANGED_POINTS {
                 (self.slow, self.points) = (self.quick, 0);
             }
@@ -190,7 +201,11 @@ impl Pace {
     #[inline(always)]
     pub fn measured(&self) -> Option<f64> {
         let single = self.single.rate();
-        if self.singles < MIN_SINGLES { self.back_to_back.slow.rate().or(single) } else { single }
+        if self.singles < MIN_SINGLES {
+            self.back_to_back.slow.rate().or(single)
+        } else {
+            single
+        }
     }
 }
 
@@ -207,13 +222,25 @@ mod tests {
     impl Alone {
         fn record_queued(&mut self, bytes: u64, now_ns: Option<u64>) {
             let carried_bytes = self.carried_bytes;
-            self.pace.record_queued(bytes, now_ns.map(|now_ns| Moment { now_ns, carried_bytes }));
+            self.pace.record_queued(
+                bytes,
+                now_ns.map(|now_ns| Moment {
+                    now_ns,
+                    carried_bytes,
+                }),
+            );
         }
 
         fn confirmed(&mut self, bytes: u64, now_ns: Option<u64>) {
             self.carried_bytes += bytes;
             let carried_bytes = self.carried_bytes;
-            self.pace.confirmed(bytes, now_ns.map(|now_ns| Moment { now_ns, carried_bytes }));
+            self.pace.confirmed(
+                bytes,
+                now_ns.map(|now_ns| Moment {
+                    now_ns,
+                    carried_bytes,
+                }),
+            );
         }
     }
 
@@ -237,7 +264,10 @@ mod tests {
             pace.confirmed(1000, Some(start + 100));
             pace.confirmed(1000, Some(start + 200));
         }
-        assert!((pace.measured().unwrap() - 10_000.0).abs() < 1e-6, "{pace:?}");
+        assert!(
+            (pace.measured().unwrap() - 10_000.0).abs() < 1e-6,
+            "{pace:?}"
+        );
         assert_eq!(pace.outstanding_bytes, 0);
     }
 
@@ -252,12 +282,18 @@ mod tests {
                 pace.confirmed(1000, Some(done));
             }
         }
-        assert!((pace.measured().unwrap() - 10_000.0).abs() < 1e-6, "{pace:?}");
+        assert!(
+            (pace.measured().unwrap() - 10_000.0).abs() < 1e-6,
+            "{pace:?}"
+        );
         for start in (200_000..).step_by(1000).take(usize::from(MIN_SINGLES)) {
             pace.record_queued(1000, Some(start));
             pace.confirmed(1000, Some(start + 400));
         }
-        assert!((2_490.0..2_530.0).contains(&pace.measured().unwrap()), "alone for long: {pace:?}");
+        assert!(
+            (2_490.0..2_530.0).contains(&pace.measured().unwrap()),
+            "alone for long: {pace:?}"
+        );
     }
 
     #[test]
@@ -294,10 +330,16 @@ mod tests {
         let (mut pace, mut now) = (Alone::default(), 0);
         run(&mut pace, &mut now, [100; 40]);
         run(&mut pace, &mut now, [400; 8]);
-        assert!((2_400.0..3_600.0).contains(&pace.measured().unwrap()), "{pace:?}");
+        assert!(
+            (2_400.0..3_600.0).contains(&pace.measured().unwrap()),
+            "{pace:?}"
+        );
         run(&mut pace, &mut now, [400; 40]);
         run(&mut pace, &mut now, [100; 12]);
-        assert!((6_000.0..10_500.0).contains(&pace.measured().unwrap()), "{pace:?}");
+        assert!(
+            (6_000.0..10_500.0).contains(&pace.measured().unwrap()),
+            "{pace:?}"
+        );
     }
 
     #[test]
@@ -314,8 +356,11 @@ mod tests {
             run(&mut pace, &mut now, [each_ns]);
             seen.push(pace.measured().unwrap());
         }
-        let (least, most) =
-            seen[64..].iter().fold((f64::MAX, 0.0_f64), |(least, most), r| (least.min(*r), most.max(*r)));
+        let (least, most) = seen[64..]
+            .iter()
+            .fold((f64::MAX, 0.0_f64), |(least, most), r| {
+                (least.min(*r), most.max(*r))
+            });
         assert!(most < 1.5 * least, "{least} to {most}");
     }
 

@@ -58,11 +58,26 @@ pub struct Route {
 }
 
 impl Pair {
-    fn of((ci, c): (usize, &RailAdvert), (ai, a): (usize, &RailAdvert), (connector_gid, acceptor_gid): Gids) -> Self {
-        let (mtu_bytes, speed_mbps) = (c.mtu_bytes.min(a.mtu_bytes), c.speed_mbps.min(a.speed_mbps));
+    fn of(
+        (ci, c): (usize, &RailAdvert),
+        (ai, a): (usize, &RailAdvert),
+        (connector_gid, acceptor_gid): Gids,
+    ) -> Self {
+        let (mtu_bytes, speed_mbps) =
+            (c.mtu_bytes.min(a.mtu_bytes), c.speed_mbps.min(a.speed_mbps));
         let is_usable = c.is_usable && a.is_usable;
-        let is_routed = !are_link_local(&connector_gid, &acceptor_gid) && same_subnet(c, a).is_none();
-        Self { connector: ci, acceptor: ai, connector_gid, acceptor_gid, mtu_bytes, speed_mbps, is_usable, is_routed }
+        let is_routed =
+            !are_link_local(&connector_gid, &acceptor_gid) && same_subnet(c, a).is_none();
+        Self {
+            connector: ci,
+            acceptor: ai,
+            connector_gid,
+            acceptor_gid,
+            mtu_bytes,
+            speed_mbps,
+            is_usable,
+            is_routed,
+        }
     }
 }
 
@@ -70,7 +85,12 @@ impl Pair {
 /// that can be used now are paired with each other. Then the rails that are left over get pairs,
 /// for later use. `routes` must be the [`existing_routes`].
 pub fn pair(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Route]) -> Vec<Pair> {
-    let mut found = Pairing { connector, acceptor, routes, pairs: Vec::new() };
+    let mut found = Pairing {
+        connector,
+        acceptor,
+        routes,
+        pairs: Vec::new(),
+    };
     found.pair_up(|c, a| c.is_usable && a.is_usable);
     found.pair_up(|_, _| true);
     let mut pairs = found.pairs;
@@ -88,15 +108,21 @@ pub fn existing_routes(
 ) -> Vec<Route> {
     let pairs = pair(connector, acceptor, &[]);
     let without_pair = |rails: &[RailAdvert], of: fn(&Pair) -> usize| -> Vec<(usize, Address)> {
-        let alone = rails.iter().enumerate().filter(|(at, _)| !pairs.iter().any(|pair| of(pair) == *at));
-        alone.flat_map(|(at, rail)| rail.addresses.iter().map(move |address| (at, *address))).collect()
+        let alone = rails
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| !pairs.iter().any(|pair| of(pair) == *at));
+        alone
+            .flat_map(|(at, rail)| rail.addresses.iter().map(move |address| (at, *address)))
+            .collect()
     };
     let ours = without_pair(acceptor, |pair| pair.acceptor);
     let theirs = without_pair(connector, |pair| pair.connector);
     let mut routes = Vec::new();
     for (acceptor, own) in ours.iter().filter(|(_, address)| !address.is_link_local()) {
         let is_ipv4 = |address: &Address| Ipv6Addr::from(address.gid).to_ipv4_mapped().is_some();
-        let reachable = |(_, peer): &&(usize, Address)| !peer.is_link_local() && is_ipv4(own) == is_ipv4(peer);
+        let reachable =
+            |(_, peer): &&(usize, Address)| !peer.is_link_local() && is_ipv4(own) == is_ipv4(peer);
         let possible = theirs.iter().filter(reachable).map(|(_, peer)| Route {
             acceptor: *acceptor,
             acceptor_gid: own.gid,
@@ -111,7 +137,10 @@ pub fn existing_routes(
 /// host's address `own`. Returns false if this subnet is unknown, or if both addresses are
 /// link-local.
 pub fn needs_route(own: &Address, peer_gid: [u8; 16]) -> bool {
-    let peer = Address { gid: peer_gid, prefix: own.prefix };
+    let peer = Address {
+        gid: peer_gid,
+        prefix: own.prefix,
+    };
     own.prefix.is_some() && !are_link_local(&own.gid, &peer_gid) && !in_one_subnet(own, &peer)
 }
 
@@ -126,10 +155,19 @@ pub fn needs_route(own: &Address, peer_gid: [u8; 16]) -> bool {
 ///
 /// A [`RailAdvert`] omits an address that the rail's interface lacks. If the interface cannot be
 /// seen, for example in a container, only a failed attempt shows that the address is missing.
-pub fn pair_again(connector: &RailAdvert, acceptor: &RailAdvert, routes: &[Route], attempt: u32) -> Option<Pair> {
+pub fn pair_again(
+    connector: &RailAdvert,
+    acceptor: &RailAdvert,
+    routes: &[Route],
+    attempt: u32,
+) -> Option<Pair> {
     let by_ip = same_subnet(connector, acceptor).or_else(|| routed(connector, acceptor, routes));
     let link_local = both_link_local(connector, acceptor);
-    let gids = if attempt.is_multiple_of(2) { link_local.or(by_ip) } else { by_ip.or(link_local) }?;
+    let gids = if attempt.is_multiple_of(2) {
+        link_local.or(by_ip)
+    } else {
+        by_ip.or(link_local)
+    }?;
     Some(Pair::of((0, connector), (0, acceptor), gids))
 }
 
@@ -141,7 +179,12 @@ pub fn describe(rails: &[RailAdvert]) -> String {
     }
     let one = |rail: &RailAdvert| {
         let is_shown = |address: &&Address| only_link_local(rail) || !address.is_link_local();
-        let addresses: Vec<String> = rail.addresses.iter().filter(is_shown).map(describe_address).collect();
+        let addresses: Vec<String> = rail
+            .addresses
+            .iter()
+            .filter(is_shown)
+            .map(describe_address)
+            .collect();
         format!("{} ({})", rail.name, addresses.join(", "))
     };
     rails.iter().map(one).collect::<Vec<_>>().join("; ")
@@ -172,16 +215,21 @@ impl Pairing<'_> {
         self.take_unpaired(&in_subnets);
         self.even_out(before, &in_subnets);
         let by_cable = {
-            let alone = |c: &RailAdvert, a: &RailAdvert| allowed(c, a) && (only_link_local(c) || only_link_local(a));
+            let alone = |c: &RailAdvert, a: &RailAdvert| {
+                allowed(c, a) && (only_link_local(c) || only_link_local(a))
+            };
             let mut candidates = self.candidates(both_link_local, alone);
             let mut known: Vec<([u8; 2], bool)> = Vec::new();
             candidates.retain(|candidate| {
                 let (c, a) = self.ends(candidate);
                 let cables = [cable(c), cable(a)];
-                let at = known.iter().position(|(other, _)| *other == cables).unwrap_or_else(|| {
-                    known.push((cables, self.is_one_cable(cables[0], cables[1])));
-                    known.len() - 1
-                });
+                let at = known
+                    .iter()
+                    .position(|(other, _)| *other == cables)
+                    .unwrap_or_else(|| {
+                        known.push((cables, self.is_one_cable(cables[0], cables[1])));
+                        known.len() - 1
+                    });
                 known[at].1
             });
             candidates
@@ -215,7 +263,10 @@ impl Pairing<'_> {
     }
 
     fn ends(&self, pair: &Pair) -> (&RailAdvert, &RailAdvert) {
-        (&self.connector[pair.connector], &self.acceptor[pair.acceptor])
+        (
+            &self.connector[pair.connector],
+            &self.acceptor[pair.acceptor],
+        )
     }
 
     fn connector_paired(&self, index: usize) -> bool {
@@ -228,7 +279,9 @@ impl Pairing<'_> {
 
     fn take_unpaired(&mut self, candidates: &[Pair]) {
         for candidate in candidates {
-            if !self.connector_paired(candidate.connector) && !self.acceptor_paired(candidate.acceptor) {
+            if !self.connector_paired(candidate.connector)
+                && !self.acceptor_paired(candidate.acceptor)
+            {
                 self.pairs.push(candidate.clone());
             }
         }
@@ -240,7 +293,13 @@ impl Pairing<'_> {
     fn rank(&self, pair: &Pair) -> (bool, bool, usize, usize, usize) {
         let (c, a) = self.ends(pair);
         let distance = pair.connector.abs_diff(pair.acceptor);
-        (self.has_other_ports(pair), link(c) != link(a), distance, pair.connector, pair.acceptor)
+        (
+            self.has_other_ports(pair),
+            link(c) != link(a),
+            distance,
+            pair.connector,
+            pair.acceptor,
+        )
     }
 
     /// Spreads the pairs from index `first` on over the PCIe links. A candidate with one unpaired
@@ -259,8 +318,10 @@ impl Pairing<'_> {
         let now = crowd(self, &self.pairs);
         for (at, pair) in self.pairs.iter().enumerate().skip(first) {
             let replaces = |other: &&Pair| {
-                let connector = other.connector == pair.connector && !self.acceptor_paired(other.acceptor);
-                let acceptor = other.acceptor == pair.acceptor && !self.connector_paired(other.connector);
+                let connector =
+                    other.connector == pair.connector && !self.acceptor_paired(other.acceptor);
+                let acceptor =
+                    other.acceptor == pair.acceptor && !self.connector_paired(other.connector);
                 (connector || acceptor) && self.has_other_ports(other) <= self.has_other_ports(pair)
             };
             for other in candidates.iter().filter(replaces) {
@@ -285,15 +346,16 @@ impl Pairing<'_> {
     /// is possible.
     fn is_one_cable(&self, here: u8, there: u8) -> bool {
         let of_one_cable = self.pairs.iter().filter(|pair| !pair.is_routed);
-        let mut known = of_one_cable.map(|pair| (cable(self.ends(pair).0), cable(self.ends(pair).1)));
+        let mut known =
+            of_one_cable.map(|pair| (cable(self.ends(pair).0), cable(self.ends(pair).1)));
         if let Some((of_c, of_a)) = known.find(|(of_c, of_a)| *of_c == here || *of_a == there) {
             return of_c == here && of_a == there;
         }
         if self.lead_to_different_hosts(here, there) {
             return false;
         }
-        let is_named_alike =
-            on(self.connector, here).any(|c| on(self.acceptor, there).any(|a| c.phys_port == a.phys_port));
+        let is_named_alike = on(self.connector, here)
+            .any(|c| on(self.acceptor, there).any(|a| c.phys_port == a.phys_port));
         let is_only_one = || {
             let unknown = |rails: &[RailAdvert], of: fn(&Self, &Pair) -> u8| {
                 let mut cables: Vec<u8> = rails.iter().map(cable).collect();
@@ -304,16 +366,23 @@ impl Pairing<'_> {
             };
             let ours = unknown(self.connector, |found, pair| cable(found.ends(pair).0));
             let theirs = unknown(self.acceptor, |found, pair| cable(found.ends(pair).1));
-            !ours.iter().any(|other| *other != here && !self.lead_to_different_hosts(*other, there))
-                && !theirs.iter().any(|other| *other != there && !self.lead_to_different_hosts(here, *other))
+            !ours
+                .iter()
+                .any(|other| *other != here && !self.lead_to_different_hosts(*other, there))
+                && !theirs
+                    .iter()
+                    .any(|other| *other != there && !self.lead_to_different_hosts(here, *other))
         };
         is_named_alike || is_only_one()
     }
 
     fn lead_to_different_hosts(&self, here: u8, there: u8) -> bool {
-        let addressed = |rails: &'_ [RailAdvert], cable| on(rails, cable).any(|rail| !only_link_local(rail));
+        let addressed =
+            |rails: &'_ [RailAdvert], cable| on(rails, cable).any(|rail| !only_link_local(rail));
         let shares = |c: &RailAdvert| on(self.acceptor, there).any(|a| same_subnet(c, a).is_some());
-        addressed(self.connector, here) && addressed(self.acceptor, there) && !on(self.connector, here).any(shares)
+        addressed(self.connector, here)
+            && addressed(self.acceptor, there)
+            && !on(self.connector, here).any(shares)
     }
 
     /// Pairs a fast rail with several slower rails of the other side, as long as the fast rail's
@@ -321,7 +390,10 @@ impl Pairing<'_> {
     fn take_spare_speed(&mut self, candidates: &[Pair]) {
         for candidate in candidates {
             if let Some(speed_mbps) = self.spare_mbps(candidate) {
-                self.pairs.push(Pair { speed_mbps, ..candidate.clone() });
+                self.pairs.push(Pair {
+                    speed_mbps,
+                    ..candidate.clone()
+                });
             }
         }
     }
@@ -334,23 +406,30 @@ impl Pairing<'_> {
         let (c, a) = self.ends(candidate);
         let is_with_connector = |pair: &&Pair| pair.connector == candidate.connector;
         let is_with_acceptor = |pair: &&Pair| pair.acceptor == candidate.acceptor;
-        let (fast, slow, others): (_, _, Vec<(&Pair, &RailAdvert)>) =
-            match (self.connector_paired(candidate.connector), self.acceptor_paired(candidate.acceptor)) {
-                (true, false) => {
-                    let others = self.pairs.iter().filter(is_with_connector);
-                    (c, a, others.map(|pair| (pair, self.ends(pair).1)).collect())
-                }
-                (false, true) => {
-                    let others = self.pairs.iter().filter(is_with_acceptor);
-                    (a, c, others.map(|pair| (pair, self.ends(pair).0)).collect())
-                }
-                _ => return None,
-            };
-        let shares_link =
-            |(_, other): &(&Pair, &RailAdvert)| other.attachment.link_mbps > 0 && link(other) == link(slow);
+        let (fast, slow, others): (_, _, Vec<(&Pair, &RailAdvert)>) = match (
+            self.connector_paired(candidate.connector),
+            self.acceptor_paired(candidate.acceptor),
+        ) {
+            (true, false) => {
+                let others = self.pairs.iter().filter(is_with_connector);
+                (c, a, others.map(|pair| (pair, self.ends(pair).1)).collect())
+            }
+            (false, true) => {
+                let others = self.pairs.iter().filter(is_with_acceptor);
+                (a, c, others.map(|pair| (pair, self.ends(pair).0)).collect())
+            }
+            _ => return None,
+        };
+        let shares_link = |(_, other): &(&Pair, &RailAdvert)| {
+            other.attachment.link_mbps > 0 && link(other) == link(slow)
+        };
         let used_mbps: u32 = others.iter().map(|(pair, _)| pair.speed_mbps).sum();
-        let spare = fast.speed_mbps.saturating_sub(used_mbps).min(slow.speed_mbps);
-        (spare > 0 && spare >= slow.speed_mbps / 2 && !others.iter().any(shares_link)).then_some(spare)
+        let spare = fast
+            .speed_mbps
+            .saturating_sub(used_mbps)
+            .min(slow.speed_mbps);
+        (spare > 0 && spare >= slow.speed_mbps / 2 && !others.iter().any(shares_link))
+            .then_some(spare)
     }
 }
 
@@ -385,23 +464,36 @@ fn only_link_local(rail: &RailAdvert) -> bool {
 }
 
 fn both_link_local(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {
-    let of =
-        |rail: &RailAdvert| rail.addresses.iter().find(|address| address.is_link_local()).map(|address| address.gid);
+    let of = |rail: &RailAdvert| {
+        rail.addresses
+            .iter()
+            .find(|address| address.is_link_local())
+            .map(|address| address.gid)
+    };
     Some((of(c)?, of(a)?))
 }
 
 fn are_link_local(one: &[u8; 16], other: &[u8; 16]) -> bool {
-    [one, other].iter().all(|gid| Ipv6Addr::from(**gid).is_unicast_link_local())
+    [one, other]
+        .iter()
+        .all(|gid| Ipv6Addr::from(**gid).is_unicast_link_local())
 }
 
 fn routed(c: &RailAdvert, a: &RailAdvert, routes: &[Route]) -> Option<Gids> {
     let has = |rail: &RailAdvert, gid| rail.addresses.iter().any(|address| address.gid == gid);
-    let route = routes.iter().find(|route| has(c, route.connector_gid) && has(a, route.acceptor_gid));
-    route.filter(|_| same_subnet(c, a).is_none()).map(|route| (route.connector_gid, route.acceptor_gid))
+    let route = routes
+        .iter()
+        .find(|route| has(c, route.connector_gid) && has(a, route.acceptor_gid));
+    route
+        .filter(|_| same_subnet(c, a).is_none())
+        .map(|route| (route.connector_gid, route.acceptor_gid))
 }
 
 fn same_subnet(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {
-    let pairs = c.addresses.iter().flat_map(|ours| a.addresses.iter().map(move |theirs| (ours, theirs)));
+    let pairs = c
+        .addresses
+        .iter()
+        .flat_map(|ours| a.addresses.iter().map(move |theirs| (ours, theirs)));
     let mut matching = pairs.filter(|(ours, theirs)| in_one_subnet(ours, theirs));
     matching.next().map(|(ours, theirs)| (ours.gid, theirs.gid))
 }
@@ -424,5 +516,6 @@ fn in_one_subnet(one: &Address, other: &Address) -> bool {
         (None, None) => usual,
     };
     let host_bits = 128 - u32::from(prefix.min(128));
-    x.to_bits().checked_shr(host_bits).unwrap_or(0) == y.to_bits().checked_shr(host_bits).unwrap_or(0)
+    x.to_bits().checked_shr(host_bits).unwrap_or(0)
+        == y.to_bits().checked_shr(host_bits).unwrap_or(0)
 }

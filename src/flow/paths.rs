@@ -44,19 +44,33 @@ impl Paths {
         let mut paths = Self::default();
         let mut known: Vec<Passage> = Vec::with_capacity(PASSAGES);
         for (path, ends) in pairs.iter().take(MAX_RAILS).enumerate() {
-            for (side, End { rail, attachment: at }) in ends.iter().enumerate() {
-                let link_mbps = if at.link_mbps == 0 { f64::INFINITY } else { f64::from(at.link_mbps) };
+            for (
+                side,
+                End {
+                    rail,
+                    attachment: at,
+                },
+            ) in ends.iter().enumerate()
+            {
+                let link_mbps = if at.link_mbps == 0 {
+                    f64::INFINITY
+                } else {
+                    f64::from(at.link_mbps)
+                };
                 let port_mbps = f64::from(at.port_mbps.max(1));
                 for (passage, mbps) in [
                     (Passage::Link(side, at.link), link_mbps),
                     (Passage::Port(side, *rail), port_mbps),
                     (Passage::Cable(side, at.cable), port_mbps),
                 ] {
-                    let at = known.iter().position(|other| *other == passage).unwrap_or_else(|| {
-                        known.push(passage);
-                        paths.capacity.push(mbps);
-                        known.len() - 1
-                    });
+                    let at = known
+                        .iter()
+                        .position(|other| *other == passage)
+                        .unwrap_or_else(|| {
+                            known.push(passage);
+                            paths.capacity.push(mbps);
+                            known.len() - 1
+                        });
                     // Several ports may share a cable. The cable is as fast as its fastest port.
                     paths.capacity[at] = paths.capacity[at].max(mbps);
                     paths.passes[path] |= 1 << at;
@@ -79,9 +93,15 @@ impl Paths {
         let mut left = self.capacity.clone();
         let mut growing: Vec<usize> = (0..self.count).collect();
         while !growing.is_empty() {
-            let on =
-                |passage: usize| growing.iter().filter(|path| self.passes[**path] >> passage & 1 == 1).count() as f64;
-            let steps = (0..left.len()).filter(|passage| on(*passage) > 0.0).map(|passage| left[passage] / on(passage));
+            let on = |passage: usize| {
+                growing
+                    .iter()
+                    .filter(|path| self.passes[**path] >> passage & 1 == 1)
+                    .count() as f64
+            };
+            let steps = (0..left.len())
+                .filter(|passage| on(*passage) > 0.0)
+                .map(|passage| left[passage] / on(passage));
             let step = steps.fold(f64::INFINITY, f64::min);
             let mut full: u64 = 0;
             for (passage, (left, capacity)) in left.iter_mut().zip(&self.capacity).enumerate() {
@@ -109,13 +129,23 @@ impl Paths {
 pub fn is_cable_full(pairs: &[[End; 2]], cable: u8) -> bool {
     let rates = Paths::new(pairs).even_rates();
     let is_full = |side: usize, cable: u8| {
-        let on_it = || pairs.iter().zip(rates).filter(|(ends, _)| ends[side].attachment.cable == cable);
+        let on_it = || {
+            pairs
+                .iter()
+                .zip(rates)
+                .filter(|(ends, _)| ends[side].attachment.cable == cable)
+        };
         let carried: f64 = on_it().map(|(_, rate)| rate).sum();
-        let port_mbps = on_it().map(|(ends, _)| ends[side].attachment.port_mbps).max().unwrap_or(0);
+        let port_mbps = on_it()
+            .map(|(ends, _)| ends[side].attachment.port_mbps)
+            .max()
+            .unwrap_or(0);
         carried >= 0.9 * f64::from(port_mbps)
     };
-    let mut peers =
-        pairs.iter().filter(|[here, _]| here.attachment.cable == cable).map(|[_, there]| there.attachment.cable);
+    let mut peers = pairs
+        .iter()
+        .filter(|[here, _]| here.attachment.cable == cable)
+        .map(|[_, there]| there.attachment.cable);
     is_full(0, cable) || peers.all(|there| is_full(1, there))
 }
 
@@ -130,7 +160,12 @@ mod tests {
     /// Returns rails with these PCIe links and cables: ports of 200 Gb/s on links of 112 Gb/s.
     fn spark(rails: &[(u8, u8)]) -> Vec<End> {
         let end = |(rail, &(link, cable)): (RailId, &(u8, u8))| {
-            let attachment = Attachment { link, link_mbps: 112_000, cable, port_mbps: 200_000 };
+            let attachment = Attachment {
+                link,
+                link_mbps: 112_000,
+                cable,
+                port_mbps: 200_000,
+            };
             End { rail, attachment }
         };
         RailId::all(rails.len()).zip(rails).map(end).collect()
@@ -141,7 +176,10 @@ mod tests {
     }
 
     fn rounded(paths: &Paths) -> Vec<u64> {
-        paths.even_rates()[..paths.count()].iter().map(|rate| rate.round() as u64).collect()
+        paths.even_rates()[..paths.count()]
+            .iter()
+            .map(|rate| rate.round() as u64)
+            .collect()
     }
 
     const TWO_CABLES: [(u8, u8); 4] = [(0, 0), (1, 0), (0, 1), (1, 1)];
@@ -150,18 +188,37 @@ mod tests {
     fn two_functions_of_one_link_are_not_two_rails_worth() {
         assert_eq!(rounded(&straight(&spark(&TWO_CABLES))), [56_000; 4]);
         assert_eq!(rounded(&straight(&spark(&[(0, 0), (0, 1)]))), [56_000; 2]);
-        assert_eq!(rounded(&straight(&spark(&[(0, 0), (1, 0)]))), [100_000; 2], "one cable");
-        assert_eq!(rounded(&straight(&spark(&[(0, 0), (1, 1)]))), [112_000; 2], "each has its own link and cable");
-        assert_eq!(rounded(&straight(&spark(&[(0, 0), (0, 1), (1, 1)]))), [56_000, 56_000, 112_000]);
+        assert_eq!(
+            rounded(&straight(&spark(&[(0, 0), (1, 0)]))),
+            [100_000; 2],
+            "one cable"
+        );
+        assert_eq!(
+            rounded(&straight(&spark(&[(0, 0), (1, 1)]))),
+            [112_000; 2],
+            "each has its own link and cable"
+        );
+        assert_eq!(
+            rounded(&straight(&spark(&[(0, 0), (0, 1), (1, 1)]))),
+            [56_000, 56_000, 112_000]
+        );
     }
 
     #[test]
     fn equal_rails_without_shared_parts_carry_the_sum_of_their_ports() {
         let plain = |at: u8| End {
             rail: rail(at),
-            attachment: Attachment { link: at, link_mbps: 0, cable: at, port_mbps: 10_000 },
+            attachment: Attachment {
+                link: at,
+                link_mbps: 0,
+                cable: at,
+                port_mbps: 10_000,
+            },
         };
-        assert_eq!(rounded(&straight(&[plain(0), plain(1), plain(2), plain(3)])), [10_000; 4]);
+        assert_eq!(
+            rounded(&straight(&[plain(0), plain(1), plain(2), plain(3)])),
+            [10_000; 4]
+        );
         assert_eq!(rounded(&straight(&[])), []);
     }
 
@@ -169,37 +226,77 @@ mod tests {
     fn a_slow_port_limits_no_other_where_links_are_unknown() {
         let port = |(at, port_mbps): (u8, u32)| End {
             rail: rail(at),
-            attachment: Attachment { link: at, link_mbps: 0, cable: at, port_mbps },
+            attachment: Attachment {
+                link: at,
+                link_mbps: 0,
+                cable: at,
+                port_mbps,
+            },
         };
-        assert_eq!(rounded(&straight(&[(0, 10_000), (1, 25_000), (2, 100_000)].map(port))), [10_000, 25_000, 100_000]);
+        assert_eq!(
+            rounded(&straight(
+                &[(0, 10_000), (1, 25_000), (2, 100_000)].map(port)
+            )),
+            [10_000, 25_000, 100_000]
+        );
     }
 
     #[test]
     fn a_cable_is_full_at_its_own_rate_or_at_the_peers_port() {
         let end = |number, link, cable, port_mbps| End {
             rail: rail(number),
-            attachment: Attachment { link, link_mbps: 112_000, cable, port_mbps },
+            attachment: Attachment {
+                link,
+                link_mbps: 112_000,
+                cable,
+                port_mbps,
+            },
         };
         let one = end(0, 0, 0, 200_000);
         assert!(!is_cable_full(&[[one, one]], 0), "a twin is missing");
-        assert!(is_cable_full(&[[one, one], [end(1, 1, 0, 200_000), end(1, 1, 0, 200_000)]], 0));
-        assert!(is_cable_full(&[[one, end(0, 0, 0, 100_000)]], 0), "the peer's port has 100 Gb/s");
-        assert!(is_cable_full(&[[end(0, 0, 0, 100_000), one]], 0), "the cable runs at 100 Gb/s");
+        assert!(is_cable_full(
+            &[[one, one], [end(1, 1, 0, 200_000), end(1, 1, 0, 200_000)]],
+            0
+        ));
+        assert!(
+            is_cable_full(&[[one, end(0, 0, 0, 100_000)]], 0),
+            "the peer's port has 100 Gb/s"
+        );
+        assert!(
+            is_cable_full(&[[end(0, 0, 0, 100_000), one]], 0),
+            "the cable runs at 100 Gb/s"
+        );
         let elsewhere = end(1, 1, 1, 200_000);
         assert!(
             is_cable_full(&[[one, end(0, 0, 0, 100_000)], [elsewhere, elsewhere]], 0),
             "cable 0 is full although another cable is free"
         );
-        assert!(!is_cable_full(&[[one, end(0, 0, 0, 100_000)], [elsewhere, elsewhere]], 1));
+        assert!(!is_cable_full(
+            &[[one, end(0, 0, 0, 100_000)], [elsewhere, elsewhere]],
+            1
+        ));
         let [first, second] = [end(0, 0, 0, 200_000), end(1, 1, 0, 200_000)];
-        assert!(is_cable_full(&[[one, first], [elsewhere, second]], 1), "both cables lead to the peer's only one");
+        assert!(
+            is_cable_full(&[[one, first], [elsewhere, second]], 1),
+            "both cables lead to the peer's only one"
+        );
     }
 
     #[test]
     fn a_single_port_of_the_peer_is_shared() {
         let spark = spark(&TWO_CABLES);
-        let port =
-            End { rail: rail(0), attachment: Attachment { link: 0, link_mbps: 0, cable: 0, port_mbps: 100_000 } };
-        assert_eq!(rounded(&Paths::new(&[[spark[0], port], [spark[1], port]])), [50_000, 50_000]);
+        let port = End {
+            rail: rail(0),
+            attachment: Attachment {
+                link: 0,
+                link_mbps: 0,
+                cable: 0,
+                port_mbps: 100_000,
+            },
+        };
+        assert_eq!(
+            rounded(&Paths::new(&[[spark[0], port], [spark[1], port]])),
+            [50_000, 50_000]
+        );
     }
 }

@@ -49,7 +49,11 @@ impl Shares {
     /// Returns a single share: the whole message on one lane.
     pub fn whole(lane: LaneId, bytes: u64) -> Self {
         let mut shares = [Share::default(); MAX_RAILS];
-        shares[0] = Share { lane, offset: 0, bytes };
+        shares[0] = Share {
+            lane,
+            offset: 0,
+            bytes,
+        };
         Self { shares, count: 1 }
     }
 
@@ -57,14 +61,20 @@ impl Shares {
     /// on `lane`, which must not have a share yet. Does nothing if the last share has less than
     /// twice `bytes` (rounded up to the alignment), or if there are [`MAX_RAILS`] shares.
     pub fn give(&mut self, lane: LaneId, bytes: u64) {
-        let Some(last) = self.shares[..self.count.min(MAX_RAILS)].last_mut() else { return };
+        let Some(last) = self.shares[..self.count.min(MAX_RAILS)].last_mut() else {
+            return;
+        };
         if self.count >= MAX_RAILS || last.bytes < 2 * bytes.next_multiple_of(SHARE_ALIGNMENT) {
             return;
         }
         let end = last.offset + last.bytes;
         let offset = (end - bytes) / SHARE_ALIGNMENT * SHARE_ALIGNMENT;
         last.bytes = offset - last.offset;
-        self.shares[self.count] = Share { lane, offset, bytes: end - offset };
+        self.shares[self.count] = Share {
+            lane,
+            offset,
+            bytes: end - offset,
+        };
         self.count += 1;
     }
 }
@@ -75,7 +85,9 @@ impl Shares {
 pub fn soonest(bytes: u64, lanes: &[LaneLoad]) -> (LaneId, f64) {
     let done_us = |lane: &LaneLoad| (lane.backlog_bytes + bytes) as f64 / lane.bytes_per_us;
     let each = LaneId::all(lanes.len()).zip(lanes.iter().map(done_us));
-    each.fold((LaneId::default(), f64::INFINITY), |best, lane| if lane.1 < best.1 { lane } else { best })
+    each.fold((LaneId::default(), f64::INFINITY), |best, lane| {
+        if lane.1 < best.1 { lane } else { best }
+    })
 }
 
 /// Lanes that may get a share, sorted by the time at which they are free. Of lanes that are free at
@@ -96,7 +108,12 @@ struct LanesByTime {
 /// first. Fewer lanes get a share if the message then ends at most `accepted_delay_us` microseconds
 /// later.
 #[inline]
-pub fn divide(bytes: u64, lanes: &[LaneLoad], min_share_bytes: u64, accepted_delay_us: f64) -> Shares {
+pub fn divide(
+    bytes: u64,
+    lanes: &[LaneLoad],
+    min_share_bytes: u64,
+    accepted_delay_us: f64,
+) -> Shares {
     let most = (bytes / min_share_bytes.max(1)).clamp(1, MAX_RAILS as u64) as usize;
     let least = (min_share_bytes / 2) as f64;
     if let Some(shares) = divide_among_all(bytes, lanes, most, least, accepted_delay_us) {
@@ -129,7 +146,13 @@ pub fn divide(bytes: u64, lanes: &[LaneLoad], min_share_bytes: u64, accepted_del
 /// Handles the usual case of [`divide`], in which all lanes get a share and need no sorting.
 /// Returns `None` in other cases.
 #[inline]
-fn divide_among_all(bytes: u64, lanes: &[LaneLoad], most: usize, least: f64, accepted_delay_us: f64) -> Option<Shares> {
+fn divide_among_all(
+    bytes: u64,
+    lanes: &[LaneLoad],
+    most: usize,
+    least: f64,
+    accepted_delay_us: f64,
+) -> Option<Shares> {
     if lanes.len() > most {
         return None;
     }
@@ -144,12 +167,22 @@ fn divide_among_all(bytes: u64, lanes: &[LaneLoad], most: usize, least: f64, acc
         }
     }
     let level = work / rate;
-    if accepted_delay_us > 0.0 && (work - last_backlog) / (rate - last_rate) - level <= accepted_delay_us {
+    if accepted_delay_us > 0.0
+        && (work - last_backlog) / (rate - last_rate) - level <= accepted_delay_us
+    {
         return None;
     }
-    let mut shares = Shares { shares: [Share::default(); MAX_RAILS], count: lanes.len() };
+    let mut shares = Shares {
+        shares: [Share::default(); MAX_RAILS],
+        count: lanes.len(),
+    };
     let mut offset = 0;
-    let each = shares.shares.iter_mut().zip(lanes).zip(LaneId::all(lanes.len())).enumerate();
+    let each = shares
+        .shares
+        .iter_mut()
+        .zip(lanes)
+        .zip(LaneId::all(lanes.len()))
+        .enumerate();
     for (index, ((share, known), lane)) in each {
         let exact = level * known.bytes_per_us - known.backlog_bytes as f64;
         // NaN if all lanes have rate 0.
@@ -158,8 +191,16 @@ fn divide_among_all(bytes: u64, lanes: &[LaneLoad], most: usize, least: f64, acc
         }
         let left = bytes - offset;
         let whole = (exact as i64 as u64).next_multiple_of(SHARE_ALIGNMENT);
-        let take = if index + 1 == lanes.len() { left } else { whole.min(left) };
-        *share = Share { lane, offset, bytes: take };
+        let take = if index + 1 == lanes.len() {
+            left
+        } else {
+            whole.min(left)
+        };
+        *share = Share {
+            lane,
+            offset,
+            bytes: take,
+        };
         offset += take;
     }
     Some(shares)
@@ -168,7 +209,11 @@ fn divide_among_all(bytes: u64, lanes: &[LaneLoad], most: usize, least: f64, acc
 impl LanesByTime {
     #[inline]
     fn new(lanes: &[LaneLoad]) -> Self {
-        let mut order = Self { lane: [LaneId::default(); MAX_RAILS], free_at_us: [0.0; MAX_RAILS], count: 0 };
+        let mut order = Self {
+            lane: [LaneId::default(); MAX_RAILS],
+            free_at_us: [0.0; MAX_RAILS],
+            count: 0,
+        };
         for (lane, known) in LaneId::all(lanes.len()).zip(lanes) {
             if known.bytes_per_us <= 0.0 {
                 continue;
@@ -176,11 +221,13 @@ impl LanesByTime {
             let free = known.backlog_bytes as f64 / known.bytes_per_us;
             let mut at = order.count;
             let is_after = |other: usize, order: &Self| {
-                let (other_free, other) = (order.free_at_us[other], &lanes[order.lane[other].index()]);
+                let (other_free, other) =
+                    (order.free_at_us[other], &lanes[order.lane[other].index()]);
                 other_free > free || other_free == free && other.bytes_per_us < known.bytes_per_us
             };
             while at > 0 && is_after(at - 1, &order) {
-                (order.lane[at], order.free_at_us[at]) = (order.lane[at - 1], order.free_at_us[at - 1]);
+                (order.lane[at], order.free_at_us[at]) =
+                    (order.lane[at - 1], order.free_at_us[at - 1]);
                 at -= 1;
             }
             (order.lane[at], order.free_at_us[at]) = (lane, free);
@@ -195,10 +242,21 @@ impl LanesByTime {
     /// finish together. This time is at most `accepted_delay_us` later than the time at which all
     /// lanes that help would finish.
     #[inline]
-    fn fill(&self, bytes: u64, lanes: &[LaneLoad], most: usize, accepted_delay_us: f64) -> (usize, f64) {
+    fn fill(
+        &self,
+        bytes: u64,
+        lanes: &[LaneLoad],
+        most: usize,
+        accepted_delay_us: f64,
+    ) -> (usize, f64) {
         let (mut rate, mut work, mut level, mut members) = (0.0, bytes as f64, 0.0, 0);
         let mut levels = [0.0; MAX_RAILS];
-        for (lane, &free) in self.lane.iter().zip(&self.free_at_us).take(self.count.min(most)) {
+        for (lane, &free) in self
+            .lane
+            .iter()
+            .zip(&self.free_at_us)
+            .take(self.count.min(most))
+        {
             if members > 0 && free >= level {
                 break;
             }
@@ -209,7 +267,9 @@ impl LanesByTime {
             levels[members] = level;
             members += 1;
         }
-        let enough = levels[..members].iter().position(|fewer| fewer - level <= accepted_delay_us);
+        let enough = levels[..members]
+            .iter()
+            .position(|fewer| fewer - level <= accepted_delay_us);
         enough.map_or((members, level), |at| (at + 1, levels[at]))
     }
 
@@ -226,14 +286,28 @@ impl LanesByTime {
 
     #[inline]
     fn cut(&self, bytes: u64, lanes: &[LaneLoad], members: usize, level: f64) -> Shares {
-        let mut shares = Shares { shares: [Share::default(); MAX_RAILS], count: 0 };
+        let mut shares = Shares {
+            shares: [Share::default(); MAX_RAILS],
+            count: 0,
+        };
         let mut offset = 0;
         for place in 0..members.min(MAX_RAILS) {
             let left = bytes - offset;
-            let exact = if place + 1 == members { left } else { self.share_at(place, lanes, level) as u64 };
-            let take = exact.div_ceil(SHARE_ALIGNMENT).saturating_mul(SHARE_ALIGNMENT).min(left);
+            let exact = if place + 1 == members {
+                left
+            } else {
+                self.share_at(place, lanes, level) as u64
+            };
+            let take = exact
+                .div_ceil(SHARE_ALIGNMENT)
+                .saturating_mul(SHARE_ALIGNMENT)
+                .min(left);
             if take > 0 {
-                shares.shares[shares.count] = Share { lane: self.lane[place], offset, bytes: take };
+                shares.shares[shares.count] = Share {
+                    lane: self.lane[place],
+                    offset,
+                    bytes: take,
+                };
                 shares.count += 1;
                 offset += take;
             }
@@ -250,16 +324,28 @@ mod tests {
     const MIN: u64 = 16 * 1024;
 
     fn lanes(spec: &[(f64, u64)]) -> Vec<LaneLoad> {
-        spec.iter().map(|&(bytes_per_us, backlog_bytes)| LaneLoad { bytes_per_us, backlog_bytes }).collect()
+        spec.iter()
+            .map(|&(bytes_per_us, backlog_bytes)| LaneLoad {
+                bytes_per_us,
+                backlog_bytes,
+            })
+            .collect()
     }
 
     fn shares(bytes: u64, spec: &[(f64, u64)]) -> Vec<(usize, u64)> {
-        divide(bytes, &lanes(spec), MIN, 0.0).as_slice().iter().map(|s| (s.lane.index(), s.bytes)).collect()
+        divide(bytes, &lanes(spec), MIN, 0.0)
+            .as_slice()
+            .iter()
+            .map(|s| (s.lane.index(), s.bytes))
+            .collect()
     }
 
     #[test]
     fn equal_idle_lanes_share_equally() {
-        assert_eq!(shares(1 << 20, &[(1e4, 0); 4]), [(0, 1 << 18), (1, 1 << 18), (2, 1 << 18), (3, 1 << 18)]);
+        assert_eq!(
+            shares(1 << 20, &[(1e4, 0); 4]),
+            [(0, 1 << 18), (1, 1 << 18), (2, 1 << 18), (3, 1 << 18)]
+        );
     }
 
     #[test]
@@ -267,7 +353,8 @@ mod tests {
         let got = shares(1_300_000, &[(10.0, 0), (10.0, 0), (10.0, 0), (2.5, 0)]);
         assert_eq!(got.len(), 4);
         assert!(
-            got[..3].iter().all(|(_, b)| b.abs_diff(400_000) <= 128) && got[3].1.abs_diff(100_000) <= 512,
+            got[..3].iter().all(|(_, b)| b.abs_diff(400_000) <= 128)
+                && got[3].1.abs_diff(100_000) <= 512,
             "{got:?}"
         );
     }
@@ -276,7 +363,10 @@ mod tests {
     fn a_busy_lane_gets_less_or_nothing() {
         assert_eq!(shares(1 << 18, &[(1e4, 1 << 30), (1e4, 0)]), [(1, 1 << 18)]);
         let got = shares(1 << 20, &[(1e4, 1 << 18), (1e4, 0)]);
-        assert_eq!(got, [(0, (1 << 19) - (1 << 17)), (1, (1 << 19) + (1 << 17))]);
+        assert_eq!(
+            got,
+            [(0, (1 << 19) - (1 << 17)), (1, (1 << 19) + (1 << 17))]
+        );
     }
 
     #[test]
@@ -288,7 +378,10 @@ mod tests {
 
     #[test]
     fn an_excluded_lane_is_not_used() {
-        assert_eq!(shares(1 << 20, &[(1e4, 0), (0.0, 0), (1e4, 0)]), [(0, 1 << 19), (2, 1 << 19)]);
+        assert_eq!(
+            shares(1 << 20, &[(1e4, 0), (0.0, 0), (1e4, 0)]),
+            [(0, 1 << 19), (2, 1 << 19)]
+        );
         assert_eq!(shares(1 << 20, &[(0.0, 0), (0.0, 0)]), [(0, 1 << 20)]);
     }
 
@@ -299,7 +392,10 @@ mod tests {
         // `level` falls with each round. Another lane may then be free too late for a share.
         for _ in 0..lanes.len() {
             let (mut rate, mut work) = (0.0, bytes as f64);
-            for lane in lanes.iter().filter(|lane| lane.backlog_bytes as f64 <= level * lane.bytes_per_us) {
+            for lane in lanes
+                .iter()
+                .filter(|lane| lane.backlog_bytes as f64 <= level * lane.bytes_per_us)
+            {
                 rate += lane.bytes_per_us;
                 work += lane.backlog_bytes as f64;
             }

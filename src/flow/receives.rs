@@ -219,10 +219,24 @@ impl<const N: usize> Receives<N> {
         let sequence = self.next;
         let slot = Slot::of(sequence);
         for (part, buffer_bytes) in self.parts[slot.index()].iter_mut().zip(buffer_bytes) {
-            *part = Part { buffer_bytes, bytes: 0, seen: 0, shares: 0 };
+            *part = Part {
+                buffer_bytes,
+                bytes: 0,
+                seen: 0,
+                shares: 0,
+            };
         }
-        let completion = if optional { Completion::Optional } else { Completion::Pending };
-        self.slots[slot.index()] = SlotState::Granted(Granted { sequence, count, unfinished: count, completion });
+        let completion = if optional {
+            Completion::Optional
+        } else {
+            Completion::Pending
+        };
+        self.slots[slot.index()] = SlotState::Granted(Granted {
+            sequence,
+            count,
+            unfinished: count,
+            completion,
+        });
         self.lanes[slot.index()] = lane;
         // The slot's previous receive needs no repeated grant any longer.
         self.to_repeat &= !slot.bit();
@@ -254,10 +268,18 @@ impl<const N: usize> Receives<N> {
     #[cold]
     #[inline(never)]
     fn arrived_again(&self, immediate: Immediate, bytes: u32) -> Result<Arrival, Violation> {
-        let Immediate { slot, part, share, shares, .. } = immediate;
+        let Immediate {
+            slot,
+            part,
+            share,
+            shares,
+            ..
+        } = immediate;
         let known = &self.parts[slot.index()][usize::from(part) % PARTS];
         let has_come = match &self.slots[slot.index()] {
-            SlotState::Granted(granted) => part < granted.count && share < shares && known.seen & 1 << (share & 7) != 0,
+            SlotState::Granted(granted) => {
+                part < granted.count && share < shares && known.seen & 1 << (share & 7) != 0
+            }
             SlotState::Free => false,
         };
         match has_come {
@@ -272,20 +294,37 @@ impl<const N: usize> Receives<N> {
         let at = immediate.slot.index();
         let state = &mut self.slots[at];
         let granted = match state {
-            SlotState::Granted(g) if Immediate::generation_of(g.sequence) == immediate.generation => g,
+            SlotState::Granted(g)
+                if Immediate::generation_of(g.sequence) == immediate.generation =>
+            {
+                g
+            }
             _ => return Ok(Arrival::Stale),
         };
         let part = &mut self.parts[at][usize::from(immediate.part) % PARTS];
         let bit = 1 << (immediate.share & 7);
-        if immediate.part >= granted.count || immediate.share >= immediate.shares || part.seen & bit != 0 {
-            return Err(Violation::Part { part: immediate.part, share: immediate.share });
+        if immediate.part >= granted.count
+            || immediate.share >= immediate.shares
+            || part.seen & bit != 0
+        {
+            return Err(Violation::Part {
+                part: immediate.part,
+                share: immediate.share,
+            });
         }
         if part.shares != 0 && part.shares != immediate.shares {
-            return Err(Violation::Shares { before: part.shares, now: immediate.shares });
+            return Err(Violation::Shares {
+                before: part.shares,
+                now: immediate.shares,
+            });
         }
-        let total = part.bytes + u64::from(immediate.full_chunks) * self.chunk_bytes + u64::from(bytes);
+        let total =
+            part.bytes + u64::from(immediate.full_chunks) * self.chunk_bytes + u64::from(bytes);
         if total > part.buffer_bytes {
-            return Err(Violation::Overrun { bytes: total, buffer_bytes: part.buffer_bytes });
+            return Err(Violation::Overrun {
+                bytes: total,
+                buffer_bytes: part.buffer_bytes,
+            });
         }
         (part.bytes, part.shares, part.seen) = (total, immediate.shares, part.seen | bit);
         if !part.is_whole() {
@@ -310,9 +349,15 @@ impl<const N: usize> Receives<N> {
     /// # Errors
     /// [`NotInFlight`] if the slot has no receive, or if completion was reported before.
     #[inline(always)]
-    pub fn test(&mut self, slot: Slot, mut tell: impl FnMut(usize, u64)) -> Result<bool, NotInFlight> {
+    pub fn test(
+        &mut self,
+        slot: Slot,
+        mut tell: impl FnMut(usize, u64),
+    ) -> Result<bool, NotInFlight> {
         let state = &mut self.slots[slot.index()];
-        let SlotState::Granted(granted) = state else { return Err(NotInFlight(slot.number())) };
+        let SlotState::Granted(granted) = state else {
+            return Err(NotInFlight(slot.number()));
+        };
         let whole = granted.unfinished == 0;
         match granted.completion {
             Completion::Reported => return Err(NotInFlight(slot.number())),
@@ -335,13 +380,21 @@ impl<const N: usize> Receives<N> {
 
     /// Lists the open receives and their arrived shares, for the sender's resend after a loss.
     pub fn received(&self) -> Received {
-        let open = self.slots.iter().zip(&self.parts).filter_map(|(state, parts)| match state {
-            SlotState::Granted(g) if g.unfinished > 0 => {
-                Some(OpenReceive { sequence: g.sequence, shares: parts.map(|part| part.seen) })
-            }
-            _ => None,
-        });
-        Received { granted: self.next, open: open.collect() }
+        let open = self
+            .slots
+            .iter()
+            .zip(&self.parts)
+            .filter_map(|(state, parts)| match state {
+                SlotState::Granted(g) if g.unfinished > 0 => Some(OpenReceive {
+                    sequence: g.sequence,
+                    shares: parts.map(|part| part.seen),
+                }),
+                _ => None,
+            });
+        Received {
+            granted: self.next,
+            open: open.collect(),
+        }
     }
 
     /// Marks the lost lane's grants that still wait for bytes, so that they are repeated. The
@@ -384,12 +437,26 @@ impl<const N: usize> Receives<N> {
     ) -> Result<(), E> {
         self.epochs.begin(lane);
         for (slot, state) in Slot::all().zip(&self.slots) {
-            let SlotState::Granted(Granted { sequence, count, unfinished: 1.., .. }) = *state else { continue };
+            let SlotState::Granted(Granted {
+                sequence,
+                count,
+                unfinished: 1..,
+                ..
+            }) = *state
+            else {
+                continue;
+            };
             self.same_lane |= slot.bit() & !self.to_repeat;
             self.to_repeat |= slot.bit();
             let grant = Grant { slot, sequence };
             for part in 0..usize::from(count) {
-                shadow::replace_keys(shadow, sequence, part, &keys_of(grant, part)?, self.epochs.newest());
+                shadow::replace_keys(
+                    shadow,
+                    sequence,
+                    part,
+                    &keys_of(grant, part)?,
+                    self.epochs.newest(),
+                );
             }
         }
         Ok(())
@@ -398,12 +465,20 @@ impl<const N: usize> Receives<N> {
     /// Returns a grant to repeat now, if any. The caller then writes the grant's CTS entries. The
     /// lane for this is `preferred`, unless the grant must stay on its old lane. `has_room` returns
     /// true if a lane can take the write.
-    pub fn next_repeat(&mut self, preferred: LaneId, has_room: impl Fn(LaneId) -> bool) -> Option<Repeat> {
+    pub fn next_repeat(
+        &mut self,
+        preferred: LaneId,
+        has_room: impl Fn(LaneId) -> bool,
+    ) -> Option<Repeat> {
         let mut left = self.to_repeat & !self.repeating;
         while let Some(slot) = Slot::first_in(left) {
             left &= !slot.bit();
             let is_bound = self.same_lane & slot.bit() != 0;
-            let lane = if is_bound { self.lanes[slot.index()] } else { preferred };
+            let lane = if is_bound {
+                self.lanes[slot.index()]
+            } else {
+                preferred
+            };
             let waiting = match self.slots[slot.index()] {
                 SlotState::Granted(granted) if granted.unfinished > 0 => Some(granted),
                 _ => None,
@@ -413,10 +488,17 @@ impl<const N: usize> Receives<N> {
             }
             self.to_repeat &= !slot.bit();
             self.same_lane &= !slot.bit();
-            if let Some(Granted { sequence, count, .. }) = waiting {
+            if let Some(Granted {
+                sequence, count, ..
+            }) = waiting
+            {
                 self.repeating |= slot.bit();
                 self.lanes[slot.index()] = lane;
-                return Some(Repeat { grant: Grant { slot, sequence }, parts: usize::from(count), lane });
+                return Some(Repeat {
+                    grant: Grant { slot, sequence },
+                    parts: usize::from(count),
+                    lane,
+                });
             }
         }
         None
@@ -424,7 +506,9 @@ impl<const N: usize> Receives<N> {
 
     /// Returns true if a grant must be repeated.
     pub fn has_repeats(&self) -> bool {
-        Slot::all().zip(&self.slots).any(|(slot, state)| self.to_repeat & slot.bit() != 0 && state.is_waiting())
+        Slot::all()
+            .zip(&self.slots)
+            .any(|(slot, state)| self.to_repeat & slot.bit() != 0 && state.is_waiting())
     }
 
     /// Records that the write of a repeated grant was confirmed.

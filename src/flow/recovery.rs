@@ -34,7 +34,9 @@ pub use action::{Action, Failure, Frame, LogEntry};
 pub use state::{Cause, Changed, Limits, Role, State};
 
 use super::control_link::ControlLink;
-use crate::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Progress, Received, StallReport};
+use crate::wire::control::{
+    ControlFrame, ControlMessage, JoinAnswer, Progress, Received, StallReport,
+};
 use crate::wire::fields::{LaneEnd, RailAdvert};
 use crate::wire::ids::LaneId;
 use std::collections::VecDeque;
@@ -121,7 +123,12 @@ enum Peer {
 impl Recovery {
     /// Returns the recovery of a new connection with this number of rails, all in use.
     pub fn new(role: Role, limits: Limits, rails: usize) -> Self {
-        let rail = Rail { state: State::Up { since: 0 }, attempts: 0, join_number: 0, was_up: true };
+        let rail = Rail {
+            state: State::Up { since: 0 },
+            attempts: 0,
+            join_number: 0,
+            was_up: true,
+        };
         Self {
             role,
             limits,
@@ -148,7 +155,9 @@ impl Recovery {
         }
         // `pause` depends on `was_up` of all rails, so the loop above sets all of them first.
         for lane in lanes {
-            self.rails[lane.index()].state = State::Down { retry_at: self.pause(*lane) };
+            self.rails[lane.index()].state = State::Down {
+                retry_at: self.pause(*lane),
+            };
         }
     }
 
@@ -195,7 +204,8 @@ impl Recovery {
 
     /// Returns the rails in use.
     pub fn rails_up(&self) -> impl Iterator<Item = LaneId> {
-        let is_up = |(lane, rail): (LaneId, &Rail)| matches!(rail.state, State::Up { .. }).then_some(lane);
+        let is_up =
+            |(lane, rail): (LaneId, &Rail)| matches!(rail.state, State::Up { .. }).then_some(lane);
         self.lanes().zip(&self.rails).filter_map(is_up)
     }
 
@@ -225,8 +235,13 @@ impl Recovery {
     /// while a rail is being fenced or reconnected, or while the peer has not acknowledged a
     /// message other than STALL QUERY and STALL REPLY.
     pub fn settled_changes(&self) -> Option<u32> {
-        let is_only_stall_message = self.link.under_way().is_none_or(|number| number == self.stall_message);
-        let is_settled = is_only_stall_message && self.link.backlog() == 0 && !self.rails.iter().any(Rail::is_changing);
+        let is_only_stall_message = self
+            .link
+            .under_way()
+            .is_none_or(|number| number == self.stall_message);
+        let is_settled = is_only_stall_message
+            && self.link.backlog() == 0
+            && !self.rails.iter().any(Rail::is_changing);
         is_settled.then_some(self.rail_changes)
     }
 
@@ -283,7 +298,9 @@ impl Recovery {
     /// Reports that [`Action::Fence`] is done. `received` lists a receiver's open receives and
     /// their arrived shares. A sender passes an empty list.
     pub fn fenced(&mut self, lane: LaneId, received: Received, now: u64) {
-        let Some(State::Fencing { peer_received, .. }) = self.state(lane) else { return };
+        let Some(State::Fencing { peer_received, .. }) = self.state(lane) else {
+            return;
+        };
         let peer_received = peer_received.clone();
         self.transition(lane, State::Fenced { since: now }, Cause::Stopped, now);
         self.link.queue(ControlMessage::Fenced { lane, received });
@@ -294,7 +311,9 @@ impl Recovery {
 
     /// Reports that the port of a rail came up. Its next attempt starts immediately.
     pub fn port_up(&mut self, lane: LaneId, now: u64) {
-        let Some(rail) = self.rails.get_mut(lane.index()) else { return };
+        let Some(rail) = self.rails.get_mut(lane.index()) else {
+            return;
+        };
         rail.attempts = 0;
         if let State::Down { retry_at } = &mut rail.state {
             *retry_at = now;
@@ -332,7 +351,12 @@ impl Recovery {
     }
 
     /// Reports the result of [`Action::OpenQps`]: the rail's description and the new queue pairs.
-    pub fn opened(&mut self, lane: LaneId, outcome: Result<(RailAdvert, LaneEnd), String>, now: u64) {
+    pub fn opened(
+        &mut self,
+        lane: LaneId,
+        outcome: Result<(RailAdvert, LaneEnd), String>,
+        now: u64,
+    ) {
         if !matches!(self.state(lane), Some(State::Opening { .. })) {
             return;
         }
@@ -342,11 +366,21 @@ impl Recovery {
                 self.actions.push_back(Action::DropQps(lane));
             }
             Ok((advert, end)) => {
-                self.transition(lane, State::Requested { until: now + STEP }, Cause::Done, now);
+                self.transition(
+                    lane,
+                    State::Requested { until: now + STEP },
+                    Cause::Done,
+                    now,
+                );
                 let rail = &mut self.rails[lane.index()];
                 rail.join_number = rail.join_number.wrapping_add(1);
                 let attempt = rail.join_number;
-                self.link.queue(ControlMessage::Join { lane, attempt, rail: advert, end });
+                self.link.queue(ControlMessage::Join {
+                    lane,
+                    attempt,
+                    rail: advert,
+                    end,
+                });
             }
             // JOIN was not sent, so the peer needs no NOT NOW.
             Err(why) => self.set_down(lane, Cause::Failed(why), now),
@@ -360,7 +394,14 @@ impl Recovery {
         }
         match outcome {
             Ok(()) if !self.recovers() => self.end_attempt(lane, Cause::ConnectionEnds, now),
-            Ok(()) => self.transition(lane, State::Probing { until: now + self.limits.probe }, Cause::Done, now),
+            Ok(()) => self.transition(
+                lane,
+                State::Probing {
+                    until: now + self.limits.probe,
+                },
+                Cause::Done,
+                now,
+            ),
             Err(why) => self.not_now(lane, Cause::Failed(why), now),
         }
     }
@@ -402,7 +443,11 @@ impl Recovery {
             Ok(answer) => {
                 self.transition(lane, State::AwaitingLive, Cause::Done, now);
                 let attempt = self.rails[lane.index()].join_number;
-                self.link.queue(ControlMessage::Joined { lane, attempt, answer });
+                self.link.queue(ControlMessage::Joined {
+                    lane,
+                    attempt,
+                    answer,
+                });
             }
             Err(why) => self.not_now(lane, Cause::Failed(why), now),
         }
@@ -416,8 +461,12 @@ impl Recovery {
         let lane = match &message {
             ControlMessage::Bye { delivered } => return self.peer_closed(*delivered),
             ControlMessage::AreYouThere => return,
-            ControlMessage::StallQuery(report) => return self.actions.push_back(Action::StallQuery(*report)),
-            ControlMessage::StallReply(report) => return self.actions.push_back(Action::StallReply(*report)),
+            ControlMessage::StallQuery(report) => {
+                return self.actions.push_back(Action::StallQuery(*report));
+            }
+            ControlMessage::StallReply(report) => {
+                return self.actions.push_back(Action::StallReply(*report));
+            }
             ControlMessage::Fenced { lane, .. }
             | ControlMessage::Join { lane, .. }
             | ControlMessage::Joined { lane, .. }
@@ -425,28 +474,55 @@ impl Recovery {
             | ControlMessage::Live { lane } => *lane,
         };
         let recovers = self.recovers();
-        let Some(rail) = self.rails.get_mut(lane.index()) else { return self.log(LogEntry::NoSuchRail(lane)) };
+        let Some(rail) = self.rails.get_mut(lane.index()) else {
+            return self.log(LogEntry::NoSuchRail(lane));
+        };
         match (message, &mut rail.state) {
-            (ControlMessage::Fenced { received, .. }, State::Fencing { peer_received: peer_received @ None, .. }) => {
+            (
+                ControlMessage::Fenced { received, .. },
+                State::Fencing {
+                    peer_received: peer_received @ None,
+                    ..
+                },
+            ) => {
                 *peer_received = Some(received);
             }
             (ControlMessage::Fenced { received, .. }, State::Up { .. }) => {
                 self.fence(lane, Cause::LostByPeer, Some(received), now);
             }
-            (ControlMessage::Fenced { received, .. }, State::Fenced { .. }) => self.resend(lane, received, now),
+            (ControlMessage::Fenced { received, .. }, State::Fenced { .. }) => {
+                self.resend(lane, received, now)
+            }
             (ControlMessage::Join { attempt, .. }, State::Down { .. }) if !recovers => {
                 rail.join_number = attempt;
                 self.not_now(lane, Cause::ConnectionEnds, now);
             }
-            (ControlMessage::Join { attempt, rail: theirs, end, .. }, State::Down { .. }) => {
+            (
+                ControlMessage::Join {
+                    attempt,
+                    rail: theirs,
+                    end,
+                    ..
+                },
+                State::Down { .. },
+            ) => {
                 rail.join_number = attempt;
                 self.transition(lane, State::Answering, Cause::Done, now);
-                self.actions.push_back(Action::AnswerQps(lane, Box::new(theirs), end));
+                self.actions
+                    .push_back(Action::AnswerQps(lane, Box::new(theirs), end));
             }
-            (ControlMessage::Joined { attempt, answer, .. }, State::Requested { .. })
-                if attempt == rail.join_number =>
-            {
-                self.transition(lane, State::Connecting { until: now + STEP }, Cause::Done, now);
+            (
+                ControlMessage::Joined {
+                    attempt, answer, ..
+                },
+                State::Requested { .. },
+            ) if attempt == rail.join_number => {
+                self.transition(
+                    lane,
+                    State::Connecting { until: now + STEP },
+                    Cause::Done,
+                    now,
+                );
                 self.actions.push_back(Action::ConnectQps(lane, answer));
             }
             (
@@ -470,8 +546,12 @@ impl Recovery {
             return Err("peer sends control frames but does not acknowledge ours".to_owned());
         }
         match (message, self.role) {
-            (ControlMessage::Join { .. }, Role::Sender) => Err("the accepting side must not send JOIN".to_owned()),
-            (ControlMessage::Live { .. }, Role::Sender) => Err("the accepting side must not send LIVE".to_owned()),
+            (ControlMessage::Join { .. }, Role::Sender) => {
+                Err("the accepting side must not send JOIN".to_owned())
+            }
+            (ControlMessage::Live { .. }, Role::Sender) => {
+                Err("the accepting side must not send LIVE".to_owned())
+            }
             (ControlMessage::Joined { .. }, Role::Receiver) => {
                 Err("the connecting side must not send JOINED".to_owned())
             }
@@ -480,15 +560,17 @@ impl Recovery {
             {
                 Err("STALL QUERY or STALL REPLY has the progress of the wrong side".to_owned())
             }
-            (ControlMessage::Fenced { received, .. }, Role::Sender) if !received.is_possible(begun) => {
+            (ControlMessage::Fenced { received, .. }, Role::Sender)
+                if !received.is_possible(begun) =>
+            {
                 let (granted, open) = (received.granted, received.open.len());
                 Err(format!(
                     "FENCED claims {granted} granted receives, {open} of them open, but this side started only {begun} sends"
                 ))
             }
-            (ControlMessage::Bye { delivered }, _) if *delivered > begun => {
-                Err(format!("BYE claims {delivered} delivered messages, but this side started only {begun} sends"))
-            }
+            (ControlMessage::Bye { delivered }, _) if *delivered > begun => Err(format!(
+                "BYE claims {delivered} delivered messages, but this side started only {begun} sends"
+            )),
             _ => Ok(()),
         }
     }
@@ -515,12 +597,26 @@ impl Recovery {
             _ => {}
         }
         let from = std::mem::replace(&mut rail.state, to.clone());
-        self.actions.push_back(Action::Changed(Box::new(Changed { lane, from, to, cause, at })));
+        self.actions.push_back(Action::Changed(Box::new(Changed {
+            lane,
+            from,
+            to,
+            cause,
+            at,
+        })));
     }
 
     fn fence(&mut self, lane: LaneId, cause: Cause, peer_received: Option<Received>, now: u64) {
         if matches!(self.state(lane), Some(State::Up { .. })) {
-            self.transition(lane, State::Fencing { since: now, peer_received }, cause, now);
+            self.transition(
+                lane,
+                State::Fencing {
+                    since: now,
+                    peer_received,
+                },
+                cause,
+                now,
+            );
             self.actions.push_back(Action::Fence(lane));
         }
     }
@@ -543,7 +639,8 @@ impl Recovery {
     fn not_now(&mut self, lane: LaneId, cause: Cause, now: u64) {
         let (attempt, why) = (self.rails[lane.index()].join_number, cause.to_string());
         self.set_down(lane, cause, now);
-        self.link.queue(ControlMessage::NotNow { lane, attempt, why });
+        self.link
+            .queue(ControlMessage::NotNow { lane, attempt, why });
     }
 
     fn give_up(&mut self, failure: Failure) {
@@ -570,7 +667,14 @@ impl Recovery {
     }
 
     fn set_down(&mut self, lane: LaneId, cause: Cause, now: u64) {
-        self.transition(lane, State::Down { retry_at: now + self.pause(lane) }, cause, now);
+        self.transition(
+            lane,
+            State::Down {
+                retry_at: now + self.pause(lane),
+            },
+            cause,
+            now,
+        );
     }
 
     fn log(&mut self, entry: LogEntry) {

@@ -66,7 +66,10 @@ enum DialState {
 /// The state of a connection whose TCP works.
 impl Default for Attempts {
     fn default() -> Self {
-        Self { state: DialState::Idle { since: 0, pause: 0 }, last: 0 }
+        Self {
+            state: DialState::Idle { since: 0, pause: 0 },
+            last: 0,
+        }
     }
 }
 
@@ -77,16 +80,28 @@ impl Attempts {
             && need != Need::No
         {
             let is_steady = now.saturating_sub(since) > STEADY;
-            self.state = DialState::Waiting { since: now, pause: if is_steady { 0 } else { pause } };
+            self.state = DialState::Waiting {
+                since: now,
+                pause: if is_steady { 0 } else { pause },
+            };
         }
         match (self.state, need) {
             // The old TCP connection has turned out to work.
-            (DialState::Waiting { pause, .. }, Need::No) => self.state = DialState::Idle { since: now, pause },
+            (DialState::Waiting { pause, .. }, Need::No) => {
+                self.state = DialState::Idle { since: now, pause }
+            }
             (DialState::Waiting { since, pause }, _) => {
-                let most = if need == Need::Urgent { LONGEST_URGENT_PAUSE } else { LONGEST_PAUSE };
+                let most = if need == Need::Urgent {
+                    LONGEST_URGENT_PAUSE
+                } else {
+                    LONGEST_PAUSE
+                };
                 if now.saturating_sub(since) >= pause.min(most) {
                     self.last += 1;
-                    self.state = DialState::UnderWay { until: now + ATTEMPT, pause };
+                    self.state = DialState::UnderWay {
+                        until: now + ATTEMPT,
+                        pause,
+                    };
                     return Some(Step::Dial(self.last));
                 }
             }
@@ -103,14 +118,20 @@ impl Attempts {
     /// Records that the attempt failed.
     pub fn failed(&mut self, now: u64) {
         if let DialState::UnderWay { pause, .. } = self.state {
-            self.state = DialState::Waiting { since: now, pause: longer(pause) };
+            self.state = DialState::Waiting {
+                since: now,
+                pause: longer(pause),
+            };
         }
     }
 
     /// Records that the peer accepted the new connection.
     pub fn succeeded(&mut self, now: u64) {
         if let DialState::UnderWay { pause, .. } = self.state {
-            self.state = DialState::Idle { since: now, pause: longer(pause) };
+            self.state = DialState::Idle {
+                since: now,
+                pause: longer(pause),
+            };
         }
     }
 }
@@ -141,14 +162,25 @@ mod tests {
         let mut not_urgent = Attempts::default();
         assert_eq!(not_urgent.poll(Need::No, 99 * SECOND), None);
         let found = attempts(&mut not_urgent, Need::NotUrgent, 100_000, 160_000);
-        assert_eq!(found, [100_000, 100_250, 100_750, 101_750, 103_750, 107_750, 115_750, 131_750, 147_750]);
-        assert_eq!(attempts(&mut not_urgent, Need::Urgent, 160_000, 162_500), [160_000, 161_000, 162_000]);
+        assert_eq!(
+            found,
+            [
+                100_000, 100_250, 100_750, 101_750, 103_750, 107_750, 115_750, 131_750, 147_750
+            ]
+        );
+        assert_eq!(
+            attempts(&mut not_urgent, Need::Urgent, 160_000, 162_500),
+            [160_000, 161_000, 162_000]
+        );
     }
 
     #[test]
     fn an_attempt_is_abandoned_at_its_limit_and_not_before() {
         let mut redial = Attempts::default();
-        assert_eq!(redial.poll(Need::NotUrgent, 20 * SECOND), Some(Step::Dial(1)));
+        assert_eq!(
+            redial.poll(Need::NotUrgent, 20 * SECOND),
+            Some(Step::Dial(1))
+        );
         assert_eq!(redial.poll(Need::No, 25 * SECOND - 1), None);
         assert_eq!(redial.poll(Need::No, 25 * SECOND), Some(Step::Abandon));
         assert_eq!(redial.poll(Need::No, 99 * SECOND), None);
@@ -164,7 +196,10 @@ mod tests {
                 found.push(ms);
             }
         }
-        assert!((20..25).contains(&found.len()) && found[..3] == [20_000, 20_251, 20_752], "{found:?}");
+        assert!(
+            (20..25).contains(&found.len()) && found[..3] == [20_000, 20_251, 20_752],
+            "{found:?}"
+        );
         assert_eq!(redial.poll(Need::No, 40 * SECOND), None);
         assert!(redial.poll(Need::NotUrgent, 51 * SECOND).is_some());
     }

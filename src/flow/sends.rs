@@ -92,7 +92,10 @@ struct RunningShare {
 
 impl RunningShare {
     fn set_all_unposted(&mut self) {
-        self.left = Left::Range { from: self.offset, to: self.offset + self.bytes };
+        self.left = Left::Range {
+            from: self.offset,
+            to: self.offset + self.bytes,
+        };
     }
 }
 
@@ -124,7 +127,11 @@ pub struct LostShare {
 impl LostShare {
     /// Returns the preferred lane if it can carry the share, otherwise the first lane that can.
     pub fn lane(&self, preferred: LaneId) -> LaneId {
-        if self.lanes & preferred.bit() != 0 { preferred } else { self.first }
+        if self.lanes & preferred.bit() != 0 {
+            preferred
+        } else {
+            self.first
+        }
     }
 }
 
@@ -233,7 +240,14 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         lane: LaneId,
     ) -> Option<(u16, Immediate)> {
         let origin = Origin::new(&head, source);
-        let request = self.run(head.part, Request::SingleWrite(SingleWrite { origin, bytes, lane }))?;
+        let request = self.run(
+            head.part,
+            Request::SingleWrite(SingleWrite {
+                origin,
+                bytes,
+                lane,
+            }),
+        )?;
         Some((request, immediate(&origin, (0, 1), 0)))
     }
 
@@ -246,7 +260,13 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         let count = shares.len() as u8;
         let bytes = shares.iter().map(|share| share.bytes).sum();
         let all = (0xff_u16 >> (8 - u16::from(count).min(8))) as u8;
-        let cut = Cut { origin: Origin::new(head, source), bytes, count, unfinished: all, unposted: all };
+        let cut = Cut {
+            origin: Origin::new(head, source),
+            bytes,
+            count,
+            unfinished: all,
+            unposted: all,
+        };
         self.run(head.part, Request::Cut(cut))
     }
 
@@ -254,20 +274,51 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     #[inline(always)]
     pub fn post_share(&mut self, request: u16, number: u8, share: &Share) -> Option<Immediate> {
         let at = usize::from(request) % R;
-        let Request::Cut(running) = &mut self.requests[at] else { return None };
+        let Request::Cut(running) = &mut self.requests[at] else {
+            return None;
+        };
         running.unposted &= !(1 << (number & 7));
         let place = &mut self.shares[at][usize::from(number) % MAX_RAILS];
-        let Share { lane, offset, bytes } = *share;
-        *place = RunningShare { lane, full_chunks: 0, route: place.route, offset, bytes, left: Left::Nothing };
+        let Share {
+            lane,
+            offset,
+            bytes,
+        } = *share;
+        *place = RunningShare {
+            lane,
+            full_chunks: 0,
+            route: place.route,
+            offset,
+            bytes,
+            left: Left::Nothing,
+        };
         Some(immediate(&running.origin, (number, running.count), 0))
     }
 
     /// Records that the caller posts a new send's share later, with [`Sends::next_write`].
-    pub fn keep_share(&mut self, request: u16, number: u8, share: &Share, route: Route, chunk_bytes: u64) {
+    pub fn keep_share(
+        &mut self,
+        request: u16,
+        number: u8,
+        share: &Share,
+        route: Route,
+        chunk_bytes: u64,
+    ) {
         let full_chunks = full_chunks(share.bytes, chunk_bytes).min(MAX_FULL_CHUNKS) as u16;
         let place = &mut self.shares[usize::from(request) % R][usize::from(number) % MAX_RAILS];
-        let Share { lane, offset, bytes } = *share;
-        *place = RunningShare { lane, full_chunks, route, offset, bytes, left: Left::Nothing };
+        let Share {
+            lane,
+            offset,
+            bytes,
+        } = *share;
+        *place = RunningShare {
+            lane,
+            full_chunks,
+            route,
+            offset,
+            bytes,
+            left: Left::Nothing,
+        };
         place.set_all_unposted();
     }
 
@@ -276,9 +327,14 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     #[inline(always)]
     pub fn next_write(&self, request: u16, share: u8, chunk_bytes: u64) -> Option<NextWrite> {
         let at = usize::from(request) % R;
-        let Request::Cut(running) = &self.requests[at] else { return None };
-        let part = self.shares[at][..usize::from(running.count).min(MAX_RAILS)].get(usize::from(share))?;
-        let Left::Range { from, to } = part.left else { return None };
+        let Request::Cut(running) = &self.requests[at] else {
+            return None;
+        };
+        let part =
+            self.shares[at][..usize::from(running.count).min(MAX_RAILS)].get(usize::from(share))?;
+        let Left::Range { from, to } = part.left else {
+            return None;
+        };
         let left = to - from;
         let last = left <= chunk_bytes;
         Some(NextWrite {
@@ -287,7 +343,8 @@ impl<const N: usize, const R: usize> Sends<N, R> {
             local_addr: running.origin.local_addr + from,
             remote_addr: running.origin.remote_addr + from,
             bytes: left.min(chunk_bytes) as u32,
-            immediate: last.then(|| immediate(&running.origin, (share, running.count), part.full_chunks)),
+            immediate: last
+                .then(|| immediate(&running.origin, (share, running.count), part.full_chunks)),
         })
     }
 
@@ -295,7 +352,9 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     #[inline(always)]
     pub fn posted(&mut self, request: u16, share: u8, write: &NextWrite) {
         let at = usize::from(request) % R;
-        let Request::Cut(running) = &mut self.requests[at] else { return };
+        let Request::Cut(running) = &mut self.requests[at] else {
+            return;
+        };
         let left = &mut self.shares[at][usize::from(share) % MAX_RAILS].left;
         if write.immediate.is_some() {
             *left = Left::Nothing;
@@ -324,7 +383,9 @@ impl<const N: usize, const R: usize> Sends<N, R> {
             *slot = Request::Done { bytes };
             return Ok(bytes);
         }
-        let Request::Cut(running) = slot else { return Err(NotInFlight(request)) };
+        let Request::Cut(running) = slot else {
+            return Err(NotInFlight(request));
+        };
         let bytes = self.shares[at][usize::from(share) % MAX_RAILS].bytes;
         running.unfinished &= !(1 << (share & 7));
         if running.unfinished == 0 {
@@ -342,7 +403,11 @@ impl<const N: usize, const R: usize> Sends<N, R> {
         for slot in self.requests.iter_mut() {
             let bytes = match slot {
                 Request::SingleWrite(single) if single.origin.sequence < delivered => single.bytes,
-                Request::Cut(running) if running.origin.sequence < delivered && running.unposted == 0 => running.bytes,
+                Request::Cut(running)
+                    if running.origin.sequence < delivered && running.unposted == 0 =>
+                {
+                    running.bytes
+                }
                 _ => continue,
             };
             *slot = Request::Done { bytes };
@@ -361,8 +426,14 @@ impl<const N: usize, const R: usize> Sends<N, R> {
             {
                 slot.cut(shares);
             }
-            let Request::Cut(running) = slot else { continue };
-            for (number, share) in shares.iter_mut().enumerate().take(usize::from(running.count)) {
+            let Request::Cut(running) = slot else {
+                continue;
+            };
+            for (number, share) in shares
+                .iter_mut()
+                .enumerate()
+                .take(usize::from(running.count))
+            {
                 let bit = 1 << number;
                 if share.lane != lane || running.unfinished & bit == 0 {
                     continue;
@@ -390,18 +461,46 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     /// share for the next call. A share is also left for the next call if no lane can carry it, or
     /// if the receiver is rewriting the ring entry of the share's receive part. The caller then
     /// posts the writes of the requests in [`Sends::waiting`].
-    pub fn resend(&mut self, ring: &[AtomicU64], open: u8, mut choose: impl FnMut(&LostShare) -> Option<LocalRoute>) {
+    pub fn resend(
+        &mut self,
+        ring: &[AtomicU64],
+        open: u8,
+        mut choose: impl FnMut(&LostShare) -> Option<LocalRoute>,
+    ) {
         self.has_lost_shares = false;
         for (slot, shares) in self.requests.iter_mut().zip(self.shares.iter_mut()) {
-            let Request::Cut(running) = slot else { continue };
-            let Origin { sequence, part, registration_id, .. } = running.origin;
-            for share in shares.iter_mut().take(usize::from(running.count)).filter(|share| share.left == Left::Lost) {
+            let Request::Cut(running) = slot else {
+                continue;
+            };
+            let Origin {
+                sequence,
+                part,
+                registration_id,
+                ..
+            } = running.origin;
+            for share in shares
+                .iter_mut()
+                .take(usize::from(running.count))
+                .filter(|share| share.left == Left::Lost)
+            {
                 let found = next::granted(ring, sequence, part).and_then(|entry| {
                     let lanes = self.epochs.lanes_with_keys(open, entry.epoch());
                     let first = LaneId::first_in(lanes)?;
-                    let LocalRoute { lane, queue, lkey } =
-                        choose(&LostShare { bytes: share.bytes, registration_id, first, lanes })?;
-                    Some((lane, Route { queue, lkey, rkey: entry.rkey(lane), timed: false }))
+                    let LocalRoute { lane, queue, lkey } = choose(&LostShare {
+                        bytes: share.bytes,
+                        registration_id,
+                        first,
+                        lanes,
+                    })?;
+                    Some((
+                        lane,
+                        Route {
+                            queue,
+                            lkey,
+                            rkey: entry.rkey(lane),
+                            timed: false,
+                        },
+                    ))
                 });
                 match found {
                     Some(found) => {
@@ -442,19 +541,30 @@ impl<const N: usize, const R: usize> Sends<N, R> {
                 }
                 Request::SingleWrite(single) => lanes |= single.lane.bit(),
                 Request::Cut(cut) => {
-                    let unfinished = shares.iter().enumerate().filter(|(number, _)| cut.unfinished >> number & 1 == 1);
+                    let unfinished = shares
+                        .iter()
+                        .enumerate()
+                        .filter(|(number, _)| cut.unfinished >> number & 1 == 1);
                     unfinished.for_each(|(_, share)| lanes |= share.lane.bit());
                 }
             }
             running += 1;
         }
         let begun = self.next.sequence();
-        Progress::Sender { begun, is_granted: next::granted(ring, begun, 0).is_some(), running, lanes, untested }
+        Progress::Sender {
+            begun,
+            is_granted: next::granted(ring, begun, 0).is_some(),
+            running,
+            lanes,
+            untested,
+        }
     }
 
     /// Returns true if a send runs.
     pub fn is_running(&self) -> bool {
-        self.requests.iter().any(|request| matches!(request, Request::SingleWrite(_) | Request::Cut(_)))
+        self.requests
+            .iter()
+            .any(|request| matches!(request, Request::SingleWrite(_) | Request::Cut(_)))
     }
 
     /// Returns the requests with unposted writes.
@@ -465,7 +575,10 @@ impl<const N: usize, const R: usize> Sends<N, R> {
     /// Frees a finished send's request number and returns the send's size; `None` while it runs.
     #[inline(always)]
     pub fn test(&mut self, request: u16) -> Result<Option<u64>, NotInFlight> {
-        let slot = self.requests.get_mut(usize::from(request)).ok_or(NotInFlight(request))?;
+        let slot = self
+            .requests
+            .get_mut(usize::from(request))
+            .ok_or(NotInFlight(request))?;
         match *slot {
             Request::Free => Err(NotInFlight(request)),
             Request::SingleWrite(_) | Request::Cut(_) => Ok(None),
@@ -500,17 +613,45 @@ impl<const N: usize, const R: usize> Default for Sends<N, R> {
 impl Request {
     /// Turns [`Request::SingleWrite`] into [`Request::Cut`] with one share, which is fully posted.
     fn cut(&mut self, shares: &mut [RunningShare; MAX_RAILS]) {
-        let Self::SingleWrite(SingleWrite { origin, bytes, lane }) = *self else { return };
-        *self = Self::Cut(Cut { origin, bytes, count: 1, unfinished: 1, unposted: 0 });
-        shares[0] = RunningShare { lane, bytes, ..RunningShare::default() };
+        let Self::SingleWrite(SingleWrite {
+            origin,
+            bytes,
+            lane,
+        }) = *self
+        else {
+            return;
+        };
+        *self = Self::Cut(Cut {
+            origin,
+            bytes,
+            count: 1,
+            unfinished: 1,
+            unposted: 0,
+        });
+        shares[0] = RunningShare {
+            lane,
+            bytes,
+            ..RunningShare::default()
+        };
     }
 }
 
 impl Origin {
     #[inline(always)]
     fn new(head: &Head, (local_addr, registration_id): (u64, u32)) -> Self {
-        let Head { sequence, part, addr: remote_addr, .. } = *head;
-        Self { sequence, part, registration_id, local_addr, remote_addr }
+        let Head {
+            sequence,
+            part,
+            addr: remote_addr,
+            ..
+        } = *head;
+        Self {
+            sequence,
+            part,
+            registration_id,
+            local_addr,
+            remote_addr,
+        }
     }
 }
 
@@ -518,7 +659,14 @@ impl Origin {
 fn immediate(origin: &Origin, (share, shares): (u8, u8), full_chunks: u16) -> Immediate {
     let slot = Slot::of(origin.sequence);
     let generation = Immediate::generation_of(origin.sequence);
-    Immediate { slot, part: origin.part, generation, shares, share, full_chunks }
+    Immediate {
+        slot,
+        part: origin.part,
+        generation,
+        shares,
+        share,
+        full_chunks,
+    }
 }
 
 /// Returns the number of full chunks that precede the last write of a share of `bytes`.

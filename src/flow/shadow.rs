@@ -7,7 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Returns the words of the copy that hold the entry of a part of receive number `sequence`.
 #[inline(always)]
-pub fn place(shadow: &[AtomicU64], sequence: u64, part: usize) -> Option<&[AtomicU64; ENTRY_WORDS]> {
+pub fn place(
+    shadow: &[AtomicU64],
+    sequence: u64,
+    part: usize,
+) -> Option<&[AtomicU64; ENTRY_WORDS]> {
     shadow.get(entry_word(sequence, part)..)?.first_chunk()
 }
 
@@ -21,10 +25,35 @@ pub fn store(place: &[AtomicU64; ENTRY_WORDS], entry: &Entry) {
     }
 }
 
-pub(super) fn replace_keys(shadow: &[AtomicU64], sequence: u64, part: usize, keys: &PackedKeys, epoch: Epoch) {
-    let Some(place) = place(shadow, sequence, part) else { return };
+pub(super) fn replace_keys(
+    shadow: &[AtomicU64],
+    sequence: u64,
+    part: usize,
+    keys: &PackedKeys,
+    epoch: Epoch,
+) {
+    let Some(place) = place(shadow, sequence, part) else {
+        return;
+    };
     let words = std::array::from_fn(|word| place[word].load(Ordering::Relaxed));
-    let Some(old) = Entry::whole(words, sequence) else { return };
-    let (addr, bytes, tag, parts, part) = (old.addr(), old.bytes(), old.tag(), old.parts(), old.part());
-    store(place, &Entry::new(&Terms { addr, bytes, tag, parts, part, epoch }, keys, sequence));
+    let Some(old) = Entry::whole(words, sequence) else {
+        return;
+    };
+    let (addr, bytes, tag, parts, part) =
+        (old.addr(), old.bytes(), old.tag(), old.parts(), old.part());
+    store(
+        place,
+        &Entry::new(
+            &Terms {
+                addr,
+                bytes,
+                tag,
+                parts,
+                part,
+                epoch,
+            },
+            keys,
+            sequence,
+        ),
+    );
 }

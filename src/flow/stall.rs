@@ -185,19 +185,40 @@ impl StallWatch {
 
     /// Reports the state of this side ([`StallReport::rail_changes`]). Returns the question to
     /// send, if one is due.
-    pub fn sample(&mut self, progress: Progress, rail_changes: Option<u32>, now: u64) -> Option<StallReport> {
+    pub fn sample(
+        &mut self,
+        progress: Progress,
+        rail_changes: Option<u32>,
+        now: u64,
+    ) -> Option<StallReport> {
         if self.progress != Some(progress) {
             (self.progress, self.progress_at) = (Some(progress), now);
-            (self.asked, self.verdict, self.agreed, self.next_question, self.missing) = (None, None, 0, 0, None);
+            (
+                self.asked,
+                self.verdict,
+                self.agreed,
+                self.next_question,
+                self.missing,
+            ) = (None, None, 0, 0, None);
         }
         self.rail_changes = match self.missing {
             // The peer may still need this state to miss the data too, although this side has ended
             // the connection meanwhile.
-            Some(Missing { sides: [own, _], confirmed_at: Some(_), .. }) => Some(own.rail_changes),
+            Some(Missing {
+                sides: [own, _],
+                confirmed_at: Some(_),
+                ..
+            }) => Some(own.rail_changes),
             _ => rail_changes,
         };
-        let repeats = matches!(progress, Progress::Sender { running: 0, untested: 0, .. })
-            && self.called_at > 0
+        let repeats = matches!(
+            progress,
+            Progress::Sender {
+                running: 0,
+                untested: 0,
+                ..
+            }
+        ) && self.called_at > 0
             && now.saturating_sub(self.called_at) < REPEAT_TIMEOUT_NS;
         self.repeated_since = repeats.then(|| self.repeated_since.unwrap_or(now));
         if self.waited(now) < PAUSE_NS.min(self.limit()) {
@@ -206,15 +227,27 @@ impl StallWatch {
         match &mut self.asked {
             None if now >= self.next_question => {
                 self.number = self.number.wrapping_add(1);
-                self.asked = Some(Question { asked_at: now, rail_changes: self.rail_changes, unanswered_verdicts: 0 });
+                self.asked = Some(Question {
+                    asked_at: now,
+                    rail_changes: self.rail_changes,
+                    unanswered_verdicts: 0,
+                });
                 return self.report(self.number, now);
             }
-            Some(Question { asked_at, unanswered_verdicts, .. })
-                if now.saturating_sub(*asked_at) >= ANSWER_TIMEOUT_NS * (*unanswered_verdicts + 1) =>
+            Some(Question {
+                asked_at,
+                unanswered_verdicts,
+                ..
+            }) if now.saturating_sub(*asked_at)
+                >= ANSWER_TIMEOUT_NS * (*unanswered_verdicts + 1) =>
             {
                 *unanswered_verdicts += 1;
                 let since = *asked_at;
-                self.conclude(Verdict { cause: Cause::NoAnswer, lanes: lanes(&progress), since });
+                self.conclude(Verdict {
+                    cause: Cause::NoAnswer,
+                    lanes: lanes(&progress),
+                    since,
+                });
             }
             _ => {}
         }
@@ -225,24 +258,37 @@ impl StallWatch {
     /// the first sample.
     pub fn report(&self, number: u32, now: u64) -> Option<StallReport> {
         let idle_ms = now.saturating_sub(self.progress_at) / 1_000_000;
-        Some(StallReport { number, idle_ms, progress: self.progress?, rail_changes: self.rail_changes })
+        Some(StallReport {
+            number,
+            idle_ms,
+            progress: self.progress?,
+            rail_changes: self.rail_changes,
+        })
     }
 
     /// Reports the peer's answer. The answer is ignored if this side has made progress since the
     /// question.
     pub fn answered(&mut self, answer: &StallReport, now: u64) {
         let Some(own) = self.progress else { return };
-        let Some(question) = self.asked.take_if(|_| answer.number == self.number) else { return };
+        let Some(question) = self.asked.take_if(|_| answer.number == self.number) else {
+            return;
+        };
         self.next_question = now + PAUSE_NS;
         let found = judge(&own, &answer.progress);
         // The peer has judged by the question. So this side judges only by what the question said,
         // and never ends the connection without the peer.
-        let rail_changes = self.rail_changes.filter(|_| self.rail_changes == question.rail_changes);
+        let rail_changes = self
+            .rail_changes
+            .filter(|_| self.rail_changes == question.rail_changes);
         self.weigh(found.map(|(cause, _)| cause), rail_changes, answer, now);
         match found {
             Some((cause, lanes)) => {
                 let since = now.saturating_sub(answer.idle_ms.saturating_mul(1_000_000));
-                self.conclude(Verdict { cause, lanes, since });
+                self.conclude(Verdict {
+                    cause,
+                    lanes,
+                    since,
+                });
             }
             None => (self.verdict, self.agreed) = (None, 0),
         }
@@ -252,10 +298,19 @@ impl StallWatch {
     /// waits for data.
     pub fn peer_asked(&mut self, question: &StallReport, now: u64) -> Option<Verdict> {
         let found = judge(&question.progress, &self.progress?);
-        self.weigh(found.map(|(cause, _)| cause), self.rail_changes, question, now);
+        self.weigh(
+            found.map(|(cause, _)| cause),
+            self.rail_changes,
+            question,
+            now,
+        );
         let waits_for_data = matches!(question.progress, Progress::Receiver { open: 1.., .. });
         let (cause, lanes) = found.filter(|_| waits_for_data)?;
-        Some(Verdict { cause, lanes, since: self.progress_at })
+        Some(Verdict {
+            cause,
+            lanes,
+            since: self.progress_at,
+        })
     }
 
     /// Returns true if the connection must end, because acknowledged data can never arrive.
@@ -268,15 +323,18 @@ impl StallWatch {
 
     /// Returns the last verdict about the current stall, once the stall has lasted for the limit.
     pub fn verdict(&self, now: u64) -> Option<&Verdict> {
-        self.verdict.as_ref().filter(|_| self.waited(now) >= self.limit())
+        self.verdict
+            .as_ref()
+            .filter(|_| self.waited(now) >= self.limit())
     }
 
     /// Returns the time that requests have waited without progress; 0 if none waits.
     pub fn waited(&self, now: u64) -> u64 {
         match (&self.progress, self.repeated_since) {
-            (Some(Progress::Sender { running: 1.., .. } | Progress::Receiver { open: 1.., .. }), _) => {
-                now.saturating_sub(self.progress_at)
-            }
+            (
+                Some(Progress::Sender { running: 1.., .. } | Progress::Receiver { open: 1.., .. }),
+                _,
+            ) => now.saturating_sub(self.progress_at),
             // The wait counts up to the caller's last call, because the caller may have given up
             // the send after that call.
             (_, Some(since)) => self.called_at.saturating_sub(since.max(self.progress_at)),
@@ -287,26 +345,48 @@ impl StallWatch {
     /// Returns true if the stall ends the connection: requests have waited for the time
     /// [`StallLimits::abort`], and the last `VERDICTS_TO_ABORT` verdicts name the same cause.
     pub fn must_abort(&self, now: u64) -> bool {
-        self.agreed >= VERDICTS_TO_ABORT && self.limits.abort.is_some_and(|abort| self.waited(now) >= abort)
+        self.agreed >= VERDICTS_TO_ABORT
+            && self
+                .limits
+                .abort
+                .is_some_and(|abort| self.waited(now) >= abort)
     }
 
     fn limit(&self) -> u64 {
-        self.limits.abort.map_or(self.limits.warn, |abort| abort.min(self.limits.warn))
+        self.limits
+            .abort
+            .map_or(self.limits.warn, |abort| abort.min(self.limits.warn))
     }
 
     /// Records that data is missing, or confirms it. Two verdicts confirm each other if both sides'
     /// progress is the same, no rail changed between them, and they are [`APART_NS`] apart.
-    fn weigh(&mut self, cause: Option<Cause>, rail_changes: Option<u32>, peer: &StallReport, now: u64) {
+    fn weigh(
+        &mut self,
+        cause: Option<Cause>,
+        rail_changes: Option<u32>,
+        peer: &StallReport,
+        now: u64,
+    ) {
         if cause != Some(Cause::NotArrived) {
             self.missing = None;
             return;
         }
-        let (Some(progress), Some(rail_changes), Some(peer_changes)) = (self.progress, rail_changes, peer.rail_changes)
+        let (Some(progress), Some(rail_changes), Some(peer_changes)) =
+            (self.progress, rail_changes, peer.rail_changes)
         else {
             return;
         };
-        let peer = Settled { progress: peer.progress, rail_changes: peer_changes };
-        let sides = [Settled { progress, rail_changes }, peer];
+        let peer = Settled {
+            progress: peer.progress,
+            rail_changes: peer_changes,
+        };
+        let sides = [
+            Settled {
+                progress,
+                rail_changes,
+            },
+            peer,
+        ];
         match &mut self.missing {
             Some(missing) if missing.sides == sides => {
                 if now.saturating_sub(missing.since) >= APART_NS {
@@ -314,13 +394,24 @@ impl StallWatch {
                 }
             }
             // Once confirmed, the data stays lost.
-            Some(Missing { confirmed_at: Some(_), .. }) => {}
-            _ => self.missing = Some(Missing { sides, since: now, confirmed_at: None }),
+            Some(Missing {
+                confirmed_at: Some(_),
+                ..
+            }) => {}
+            _ => {
+                self.missing = Some(Missing {
+                    sides,
+                    since: now,
+                    confirmed_at: None,
+                })
+            }
         }
     }
 
     fn conclude(&mut self, verdict: Verdict) {
-        let agrees = self.verdict.is_some_and(|before| before.cause == verdict.cause);
+        let agrees = self
+            .verdict
+            .is_some_and(|before| before.cause == verdict.cause);
         self.agreed = if agrees { self.agreed + 1 } else { 1 };
         self.verdict = Some(verdict);
     }
@@ -331,33 +422,53 @@ impl StallWatch {
 fn judge(own: &Progress, peer: &Progress) -> Option<(Cause, u8)> {
     let cause = match (*own, *peer) {
         (Progress::Sender { running: 1.., .. }, _) => Cause::NotAcknowledged,
-        (Progress::Sender { begun, is_granted, .. }, Progress::Receiver { granted, delivered, untested, .. }) => {
-            match () {
-                () if granted < begun => return None,
-                () if begun > delivered => Cause::NotArrived,
-                () if is_granted => Cause::HeldBack,
-                () if granted > begun => Cause::NotGranted,
-                () if untested > 0 => Cause::NotTested,
-                () => Cause::NotPosted,
-            }
-        }
-        (Progress::Receiver { delivered, .. }, Progress::Sender { begun, is_granted, running, untested, .. }) => {
-            match () {
-                () if begun < delivered => return None,
-                () if begun > delivered && running > 0 => Cause::NotAcknowledged,
-                () if begun > delivered => Cause::NotArrived,
-                () if !is_granted => Cause::NotGranted,
-                () if running > 0 => Cause::NotAcknowledged,
-                () if untested > 0 => Cause::NotTested,
-                () => Cause::NotPosted,
-            }
-        }
+        (
+            Progress::Sender {
+                begun, is_granted, ..
+            },
+            Progress::Receiver {
+                granted,
+                delivered,
+                untested,
+                ..
+            },
+        ) => match () {
+            () if granted < begun => return None,
+            () if begun > delivered => Cause::NotArrived,
+            () if is_granted => Cause::HeldBack,
+            () if granted > begun => Cause::NotGranted,
+            () if untested > 0 => Cause::NotTested,
+            () => Cause::NotPosted,
+        },
+        (
+            Progress::Receiver { delivered, .. },
+            Progress::Sender {
+                begun,
+                is_granted,
+                running,
+                untested,
+                ..
+            },
+        ) => match () {
+            () if begun < delivered => return None,
+            () if begun > delivered && running > 0 => Cause::NotAcknowledged,
+            () if begun > delivered => Cause::NotArrived,
+            () if !is_granted => Cause::NotGranted,
+            () if running > 0 => Cause::NotAcknowledged,
+            () if untested > 0 => Cause::NotTested,
+            () => Cause::NotPosted,
+        },
         // Recovery refuses an answer from a peer of the same role.
-        (Progress::Sender { .. }, Progress::Sender { .. }) | (Progress::Receiver { .. }, Progress::Receiver { .. }) => {
+        (Progress::Sender { .. }, Progress::Sender { .. })
+        | (Progress::Receiver { .. }, Progress::Receiver { .. }) => {
             return None;
         }
     };
-    let lanes = if cause == Cause::NotAcknowledged { lanes(own) | lanes(peer) } else { 0 };
+    let lanes = if cause == Cause::NotAcknowledged {
+        lanes(own) | lanes(peer)
+    } else {
+        0
+    };
     Some((cause, lanes))
 }
 

@@ -13,8 +13,10 @@ use crate::wire::stream::MAX_CHUNK_BYTES;
 /// Largest chunk, a multiple of [`LINE_BYTES`](crate::wire::stream::LINE_BYTES).
 pub const CHUNK_BYTES: u32 = 128 << 10;
 
-const _: () =
-    assert!(CHUNK_BYTES <= MAX_CHUNK_BYTES && (CHUNK_BYTES as u64).is_multiple_of(crate::wire::stream::LINE_BYTES));
+const _: () = assert!(
+    CHUNK_BYTES <= MAX_CHUNK_BYTES
+        && (CHUNK_BYTES as u64).is_multiple_of(crate::wire::stream::LINE_BYTES)
+);
 
 /// A frame that the protocol does not allow. The peer is broken or malicious.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -105,11 +105,20 @@ const SLOWED: f64 = 0.7;
 #[derive(Debug, Clone, Copy)]
 enum Trials {
     /// No trial is running. The next one may start at `next_ns`.
-    Rest { next_ns: u64, every_ns: u64, rate: f64 },
+    Rest {
+        next_ns: u64,
+        every_ns: u64,
+        rate: f64,
+    },
     /// `left` more messages use the lane on trial, which is the favourite until the trial ends.
     /// Then `home`, the favourite before the trial, is the favourite again, unless another lane is
     /// clearly faster.
-    Trial { left: u8, home: LaneId, every_ns: u64, rate: f64 },
+    Trial {
+        left: u8,
+        home: LaneId,
+        every_ns: u64,
+        rate: f64,
+    },
 }
 
 /// What this connection needs to know of all connections of this process: their load on the lanes'
@@ -177,7 +186,9 @@ impl Striping {
     /// faster. The connections then mostly use one rail for small messages, which costs less work
     /// than several rails.
     pub fn new(paths: &Paths, min_share_bytes: u64) -> Self {
-        let expected_rates = paths.even_rates().map(|mbps| (mbps / 8.0).max(f64::MIN_POSITIVE));
+        let expected_rates = paths
+            .even_rates()
+            .map(|mbps| (mbps / 8.0).max(f64::MIN_POSITIVE));
         let count = paths.count().clamp(1, MAX_RAILS);
         let mut striping = Self {
             paces: [Pace::default(); MAX_RAILS],
@@ -191,7 +202,11 @@ impl Striping {
             lost: 0,
             stale: false,
             refreshed_ns: 0,
-            trials: Trials::Rest { next_ns: RETRY_NS, every_ns: TRIAL_EVERY_NS, rate: 0.0 },
+            trials: Trials::Rest {
+                next_ns: RETRY_NS,
+                every_ns: TRIAL_EVERY_NS,
+                rate: 0.0,
+            },
             expected_rates,
         };
         striping.refresh(&NoOthers);
@@ -203,7 +218,11 @@ impl Striping {
         self.lost |= lane.bit();
         self.paces[lane.index()] = Pace::default();
         if matches!(self.trials, Trials::Trial { .. }) {
-            self.trials = Trials::Rest { next_ns: 0, every_ns: TRIAL_EVERY_NS, rate: 0.0 };
+            self.trials = Trials::Rest {
+                next_ns: 0,
+                every_ns: TRIAL_EVERY_NS,
+                rate: 0.0,
+            };
         }
         self.refresh(&NoOthers);
     }
@@ -222,7 +241,11 @@ impl Striping {
 
     /// Returns the size of the largest message that is always sent unsplit.
     pub fn max_unsplit_bytes(&self) -> u64 {
-        if self.count < 2 { u64::MAX } else { 2 * self.min_share_bytes - 1 }
+        if self.count < 2 {
+            u64::MAX
+        } else {
+            2 * self.min_share_bytes - 1
+        }
     }
 
     /// Returns true if a write of this size counts for its lane's measured rate.
@@ -236,7 +259,9 @@ impl Striping {
     #[inline(always)]
     pub fn is_to_time(&mut self, bytes: u64) -> bool {
         self.sampled = self.sampled.wrapping_add(1);
-        self.sampled % SAMPLE_EVERY < SAMPLE || bytes > SAMPLED_BYTES || matches!(self.trials, Trials::Trial { .. })
+        self.sampled % SAMPLE_EVERY < SAMPLE
+            || bytes > SAMPLED_BYTES
+            || matches!(self.trials, Trials::Trial { .. })
     }
 
     /// Returns true if a lane has no timed write under way.
@@ -251,7 +276,9 @@ impl Striping {
     pub fn lane_for(&mut self, bytes: u64, others: &impl OtherConnections) -> LaneId {
         let favourite = self.favourite;
         if self.count > 1 {
-            let waiting = self.paces[favourite.index()].outstanding_bytes.max(others.waiting_bytes(favourite));
+            let waiting = self.paces[favourite.index()]
+                .outstanding_bytes
+                .max(others.waiting_bytes(favourite));
             if waiting > self.stay_bytes[favourite.index()] {
                 self.change_favourite(bytes, others);
             }
@@ -265,7 +292,9 @@ impl Striping {
             self.refresh(others);
         }
         let done_us = |lane: LaneId| {
-            let waiting = self.paces[lane.index()].outstanding_bytes.max(others.waiting_bytes(lane));
+            let waiting = self.paces[lane.index()]
+                .outstanding_bytes
+                .max(others.waiting_bytes(lane));
             (waiting + bytes) as f64 / self.rates[lane.index()]
         };
         let mut best = (self.favourite, done_us(self.favourite) - STAY_US);
@@ -306,12 +335,16 @@ impl Striping {
     #[inline(always)]
     fn accepted_delay_us(&self, lanes: &[LaneLoad], others: &impl OtherConnections) -> f64 {
         let (mut wait_us, mut busy_bytes, mut bytes_per_us) = (f64::INFINITY, 0, 0.0);
-        for (lane, known) in LaneId::all(self.count).zip(lanes).filter(|(_, known)| known.bytes_per_us > 0.0) {
+        for (lane, known) in LaneId::all(self.count)
+            .zip(lanes)
+            .filter(|(_, known)| known.bytes_per_us > 0.0)
+        {
             wait_us = (known.backlog_bytes as f64 / known.bytes_per_us).min(wait_us);
             busy_bytes += others.busy_bytes(lane);
             bytes_per_us += known.bytes_per_us;
         }
-        (MAX_DELAY_PER_WAIT * wait_us).min(MAX_DELAY_PER_BUSY_TIME * busy_bytes as f64 / bytes_per_us)
+        (MAX_DELAY_PER_WAIT * wait_us)
+            .min(MAX_DELAY_PER_BUSY_TIME * busy_bytes as f64 / bytes_per_us)
     }
 
     /// Returns the lanes as the planner's input. The arguments of `backlog_bytes` are a lane and
@@ -319,9 +352,16 @@ impl Striping {
     #[inline(always)]
     fn lanes(&self, backlog_bytes: impl Fn(LaneId, u64) -> u64) -> [LaneLoad; MAX_RAILS] {
         let mut lanes = [LaneLoad::default(); MAX_RAILS];
-        let known = self.paces.iter().zip(&self.rates).zip(LaneId::all(self.count));
+        let known = self
+            .paces
+            .iter()
+            .zip(&self.rates)
+            .zip(LaneId::all(self.count));
         for (place, ((pace, &bytes_per_us), lane)) in lanes.iter_mut().zip(known) {
-            *place = LaneLoad { bytes_per_us, backlog_bytes: backlog_bytes(lane, pace.outstanding_bytes) };
+            *place = LaneLoad {
+                bytes_per_us,
+                backlog_bytes: backlog_bytes(lane, pace.outstanding_bytes),
+            };
         }
         lanes
     }
@@ -330,24 +370,39 @@ impl Striping {
     /// lane's current speed ([`Striping::is_due`]).
     fn lane_to_measure(&self, shares: &Shares, now_ns: u64) -> Option<LaneId> {
         let left_out = |lane: &LaneId| !shares.as_slice().iter().any(|share| share.lane == *lane);
-        LaneId::all(self.count).filter(left_out).find(|lane| self.is_due(*lane, self.min_share_bytes, now_ns))
+        LaneId::all(self.count)
+            .filter(left_out)
+            .find(|lane| self.is_due(*lane, self.min_share_bytes, now_ns))
     }
 
     /// Returns the lane for an unsplit message whose size counts ([`Striping::is_counted`]).
     /// Normally this is `lane`, the result of [`Striping::lane_for`]. From time to time, a series
     /// of such messages uses another lane, to measure that lane's current speed.
     #[inline(always)]
-    pub fn lane_or_trial(&mut self, lane: LaneId, bytes: u64, now_ns: u64, others: &impl OtherConnections) -> LaneId {
+    pub fn lane_or_trial(
+        &mut self,
+        lane: LaneId,
+        bytes: u64,
+        now_ns: u64,
+        others: &impl OtherConnections,
+    ) -> LaneId {
         match self.trials {
             Trials::Rest { next_ns, .. } if now_ns < next_ns => lane,
-            Trials::Rest { every_ns, rate: before, .. } => self.start_trial(bytes, now_ns, (every_ns, before), others),
+            Trials::Rest {
+                every_ns,
+                rate: before,
+                ..
+            } => self.start_trial(bytes, now_ns, (every_ns, before), others),
             Trials::Trial { ref mut left, .. } if *left > 1 => {
                 *left -= 1;
                 lane
             }
-            Trials::Trial { home, every_ns, rate, .. } => {
-                self.end_trial((lane, home), now_ns, (every_ns, rate), others)
-            }
+            Trials::Trial {
+                home,
+                every_ns,
+                rate,
+                ..
+            } => self.end_trial((lane, home), now_ns, (every_ns, rate), others),
         }
     }
 
@@ -361,16 +416,34 @@ impl Striping {
     ) -> LaneId {
         self.refresh(others);
         let (home, rate) = (self.favourite, self.rates[self.favourite.index()]);
-        let every_ns = if rate < SLOWED * before { TRIAL_EVERY_NS } else { every_ns };
-        let after_home = LaneId::all(self.count).cycle().skip(home.index() + 1).take(self.count - 1);
+        let every_ns = if rate < SLOWED * before {
+            TRIAL_EVERY_NS
+        } else {
+            every_ns
+        };
+        let after_home = LaneId::all(self.count)
+            .cycle()
+            .skip(home.index() + 1)
+            .take(self.count - 1);
         let due = after_home.filter(|other| self.is_due(*other, bytes, now_ns));
         // The longest idle lane, so that each lane gets a trial in turn.
         match due.min_by_key(|other| self.paces[other.index()].given_ns) {
             Some(other) => {
-                self.trials = Trials::Trial { left: TRIAL, home, every_ns, rate };
+                self.trials = Trials::Trial {
+                    left: TRIAL,
+                    home,
+                    every_ns,
+                    rate,
+                };
                 self.favourite = other;
             }
-            None => self.trials = Trials::Rest { next_ns: now_ns + TRIAL_EVERY_NS, every_ns, rate },
+            None => {
+                self.trials = Trials::Rest {
+                    next_ns: now_ns + TRIAL_EVERY_NS,
+                    every_ns,
+                    rate,
+                }
+            }
         }
         self.favourite
     }
@@ -385,8 +458,16 @@ impl Striping {
     ) -> LaneId {
         self.favourite = home;
         self.refresh(others);
-        let every_ns = if self.favourite == home { (2 * every_ns).min(TRIAL_SELDOM_NS) } else { TRIAL_EVERY_NS };
-        self.trials = Trials::Rest { next_ns: now_ns + every_ns, every_ns, rate };
+        let every_ns = if self.favourite == home {
+            (2 * every_ns).min(TRIAL_SELDOM_NS)
+        } else {
+            TRIAL_EVERY_NS
+        };
+        self.trials = Trials::Rest {
+            next_ns: now_ns + every_ns,
+            every_ns,
+            rate,
+        };
         lane
     }
 
@@ -394,7 +475,8 @@ impl Striping {
     fn is_due(&self, lane: LaneId, bytes: u64, now_ns: u64) -> bool {
         let idle_ns = now_ns.saturating_sub(self.paces[lane.index()].given_ns);
         // This check usually returns. It comes first, to save the division below.
-        if idle_ns <= RETRY_NS || self.paces[lane.index()].outstanding_bytes > 0 || !self.has(lane) {
+        if idle_ns <= RETRY_NS || self.paces[lane.index()].outstanding_bytes > 0 || !self.has(lane)
+        {
             return false;
         }
         let trial_us = bytes as f64 / self.rates[lane.index()];
@@ -418,7 +500,11 @@ impl Striping {
         self.stale = false;
         let mut qualities = [None; MAX_RAILS];
         let mut best = 0.0_f64;
-        for ((quality, pace), expected) in qualities.iter_mut().zip(&self.paces).zip(&self.expected_rates) {
+        for ((quality, pace), expected) in qualities
+            .iter_mut()
+            .zip(&self.paces)
+            .zip(&self.expected_rates)
+        {
             *quality = pace.measured().map(|measured| measured / expected);
             best = best.max(quality.unwrap_or(0.0));
         }
@@ -436,8 +522,17 @@ impl Striping {
             .flatten()
             .filter(|f| alike(f))
             .fold((0.0, 0.0), |(sum, several), f| (sum + f, several + 1.0));
-        let (usual, best) = if several > 0.0 { (sum / several, best) } else { (1.0, 1.0) };
-        for ((rate, quality), expected) in self.rates.iter_mut().zip(qualities).zip(&self.expected_rates) {
+        let (usual, best) = if several > 0.0 {
+            (sum / several, best)
+        } else {
+            (1.0, 1.0)
+        };
+        for ((rate, quality), expected) in self
+            .rates
+            .iter_mut()
+            .zip(qualities)
+            .zip(&self.expected_rates)
+        {
             *rate = quality.filter(|factor| !alike(factor)).unwrap_or(usual) * best * expected;
         }
         for lane in LaneId::all(self.count).filter(|lane| self.lost & lane.bit() != 0) {
@@ -445,7 +540,8 @@ impl Striping {
         }
         let mut fastest = self.favourite;
         for lane in LaneId::all(self.count) {
-            self.stay_bytes[lane.index()] = ((self.rates[lane.index()] * STAY_US) as u64).max(STAY_BYTES);
+            self.stay_bytes[lane.index()] =
+                ((self.rates[lane.index()] * STAY_US) as u64).max(STAY_BYTES);
             if self.rates[lane.index()] > self.rates[fastest.index()] {
                 fastest = lane;
             }

@@ -19,7 +19,11 @@ const HEADER_BYTES: usize = 16;
 /// # Errors
 /// The kernel's error, a malformed reply, or no reply.
 pub fn ask(request: &[u8]) -> Result<(u16, Vec<u8>)> {
-    let mut socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(Protocol::from(libc::NETLINK_ROUTE)))?;
+    let mut socket = Socket::new(
+        Domain::from(libc::AF_NETLINK),
+        Type::RAW,
+        Some(Protocol::from(libc::NETLINK_ROUTE)),
+    )?;
     socket.set_read_timeout(Some(REPLY_LIMIT))?;
     // A socket without a destination sends to the kernel.
     socket.send(request)?;
@@ -51,7 +55,9 @@ pub(super) fn decode(reply: &[u8]) -> Result<(u16, Vec<u8>)> {
     let (message_type, payload) = (message.message_type(), message.payload());
     if i32::from(message_type) == libc::NLMSG_ERROR {
         // Netlink negates the error number.
-        let errno = payload.first_chunk().map_or(0, |errno| i32::from_ne_bytes(*errno).saturating_neg());
+        let errno = payload
+            .first_chunk()
+            .map_or(0, |errno| i32::from_ne_bytes(*errno).saturating_neg());
         return Err(Error::from_raw_os_error(errno));
     }
     Ok((message_type, payload.to_vec()))

@@ -35,8 +35,15 @@ impl PortQos {
 
     /// Lists the priorities with PFC.
     pub fn pfc_text(&self) -> String {
-        let with: Vec<String> = (0..8).filter(|priority| self.has_pfc(*priority)).map(|one| one.to_string()).collect();
-        if with.is_empty() { "none".to_owned() } else { with.join(",") }
+        let with: Vec<String> = (0..8)
+            .filter(|priority| self.has_pfc(*priority))
+            .map(|one| one.to_string())
+            .collect();
+        if with.is_empty() {
+            "none".to_owned()
+        } else {
+            with.join(",")
+        }
     }
 
     fn parse(attributes: &[u8]) -> Option<Self> {
@@ -48,11 +55,17 @@ impl PortQos {
         const SELECTOR_DSCP: u8 = 5;
         let ieee = attribute(attributes, IEEE)?;
         // struct ieee_pfc: pfc_cap, pfc_en.
-        let pfc = attribute(&ieee, IEEE_PFC).and_then(|pfc| pfc.get(1).copied()).unwrap_or(0);
+        let pfc = attribute(&ieee, IEEE_PFC)
+            .and_then(|pfc| pfc.get(1).copied())
+            .unwrap_or(0);
         let mut dscp = None;
-        for app in NlasIterator::new(&attribute(&ieee, IEEE_APP_TABLE).unwrap_or_default()[..]).flatten() {
+        for app in
+            NlasIterator::new(&attribute(&ieee, IEEE_APP_TABLE).unwrap_or_default()[..]).flatten()
+        {
             // struct dcb_app: selector, priority, protocol.
-            let [SELECTOR_DSCP, priority @ 0..8, one, other] = *app.value() else { continue };
+            let [SELECTOR_DSCP, priority @ 0..8, one, other] = *app.value() else {
+                continue;
+            };
             let map = dscp.get_or_insert_with(default_map);
             if let Some(slot) = map.get_mut(usize::from(u16::from_ne_bytes([one, other]))) {
                 *slot = priority;
@@ -69,7 +82,9 @@ pub fn default_map() -> [u8; 64] {
 }
 
 fn attribute(attributes: &[u8], kind: u16) -> Option<Vec<u8>> {
-    let found = NlasIterator::new(attributes).flatten().find(|one| one.kind() == kind);
+    let found = NlasIterator::new(attributes)
+        .flatten()
+        .find(|one| one.kind() == kind);
     found.map(|one| one.value().to_vec())
 }
 
@@ -81,7 +96,9 @@ fn attribute(attributes: &[u8], kind: u16) -> Option<Vec<u8>> {
 pub fn read(netdev: &str) -> io::Result<Option<PortQos>> {
     match netlink::ask(&request(netdev)) {
         Ok((_, reply)) => {
-            let attributes = reply.get(DCBMSG_BYTES..).ok_or(io::ErrorKind::UnexpectedEof)?;
+            let attributes = reply
+                .get(DCBMSG_BYTES..)
+                .ok_or(io::ErrorKind::UnexpectedEof)?;
             Ok(PortQos::parse(attributes))
         }
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(None),
@@ -98,7 +115,11 @@ fn request(netdev: &str) -> Vec<u8> {
     const DCB_CMD_IEEE_GET: u8 = 21;
     const DCB_ATTR_IFNAME: u16 = 1;
     let name = [netdev.as_bytes(), &[0]].concat();
-    netlink::request(RTM_GETDCB, &[0, DCB_CMD_IEEE_GET, 0, 0], &[(DCB_ATTR_IFNAME, &name)])
+    netlink::request(
+        RTM_GETDCB,
+        &[0, DCB_CMD_IEEE_GET, 0, 0],
+        &[(DCB_ATTR_IFNAME, &name)],
+    )
 }
 
 #[cfg(test)]
@@ -123,19 +144,42 @@ mod tests {
             attribute_bytes(1, &[*selector, *priority, one, other])
         };
         let apps: Vec<u8> = apps.iter().flat_map(app).collect();
-        let ieee = [attribute_bytes(1, &[0; 59]), attribute_bytes(2, &ieee_pfc), attribute_bytes(3 | 0x8000, &apps)];
-        [attribute_bytes(1, b"eth0\0"), attribute_bytes(13 | 0x8000, &ieee.concat()), attribute_bytes(14, &[5])]
-            .concat()
+        let ieee = [
+            attribute_bytes(1, &[0; 59]),
+            attribute_bytes(2, &ieee_pfc),
+            attribute_bytes(3 | 0x8000, &apps),
+        ];
+        [
+            attribute_bytes(1, b"eth0\0"),
+            attribute_bytes(13 | 0x8000, &ieee.concat()),
+            attribute_bytes(14, &[5]),
+        ]
+        .concat()
     }
 
     #[test]
     fn a_port_trusts_dscp_where_the_table_has_one() {
-        let port = PortQos::parse(&reply(0b1000, &[(1, 3, 0x8915), (5, 3, 26), (5, 6, 48)])).unwrap();
+        let port =
+            PortQos::parse(&reply(0b1000, &[(1, 3, 0x8915), (5, 3, 26), (5, 6, 48)])).unwrap();
         let of = |traffic_class| port.priority(traffic_class, 5);
-        assert_eq!([of(106), of(104), of(192), of(0)], [3, 3, 6, 0], "the service level does not count");
-        assert_eq!([of(40 << 2), of(63 << 2)], [5, 7], "a DSCP without an entry");
+        assert_eq!(
+            [of(106), of(104), of(192), of(0)],
+            [3, 3, 6, 0],
+            "the service level does not count"
+        );
+        assert_eq!(
+            [of(40 << 2), of(63 << 2)],
+            [5, 7],
+            "a DSCP without an entry"
+        );
         let port = PortQos::parse(&reply(0b1000, &[(1, 3, 0x8915)])).unwrap();
-        assert_eq!(port, PortQos { dscp: None, pfc: 0b1000 });
+        assert_eq!(
+            port,
+            PortQos {
+                dscp: None,
+                pfc: 0b1000
+            }
+        );
         assert_eq!([port.priority(106, 0), port.priority(106, 3)], [0, 3]);
     }
 
@@ -143,7 +187,14 @@ mod tests {
     fn a_reply_that_ends_early_or_lies_is_no_panic() {
         let whole = reply(0b1000, &[(5, 9, 26), (5, 3, 64), (5, 3, 65535)]);
         let port = PortQos::parse(&whole).unwrap();
-        assert_eq!(port, PortQos { dscp: Some(default_map()), pfc: 0b1000 }, "priorities and DSCPs out of range");
+        assert_eq!(
+            port,
+            PortQos {
+                dscp: Some(default_map()),
+                pfc: 0b1000
+            },
+            "priorities and DSCPs out of range"
+        );
         for end in 0..whole.len() {
             PortQos::parse(&whole[..end]);
         }
@@ -160,12 +211,18 @@ mod tests {
     #[test]
     fn the_request_is_that_of_dcb() {
         let header = [28, 0, 0, 0, 78, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(request("lo"), [&header[..], &[0, 21, 0, 0, 7, 0, 1, 0, b'l', b'o', 0, 0]].concat());
+        assert_eq!(
+            request("lo"),
+            [&header[..], &[0, 21, 0, 0, 7, 0, 1, 0, b'l', b'o', 0, 0]].concat()
+        );
     }
 
     #[test]
     fn the_kernel_answers_for_a_driver_without_priorities_and_for_no_interface() {
         assert!(read("lo").unwrap().is_none());
-        assert_eq!(read("no-such-netdev").unwrap_err().raw_os_error(), Some(libc::ENODEV));
+        assert_eq!(
+            read("no-such-netdev").unwrap_err().raw_os_error(),
+            Some(libc::ENODEV)
+        );
     }
 }

@@ -23,7 +23,11 @@ pub fn has_route(interface: u32, from: [u8; 16], to: [u8; 16]) -> Result<bool> {
 fn question(interface: u32, from: [u8; 16], to: [u8; 16]) -> Vec<u8> {
     let is_ipv4 = Ipv6Addr::from(to).to_ipv4_mapped().is_some();
     let address = |gid: &[u8; 16]| gid[if is_ipv4 { 12 } else { 0 }..].to_vec();
-    let (family, bits, from_bits) = if is_ipv4 { (libc::AF_INET, 32, 32) } else { (libc::AF_INET6, 128, 0) };
+    let (family, bits, from_bits) = if is_ipv4 {
+        (libc::AF_INET, 32, 32)
+    } else {
+        (libc::AF_INET6, 128, 0)
+    };
     // struct rtmsg: family, destination bits, source bits, TOS, table, protocol, scope, type;
     // flags.
     let mut header = vec![family as u8, bits, from_bits, 0, 0, 0, 0, 0];
@@ -42,7 +46,9 @@ fn is_route(reply: Result<(u16, Vec<u8>)>) -> Result<bool> {
         Ok(_) => Err(ErrorKind::InvalidData.into()),
         Err(error) => match error.raw_os_error().map(Errno::from_raw) {
             // No entry, or an entry of type unreachable, prohibit or blackhole.
-            Some(Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::EACCES | Errno::EINVAL) => Ok(false),
+            Some(Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::EACCES | Errno::EINVAL) => {
+                Ok(false)
+            }
             _ => Err(error),
         },
     }
@@ -73,11 +79,28 @@ mod tests {
 
     #[test]
     fn the_kernels_answers_are_checked() {
-        let error = |errno: i32| [&[36, 0, 0, 0, 2, 0, 0, 0][..], &[0; 8], &(-errno).to_ne_bytes(), &[0; 16]].concat();
+        let error = |errno: i32| {
+            [
+                &[36, 0, 0, 0, 2, 0, 0, 0][..],
+                &[0; 8],
+                &(-errno).to_ne_bytes(),
+                &[0; 16],
+            ]
+            .concat()
+        };
         let is_route = |reply: &[u8]| is_route(netlink::decode(reply));
         assert!(!is_route(&error(libc::ENETUNREACH)).unwrap());
-        assert_eq!(is_route(&error(libc::EPERM)).unwrap_err().raw_os_error(), Some(libc::EPERM));
-        for odd in [&[][..], &[0; 5], &[0; 16], &error(libc::EPERM)[..18], &error(0)] {
+        assert_eq!(
+            is_route(&error(libc::EPERM)).unwrap_err().raw_os_error(),
+            Some(libc::EPERM)
+        );
+        for odd in [
+            &[][..],
+            &[0; 5],
+            &[0; 16],
+            &error(libc::EPERM)[..18],
+            &error(0),
+        ] {
             assert!(is_route(odd).is_err(), "{odd:?}");
         }
     }

@@ -13,7 +13,13 @@ pub(super) fn warnings(
     filter: &HcaFilter,
     arp: &Arp,
 ) -> Vec<Warning> {
-    let host = AdviceInput { seen, rails, links, filter, arp };
+    let host = AdviceInput {
+        seen,
+        rails,
+        links,
+        filter,
+        arp,
+    };
     let mut found = Vec::new();
     host.nothing_admitted(&mut found);
     let warned_links = host.filter_within_one_link(&mut found);
@@ -40,8 +46,15 @@ impl AdviceInput<'_> {
         if self.seen.is_empty() || self.seen.iter().any(|port| port.is_admitted) {
             return;
         }
-        let names: Vec<&str> = self.seen.iter().map(|port| port.facts.device.as_str()).collect();
-        let text = format!("NCCL_IB_HCA matches no device of this host; its devices: {}.", names.join(", "));
+        let names: Vec<&str> = self
+            .seen
+            .iter()
+            .map(|port| port.facts.device.as_str())
+            .collect();
+        let text = format!(
+            "NCCL_IB_HCA matches no device of this host; its devices: {}.",
+            names.join(", ")
+        );
         found.push(Warning::new(WarningKind::FilterAdmitsNothing, names, text));
     }
 
@@ -52,14 +65,25 @@ impl AdviceInput<'_> {
         let mut warned_links = Vec::new();
         for (at, link) in self.links.iter().enumerate() {
             let here: Vec<&Rail> = self.rails.iter().filter(|rail| rail.link == at).collect();
-            let Some(payload_mbps) = link.payload_mbps.filter(|_| here.len() > 1) else { continue };
+            let Some(payload_mbps) = link.payload_mbps.filter(|_| here.len() > 1) else {
+                continue;
+            };
             let left_out = |port: &&Port| {
-                let is_in_use = self.links.iter().any(|other| other.slot.as_deref() == port.slot());
+                let is_in_use = self
+                    .links
+                    .iter()
+                    .any(|other| other.slot.as_deref() == port.slot());
                 !port.is_admitted && port.obstacle.is_none() && port.slot().is_some() && !is_in_use
             };
-            let cables: Vec<_> = here.iter().filter_map(|rail| self.port_of(rail)).map(|p| p.cable()).collect();
+            let cables: Vec<_> = here
+                .iter()
+                .filter_map(|rail| self.port_of(rail))
+                .map(|p| p.cable())
+                .collect();
             let candidates = self.seen.iter().filter(left_out);
-            let Some(other) = candidates.min_by_key(|port| !cables.contains(&port.cable())) else { continue };
+            let Some(other) = candidates.min_by_key(|port| !cables.contains(&port.cable())) else {
+                continue;
+            };
             warned_links.push(at);
             let text = format!(
                 "NCCL_IB_HCA selects {}, which share one PCIe link ({}) and so carry {} together, and excludes {} \
@@ -69,7 +93,11 @@ impl AdviceInput<'_> {
                 gbps(payload_mbps),
                 other.facts.device,
             );
-            found.push(Warning::new(WarningKind::FilterWithinOneLink, [other.facts.device.as_str()], text));
+            found.push(Warning::new(
+                WarningKind::FilterWithinOneLink,
+                [other.facts.device.as_str()],
+                text,
+            ));
         }
         warned_links
     }
@@ -82,14 +110,28 @@ impl AdviceInput<'_> {
         let mut done = warned_links.to_vec();
         for rail in self.rails.iter().filter(|rail| rail.twin.is_none()) {
             let link = &self.links[rail.link];
-            let Some(payload_mbps) = link.payload_mbps.filter(|payload| *payload < rail.speed_mbps) else { continue };
-            let Some(port) = self.port_of(rail).filter(|_| !done.contains(&rail.link)) else { continue };
-            let twin = self.seen.iter().find(|other| other.cable() == port.cable() && other.slot() != port.slot());
+            let Some(payload_mbps) = link
+                .payload_mbps
+                .filter(|payload| *payload < rail.speed_mbps)
+            else {
+                continue;
+            };
+            let Some(port) = self.port_of(rail).filter(|_| !done.contains(&rail.link)) else {
+                continue;
+            };
+            let twin = self
+                .seen
+                .iter()
+                .find(|other| other.cable() == port.cable() && other.slot() != port.slot());
             let is_elsewhere = |other: &&Port| other.is_rail() && other.slot() != port.slot();
-            let gains_nothing = self.seen.iter().filter(is_elsewhere).any(|other| match twin {
-                Some(twin) => twin.slot() == other.slot(),
-                None => other.adapter_guid() == port.adapter_guid(),
-            });
+            let gains_nothing = self
+                .seen
+                .iter()
+                .filter(is_elsewhere)
+                .any(|other| match twin {
+                    Some(twin) => twin.slot() == other.slot(),
+                    None => other.adapter_guid() == port.adapter_guid(),
+                });
             if gains_nothing {
                 continue;
             }
@@ -122,22 +164,33 @@ impl AdviceInput<'_> {
                 gbps(rail.speed_mbps),
                 rate_text(link),
             );
-            let devices = std::iter::once(rail.device.as_str()).chain(twin.map(|twin| twin.facts.device.as_str()));
+            let devices = std::iter::once(rail.device.as_str())
+                .chain(twin.map(|twin| twin.facts.device.as_str()));
             found.push(Warning::new(WarningKind::HalfUsedCable, devices, text));
         }
     }
 
     fn slow_links(&self, found: &mut Vec<Warning>) {
         for (at, link) in self.links.iter().enumerate() {
-            let pci = self.rails.iter().find(|rail| rail.link == at).and_then(|rail| rail.pci.as_ref());
-            let Some((current, max)) = pci.and_then(|pci| pci.current.zip(pci.max)) else { continue };
+            let pci = self
+                .rails
+                .iter()
+                .find(|rail| rail.link == at)
+                .and_then(|rail| rail.pci.as_ref());
+            let Some((current, max)) = pci.and_then(|pci| pci.current.zip(pci.max)) else {
+                continue;
+            };
             if current.is_below(max) {
                 let text = format!(
                     "the PCIe link of {} runs at {current} and could run at {max}; on a DGX Spark a BIOS update and a \
                      power cycle (power cable out for a minute) help.",
                     list(link.devices.iter().map(String::as_str)),
                 );
-                found.push(Warning::new(WarningKind::SlowLink, link.devices.iter().map(String::as_str), text));
+                found.push(Warning::new(
+                    WarningKind::SlowLink,
+                    link.devices.iter().map(String::as_str),
+                    text,
+                ));
             }
         }
     }
@@ -147,7 +200,10 @@ impl AdviceInput<'_> {
     fn named_but_unusable(&self, found: &mut Vec<Warning>) {
         for port in self.seen.iter().filter(|port| port.is_admitted) {
             let device = port.facts.device.as_str();
-            let shorter = device.char_indices().next_back().map_or("", |(last, _)| &device[..last]);
+            let shorter = device
+                .char_indices()
+                .next_back()
+                .map_or("", |(last, _)| &device[..last]);
             let is_named = !self.filter.admits(shorter, Some(port.facts.port));
             if let (true, Some(obstacle)) = (is_named, &port.obstacle) {
                 let text = format!("NCCL_IB_HCA names {device}, which is not usable: {obstacle}.");
@@ -157,7 +213,10 @@ impl AdviceInput<'_> {
     }
 
     fn unknown_wiring(&self, found: &mut Vec<Warning>) {
-        let unlisted = self.seen.iter().filter(|port| port.is_rail() && !port.is_in_sysfs);
+        let unlisted = self
+            .seen
+            .iter()
+            .filter(|port| port.is_rail() && !port.is_in_sysfs);
         let names: Vec<&str> = unlisted.map(|port| port.facts.device.as_str()).collect();
         if !names.is_empty() {
             let text = format!(
@@ -170,31 +229,61 @@ impl AdviceInput<'_> {
     }
 
     fn unknown_speed(&self, found: &mut Vec<Warning>) {
-        for port in self.seen.iter().filter(|port| port.is_rail() && port.speed_mbps.is_none()) {
-            let text = format!("{} reports no speed; {} is assumed.", port.facts.device, gbps(ASSUMED_SPEED_MBPS));
-            found.push(Warning::new(WarningKind::UnknownSpeed, [port.facts.device.as_str()], text));
+        for port in self
+            .seen
+            .iter()
+            .filter(|port| port.is_rail() && port.speed_mbps.is_none())
+        {
+            let text = format!(
+                "{} reports no speed; {} is assumed.",
+                port.facts.device,
+                gbps(ASSUMED_SPEED_MBPS)
+            );
+            found.push(Warning::new(
+                WarningKind::UnknownSpeed,
+                [port.facts.device.as_str()],
+                text,
+            ));
         }
     }
 
     fn small_mtu(&self, found: &mut Vec<Warning>) {
         let mut done: Vec<(u32, Option<u32>)> = Vec::new();
-        for rail in self.rails.iter().filter(|rail| rail.path_mtu_bytes < FULL_PATH_MTU_BYTES) {
+        for rail in self
+            .rails
+            .iter()
+            .filter(|rail| rail.path_mtu_bytes < FULL_PATH_MTU_BYTES)
+        {
             let kind = (rail.path_mtu_bytes, rail.netdev_mtu_bytes);
             if done.contains(&kind) {
                 continue;
             }
             done.push(kind);
-            let alike: Vec<&Rail> =
-                self.rails.iter().filter(|one| (one.path_mtu_bytes, one.netdev_mtu_bytes) == kind).collect();
+            let alike: Vec<&Rail> = self
+                .rails
+                .iter()
+                .filter(|one| (one.path_mtu_bytes, one.netdev_mtu_bytes) == kind)
+                .collect();
             let devices: Vec<&str> = alike.iter().map(|one| one.device.as_str()).collect();
-            let mut netdevs: Vec<&str> = alike.iter().filter_map(|one| one.netdev.as_deref()).collect();
+            let mut netdevs: Vec<&str> = alike
+                .iter()
+                .filter_map(|one| one.netdev.as_deref())
+                .collect();
             if netdevs.is_empty() {
                 netdevs.push("its interface");
             }
             let has = |names: &[&str]| if names.len() == 1 { "has" } else { "have" };
-            let now =
-                kind.1.map(|mtu| format!(" because {} {} MTU {mtu}", list(netdevs.iter().copied()), has(&netdevs)));
-            let commands: Vec<String> = netdevs.iter().map(|netdev| format!("ip link set {netdev} mtu 9000")).collect();
+            let now = kind.1.map(|mtu| {
+                format!(
+                    " because {} {} MTU {mtu}",
+                    list(netdevs.iter().copied()),
+                    has(&netdevs)
+                )
+            });
+            let commands: Vec<String> = netdevs
+                .iter()
+                .map(|netdev| format!("ip link set {netdev} mtu 9000"))
+                .collect();
             let text = format!(
                 "{} {} a path MTU of {} bytes{}; set an interface MTU of {ENOUGH_NETDEV_MTU_BYTES} or more on both ends ({}) for a \
                  path MTU of {FULL_PATH_MTU_BYTES} and about 5 % more bandwidth.",
@@ -225,30 +314,50 @@ impl AdviceInput<'_> {
     /// of routes.
     fn shared_subnets(&self, found: &mut Vec<Warning>) {
         let mut subnets: Vec<(u32, u8)> = Vec::new();
-        for subnet in self.rails.iter().flat_map(|rail| rail.addresses.iter().filter_map(ipv4_subnet)) {
+        for subnet in self
+            .rails
+            .iter()
+            .flat_map(|rail| rail.addresses.iter().filter_map(ipv4_subnet))
+        {
             if !subnets.contains(&subnet) {
                 subnets.push(subnet);
             }
         }
         for (network, prefix) in subnets {
-            let is_in = |rail: &&Rail| rail.addresses.iter().filter_map(ipv4_subnet).any(|s| s == (network, prefix));
+            let is_in = |rail: &&Rail| {
+                rail.addresses
+                    .iter()
+                    .filter_map(ipv4_subnet)
+                    .any(|s| s == (network, prefix))
+            };
             let inside: Vec<&Rail> = self.rails.iter().filter(is_in).collect();
             if inside.len() < 2 || self.arp.is_right(&inside) {
                 continue;
             }
-            let are_twins = inside.len() == 2 && inside[0].twin.is_some() && inside[0].cable == inside[1].cable;
+            let are_twins =
+                inside.len() == 2 && inside[0].twin.is_some() && inside[0].cable == inside[1].cable;
             let text = format!(
                 "{}{} are in one subnet ({}/{prefix}): the kernel routes over one of them; give each a subnet of its own.",
                 list(inside.iter().map(|rail| rail.device.as_str())),
-                if are_twins { ", the twins of one cable," } else { "" },
+                if are_twins {
+                    ", the twins of one cable,"
+                } else {
+                    ""
+                },
                 std::net::Ipv4Addr::from_bits(network),
             );
-            found.push(Warning::new(WarningKind::SharedSubnet, inside.iter().map(|rail| rail.device.as_str()), text));
+            found.push(Warning::new(
+                WarningKind::SharedSubnet,
+                inside.iter().map(|rail| rail.device.as_str()),
+                text,
+            ));
         }
     }
 
     fn port_of(&self, rail: &Rail) -> Option<&Port<'_>> {
-        self.seen.iter().find(|port| port.facts.device == rail.device && port.facts.port == rail.port)
+        self.seen
+            .iter()
+            .find(|port| port.facts.device == rail.device && port.facts.port == rail.port)
     }
 }
 
@@ -260,5 +369,6 @@ const FULL_PATH_MTU_BYTES: u32 = 4096;
 const ENOUGH_NETDEV_MTU_BYTES: u32 = 4200;
 
 fn rate_text(link: &PcieLink) -> String {
-    link.rate.map_or_else(|| "rate unknown".to_owned(), |rate| rate.to_string())
+    link.rate
+        .map_or_else(|| "rate unknown".to_owned(), |rate| rate.to_string())
 }

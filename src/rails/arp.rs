@@ -34,14 +34,22 @@ impl<'a> Arp<'a> {
     /// Reads the ARP settings of the rails. `proc_sys` is the folder of the kernel's settings
     /// ("/proc/sys").
     pub(super) fn read(proc_sys: &Path, rails: &'a [Rail]) -> Self {
-        Self { known: rails.iter().filter_map(|rail| Some((rail, ArpSettings::read(proc_sys, rail)?))).collect() }
+        Self {
+            known: rails
+                .iter()
+                .filter_map(|rail| Some((rail, ArpSettings::read(proc_sys, rail)?)))
+                .collect(),
+        }
     }
 
     /// Returns one warning for the whole host, with the cure. Returns `None` if every rail's
     /// settings are right or cannot be read.
     pub(super) fn warning(&self) -> Option<Warning> {
-        let found: Vec<&(&Rail, ArpSettings)> =
-            self.known.iter().filter(|one| self.has_ambiguous_answers(one)).collect();
+        let found: Vec<&(&Rail, ArpSettings)> = self
+            .known
+            .iter()
+            .filter(|one| self.has_ambiguous_answers(one))
+            .collect();
         if found.is_empty() {
             return None;
         }
@@ -50,7 +58,11 @@ impl<'a> Arp<'a> {
         // The kernel compares the interface's value with the value of `all`, and uses the larger.
         // So 2 for `all` replaces an interface's strict 1.
         let is_strict = found.iter().any(|(_, settings)| settings.is_strict());
-        let loosened = if is_strict { " net.ipv4.conf.all.rp_filter=2" } else { "" };
+        let loosened = if is_strict {
+            " net.ipv4.conf.all.rp_filter=2"
+        } else {
+            ""
+        };
         let text = format!(
             "an ARP request for the address of one of {rails} may be answered by another of them, or not at all (arp_ignore, rp_filter), and \
              packets to that address are lost; run {ARP_FIX_COMMAND}{loosened} on this host, and write the same settings into a file in \
@@ -63,7 +75,10 @@ impl<'a> Arp<'a> {
     /// and by no other.
     pub(super) fn is_right(&self, rails: &[&Rail]) -> bool {
         let is_well = |rail: &&Rail| {
-            let known = self.known.iter().find(|(other, _)| std::ptr::eq(*other, *rail));
+            let known = self
+                .known
+                .iter()
+                .find(|(other, _)| std::ptr::eq(*other, *rail));
             known.is_some_and(|one| !self.has_ambiguous_answers(one))
         };
         rails.iter().all(is_well)
@@ -71,7 +86,8 @@ impl<'a> Arp<'a> {
 
     fn has_ambiguous_answers(&self, (one, settings): &(&Rail, ArpSettings)) -> bool {
         self.known.iter().any(|(other, others)| {
-            !std::ptr::eq(*one, *other) && may_answer_for_each_other((one, settings), (other, others))
+            !std::ptr::eq(*one, *other)
+                && may_answer_for_each_other((one, settings), (other, others))
         })
     }
 }
@@ -90,12 +106,16 @@ impl ArpSettings {
         let netdev = rail.netdev.as_deref()?;
         let one = |folder: &str, name: &str| -> Option<u32> {
             let path = proc_sys.join("net/ipv4/conf").join(folder).join(name);
-            let text = std::fs::read_to_string(&path)
-                .inspect_err(|error| tracing::debug!("{}: ARP settings not known: {error}", path.display()));
+            let text = std::fs::read_to_string(&path).inspect_err(|error| {
+                tracing::debug!("{}: ARP settings not known: {error}", path.display())
+            });
             text.ok()?.trim().parse().ok()
         };
         let larger = |name| Some(one("all", name)?.max(one(netdev, name)?));
-        Some(Self { arp_ignore: larger("arp_ignore")?, rp_filter: larger("rp_filter")? })
+        Some(Self {
+            arp_ignore: larger("arp_ignore")?,
+            rp_filter: larger("rp_filter")?,
+        })
     }
 
     /// Returns true if the kernel drops a packet unless it arrives on the interface that leads to
@@ -106,9 +126,17 @@ impl ArpSettings {
 }
 
 /// Returns true if a request for an address of rail `one` may get the other rail's answer, or none.
-fn may_answer_for_each_other((one, its): (&Rail, &ArpSettings), (other, others): (&Rail, &ArpSettings)) -> bool {
+fn may_answer_for_each_other(
+    (one, its): (&Rail, &ArpSettings),
+    (other, others): (&Rail, &ArpSettings),
+) -> bool {
     let either = |holds: fn(ArpSettings) -> bool| holds(*its) || holds(*others);
-    let subnets = |rail: &Rail| rail.addresses.iter().filter_map(ipv4_subnet).collect::<Vec<_>>();
+    let subnets = |rail: &Rail| {
+        rail.addresses
+            .iter()
+            .filter_map(ipv4_subnet)
+            .collect::<Vec<_>>()
+    };
     let (here, there) = (subnets(one), subnets(other));
     if here.is_empty() || there.is_empty() {
         return false;

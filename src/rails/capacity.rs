@@ -35,17 +35,41 @@ pub enum Limit {
 ///
 /// `cable_mbps` returns the rate of a rail's cable: line rate, or payload rate after framing. If it
 /// differs among the rails of one cable, the highest rate counts.
-pub(super) fn capacity(rails: &[Rail], links: &[PcieLink], cable_mbps: impl Fn(&Rail) -> u32) -> Capacity {
+pub(super) fn capacity(
+    rails: &[Rail],
+    links: &[PcieLink],
+    cable_mbps: impl Fn(&Rail) -> u32,
+) -> Capacity {
     let cables: Vec<CableRails> = cables(rails, &cable_mbps);
-    let shared: Vec<usize> = (0..cables.len()).filter(|c| cables[*c].rails > 1).take(MAX_SHARED_CABLES).collect();
-    let mut best = CapacityCut { cables: u64::MAX, links: 0 };
+    let shared: Vec<usize> = (0..cables.len())
+        .filter(|c| cables[*c].rails > 1)
+        .take(MAX_SHARED_CABLES)
+        .collect();
+    let mut best = CapacityCut {
+        cables: u64::MAX,
+        links: 0,
+    };
     for choice in 0_u32..1 << shared.len() {
-        let is_cut = |cable: usize| shared.iter().position(|c| *c == cable).is_some_and(|bit| choice >> bit & 1 == 1);
-        let cut_cables = (0..cables.len()).filter(|c| is_cut(*c)).map(|c| u64::from(cables[c].mbps));
-        let mut cut = CapacityCut { cables: cut_cables.sum(), links: 0 };
+        let is_cut = |cable: usize| {
+            shared
+                .iter()
+                .position(|c| *c == cable)
+                .is_some_and(|bit| choice >> bit & 1 == 1)
+        };
+        let cut_cables = (0..cables.len())
+            .filter(|c| is_cut(*c))
+            .map(|c| u64::from(cables[c].mbps));
+        let mut cut = CapacityCut {
+            cables: cut_cables.sum(),
+            links: 0,
+        };
         for (at, link) in links.iter().enumerate() {
-            let left = rails.iter().filter(|rail| rail.link == at && !is_cut(rail.cable));
-            let wires: u64 = left.map(|rail| u64::from(rail.speed_mbps.min(cables[rail.cable].mbps))).sum();
+            let left = rails
+                .iter()
+                .filter(|rail| rail.link == at && !is_cut(rail.cable));
+            let wires: u64 = left
+                .map(|rail| u64::from(rail.speed_mbps.min(cables[rail.cable].mbps)))
+                .sum();
             match link.payload_mbps.map(u64::from) {
                 Some(payload) if payload < wires => cut.links += payload,
                 _ => cut.cables += wires,
@@ -55,7 +79,10 @@ pub(super) fn capacity(rails: &[Rail], links: &[PcieLink], cable_mbps: impl Fn(&
             best = cut;
         }
     }
-    Capacity { mbps: u32::try_from(best.total()).unwrap_or(u32::MAX), limit: best.limit() }
+    Capacity {
+        mbps: u32::try_from(best.total()).unwrap_or(u32::MAX),
+        limit: best.limit(),
+    }
 }
 
 /// Largest number of cables that the sets of [`capacity`] are made of: 12 cables have 2^12 sets. A
@@ -89,5 +116,10 @@ impl CapacityCut {
 fn cables(rails: &[Rail], cable_mbps: &impl Fn(&Rail) -> u32) -> Vec<CableRails> {
     let count = rails.iter().map(|rail| rail.cable + 1).max().unwrap_or(0);
     let of = |cable: usize| rails.iter().filter(move |rail| rail.cable == cable);
-    (0..count).map(|c| CableRails { mbps: of(c).map(cable_mbps).max().unwrap_or(0), rails: of(c).count() }).collect()
+    (0..count)
+        .map(|c| CableRails {
+            mbps: of(c).map(cable_mbps).max().unwrap_or(0),
+            rails: of(c).count(),
+        })
+        .collect()
 }

@@ -27,7 +27,9 @@ pub struct CudaDevice {
 /// The reason as text: no libcuda, or a failed call.
 pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
     let driver = CudaDriver::load()?;
-    (0..driver.count()?).map(|ordinal| driver.device(ordinal)).collect()
+    (0..driver.count()?)
+        .map(|ordinal| driver.device(ordinal))
+        .collect()
 }
 
 /// Returns the name of the GPU that CUDA shows to this process. If CUDA shows GPUs with different
@@ -37,10 +39,16 @@ pub fn cuda_devices() -> Result<Vec<CudaDevice>, String> {
 /// The reason as text: no libcuda, no GPU, or a failed call.
 pub fn gpu_name() -> Result<String, String> {
     let driver = CudaDriver::load()?;
-    let mut names = (0..driver.count()?).map(|ordinal| driver.name(ordinal)).collect::<Result<Vec<_>, _>>()?;
+    let mut names = (0..driver.count()?)
+        .map(|ordinal| driver.name(ordinal))
+        .collect::<Result<Vec<_>, _>>()?;
     names.sort_unstable();
     names.dedup();
-    if names.is_empty() { Err("CUDA shows no GPU".to_owned()) } else { Ok(names.join("+")) }
+    if names.is_empty() {
+        Err("CUDA shows no GPU".to_owned())
+    } else {
+        Ok(names.join("+"))
+    }
 }
 
 /// Formats the result of [`gpu_name`] for a person.
@@ -78,8 +86,9 @@ pub fn host_pointers_reason(devices: &Result<Vec<CudaDevice>, String>) -> String
             )
         })
         .collect();
-    let unreachable =
-        |device: &CudaDevice| device.has_gpu_direct_rdma != Some(true) && device.has_dma_buf != Some(true);
+    let unreachable = |device: &CudaDevice| {
+        device.has_gpu_direct_rdma != Some(true) && device.has_dma_buf != Some(true)
+    };
     let reason = if devices.iter().all(unreachable) {
         "a NIC cannot reach this GPU memory, NCCL stages in pinned host memory"
     } else {
@@ -100,7 +109,9 @@ fn succeeded(call: &str, status: c_int) -> Result<(), String> {
     match status {
         0 => Ok(()),
         // Values of CUresult (cuda.h) that a person can act on.
-        34 => Err(format!("{call}: the libcuda found is the toolkit's stub, not the driver's")),
+        34 => Err(format!(
+            "{call}: the libcuda found is the toolkit's stub, not the driver's"
+        )),
         100 => Err(format!("{call}: no GPU")),
         code => Err(format!("{call} gave CUresult {code}")),
     }
@@ -135,7 +146,9 @@ impl CudaDriver {
         // SAFETY: loading runs libcuda's initialisers, which may run in any process.
         let load = |name| unsafe { Library::new(name) }.ok();
         let library = LIBRARY.get_or_init(|| LIBRARY_NAMES.into_iter().find_map(load));
-        let library = library.as_ref().ok_or_else(|| "libcuda not found".to_owned())?;
+        let library = library
+            .as_ref()
+            .ok_or_else(|| "libcuda not found".to_owned())?;
         let missing = |error: libloading::Error| format!("libcuda: {error}");
         // SAFETY: the types are those of cuda.h (CUresult and CUdevice_attribute are C enums,
         // CUdevice is an int), and the library is never unloaded.
@@ -177,7 +190,11 @@ impl CudaDriver {
         // SAFETY: the call writes at most `name.len()` bytes; `device` is from cuDeviceGet.
         let status = unsafe { (self.device_name)(name.as_mut_ptr(), name.len() as c_int, device) };
         succeeded("cuDeviceGetName", status)?;
-        Ok(name.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte as u8)).collect())
+        Ok(name
+            .iter()
+            .take_while(|byte| **byte != 0)
+            .map(|byte| char::from(*byte as u8))
+            .collect())
     }
 
     fn device(&self, ordinal: c_int) -> Result<CudaDevice, String> {
@@ -212,21 +229,30 @@ mod tests {
     fn hosts_with_and_without_cuda_get_a_log_line() {
         let found = cuda_devices();
         let line = host_pointers_reason(&found);
-        assert!(line.starts_with("host memory only, no GPUDirect: ") && !line.contains('\n'), "{line}");
+        assert!(
+            line.starts_with("host memory only, no GPUDirect: ") && !line.contains('\n'),
+            "{line}"
+        );
         assert_eq!(host_pointers_reason(&cuda_devices()), line, "asked twice");
     }
 
     #[test]
     fn a_gpu_is_named_or_a_reason_is_given() {
         assert_eq!(gpu_text(&Ok("NVIDIA GB10".to_owned())), "NVIDIA GB10");
-        assert_eq!(gpu_text(&Err("libcuda not found".to_owned())), "unknown GPU (libcuda not found)");
+        assert_eq!(
+            gpu_text(&Err("libcuda not found".to_owned())),
+            "unknown GPU (libcuda not found)"
+        );
     }
 
     #[test]
     fn the_line_gives_the_reason_for_a_spark_and_for_a_gpu_with_gpudirect() {
         let line = host_pointers_reason(&Ok(vec![GB10]));
         assert!(line.contains("cannot reach"), "{line}");
-        assert!(line.ends_with("(GPU 0: INTEGRATED=1 GPU_DIRECT_RDMA_SUPPORTED=0 DMA_BUF_SUPPORTED=0)"), "{line}");
+        assert!(
+            line.ends_with("(GPU 0: INTEGRATED=1 GPU_DIRECT_RDMA_SUPPORTED=0 DMA_BUF_SUPPORTED=0)"),
+            "{line}"
+        );
         let discrete = CudaDevice {
             is_integrated: Some(false),
             has_gpu_direct_rdma: Some(true),
@@ -234,8 +260,13 @@ mod tests {
             has_vmm_rdma: None,
         };
         let line = host_pointers_reason(&Ok(vec![discrete, discrete]));
-        assert!(line.contains("moves host memory") && line.contains("GPU 0,1:"), "{line}");
+        assert!(
+            line.contains("moves host memory") && line.contains("GPU 0,1:"),
+            "{line}"
+        );
         assert!(line.contains("DMA_BUF_SUPPORTED=unknown"), "{line}");
-        assert!(host_pointers_reason(&Err("libcuda not found".into())).contains("libcuda not found"));
+        assert!(
+            host_pointers_reason(&Err("libcuda not found".into())).contains("libcuda not found")
+        );
     }
 }

@@ -16,9 +16,12 @@ pub fn ports_from_sysfs(sysfs: &Path) -> Vec<PortFacts> {
     let mut found = Vec::new();
     for device in names(&sysfs.join("class/infiniband")) {
         let folder = sysfs.join("class/infiniband").join(&device);
-        let guid =
-            read(&folder.join("node_guid")).and_then(|guid| u64::from_str_radix(&guid.replace(':', ""), 16).ok());
-        let mut ports: Vec<u8> = names(&folder.join("ports")).iter().filter_map(|name| name.parse().ok()).collect();
+        let guid = read(&folder.join("node_guid"))
+            .and_then(|guid| u64::from_str_radix(&guid.replace(':', ""), 16).ok());
+        let mut ports: Vec<u8> = names(&folder.join("ports"))
+            .iter()
+            .filter_map(|name| name.parse().ok())
+            .collect();
         ports.sort_unstable();
         for port in ports {
             found.push(port_facts(sysfs, &device, guid.unwrap_or(0), port));
@@ -32,12 +35,22 @@ pub fn ports_from_sysfs(sysfs: &Path) -> Vec<PortFacts> {
 const HEADERS_BYTES: u32 = 96;
 
 fn port_facts(sysfs: &Path, device: &str, guid: u64, port: u8) -> PortFacts {
-    let folder = sysfs.join("class/infiniband").join(device).join("ports").join(port.to_string());
+    let folder = sysfs
+        .join("class/infiniband")
+        .join(device)
+        .join("ports")
+        .join(port.to_string());
     let gids = gid_table(sysfs, &folder);
-    let netdev = sysfs::function_netdevs(sysfs, device, port).into_iter().next();
+    let netdev = sysfs::function_netdevs(sysfs, device, port)
+        .into_iter()
+        .next();
     let netdev = netdev.or_else(|| read(&folder.join("gid_attrs/ndevs/0")));
-    let payload_bytes =
-        |mtu: u32| [4096, 2048, 1024, 512].into_iter().find(|size| size + HEADERS_BYTES <= mtu).unwrap_or(256);
+    let payload_bytes = |mtu: u32| {
+        [4096, 2048, 1024, 512]
+            .into_iter()
+            .find(|size| size + HEADERS_BYTES <= mtu)
+            .unwrap_or(256)
+    };
     let info = PortInfo {
         state: state(&read(&folder.join("state")).unwrap_or_default()),
         link_layer: match read(&folder.join("link_layer")).as_deref() {
@@ -45,16 +58,30 @@ fn port_facts(sysfs: &Path, device: &str, guid: u64, port: u8) -> PortFacts {
             Some("InfiniBand") => LinkLayer::InfiniBand,
             _ => LinkLayer::Unspecified,
         },
-        active_mtu_bytes: netdev.and_then(|name| sysfs::netdev_mtu(sysfs, &name)).map_or(1024, payload_bytes),
+        active_mtu_bytes: netdev
+            .and_then(|name| sysfs::netdev_mtu(sysfs, &name))
+            .map_or(1024, payload_bytes),
         max_message_bytes: 1 << 30,
-        speed_mbps: read(&folder.join("rate")).and_then(|rate| rate_mbps(&rate)).unwrap_or(0),
+        speed_mbps: read(&folder.join("rate"))
+            .and_then(|rate| rate_mbps(&rate))
+            .unwrap_or(0),
     };
-    PortFacts { device: device.to_owned(), guid, port, info, gids }
+    PortFacts {
+        device: device.to_owned(),
+        guid,
+        port,
+        info,
+        gids,
+    }
 }
 
 /// Parses `4: ACTIVE`.
 fn state(text: &str) -> PortState {
-    match text.split(':').next().and_then(|number| number.trim().parse().ok()) {
+    match text
+        .split(':')
+        .next()
+        .and_then(|number| number.trim().parse().ok())
+    {
         Some(1) => PortState::Down,
         Some(2) => PortState::Init,
         Some(3) => PortState::Armed,
@@ -70,24 +97,43 @@ fn rate_mbps(text: &str) -> Option<u32> {
         Some((whole, part)) => (whole, part.get(..1)?.parse().ok()?),
         None => (text.split_whitespace().next()?, 0),
     };
-    whole.parse::<u32>().ok()?.checked_mul(1000)?.checked_add(tenths * 100)
+    whole
+        .parse::<u32>()
+        .ok()?
+        .checked_mul(1000)?
+        .checked_add(tenths * 100)
 }
 
 /// Reads a port's GID table. Omits empty entries, whose GID is zero and which have no kind.
 fn gid_table(sysfs: &Path, port: &Path) -> Vec<GidEntry> {
     let mut entries = Vec::new();
     for name in names(&port.join("gids")) {
-        let Ok(index) = name.parse::<u16>() else { continue };
+        let Ok(index) = name.parse::<u16>() else {
+            continue;
+        };
         let gid = read(&port.join("gids").join(&name)).and_then(|gid| gid.parse::<Ipv6Addr>().ok());
-        let Some(gid) = gid.filter(|gid| !gid.is_unspecified()) else { continue };
-        let kind = match read(&port.join("gid_attrs/types").join(&name)).as_deref().map(|kind| kind.ends_with("v2")) {
+        let Some(gid) = gid.filter(|gid| !gid.is_unspecified()) else {
+            continue;
+        };
+        let kind = match read(&port.join("gid_attrs/types").join(&name))
+            .as_deref()
+            .map(|kind| kind.ends_with("v2"))
+        {
             Some(true) => GidKind::RoceV2,
             Some(false) => GidKind::RoceV1,
             None => continue,
         };
-        let ifindex = read(&port.join("gid_attrs/ndevs").join(&name))
-            .and_then(|netdev| read(&sysfs.join("class/net").join(netdev).join("ifindex"))?.parse().ok());
-        entries.push(GidEntry { index, gid: gid.octets(), kind, ifindex: ifindex.unwrap_or(0) });
+        let ifindex = read(&port.join("gid_attrs/ndevs").join(&name)).and_then(|netdev| {
+            read(&sysfs.join("class/net").join(netdev).join("ifindex"))?
+                .parse()
+                .ok()
+        });
+        entries.push(GidEntry {
+            index,
+            gid: gid.octets(),
+            kind,
+            ifindex: ifindex.unwrap_or(0),
+        });
     }
     entries.sort_by_key(|entry| entry.index);
     entries
@@ -103,7 +149,11 @@ mod tests {
         assert_eq!(state("4: ACTIVE"), PortState::Active);
         assert_eq!(state("1: DOWN"), PortState::Down);
         assert_eq!(state(""), PortState::Other(0));
-        for (text, mbps) in [("200 Gb/sec (2X NDR)", Some(200_000)), ("2.5 Gb/sec (1X SDR)", Some(2_500)), ("", None)] {
+        for (text, mbps) in [
+            ("200 Gb/sec (2X NDR)", Some(200_000)),
+            ("2.5 Gb/sec (1X SDR)", Some(2_500)),
+            ("", None),
+        ] {
             assert_eq!(rate_mbps(text), mbps, "{text}");
         }
     }
@@ -132,10 +182,22 @@ mod tests {
             write(port.join(format!("gid_attrs/ndevs/{index}")), "eth1\n");
         }
         let found = ports_from_sysfs(sysfs.path());
-        let [facts] = &found[..] else { panic!("{found:?}") };
-        assert_eq!((facts.device.as_str(), facts.port, facts.info.speed_mbps), ("mlx5_0", 1, 200_000));
-        assert_eq!((facts.info.state, facts.info.active_mtu_bytes), (PortState::Active, 1024));
-        let gids: Vec<_> = facts.gids.iter().map(|entry| (entry.index, entry.kind, entry.ifindex)).collect();
+        let [facts] = &found[..] else {
+            panic!("{found:?}")
+        };
+        assert_eq!(
+            (facts.device.as_str(), facts.port, facts.info.speed_mbps),
+            ("mlx5_0", 1, 200_000)
+        );
+        assert_eq!(
+            (facts.info.state, facts.info.active_mtu_bytes),
+            (PortState::Active, 1024)
+        );
+        let gids: Vec<_> = facts
+            .gids
+            .iter()
+            .map(|entry| (entry.index, entry.kind, entry.ifindex))
+            .collect();
         assert_eq!(gids, [(0, GidKind::RoceV1, 7), (3, GidKind::RoceV2, 7)]);
     }
 }

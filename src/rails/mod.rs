@@ -32,7 +32,9 @@ pub use crate::verbs::{LinkLayer, PortState};
 pub use capacity::{Capacity, Limit};
 pub use cuda::{CudaDevice, cuda_devices, gpu_name, gpu_text, host_pointers_reason};
 pub use from_sysfs::ports_from_sysfs;
-pub use model::{Obstacle, PcieLink, PortFacts, Rail, RailAddress, Refused, Survey, Warning, WarningKind};
+pub use model::{
+    Obstacle, PcieLink, PortFacts, Rail, RailAddress, Refused, Survey, Warning, WarningKind,
+};
 pub use pcie::{LinkRate, PciFunction};
 pub use qos::{RailQos, qos_info, qos_warning};
 pub use report::{report, wrapped};
@@ -57,7 +59,11 @@ pub fn check_sysfs(sysfs: &Path) -> Result<()> {
         Ok(_) => "it has no folder `class`".to_owned(),
     };
     let (name, value) = ("NCCL_SPARK_SYSFS".to_owned(), sysfs.display().to_string());
-    Err(Error::Setting { name, value, fault: SettingFault::Sysfs(why) })
+    Err(Error::Setting {
+        name,
+        value,
+        fault: SettingFault::Sysfs(why),
+    })
 }
 
 /// Surveys all ports and chooses the rails. `sysfs` is the mount point of sysfs ("/sys"), and
@@ -69,13 +75,23 @@ pub fn survey(
     interfaces: &[Interface],
     filter: &HcaFilter,
 ) -> Survey {
-    let seen = sorted(ports.iter().map(|facts| Port::survey(sysfs, facts, interfaces, filter)).collect());
+    let seen = sorted(
+        ports
+            .iter()
+            .map(|facts| Port::survey(sysfs, facts, interfaces, filter))
+            .collect(),
+    );
     let mut links = Vec::new();
     let mut cables = Vec::new();
     let mut rails: Vec<Rail> = seen
         .iter()
         .filter(|port| port.is_rail())
-        .map(|port| port.rail(link_index(&mut links, port, &seen), index_of(&mut cables, port.cable())))
+        .map(|port| {
+            port.rail(
+                link_index(&mut links, port, &seen),
+                index_of(&mut cables, port.cable()),
+            )
+        })
         .collect();
     for at in 0..rails.len() {
         let is_twin = |other: &Rail| other.cable == rails[at].cable && other.link != rails[at].link;
@@ -83,16 +99,34 @@ pub fn survey(
     }
     let has_twin = |port: &Port| {
         let cable = cables.iter().position(|cable| *cable == port.cable());
-        let is_elsewhere = |rail: &Rail| rail.pci.as_ref().map(|pci| pci.slot.as_str()) != port.slot();
-        rails.iter().any(|rail| Some(rail.cable) == cable && is_elsewhere(rail))
+        let is_elsewhere =
+            |rail: &Rail| rail.pci.as_ref().map(|pci| pci.slot.as_str()) != port.slot();
+        rails
+            .iter()
+            .any(|rail| Some(rail.cable) == cable && is_elsewhere(rail))
     };
-    let refused = seen.iter().filter_map(|port| port.refused(has_twin(port))).collect();
+    let refused = seen
+        .iter()
+        .filter_map(|port| port.refused(has_twin(port)))
+        .collect();
     let speed_mbps = capacity::capacity(&rails, &links, |rail| rail.speed_mbps).mbps;
-    let guid = seen.iter().filter(|port| port.is_rail()).map(Port::adapter_guid).min().unwrap_or(0);
+    let guid = seen
+        .iter()
+        .filter(|port| port.is_rail())
+        .map(Port::adapter_guid)
+        .min()
+        .unwrap_or(0);
     let arp = Arp::read(proc_sys, &rails);
     let mut warnings = advice::warnings(&seen, &rails, &links, filter, &arp);
     warnings.extend(arp.warning());
-    Survey { rails, refused, links, warnings, speed_mbps, guid }
+    Survey {
+        rails,
+        refused,
+        links,
+        warnings,
+        speed_mbps,
+        guid,
+    }
 }
 
 impl Survey {
@@ -118,8 +152,17 @@ impl Survey {
 
     /// Returns a rail's link, cable and speeds in the form that is sent to peers.
     pub fn attachment(&self, rail: &Rail) -> Attachment {
-        let link_mbps = self.links.get(rail.link).and_then(|link| link.payload_mbps).unwrap_or(0);
-        Attachment { link: rail.link as u8, link_mbps, cable: rail.cable as u8, port_mbps: rail.speed_mbps.max(1) }
+        let link_mbps = self
+            .links
+            .get(rail.link)
+            .and_then(|link| link.payload_mbps)
+            .unwrap_or(0);
+        Attachment {
+            link: rail.link as u8,
+            link_mbps,
+            cable: rail.cable as u8,
+            port_mbps: rail.speed_mbps.max(1),
+        }
     }
 
     /// Returns a rail's rate in Mb/s while the other rails on its PCIe link are equally busy.
@@ -128,7 +171,8 @@ impl Survey {
         let together: u32 = on_link.map(|other| other.speed_mbps).sum();
         match self.links.get(rail.link).and_then(|link| link.payload_mbps) {
             Some(payload) if payload < together => {
-                (u64::from(payload) * u64::from(rail.speed_mbps) / u64::from(together.max(1))) as u32
+                (u64::from(payload) * u64::from(rail.speed_mbps) / u64::from(together.max(1)))
+                    as u32
             }
             _ => rail.speed_mbps,
         }
@@ -145,10 +189,32 @@ const FRAMING_BYTES: u64 = 82;
 fn sorted(seen: Vec<Port>) -> Vec<Port> {
     let place = |port: &Port| {
         let pci = port.pci.as_ref();
-        (pci.is_none(), pci.map(|pci| (pci.domain, pci.slot.clone(), pci.function, pci.address.clone())))
+        (
+            pci.is_none(),
+            pci.map(|pci| {
+                (
+                    pci.domain,
+                    pci.slot.clone(),
+                    pci.function,
+                    pci.address.clone(),
+                )
+            }),
+        )
     };
-    let cable_place = |port: &Port| seen.iter().filter(|other| other.cable() == port.cable()).map(place).min();
-    let key = |port: &Port| (cable_place(port), place(port), port.facts.device.clone(), port.facts.port);
+    let cable_place = |port: &Port| {
+        seen.iter()
+            .filter(|other| other.cable() == port.cable())
+            .map(place)
+            .min()
+    };
+    let key = |port: &Port| {
+        (
+            cable_place(port),
+            place(port),
+            port.facts.device.clone(),
+            port.facts.port,
+        )
+    };
     let keys: Vec<_> = seen.iter().map(key).collect();
     let mut keyed: Vec<_> = keys.into_iter().zip(seen).collect();
     keyed.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -166,7 +232,10 @@ fn link_index(links: &mut Vec<PcieLink>, port: &Port, seen: &[Port]) -> usize {
     }
     let mut devices: Vec<String> = seen
         .iter()
-        .filter(|other| other.facts.device == port.facts.device || (slot.is_some() && other.slot() == slot.as_deref()))
+        .filter(|other| {
+            other.facts.device == port.facts.device
+                || (slot.is_some() && other.slot() == slot.as_deref())
+        })
         .map(|other| other.facts.device.clone())
         .collect();
     devices.dedup();
@@ -181,8 +250,11 @@ fn link_index(links: &mut Vec<PcieLink>, port: &Port, seen: &[Port]) -> usize {
 }
 
 fn index_of<T: PartialEq>(known: &mut Vec<T>, value: T) -> usize {
-    known.iter().position(|other| *other == value).unwrap_or_else(|| {
-        known.push(value);
-        known.len() - 1
-    })
+    known
+        .iter()
+        .position(|other| *other == value)
+        .unwrap_or_else(|| {
+            known.push(value);
+            known.len() - 1
+        })
 }

@@ -84,8 +84,16 @@ pub enum WarningKind {
 }
 
 impl Warning {
-    pub(super) fn new<'a>(kind: WarningKind, devices: impl IntoIterator<Item = &'a str>, text: String) -> Self {
-        Self { kind, devices: devices.into_iter().map(str::to_owned).collect(), text }
+    pub(super) fn new<'a>(
+        kind: WarningKind,
+        devices: impl IntoIterator<Item = &'a str>,
+        text: String,
+    ) -> Self {
+        Self {
+            kind,
+            devices: devices.into_iter().map(str::to_owned).collect(),
+            text,
+        }
     }
 }
 
@@ -180,14 +188,22 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Excluded => f.write_str("NCCL_IB_HCA excludes it"),
-            Self::LinkLayer(LinkLayer::InfiniBand) => f.write_str("its link layer is InfiniBand, not Ethernet"),
+            Self::LinkLayer(LinkLayer::InfiniBand) => {
+                f.write_str("its link layer is InfiniBand, not Ethernet")
+            }
             Self::LinkLayer(_) => f.write_str("its link layer is not Ethernet"),
-            Self::State(PortState::Down) => f.write_str("the port is down: no cable, or its interface is not up"),
+            Self::State(PortState::Down) => {
+                f.write_str("the port is down: no cable, or its interface is not up")
+            }
             Self::State(PortState::Init) => f.write_str("the port is not active yet (state INIT)"),
-            Self::State(PortState::Armed) => f.write_str("the port is not active yet (state ARMED)"),
+            Self::State(PortState::Armed) => {
+                f.write_str("the port is not active yet (state ARMED)")
+            }
             Self::State(state) => write!(f, "the port is not active (state {state:?})"),
             Self::NoAddress(netdev) => Missing::Address(netdev.clone()).fmt(f),
-            Self::NoGid => f.write_str("it has no RoCE v2 GID: its interface has neither an IPv4 nor an IPv6 address"),
+            Self::NoGid => f.write_str(
+                "it has no RoCE v2 GID: its interface has neither an IPv4 nor an IPv6 address",
+            ),
         }
     }
 }

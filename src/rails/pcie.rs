@@ -48,7 +48,10 @@ pub struct LinkRate {
 impl LinkRate {
     /// Returns the PCIe generation of this signalling rate, if it is a standard rate.
     pub fn generation(self) -> Option<u8> {
-        GENERATIONS.iter().find(|row| row.speed_mts == self.speed_mts).map(|row| row.generation)
+        GENERATIONS
+            .iter()
+            .find(|row| row.speed_mts == self.speed_mts)
+            .map(|row| row.generation)
     }
 
     /// Returns the payload rate in Mb/s, one direction: signalling rate x lanes x line code x 8/9.
@@ -63,7 +66,10 @@ impl LinkRate {
     /// The MPS is not an argument: only root can read it, and all ranks must announce the same
     /// rate.
     pub fn payload_mbps(self) -> u32 {
-        let code = GENERATIONS.iter().rfind(|row| row.speed_mts <= self.speed_mts).unwrap_or(&GENERATIONS[0]);
+        let code = GENERATIONS
+            .iter()
+            .rfind(|row| row.speed_mts <= self.speed_mts)
+            .unwrap_or(&GENERATIONS[0]);
         let lanes_mbps = u64::from(self.speed_mts) * u64::from(self.width);
         // Divides only once, at the end. Before that, a standard rate gives at most
         // 128000 x 32 x 236 x 8, which is far below 2^64.
@@ -96,22 +102,63 @@ struct Generation {
 /// Signalling rates and line codes (PCI Express Base Specification 6.0, 1.2 and 4.2): 8b/10b,
 /// 128b/130b, and from generation 6 flits with 236 bytes of transactions in 256.
 const GENERATIONS: [Generation; 7] = [
-    Generation { generation: 1, speed_mts: 2_500, useful_bits: 8, line_bits: 10 },
-    Generation { generation: 2, speed_mts: 5_000, useful_bits: 8, line_bits: 10 },
-    Generation { generation: 3, speed_mts: 8_000, useful_bits: 128, line_bits: 130 },
-    Generation { generation: 4, speed_mts: 16_000, useful_bits: 128, line_bits: 130 },
-    Generation { generation: 5, speed_mts: 32_000, useful_bits: 128, line_bits: 130 },
-    Generation { generation: 6, speed_mts: 64_000, useful_bits: 236, line_bits: 256 },
-    Generation { generation: 7, speed_mts: 128_000, useful_bits: 236, line_bits: 256 },
+    Generation {
+        generation: 1,
+        speed_mts: 2_500,
+        useful_bits: 8,
+        line_bits: 10,
+    },
+    Generation {
+        generation: 2,
+        speed_mts: 5_000,
+        useful_bits: 8,
+        line_bits: 10,
+    },
+    Generation {
+        generation: 3,
+        speed_mts: 8_000,
+        useful_bits: 128,
+        line_bits: 130,
+    },
+    Generation {
+        generation: 4,
+        speed_mts: 16_000,
+        useful_bits: 128,
+        line_bits: 130,
+    },
+    Generation {
+        generation: 5,
+        speed_mts: 32_000,
+        useful_bits: 128,
+        line_bits: 130,
+    },
+    Generation {
+        generation: 6,
+        speed_mts: 64_000,
+        useful_bits: 236,
+        line_bits: 256,
+    },
+    Generation {
+        generation: 7,
+        speed_mts: 128_000,
+        useful_bits: 236,
+        line_bits: 256,
+    },
 ];
 
 /// Parses sysfs's `*_link_width` ("4") and `*_link_speed` ("32.0 GT/s PCIe", "8 GT/s" in older
 /// kernels). Returns `None` for width 0, 63 or 255, or "Unknown". Sysfs shows these values for a
 /// virtual function, or for a function that is off the bus.
 pub(super) fn parse_link_rate(width: &str, speed: &str) -> Option<LinkRate> {
-    let width: u16 = width.trim().parse().ok().filter(|lanes| (1..=32).contains(lanes))?;
-    let (whole, rest) =
-        speed.trim().split_once(" GT/s").map(|(number, _)| number.split_once('.').unwrap_or((number, "0")))?;
+    let width: u16 = width
+        .trim()
+        .parse()
+        .ok()
+        .filter(|lanes| (1..=32).contains(lanes))?;
+    let (whole, rest) = speed
+        .trim()
+        .split_once(" GT/s")
+        .map(|(number, _)| number.split_once('.').unwrap_or((number, "0")))?;
     let tenths: u32 = rest.get(..1)?.parse().ok()?;
     let whole: u32 = whole.parse().ok().filter(|n| *n < 1_000)?;
     let speed_mts = whole * 1_000 + tenths * 100;
@@ -124,11 +171,20 @@ pub(super) fn parse_address(name: &str) -> Option<(u32, &str, u8)> {
     let (slot, function) = name.split_once('.')?;
     let mut parts = slot.split(':');
     let (domain, bus, device) = (parts.next()?, parts.next()?, parts.next()?);
-    let hexadecimal = |text: &str, digits| text.len() == digits && text.chars().all(|c| c.is_ascii_hexdigit());
-    if parts.next().is_some() || !hexadecimal(bus, 2) || !hexadecimal(device, 2) || !(4..=8).contains(&domain.len()) {
+    let hexadecimal =
+        |text: &str, digits| text.len() == digits && text.chars().all(|c| c.is_ascii_hexdigit());
+    if parts.next().is_some()
+        || !hexadecimal(bus, 2)
+        || !hexadecimal(device, 2)
+        || !(4..=8).contains(&domain.len())
+    {
         return None;
     }
-    Some((u32::from_str_radix(domain, 16).ok()?, slot, u8::from_str_radix(function, 16).ok()?))
+    Some((
+        u32::from_str_radix(domain, 16).ok()?,
+        slot,
+        u8::from_str_radix(function, 16).ok()?,
+    ))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,26 +229,59 @@ pub(super) fn transaction_sizes(configuration: &[u8]) -> Option<TransactionSizes
 mod tests {
     use super::*;
 
-    const GEN5_X4: LinkRate = LinkRate { width: 4, speed_mts: 32_000 };
+    const GEN5_X4: LinkRate = LinkRate {
+        width: 4,
+        speed_mts: 32_000,
+    };
 
     #[test]
     fn a_sparks_link_carries_what_was_measured_over_it() {
         assert_eq!(GEN5_X4.payload_mbps(), 112_027);
         let measured_mbps = 111_700_f64;
         assert!((f64::from(GEN5_X4.payload_mbps()) / measured_mbps - 1.0).abs() < 0.01);
-        assert_eq!(GEN5_X4.payload_mbps() / 2, LinkRate { width: 2, ..GEN5_X4 }.payload_mbps());
+        assert_eq!(
+            GEN5_X4.payload_mbps() / 2,
+            LinkRate {
+                width: 2,
+                ..GEN5_X4
+            }
+            .payload_mbps()
+        );
         // 8b/10b: 2.5 GT/s x1 is 2 Gb/s before any overhead.
-        assert_eq!(LinkRate { width: 1, speed_mts: 2_500 }.payload_mbps(), 2_000 * 8 / 9);
+        assert_eq!(
+            LinkRate {
+                width: 1,
+                speed_mts: 2_500
+            }
+            .payload_mbps(),
+            2_000 * 8 / 9
+        );
     }
 
     #[test]
     fn sysfs_rates_parse_and_unknown_ones_are_none() {
         assert_eq!(parse_link_rate("4\n", "32.0 GT/s PCIe\n"), Some(GEN5_X4));
-        assert_eq!(parse_link_rate("16", "8 GT/s"), Some(LinkRate { width: 16, speed_mts: 8_000 }));
-        assert_eq!(parse_link_rate("1", "2.5 GT/s PCIe"), Some(LinkRate { width: 1, speed_mts: 2_500 }));
-        for (width, speed) in
-            [("0", "32.0 GT/s"), ("255", "32.0 GT/s"), ("63", "Unknown"), ("4", "Unknown speed"), ("", "")]
-        {
+        assert_eq!(
+            parse_link_rate("16", "8 GT/s"),
+            Some(LinkRate {
+                width: 16,
+                speed_mts: 8_000
+            })
+        );
+        assert_eq!(
+            parse_link_rate("1", "2.5 GT/s PCIe"),
+            Some(LinkRate {
+                width: 1,
+                speed_mts: 2_500
+            })
+        );
+        for (width, speed) in [
+            ("0", "32.0 GT/s"),
+            ("255", "32.0 GT/s"),
+            ("63", "Unknown"),
+            ("4", "Unknown speed"),
+            ("", ""),
+        ] {
             assert_eq!(parse_link_rate(width, speed), None, "{width} {speed}");
         }
         assert_eq!(GEN5_X4.to_string(), "Gen5 x4");
@@ -201,8 +290,18 @@ mod tests {
     #[test]
     fn addresses_parse_with_any_domain() {
         assert_eq!(parse_address("0002:01:00.1"), Some((2, "0002:01:00", 1)));
-        assert_eq!(parse_address("10000:e1:00.0"), Some((0x10000, "10000:e1:00", 0)));
-        for name in ["pci0000:00", "mlx5_core.sf.4", "0000:01:00", "virtual", "0000:1:00.0", "enp1s0f0np0.100"] {
+        assert_eq!(
+            parse_address("10000:e1:00.0"),
+            Some((0x10000, "10000:e1:00", 0))
+        );
+        for name in [
+            "pci0000:00",
+            "mlx5_core.sf.4",
+            "0000:01:00",
+            "virtual",
+            "0000:1:00.0",
+            "enp1s0f0np0.100",
+        ] {
             assert_eq!(parse_address(name), None, "{name}");
         }
     }
@@ -214,14 +313,19 @@ mod tests {
         space[0x34] = 0x40;
         (space[0x40], space[0x41]) = (0x01, 0x60);
         (space[0x60], space[0x61]) = (0x10, 0);
-        let sizes =
-            |space: &[u8]| transaction_sizes(space).map(|sizes| (sizes.payload_bytes, sizes.read_request_bytes));
+        let sizes = |space: &[u8]| {
+            transaction_sizes(space).map(|sizes| (sizes.payload_bytes, sizes.read_request_bytes))
+        };
         (space[0x68], space[0x69]) = (0b0011_1111, 0b0101_1111);
         assert_eq!(sizes(&space), Some((Some(256), Some(4096))));
         (space[0x68], space[0x69]) = (0b0101_0000, 0b0010_1000);
         assert_eq!(sizes(&space), Some((Some(512), Some(512))));
         space[0x69] = 0b0110_0000;
-        assert_eq!(sizes(&space), Some((Some(512), None)), "a size that the specification reserves");
+        assert_eq!(
+            sizes(&space),
+            Some((Some(512), None)),
+            "a size that the specification reserves"
+        );
         assert_eq!(sizes(&space[..64]), None, "an unprivileged reader");
         (space[0x60], space[0x61]) = (0x05, 0x40);
         assert_eq!(sizes(&space), None, "a list that runs in a circle");

@@ -34,11 +34,17 @@ pub(super) enum Cable {
 }
 
 impl<'a> Port<'a> {
-    pub(super) fn survey(sysfs: &Path, facts: &'a PortFacts, interfaces: &[Interface], filter: &HcaFilter) -> Self {
+    pub(super) fn survey(
+        sysfs: &Path,
+        facts: &'a PortFacts,
+        interfaces: &[Interface],
+        filter: &HcaFilter,
+    ) -> Self {
         let (device, port) = (facts.device.as_str(), facts.port);
         let function_netdevs = sysfs::function_netdevs(sysfs, device, port);
-        let owned: Vec<OwnedGid> =
-            roce_v2(facts).map(|entry| (entry, owner_of(sysfs, facts, entry, interfaces))).collect();
+        let owned: Vec<OwnedGid> = roce_v2(facts)
+            .map(|entry| (entry, owner_of(sysfs, facts, entry, interfaces)))
+            .collect();
         let netdev = netdev(sysfs, facts, interfaces, &owned, &function_netdevs);
         let named = netdev.iter().chain(&function_netdevs);
         let mut phys_ports = named.filter_map(|name| sysfs::phys_port_name(sysfs, name));
@@ -51,12 +57,16 @@ impl<'a> Port<'a> {
             obstacle: obstacle(facts, &owned),
             is_admitted: filter.admits(device, Some(port)),
             is_in_sysfs: sysfs::has_device(sysfs, device),
-            netdev_mtu_bytes: seen.and_then(|name| sysfs::netdev_mtu(sysfs, name)).filter(|mtu| *mtu > 0),
+            netdev_mtu_bytes: seen
+                .and_then(|name| sysfs::netdev_mtu(sysfs, name))
+                .filter(|mtu| *mtu > 0),
             speed_mbps: Some(facts.info.speed_mbps)
                 .filter(|mbps| *mbps > 0)
                 .or_else(|| sysfs::netdev_speed_mbps(sysfs, netdev.as_ref()?)),
             system_image_guid: sysfs::system_image_guid(sysfs, device),
-            has_carrier: netdev.as_ref().is_some_and(|name| sysfs::has_carrier(sysfs, name)),
+            has_carrier: netdev
+                .as_ref()
+                .is_some_and(|name| sysfs::has_carrier(sysfs, name)),
             netdev,
             facts,
         }
@@ -72,12 +82,22 @@ impl<'a> Port<'a> {
     pub(super) fn cable(&self) -> Cable {
         let by_function = || {
             let function = self.pci.as_ref()?.function;
-            Some(if self.facts.port == 1 { format!("p{function}") } else { format!("p{function}.{}", self.facts.port) })
+            Some(if self.facts.port == 1 {
+                format!("p{function}")
+            } else {
+                format!("p{function}.{}", self.facts.port)
+            })
         };
         match self.phys_port.clone().or_else(by_function) {
             // Cables of adapters without a GUID are told apart only by the port's name.
-            Some(port) if self.pci.is_some() => Cable::Port { adapter: self.system_image_guid, port },
-            _ => Cable::Own { device: self.facts.device.clone(), port: self.facts.port },
+            Some(port) if self.pci.is_some() => Cable::Port {
+                adapter: self.system_image_guid,
+                port,
+            },
+            _ => Cable::Own {
+                device: self.facts.device.clone(),
+                port: self.facts.port,
+            },
         }
     }
 
@@ -111,8 +131,15 @@ impl<'a> Port<'a> {
     /// Returns the port with its obstacle, or `None` for a rail. `has_twin` is true if
     /// a rail uses the same cable and another PCIe link.
     pub(super) fn refused(&self, has_twin: bool) -> Option<Refused> {
-        let obstacle = if self.is_admitted { self.obstacle.clone()? } else { Obstacle::Excluded };
-        let can_come = matches!(obstacle, Obstacle::State(_) | Obstacle::NoGid | Obstacle::NoAddress(_));
+        let obstacle = if self.is_admitted {
+            self.obstacle.clone()?
+        } else {
+            Obstacle::Excluded
+        };
+        let can_come = matches!(
+            obstacle,
+            Obstacle::State(_) | Obstacle::NoGid | Obstacle::NoAddress(_)
+        );
         Some(Refused {
             device: self.facts.device.clone(),
             port: self.facts.port,
@@ -140,19 +167,44 @@ fn obstacle(facts: &PortFacts, owned: &[OwnedGid]) -> Option<Obstacle> {
     }
     // One entry with a usable address is enough for a rail. Otherwise the last entry gives the
     // reason; without any entry, the reason is `NoGid`.
-    owned.iter().try_fold(Obstacle::NoGid, |_, (_, owner)| match owner {
-        GidOwner::Missing(interface) => Some(Obstacle::NoAddress(interface.name.clone())),
-        GidOwner::Found { .. } | GidOwner::Elsewhere => None,
-    })
+    owned
+        .iter()
+        .try_fold(Obstacle::NoGid, |_, (_, owner)| match owner {
+            GidOwner::Missing(interface) => Some(Obstacle::NoAddress(interface.name.clone())),
+            GidOwner::Found { .. } | GidOwner::Elsewhere => None,
+        })
 }
 
 fn roce_v2(facts: &PortFacts) -> impl Iterator<Item = &GidEntry> {
-    facts.gids.iter().filter(|entry| entry.kind == GidKind::RoceV2 && entry.gid != [0; 16])
+    facts
+        .gids
+        .iter()
+        .filter(|entry| entry.kind == GidKind::RoceV2 && entry.gid != [0; 16])
 }
 
-fn owner_of<'a>(sysfs: &Path, facts: &PortFacts, entry: &GidEntry, interfaces: &'a [Interface]) -> GidOwner<'a> {
-    let GidEntry { index, gid, ifindex, .. } = *entry;
-    gid_owner(sysfs, TableEntry { device: &facts.device, port: facts.port, index, gid, ifindex }, interfaces)
+fn owner_of<'a>(
+    sysfs: &Path,
+    facts: &PortFacts,
+    entry: &GidEntry,
+    interfaces: &'a [Interface],
+) -> GidOwner<'a> {
+    let GidEntry {
+        index,
+        gid,
+        ifindex,
+        ..
+    } = *entry;
+    gid_owner(
+        sysfs,
+        TableEntry {
+            device: &facts.device,
+            port: facts.port,
+            index,
+            gid,
+            ifindex,
+        },
+        interfaces,
+    )
 }
 
 fn addresses(owned: &[OwnedGid]) -> Vec<RailAddress> {
@@ -162,7 +214,11 @@ fn addresses(owned: &[OwnedGid]) -> Vec<RailAddress> {
             GidOwner::Elsewhere => None,
             GidOwner::Missing(_) => return None,
         };
-        Some(RailAddress { gid: entry.gid, gid_index: entry.index, prefix })
+        Some(RailAddress {
+            gid: entry.gid,
+            gid_index: entry.index,
+            prefix,
+        })
     };
     let mut found: Vec<RailAddress> = owned.iter().filter_map(address).collect();
     found.sort_by_key(|address| (preference_rank(&address.gid), address.gid_index));
@@ -183,18 +239,26 @@ fn netdev(
     entries.sort_by_key(|(entry, _)| (preference_rank(&entry.gid), entry.index));
     let by_address = || {
         entries.iter().find_map(|(_, owner)| match owner {
-            GidOwner::Found { interface, .. } | GidOwner::Missing(interface) => Some(interface.name.clone()),
+            GidOwner::Found { interface, .. } | GidOwner::Missing(interface) => {
+                Some(interface.name.clone())
+            }
             GidOwner::Elsewhere => None,
         })
     };
     let by_kernel = || {
-        let (index, ifindex) = entries.first().map_or((0, 0), |(entry, _)| (entry.index, entry.ifindex));
+        let (index, ifindex) = entries
+            .first()
+            .map_or((0, 0), |(entry, _)| (entry.index, entry.ifindex));
         let name = gid_netdev(sysfs, &facts.device, facts.port, index)?;
         // The name may belong to another namespace, and an interface here may have the same name.
-        let is_another = interfaces.iter().any(|interface| interface.name == name && interface.index != ifindex);
+        let is_another = interfaces
+            .iter()
+            .any(|interface| interface.name == name && interface.index != ifindex);
         (!is_another).then_some(name)
     };
-    by_address().or_else(|| function_netdevs.first().cloned()).or_else(by_kernel)
+    by_address()
+        .or_else(|| function_netdevs.first().cloned())
+        .or_else(by_kernel)
 }
 
 /// Returns the IPv4 subnet of an address: the network address, and the prefix length in bits.

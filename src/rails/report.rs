@@ -13,7 +13,11 @@ pub fn report(survey: &Survey) -> String {
         let text = "No rail is usable: no RDMA device is visible. In a container: --device /dev/infiniband and --network host.";
         return folded("", text);
     }
-    let mut page = if survey.rails.is_empty() { nothing_usable(survey) } else { merged(survey) };
+    let mut page = if survey.rails.is_empty() {
+        nothing_usable(survey)
+    } else {
+        merged(survey)
+    };
     for warning in &survey.warnings {
         page += &folded("  ", &format!("WARNING: {warning}"));
     }
@@ -34,10 +38,18 @@ pub fn report(survey: &Survey) -> String {
 }
 
 fn merged(survey: &Survey) -> String {
-    let names: Vec<String> = survey.rails.iter().map(|rail| format!("{}:{}", rail.device, rail.port)).collect();
+    let names: Vec<String> = survey
+        .rails
+        .iter()
+        .map(|rail| format!("{}:{}", rail.device, rail.port))
+        .collect();
     let verdict = match names.as_slice() {
         [name] => format!("1 rail is usable: {name}"),
-        _ => format!("{} rails are merged into one device: {}", names.len(), names.join(", ")),
+        _ => format!(
+            "{} rails are merged into one device: {}",
+            names.len(),
+            names.join(", ")
+        ),
     };
     let payload = survey.payload();
     let limit = match payload.limit {
@@ -46,14 +58,27 @@ fn merged(survey: &Survey) -> String {
         Limit::PcieLinks => "the PCIe links",
     };
     let (rate, bytes_rate) = (gbps(payload.mbps), f64::from(payload.mbps) / 8_000.0);
-    let expected = format!("expected payload: {rate} ({bytes_rate:.1} GB/s) each way, limited by {limit}");
-    let announced = format!("announced to NCCL: one device of {} Mb/s", survey.speed_mbps);
-    [verdict, expected, announced].iter().map(|line| folded("  ", line)).collect()
+    let expected =
+        format!("expected payload: {rate} ({bytes_rate:.1} GB/s) each way, limited by {limit}");
+    let announced = format!(
+        "announced to NCCL: one device of {} Mb/s",
+        survey.speed_mbps
+    );
+    [verdict, expected, announced]
+        .iter()
+        .map(|line| folded("  ", line))
+        .collect()
 }
 
 fn nothing_usable(survey: &Survey) -> String {
     let mut obstacles: Vec<(&Obstacle, Vec<String>)> = Vec::new();
-    for Refused { device, port, obstacle, .. } in &survey.refused {
+    for Refused {
+        device,
+        port,
+        obstacle,
+        ..
+    } in &survey.refused
+    {
         let name = format!("{device}:{port}");
         match obstacles.iter_mut().find(|(known, _)| *known == obstacle) {
             Some((_, names)) => names.push(name),
@@ -62,31 +87,61 @@ fn nothing_usable(survey: &Survey) -> String {
     }
     let mut page = "No rail is usable:\n".to_owned();
     for (obstacle, names) in obstacles {
-        page += &folded("    ", &format!("  {}: {obstacle}", list(names.iter().map(String::as_str))));
+        page += &folded(
+            "    ",
+            &format!("  {}: {obstacle}", list(names.iter().map(String::as_str))),
+        );
     }
     page
 }
 
 fn rail_text(rail: &Rail, survey: &Survey) -> String {
-    let twin = rail.twin.map(|at| format!(", twin of {}", survey.rails[at].device)).unwrap_or_default();
+    let twin = rail
+        .twin
+        .map(|at| format!(", twin of {}", survey.rails[at].device))
+        .unwrap_or_default();
     let addresses: Vec<String> = rail.addresses.iter().map(address_text).collect();
-    let mut parts = place(rail.netdev.as_deref(), rail.phys_port.as_deref(), rail.pci.as_ref());
+    let mut parts = place(
+        rail.netdev.as_deref(),
+        rail.phys_port.as_deref(),
+        rail.pci.as_ref(),
+    );
     parts.push(gbps(rail.speed_mbps));
     parts.push(format!("path MTU {}", rail.path_mtu_bytes));
     let cable = survey.cable_name(rail);
-    let head = format!("{}:{}  used: cable {cable}, PCIe link {}{twin}", rail.device, rail.port, rail.link);
-    [folded("    ", &head), indented(&parts.join(", ")), indented(&addresses.join(", "))].concat()
+    let head = format!(
+        "{}:{}  used: cable {cable}, PCIe link {}{twin}",
+        rail.device, rail.port, rail.link
+    );
+    [
+        folded("    ", &head),
+        indented(&parts.join(", ")),
+        indented(&addresses.join(", ")),
+    ]
+    .concat()
 }
 
 fn refused_text(refused: &Refused) -> String {
-    let head = format!("{}:{}  not used: {}", refused.device, refused.port, refused.obstacle);
-    let parts = place(refused.netdev.as_deref(), refused.phys_port.as_deref(), refused.pci.as_ref());
+    let head = format!(
+        "{}:{}  not used: {}",
+        refused.device, refused.port, refused.obstacle
+    );
+    let parts = place(
+        refused.netdev.as_deref(),
+        refused.phys_port.as_deref(),
+        refused.pci.as_ref(),
+    );
     folded("    ", &head) + &indented(&parts.join(", "))
 }
 
 fn place(netdev: Option<&str>, phys_port: Option<&str>, pci: Option<&PciFunction>) -> Vec<String> {
-    let physical = phys_port.map(|name| format!(" ({name})")).unwrap_or_default();
-    let mut parts = vec![format!("{}{physical}", netdev.unwrap_or("no visible interface"))];
+    let physical = phys_port
+        .map(|name| format!(" ({name})"))
+        .unwrap_or_default();
+    let mut parts = vec![format!(
+        "{}{physical}",
+        netdev.unwrap_or("no visible interface")
+    )];
     parts.extend(pci.map(|pci| match pci.is_virtual {
         true => format!("PCI {} (VF of {}.{})", pci.address, pci.slot, pci.function),
         false => format!("PCI {}", pci.address),
@@ -97,17 +152,28 @@ fn place(netdev: Option<&str>, phys_port: Option<&str>, pci: Option<&PciFunction
 
 fn address_text(address: &RailAddress) -> String {
     let ip: IpAddr = Ipv6Addr::from(address.gid).to_canonical();
-    let prefix = address.prefix.map(|prefix| format!("/{prefix}")).unwrap_or_default();
+    let prefix = address
+        .prefix
+        .map(|prefix| format!("/{prefix}"))
+        .unwrap_or_default();
     format!("{ip}{prefix} (GID {})", address.gid_index)
 }
 
 fn link_text(at: usize, link: &PcieLink) -> String {
     let devices = link.devices.join(", ");
-    let (Some(slot), Some(rate), Some(payload_mbps)) = (&link.slot, link.rate, link.payload_mbps) else {
+    let (Some(slot), Some(rate), Some(payload_mbps)) = (&link.slot, link.rate, link.payload_mbps)
+    else {
         return format!("PCIe link {at}: unknown, so the port's speed counts; {devices}");
     };
-    let shared = if link.devices.len() > 1 { "shared by " } else { "" };
-    format!("PCIe link {at}: {slot} {rate}, carries {}; {shared}{devices}", gbps(payload_mbps))
+    let shared = if link.devices.len() > 1 {
+        "shared by "
+    } else {
+        ""
+    };
+    format!(
+        "PCIe link {at}: {slot} {rate}, carries {}; {shared}{devices}",
+        gbps(payload_mbps)
+    )
 }
 
 /// Width of the narrowest supported terminal.
@@ -152,11 +218,20 @@ mod tests {
     fn long_lines_are_folded_between_words() {
         let words = "word ".repeat(30);
         let text = folded("    ", &format!("  {words}"));
-        assert!(text.lines().count() == 2 && text.lines().all(|line| line.len() <= COLUMNS), "{text}");
-        assert!(text.starts_with("  word word") && text.lines().nth(1).unwrap().starts_with("    word"), "{text}");
+        assert!(
+            text.lines().count() == 2 && text.lines().all(|line| line.len() <= COLUMNS),
+            "{text}"
+        );
+        assert!(
+            text.starts_with("  word word") && text.lines().nth(1).unwrap().starts_with("    word"),
+            "{text}"
+        );
         assert_eq!(text.split_whitespace().count(), 30);
         let long = "x".repeat(100);
-        assert_eq!(folded("  ", &format!("a {long} b")), format!("a\n  {long}\n  b\n"));
+        assert_eq!(
+            folded("  ", &format!("a {long} b")),
+            format!("a\n  {long}\n  b\n")
+        );
         assert_eq!(folded("", "a:1  used"), "a:1  used\n");
         assert_eq!(wrapped(10, "  ", "one two three"), "one two\n  three\n");
     }

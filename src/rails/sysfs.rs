@@ -15,14 +15,19 @@ pub(super) fn has_device(sysfs: &Path, device: &str) -> bool {
 /// geerlingguy/sbc-reviews#92).
 pub(super) fn system_image_guid(sysfs: &Path, device: &str) -> Option<u64> {
     let text = read(&rdma_device(sysfs, device).join("sys_image_guid"))?;
-    u64::from_str_radix(&text.replace(':', ""), 16).ok().filter(|guid| *guid != 0)
+    u64::from_str_radix(&text.replace(':', ""), 16)
+        .ok()
+        .filter(|guid| *guid != 0)
 }
 
 /// Returns a device's PCI function. `None` for soft-RoCE, or if sysfs does not show the function.
 pub(super) fn pci_function(sysfs: &Path, device: &str) -> Option<PciFunction> {
     let parent = fs::canonicalize(rdma_device(sysfs, device).join("device")).ok()?;
     // A scalable function is an auxiliary device below its PCI function.
-    let path = parent.ancestors().find(|folder| pci_address(folder).is_some())?.to_path_buf();
+    let path = parent
+        .ancestors()
+        .find(|folder| pci_address(folder).is_some())?
+        .to_path_buf();
     let address = pci_address(&path)?.to_owned();
     let (domain, own_slot, own_function) = pcie::parse_address(&address)?;
     let physical = fs::canonicalize(path.join("physfn")).ok();
@@ -55,7 +60,8 @@ pub(super) fn function_netdevs(sysfs: &Path, device: &str, port: u8) -> Vec<Stri
     let folder = rdma_device(sysfs, device).join("device/net");
     let mut names = names(&folder);
     let is_other_port = |name: &String| {
-        let dev_port: Option<u8> = read(&folder.join(name).join("dev_port")).and_then(|text| text.parse().ok());
+        let dev_port: Option<u8> =
+            read(&folder.join(name).join("dev_port")).and_then(|text| text.parse().ok());
         dev_port.and_then(|n| n.checked_add(1)) != Some(port)
     };
     names.sort_by_cached_key(|name| (is_other_port(name), name.clone()));
@@ -68,18 +74,24 @@ pub(super) fn phys_port_name(sysfs: &Path, netdev: &str) -> Option<String> {
 }
 
 pub(super) fn netdev_mtu(sysfs: &Path, netdev: &str) -> Option<u32> {
-    read(&sysfs.join("class/net").join(netdev).join("mtu"))?.parse().ok()
+    read(&sysfs.join("class/net").join(netdev).join("mtu"))?
+        .parse()
+        .ok()
 }
 
 /// Returns true if an interface is up and has a carrier. The kernel gives none for an interface
 /// that is down.
 pub(super) fn has_carrier(sysfs: &Path, netdev: &str) -> bool {
-    read(&sysfs.join("class/net").join(netdev).join("carrier")).is_some_and(|carrier| carrier == "1")
+    read(&sysfs.join("class/net").join(netdev).join("carrier"))
+        .is_some_and(|carrier| carrier == "1")
 }
 
 /// Returns the speed of an interface, if known. Virtual interfaces report -1, or nothing.
 pub(super) fn netdev_speed_mbps(sysfs: &Path, netdev: &str) -> Option<u32> {
-    read(&sysfs.join("class/net").join(netdev).join("speed"))?.parse().ok().filter(|mbps| *mbps > 0)
+    read(&sysfs.join("class/net").join(netdev).join("speed"))?
+        .parse()
+        .ok()
+        .filter(|mbps| *mbps > 0)
 }
 
 fn rdma_device(sysfs: &Path, device: &str) -> PathBuf {
@@ -87,7 +99,10 @@ fn rdma_device(sysfs: &Path, device: &str) -> PathBuf {
 }
 
 fn pci_address(folder: &Path) -> Option<&str> {
-    folder.file_name()?.to_str().filter(|name| pcie::parse_address(name).is_some())
+    folder
+        .file_name()?
+        .to_str()
+        .filter(|name| pcie::parse_address(name).is_some())
 }
 
 fn link_rate(folder: &Path, which: &str) -> Option<LinkRate> {
@@ -99,14 +114,19 @@ fn link_rate(folder: &Path, which: &str) -> Option<LinkRate> {
 /// Returns the names of a folder's entries, sorted; none if the folder cannot be read.
 pub(super) fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
     names.sort();
     names
 }
 
 /// Returns a file's text without surrounding spaces; `None` if it is empty or cannot be read.
 pub(super) fn read(path: &Path) -> Option<String> {
-    fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+    fs::read_to_string(path)
+        .ok()
+        .map(|text| text.trim().to_owned())
+        .filter(|text| !text.is_empty())
 }
 
 /// Reads at most 256 bytes, the conventional configuration space.

@@ -88,14 +88,21 @@ pub(super) fn spark_function(domain: u8, port: u8) -> Function {
 
 impl Function {
     pub(super) fn down(self) -> Self {
-        Self { state: PortState::Down, speed_mbps: 40_000, v4: None, ..self }
+        Self {
+            state: PortState::Down,
+            speed_mbps: 40_000,
+            v4: None,
+            ..self
+        }
     }
 
     fn addresses(&self) -> impl Iterator<Item = (IpAddr, u8)> + use<> {
-        let v4 = self.v4.map(|v4| (IpAddr::V4(Ipv4Addr::from(v4)), self.v4_prefix));
+        let v4 = self
+            .v4
+            .map(|v4| (IpAddr::V4(Ipv4Addr::from(v4)), self.v4_prefix));
         let v6 = self.v6.map(|v6| (IpAddr::V6(v6), 64));
-        let own =
-            (self.gid_has_link_local && self.interface_has_link_local).then(|| (IpAddr::V6(link_local(self.guid)), 64));
+        let own = (self.gid_has_link_local && self.interface_has_link_local)
+            .then(|| (IpAddr::V6(link_local(self.guid)), 64));
         v4.into_iter().chain(v6).chain(own)
     }
 }
@@ -105,10 +112,17 @@ impl Function {
 pub(super) fn spark(cables: &[u8]) -> Vec<Function> {
     let function = |(domain, port)| {
         let up = spark_function(domain, port);
-        if cables.contains(&port) { up } else { up.down() }
+        if cables.contains(&port) {
+            up
+        } else {
+            up.down()
+        }
     };
     // A Spark lists its devices in this order.
-    [(2, 0), (2, 1), (0, 0), (0, 1)].into_iter().map(function).collect()
+    [(2, 0), (2, 1), (0, 0), (0, 1)]
+        .into_iter()
+        .map(function)
+        .collect()
 }
 
 pub(super) struct TestHost {
@@ -129,14 +143,27 @@ impl TestHost {
             }
             ports.push(facts(function, if function.is_visible { index } else { 0 }));
         }
-        Self { sysfs, ports, interfaces }
+        Self {
+            sysfs,
+            ports,
+            interfaces,
+        }
     }
 
     pub(super) fn survey(&self, filter: &str) -> Survey {
-        let found = survey(self.sysfs.path(), &self.path("proc/sys"), &self.ports, &self.interfaces, &hca(filter));
+        let found = survey(
+            self.sysfs.path(),
+            &self.path("proc/sys"),
+            &self.ports,
+            &self.interfaces,
+            &hca(filter),
+        );
         assert_eq!(found.rails.len() + found.refused.len(), self.ports.len());
         let page = report(&found);
-        assert!(self.ports.iter().all(|port| page.contains(&port.device)), "{page}");
+        assert!(
+            self.ports.iter().all(|port| page.contains(&port.device)),
+            "{page}"
+        );
         found
     }
 
@@ -149,12 +176,21 @@ impl TestHost {
     /// Removes an interface's IPv6 addresses, here only the link-local address. The GIDs of the
     /// addresses stay in the table.
     pub(super) fn remove_link_local(&mut self, netdev: &str) {
-        let interface = self.interfaces.iter_mut().find(|interface| interface.name == netdev).unwrap();
-        interface.addresses.retain(|each| !matches!(each.address.ip(), IpAddr::V6(_)));
+        let interface = self
+            .interfaces
+            .iter_mut()
+            .find(|interface| interface.name == netdev)
+            .unwrap();
+        interface
+            .addresses
+            .retain(|each| !matches!(each.address.ip(), IpAddr::V6(_)));
     }
 
     pub(super) fn set_carrier(&self, interface: &str) {
-        write(&self.path("class/net").join(interface).join("carrier"), "1\n");
+        write(
+            &self.path("class/net").join(interface).join("carrier"),
+            "1\n",
+        );
     }
 
     pub(super) fn set_arp(&self, interface: &str, arp_ignore: u32, rp_filter: u32) {
@@ -165,21 +201,50 @@ impl TestHost {
 }
 
 pub(super) fn hca(filter: &str) -> HcaFilter {
-    Config::from_variables(&[("NCCL_IB_HCA".to_owned(), filter.to_owned())]).unwrap().rails.hca
+    Config::from_variables(&[("NCCL_IB_HCA".to_owned(), filter.to_owned())])
+        .unwrap()
+        .rails
+        .hca
 }
 
-pub(super) fn interface(name: &str, index: u32, addresses: impl IntoIterator<Item = (IpAddr, u8)>) -> Interface {
-    let address = |(ip, prefix)| InterfaceAddress { address: SocketAddr::new(ip, 0), prefix: Some(prefix) };
-    let (name, addresses) = (name.to_owned(), addresses.into_iter().map(address).collect());
-    Interface { name, index, is_loopback: index == 1, is_up: true, is_running: true, addresses }
+pub(super) fn interface(
+    name: &str,
+    index: u32,
+    addresses: impl IntoIterator<Item = (IpAddr, u8)>,
+) -> Interface {
+    let address = |(ip, prefix)| InterfaceAddress {
+        address: SocketAddr::new(ip, 0),
+        prefix: Some(prefix),
+    };
+    let (name, addresses) = (
+        name.to_owned(),
+        addresses.into_iter().map(address).collect(),
+    );
+    Interface {
+        name,
+        index,
+        is_loopback: index == 1,
+        is_up: true,
+        is_running: true,
+        addresses,
+    }
 }
 
 fn facts(function: &Function, ifindex: u32) -> PortFacts {
     let mut gids = Vec::new();
     let mut add = |gid: Ipv6Addr| {
         for kind in [GidKind::RoceV1, GidKind::RoceV2] {
-            let index = function.gid_indices.get(gids.len()).copied().unwrap_or(gids.len() as u16);
-            gids.push(GidEntry { index, gid: gid.octets(), kind, ifindex });
+            let index = function
+                .gid_indices
+                .get(gids.len())
+                .copied()
+                .unwrap_or(gids.len() as u16);
+            gids.push(GidEntry {
+                index,
+                gid: gid.octets(),
+                kind,
+                ifindex,
+            });
         }
     };
     if function.gid_has_link_local {
@@ -224,16 +289,24 @@ fn write_function(sysfs: &Path, function: &Function) {
     fs::create_dir_all(rdma.join("ports/1/gid_attrs/ndevs")).unwrap();
     if let Some(guid) = function.system_image_guid {
         let [a, b, c, d] = [48, 32, 16, 0].map(|shift| (guid >> shift) & 0xffff);
-        write(&rdma.join("sys_image_guid"), &format!("{a:04x}:{b:04x}:{c:04x}:{d:04x}\n"));
+        write(
+            &rdma.join("sys_image_guid"),
+            &format!("{a:04x}:{b:04x}:{c:04x}:{d:04x}\n"),
+        );
     }
     link(&rdma, &sysfs.join("class/infiniband").join(function.device));
     if let Some(address) = function.pci {
         link(&parent, &rdma.join("device"));
         write_pci(sysfs, &parent, address, function);
     }
-    let Some(netdev) = function.netdev else { return };
+    let Some(netdev) = function.netdev else {
+        return;
+    };
     for index in (0..4).chain(function.gid_indices.iter().copied()) {
-        write(&rdma.join(format!("ports/1/gid_attrs/ndevs/{index}")), &format!("{netdev}\n"));
+        write(
+            &rdma.join(format!("ports/1/gid_attrs/ndevs/{index}")),
+            &format!("{netdev}\n"),
+        );
     }
     if !function.is_visible {
         return;
@@ -264,11 +337,25 @@ fn write_pci(sysfs: &Path, folder: &Path, address: &str, function: &Function) {
         fs::create_dir_all(&physical_folder).unwrap();
         link(&physical_folder, &folder.join("physfn"));
         write_link(folder, "0", "Unknown", "0", "Unknown");
-        write_pci(sysfs, &physical_folder, physical, &Function { physical: None, ..function.clone() });
+        write_pci(
+            sysfs,
+            &physical_folder,
+            physical,
+            &Function {
+                physical: None,
+                ..function.clone()
+            },
+        );
         return;
     }
     let (width, max_width) = (function.width.to_string(), function.max_width.to_string());
-    write_link(folder, &width, function.gt_per_s, &max_width, function.max_gt_per_s);
+    write_link(
+        folder,
+        &width,
+        function.gt_per_s,
+        &max_width,
+        function.max_gt_per_s,
+    );
     // Configuration space whose first capability, at 0x60, is PCI Express. Its device control
     // register, at 0x68, has the maximum payload size.
     let mut space = vec![0_u8; 64];

@@ -5,7 +5,9 @@ mod machines;
 mod routed;
 mod topologies;
 
-use super::testbed::{Function, SPARK_GUID, TestHost, hca, interface, link_local, spark, spark_function};
+use super::testbed::{
+    Function, SPARK_GUID, TestHost, hca, interface, link_local, spark, spark_function,
+};
 use super::{Limit, LinkRate, Survey, check_sysfs, report, survey};
 use crate::interfaces;
 use crate::verbs::{LinkLayer, PortState};
@@ -13,17 +15,32 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 fn names(survey: &Survey) -> Vec<&str> {
-    survey.rails.iter().map(|rail| rail.device.as_str()).collect()
+    survey
+        .rails
+        .iter()
+        .map(|rail| rail.device.as_str())
+        .collect()
 }
 
 fn reason(survey: &Survey, device: &str) -> String {
-    survey.refused.iter().find(|refused| refused.device == device).unwrap().obstacle.to_string()
+    survey
+        .refused
+        .iter()
+        .find(|refused| refused.device == device)
+        .unwrap()
+        .obstacle
+        .to_string()
 }
 
 #[track_caller]
 fn assert_warned(survey: &Survey, count: usize, words: &[&str]) {
     assert_eq!(survey.warnings.len(), count, "{:#?}", survey.warnings);
-    let all = survey.warnings.iter().map(|warning| warning.text.as_str()).collect::<Vec<_>>().join("\n");
+    let all = survey
+        .warnings
+        .iter()
+        .map(|warning| warning.text.as_str())
+        .collect::<Vec<_>>()
+        .join("\n");
     for word in words {
         assert!(all.contains(word), "no {word:?} in\n{all}");
     }
@@ -34,7 +51,10 @@ fn a_spark_with_one_cable_is_its_two_twins_and_200_gbps() {
     let host = TestHost::new(&spark(&[0]));
     let found = host.survey("");
     assert_eq!(names(&found), ["rocep1s0f0", "roceP2p1s0f0"]);
-    assert_eq!((found.rails[0].twin, found.rails[1].twin), (Some(1), Some(0)));
+    assert_eq!(
+        (found.rails[0].twin, found.rails[1].twin),
+        (Some(1), Some(0))
+    );
     assert_eq!(found.rails[0].cable, found.rails[1].cable);
     assert_ne!(found.rails[0].link, found.rails[1].link);
     // Two links of 112 Gb/s, one cable of 200.
@@ -46,23 +66,44 @@ fn a_spark_with_one_cable_is_its_two_twins_and_200_gbps() {
     let measured_mbps = 189_850;
     assert!((measured_mbps..measured_mbps * 104 / 100).contains(&found.payload().mbps));
     assert_eq!(found.guid, SPARK_GUID);
-    assert!(reason(&found, "rocep1s0f1").contains("down") && reason(&found, "roceP2p1s0f1").contains("down"));
+    assert!(
+        reason(&found, "rocep1s0f1").contains("down")
+            && reason(&found, "roceP2p1s0f1").contains("down")
+    );
     assert_warned(&found, 0, &[]);
 
     let rail = &found.rails[1];
     assert_eq!(rail.netdev.as_deref(), Some("enP2p1s0f0np0"));
     assert_eq!(rail.phys_port.as_deref(), Some("p0"));
-    assert_eq!((rail.speed_mbps, rail.path_mtu_bytes, rail.netdev_mtu_bytes), (200_000, 4096, Some(9000)));
+    assert_eq!(
+        (rail.speed_mbps, rail.path_mtu_bytes, rail.netdev_mtu_bytes),
+        (200_000, 4096, Some(9000))
+    );
     let pci = rail.pci.as_ref().unwrap();
-    assert_eq!((pci.address.as_str(), pci.domain, pci.is_virtual), ("0002:01:00.0", 2, false));
-    assert_eq!(pci.current, Some(LinkRate { width: 4, speed_mts: 32_000 }));
+    assert_eq!(
+        (pci.address.as_str(), pci.domain, pci.is_virtual),
+        ("0002:01:00.0", 2, false)
+    );
+    assert_eq!(
+        pci.current,
+        Some(LinkRate {
+            width: 4,
+            speed_mts: 32_000
+        })
+    );
     assert_eq!(pci.max_payload_bytes, Some(512));
-    assert_eq!(found.links[rail.link].devices, ["roceP2p1s0f0", "roceP2p1s0f1"]);
+    assert_eq!(
+        found.links[rail.link].devices,
+        ["roceP2p1s0f0", "roceP2p1s0f1"]
+    );
 }
 
 #[test]
 fn a_spark_whose_uncabled_functions_are_not_on_pci_is_the_same() {
-    let functions: Vec<Function> = spark(&[1]).into_iter().filter(|f| f.phys_port == Some("p1")).collect();
+    let functions: Vec<Function> = spark(&[1])
+        .into_iter()
+        .filter(|f| f.phys_port == Some("p1"))
+        .collect();
     let found = TestHost::new(&functions).survey("");
     assert_eq!(names(&found), ["rocep1s0f1", "roceP2p1s0f1"]);
     assert_eq!(found.rails[0].twin, Some(1));
@@ -74,9 +115,24 @@ fn a_spark_whose_uncabled_functions_are_not_on_pci_is_the_same() {
 #[test]
 fn a_spark_with_two_cables_is_four_rails_on_two_links_and_not_400_gbps() {
     let found = TestHost::new(&spark(&[0, 1])).survey("");
-    assert_eq!(names(&found), ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"]);
-    let places: Vec<_> = found.rails.iter().map(|rail| (rail.cable, rail.link, rail.twin)).collect();
-    assert_eq!(places, [(0, 0, Some(1)), (0, 1, Some(0)), (1, 0, Some(3)), (1, 1, Some(2))]);
+    assert_eq!(
+        names(&found),
+        ["rocep1s0f0", "roceP2p1s0f0", "rocep1s0f1", "roceP2p1s0f1"]
+    );
+    let places: Vec<_> = found
+        .rails
+        .iter()
+        .map(|rail| (rail.cable, rail.link, rail.twin))
+        .collect();
+    assert_eq!(
+        places,
+        [
+            (0, 0, Some(1)),
+            (0, 1, Some(0)),
+            (1, 0, Some(3)),
+            (1, 1, Some(2))
+        ]
+    );
     assert_eq!(found.links.len(), 2);
     assert_eq!(found.speed_mbps, 2 * 112_027);
     assert_eq!(found.payload().limit, Limit::PcieLinks);
@@ -86,13 +142,22 @@ fn a_spark_with_two_cables_is_four_rails_on_two_links_and_not_400_gbps() {
 #[test]
 fn facts_that_only_root_can_read_change_neither_announced_speed_nor_page() {
     let with = |exponent| {
-        let functions: Vec<_> =
-            spark(&[0, 1]).into_iter().map(|f| Function { max_payload_exponent: exponent, ..f }).collect();
+        let functions: Vec<_> = spark(&[0, 1])
+            .into_iter()
+            .map(|f| Function {
+                max_payload_exponent: exponent,
+                ..f
+            })
+            .collect();
         TestHost::new(&functions).survey("")
     };
-    for (exponent, max_payload_bytes) in [(Some(1), Some(256)), (Some(2), Some(512)), (None, None)] {
+    for (exponent, max_payload_bytes) in [(Some(1), Some(256)), (Some(2), Some(512)), (None, None)]
+    {
         let found = with(exponent);
-        assert_eq!(found.rails[0].pci.as_ref().unwrap().max_payload_bytes, max_payload_bytes);
+        assert_eq!(
+            found.rails[0].pci.as_ref().unwrap().max_payload_bytes,
+            max_payload_bytes
+        );
         assert_eq!(found.speed_mbps, 2 * 112_027, "{exponent:?}");
         assert_eq!(report(&found), report(&with(Some(2))), "{exponent:?}");
     }
@@ -109,7 +174,10 @@ fn a_filter_within_one_link_is_a_warning_that_names_a_device_on_another_link() {
     assert_warned(
         &found,
         1,
-        &["share one PCIe link (Gen5 x4)", "excludes roceP2p1s0f0 on another link; unset NCCL_IB_HCA"],
+        &[
+            "share one PCIe link (Gen5 x4)",
+            "excludes roceP2p1s0f0 on another link; unset NCCL_IB_HCA",
+        ],
     );
 
     // That device is on the same cable if possible, not on another adapter.
@@ -123,9 +191,17 @@ fn a_filter_within_one_link_is_a_warning_that_names_a_device_on_another_link() {
     };
     let functions: Vec<_> = spark(&[0, 1]).into_iter().chain([other]).collect();
     let found = TestHost::new(&functions).survey("=rocep1s0f0,rocep1s0f1");
-    assert_warned(&found, 1, &["excludes roceP2p1s0f0 on another link; unset NCCL_IB_HCA"]);
+    assert_warned(
+        &found,
+        1,
+        &["excludes roceP2p1s0f0 on another link; unset NCCL_IB_HCA"],
+    );
 
-    for both in ["rocep1s0f0,roceP2p1s0f0", "rocep1s0f0,roceP2p1s0f1", "^=rocep1s0f1,roceP2p1s0f1"] {
+    for both in [
+        "rocep1s0f0,roceP2p1s0f0",
+        "rocep1s0f0,roceP2p1s0f1",
+        "^=rocep1s0f1,roceP2p1s0f1",
+    ] {
         let found = host.survey(both);
         assert_eq!(found.rails.len(), 2);
         assert_ne!(found.rails[0].link, found.rails[1].link, "{both}");
@@ -138,14 +214,34 @@ fn a_filter_within_one_link_is_a_warning_that_names_a_device_on_another_link() {
 fn a_filter_that_excludes_the_twin_or_everything_is_a_warning() {
     let host = TestHost::new(&spark(&[0]));
     let found = host.survey("rocep1s0f0");
-    assert_eq!((names(&found), found.speed_mbps), (vec!["rocep1s0f0"], 112_027));
+    assert_eq!(
+        (names(&found), found.speed_mbps),
+        (vec!["rocep1s0f0"], 112_027)
+    );
     assert_eq!(found.rails[0].twin, None);
-    assert_warned(&found, 1, &["112 Gb/s of its port's 200 Gb/s", "NCCL_IB_HCA excludes its twin roceP2p1s0f0"]);
+    assert_warned(
+        &found,
+        1,
+        &[
+            "112 Gb/s of its port's 200 Gb/s",
+            "NCCL_IB_HCA excludes its twin roceP2p1s0f0",
+        ],
+    );
 
     let found = host.survey("rocep2s0f0");
     assert!(found.rails.is_empty());
-    assert_eq!((found.speed_mbps, found.guid, found.payload().limit), (0, 0, Limit::Nothing));
-    assert_warned(&found, 1, &["matches no device", "rocep1s0f0, roceP2p1s0f0, rocep1s0f1, roceP2p1s0f1"]);
+    assert_eq!(
+        (found.speed_mbps, found.guid, found.payload().limit),
+        (0, 0, Limit::Nothing)
+    );
+    assert_warned(
+        &found,
+        1,
+        &[
+            "matches no device",
+            "rocep1s0f0, roceP2p1s0f0, rocep1s0f1, roceP2p1s0f1",
+        ],
+    );
 
     // A filter that is only a prefix asks for no particular device, so there is no warning. A whole
     // name asks for its device.
@@ -160,11 +256,25 @@ fn a_filter_that_excludes_the_twin_or_everything_is_a_warning() {
 #[test]
 fn a_twin_that_is_down_or_missing_is_a_warning() {
     let mut functions = spark(&[0]);
-    let twin = functions.iter_mut().find(|f| f.device == "roceP2p1s0f0").unwrap();
+    let twin = functions
+        .iter_mut()
+        .find(|f| f.device == "roceP2p1s0f0")
+        .unwrap();
     *twin = twin.clone().down();
     let found = TestHost::new(&functions).survey("");
-    assert_eq!((names(&found), found.speed_mbps), (vec!["rocep1s0f0"], 112_027));
-    assert_warned(&found, 1, &["twin roceP2p1s0f0", "the port is down", "ip link set enP2p1s0f0np0 up"]);
+    assert_eq!(
+        (names(&found), found.speed_mbps),
+        (vec!["rocep1s0f0"], 112_027)
+    );
+    assert_warned(
+        &found,
+        1,
+        &[
+            "twin roceP2p1s0f0",
+            "the port is down",
+            "ip link set enP2p1s0f0np0 up",
+        ],
+    );
 
     let found = TestHost::new(&[spark_function(0, 0)]).survey("");
     assert_eq!(found.speed_mbps, 112_027);
@@ -174,11 +284,18 @@ fn a_twin_that_is_down_or_missing_is_a_warning() {
 #[test]
 fn a_twin_with_a_link_local_address_only_is_a_rail() {
     let mut functions = spark(&[0]);
-    functions.iter_mut().find(|f| f.device == "roceP2p1s0f0").unwrap().v4 = None;
+    functions
+        .iter_mut()
+        .find(|f| f.device == "roceP2p1s0f0")
+        .unwrap()
+        .v4 = None;
     let found = TestHost::new(&functions).survey("");
     assert_eq!(names(&found), ["rocep1s0f0", "roceP2p1s0f0"]);
     let [first, second] = [&found.rails[0].addresses, &found.rails[1].addresses];
-    assert_eq!(Ipv6Addr::from(first[0].gid), Ipv4Addr::new(192, 168, 100, 1).to_ipv6_mapped());
+    assert_eq!(
+        Ipv6Addr::from(first[0].gid),
+        Ipv4Addr::new(192, 168, 100, 1).to_ipv6_mapped()
+    );
     assert_eq!((first[0].gid_index, first[0].prefix), (3, Some(24)));
     assert_eq!((first[1].gid_index, first[1].prefix), (1, Some(64)));
     assert_eq!(second.len(), 1);
@@ -189,12 +306,25 @@ fn a_twin_with_a_link_local_address_only_is_a_rail() {
 
 #[test]
 fn a_narrow_or_slow_link_is_reported_and_counted_as_it_is() {
-    let narrow: Vec<_> = spark(&[0]).into_iter().map(|f| Function { width: 2, ..f }).collect();
+    let narrow: Vec<_> = spark(&[0])
+        .into_iter()
+        .map(|f| Function { width: 2, ..f })
+        .collect();
     let found = TestHost::new(&narrow).survey("");
     assert_eq!(found.speed_mbps, 2 * 56_013);
-    assert_warned(&found, 2, &["rocep1s0f0 and rocep1s0f1 runs at Gen5 x2 and could run at Gen5 x4", "BIOS"]);
+    assert_warned(
+        &found,
+        2,
+        &[
+            "rocep1s0f0 and rocep1s0f1 runs at Gen5 x2 and could run at Gen5 x4",
+            "BIOS",
+        ],
+    );
 
-    let slow = Function { gt_per_s: "16.0 GT/s PCIe", ..spark_function(0, 0) };
+    let slow = Function {
+        gt_per_s: "16.0 GT/s PCIe",
+        ..spark_function(0, 0)
+    };
     let found = TestHost::new(&[slow, spark_function(2, 0)]).survey("");
     assert_eq!(found.speed_mbps, 56_013 + 112_027);
     assert_warned(&found, 1, &["Gen4 x4 and could run at Gen5 x4"]);
@@ -218,12 +348,21 @@ fn a_small_mtu_and_a_shared_subnet_are_warnings() {
     assert_warned(
         &found,
         1,
-        &["rocep1s0f0 and roceP2p1s0f0, the twins of one cable, are in one subnet (192.168.7.0/24)"],
+        &[
+            "rocep1s0f0 and roceP2p1s0f0, the twins of one cable, are in one subnet (192.168.7.0/24)",
+        ],
     );
 
     let mut functions = spark(&[0]);
-    functions.iter_mut().find(|f| f.device == "rocep1s0f0").unwrap().netdev_mtu = 1500;
-    let words = ["rocep1s0f0 has a path MTU of 1024 bytes because enp1s0f0np0 has MTU 1500;", "different path MTUs"];
+    functions
+        .iter_mut()
+        .find(|f| f.device == "rocep1s0f0")
+        .unwrap()
+        .netdev_mtu = 1500;
+    let words = [
+        "rocep1s0f0 has a path MTU of 1024 bytes because enp1s0f0np0 has MTU 1500;",
+        "different path MTUs",
+    ];
     assert_warned(&TestHost::new(&functions).survey(""), 2, &words);
 }
 
@@ -240,7 +379,11 @@ fn virtual_functions_in_a_container_are_rails_on_their_physical_link() {
     };
     let first = virtual_function(0, "mlx5_4", Some("net1"), "0000:01:00.2", "0000:01:00.0");
     let second = virtual_function(2, "mlx5_9", Some("net2"), "0002:01:00.2", "0002:01:00.0");
-    let hidden = Function { netdev: Some("host_name"), is_visible: false, ..second.clone() };
+    let hidden = Function {
+        netdev: Some("host_name"),
+        is_visible: false,
+        ..second.clone()
+    };
     for (second, second_netdev) in [(second, "net2"), (hidden, "host_name")] {
         let is_visible = second.is_visible;
         let host = TestHost::new(&[first.clone(), second]);
@@ -248,8 +391,17 @@ fn virtual_functions_in_a_container_are_rails_on_their_physical_link() {
         assert_eq!(names(&found), ["mlx5_4", "mlx5_9"]);
         let pci = found.rails[0].pci.as_ref().unwrap();
         assert!(pci.is_virtual);
-        assert_eq!((pci.slot.as_str(), pci.function, pci.address.as_str()), ("0000:01:00", 0, "0000:01:00.2"));
-        assert_eq!(pci.current, Some(LinkRate { width: 4, speed_mts: 32_000 }));
+        assert_eq!(
+            (pci.slot.as_str(), pci.function, pci.address.as_str()),
+            ("0000:01:00", 0, "0000:01:00.2")
+        );
+        assert_eq!(
+            pci.current,
+            Some(LinkRate {
+                width: 4,
+                speed_mts: 32_000
+            })
+        );
         assert_eq!(found.rails[0].twin, Some(1));
         assert_eq!(found.speed_mbps, 200_000);
         assert_eq!(found.rails[0].netdev.as_deref(), Some("net1"));
@@ -271,10 +423,18 @@ fn two_virtual_functions_of_one_port_share_its_cable_and_link() {
     };
     // The PCI address has room for functions 0 to 7. mlx5_5 is a later virtual function of the same
     // port, so its device number is 1.
-    let found = TestHost::new(&[of("mlx5_5", "0000:01:01.0"), of("mlx5_4", "0000:01:00.2")]).survey("");
+    let found =
+        TestHost::new(&[of("mlx5_5", "0000:01:01.0"), of("mlx5_4", "0000:01:00.2")]).survey("");
     assert_eq!(names(&found), ["mlx5_4", "mlx5_5"]);
     assert_eq!(found.rails[0].cable, found.rails[1].cable);
-    assert_eq!((found.rails[0].link, found.rails[1].link, found.rails[0].twin), (0, 0, None));
+    assert_eq!(
+        (
+            found.rails[0].link,
+            found.rails[1].link,
+            found.rails[0].twin
+        ),
+        (0, 0, None)
+    );
     assert_eq!((found.links.len(), found.speed_mbps), (1, 112_027));
 }
 
@@ -314,7 +474,9 @@ fn cables_and_links_limit_together_and_not_one_by_one() {
     // The twins' cable limits them to 100 Gb/s, and the third rail's link limits it to 112 Gb/s:
     // 212 together. The cables alone would give 300 Gb/s, the three links alone 336.
     let mut functions: Vec<Function> = spark(&[0]).into_iter().filter(|f| f.v4.is_some()).collect();
-    functions.iter_mut().for_each(|function| function.speed_mbps = 100_000);
+    functions
+        .iter_mut()
+        .for_each(|function| function.speed_mbps = 100_000);
     functions.push(Function {
         device: "mlx5_7",
         netdev: Some("ens7np0"),
@@ -345,7 +507,10 @@ fn soft_roce_works_without_pci() {
     let found = TestHost::new(&[soft("rxe1", "veth1", 2), soft("rxe0", "veth0", 1)]).survey("");
     assert_eq!(names(&found), ["rxe0", "rxe1"]);
     assert_eq!(found.rails[0].netdev.as_deref(), Some("veth0"));
-    assert_eq!((found.rails[0].pci.is_none(), found.rails[0].twin), (true, None));
+    assert_eq!(
+        (found.rails[0].pci.is_none(), found.rails[0].twin),
+        (true, None)
+    );
     assert_ne!(found.rails[0].link, found.rails[1].link);
     assert_eq!((found.speed_mbps, found.guid), (20_000, 1));
     assert_eq!(found.links[0].payload_mbps, None);
@@ -355,10 +520,17 @@ fn soft_roce_works_without_pci() {
 
 #[test]
 fn a_port_without_a_speed_takes_its_interfaces_or_an_assumed_one() {
-    let host = TestHost::new(&[Function { speed_mbps: 0, ..spark_function(0, 0) }]);
+    let host = TestHost::new(&[Function {
+        speed_mbps: 0,
+        ..spark_function(0, 0)
+    }]);
     let found = host.survey("");
     assert_eq!(found.speed_mbps, 10_000);
-    assert_warned(&found, 1, &["rocep1s0f0 reports no speed; 10 Gb/s is assumed"]);
+    assert_warned(
+        &found,
+        1,
+        &["rocep1s0f0 reports no speed; 10 Gb/s is assumed"],
+    );
     std::fs::write(host.path("class/net/enp1s0f0np0/speed"), "25000\n").unwrap();
     assert_eq!(host.survey("").speed_mbps, 25_000);
     std::fs::write(host.path("class/net/enp1s0f0np0/speed"), "-1\n").unwrap();
@@ -367,10 +539,23 @@ fn a_port_without_a_speed_takes_its_interfaces_or_an_assumed_one() {
 
 #[test]
 fn ports_without_roce_v2_are_refused_with_a_reason() {
-    let infiniband = Function { link_layer: LinkLayer::InfiniBand, ..spark_function(0, 0) };
-    let bare = Function { v4: None, gid_has_link_local: false, ..spark_function(0, 1) };
-    let starting = Function { state: PortState::Init, ..spark_function(2, 0) };
-    let odd = Function { state: PortState::Other(5), ..spark_function(2, 1) };
+    let infiniband = Function {
+        link_layer: LinkLayer::InfiniBand,
+        ..spark_function(0, 0)
+    };
+    let bare = Function {
+        v4: None,
+        gid_has_link_local: false,
+        ..spark_function(0, 1)
+    };
+    let starting = Function {
+        state: PortState::Init,
+        ..spark_function(2, 0)
+    };
+    let odd = Function {
+        state: PortState::Other(5),
+        ..spark_function(2, 1)
+    };
     let found = TestHost::new(&[infiniband, bare, starting, odd]).survey("");
     assert!(found.rails.is_empty());
     assert!(reason(&found, "rocep1s0f0").contains("InfiniBand"));
@@ -379,14 +564,22 @@ fn ports_without_roce_v2_are_refused_with_a_reason() {
     assert!(reason(&found, "roceP2p1s0f1").contains("Other(5)"));
 
     let mut host = TestHost::new(&[spark_function(0, 0)]);
-    host.ports[0].gids.retain(|entry| entry.kind == crate::verbs::GidKind::RoceV1);
+    host.ports[0]
+        .gids
+        .retain(|entry| entry.kind == crate::verbs::GidKind::RoceV1);
     assert!(reason(&host.survey(""), "rocep1s0f0").contains("no RoCE v2 GID"));
 }
 
 #[test]
 fn an_index_of_another_namespace_does_not_pick_an_interface() {
-    let mut host = TestHost::new(&[Function { is_visible: false, ..spark_function(0, 0) }]);
-    host.ports[0].gids.iter_mut().for_each(|entry| entry.ifindex = 1);
+    let mut host = TestHost::new(&[Function {
+        is_visible: false,
+        ..spark_function(0, 0)
+    }]);
+    host.ports[0]
+        .gids
+        .iter_mut()
+        .for_each(|entry| entry.ifindex = 1);
     let found = host.survey("");
     assert_ne!(found.rails[0].netdev.as_deref(), Some("lo"));
     assert_eq!(found.rails[0].addresses[0].prefix, None);
@@ -394,13 +587,23 @@ fn an_index_of_another_namespace_does_not_pick_an_interface() {
 
 #[test]
 fn a_name_of_another_namespace_does_not_pick_an_interface() {
-    let mut host = TestHost::new(&[Function { netdev: Some("eth0"), is_visible: false, ..spark_function(0, 0) }]);
+    let mut host = TestHost::new(&[Function {
+        netdev: Some("eth0"),
+        is_visible: false,
+        ..spark_function(0, 0)
+    }]);
     assert_eq!(host.survey("").rails[0].netdev.as_deref(), Some("eth0"));
     std::fs::create_dir_all(host.path("class/net/eth0")).unwrap();
     std::fs::write(host.path("class/net/eth0/mtu"), "1500\n").unwrap();
     host.interfaces.push(interface("eth0", 9, []));
     let found = host.survey("");
-    assert_eq!((found.rails[0].netdev.as_deref(), found.rails[0].netdev_mtu_bytes), (None, None));
+    assert_eq!(
+        (
+            found.rails[0].netdev.as_deref(),
+            found.rails[0].netdev_mtu_bytes
+        ),
+        (None, None)
+    );
 }
 
 #[test]
@@ -432,11 +635,22 @@ fn the_text_page_lists_merged_ports_and_reasons_for_the_others() {
     }
     assert!(page.lines().all(|line| line.len() <= 80), "{page}");
     let one = report(&TestHost::new(&[spark_function(0, 0)]).survey(""));
-    assert!(one.starts_with("1 rail is usable: rocep1s0f0:1\nexpected payload: 112 Gb/s"), "{one}");
-    let empty =
-        survey(Path::new("/nonexistent"), Path::new("/nonexistent"), &[], &interfaces::all().unwrap(), &hca(""));
+    assert!(
+        one.starts_with("1 rail is usable: rocep1s0f0:1\nexpected payload: 112 Gb/s"),
+        "{one}"
+    );
+    let empty = survey(
+        Path::new("/nonexistent"),
+        Path::new("/nonexistent"),
+        &[],
+        &interfaces::all().unwrap(),
+        &hca(""),
+    );
     let page = report(&empty);
-    assert!(page.starts_with("No rail is usable") && page.contains("--device\n/dev/infiniband"), "{page}");
+    assert!(
+        page.starts_with("No rail is usable") && page.contains("--device\n/dev/infiniband"),
+        "{page}"
+    );
 }
 
 #[test]
@@ -455,13 +669,32 @@ fn where_nothing_is_usable_the_page_begins_with_the_reasons() {
 fn a_missing_sysfs_is_an_error_and_one_without_devices_is_a_warning() {
     let host = TestHost::new(&spark(&[0, 1]));
     check_sysfs(&host.path("")).unwrap();
-    for (sysfs, why) in [(PathBuf::from("/no/such/sys"), "No such file"), (host.path("class"), "no folder `class`")] {
+    for (sysfs, why) in [
+        (PathBuf::from("/no/such/sys"), "No such file"),
+        (host.path("class"), "no folder `class`"),
+    ] {
         let error = check_sysfs(&sysfs).unwrap_err().to_string();
-        assert!(error.starts_with(&format!("NCCL_SPARK_SYSFS={sysfs:?}")) && error.contains(why), "{error}");
+        assert!(
+            error.starts_with(&format!("NCCL_SPARK_SYSFS={sysfs:?}")) && error.contains(why),
+            "{error}"
+        );
     }
     let elsewhere = tempfile::tempdir().unwrap();
-    let found = survey(elsewhere.path(), elsewhere.path(), &host.ports, &host.interfaces, &hca("rocep1s0f0"));
-    assert_warned(&found, 1, &["does not list rocep1s0f0 (class/infiniband)", "NCCL_SPARK_SYSFS"]);
+    let found = survey(
+        elsewhere.path(),
+        elsewhere.path(),
+        &host.ports,
+        &host.interfaces,
+        &hca("rocep1s0f0"),
+    );
+    assert_warned(
+        &found,
+        1,
+        &[
+            "does not list rocep1s0f0 (class/infiniband)",
+            "NCCL_SPARK_SYSFS",
+        ],
+    );
 }
 
 #[test]
@@ -470,50 +703,101 @@ fn a_link_local_gid_unknown_to_its_interface_is_ignored() {
     host.remove_link_local("enp1s0f0np0");
     let found = host.survey("");
     assert_eq!(names(&found), ["rocep1s0f0", "roceP2p1s0f0"]);
-    let counts: Vec<usize> = found.rails.iter().map(|rail| rail.addresses.len()).collect();
+    let counts: Vec<usize> = found
+        .rails
+        .iter()
+        .map(|rail| rail.addresses.len())
+        .collect();
     assert_eq!(counts, [1, 2]);
-    assert_eq!(Ipv6Addr::from(found.rails[0].addresses[0].gid), Ipv4Addr::new(192, 168, 100, 1).to_ipv6_mapped());
+    assert_eq!(
+        Ipv6Addr::from(found.rails[0].addresses[0].gid),
+        Ipv4Addr::new(192, 168, 100, 1).to_ipv6_mapped()
+    );
     assert_warned(&found, 0, &[]);
 
     let mut functions = spark(&[0]);
-    functions.iter_mut().find(|f| f.device == "roceP2p1s0f0").unwrap().v4 = None;
+    functions
+        .iter_mut()
+        .find(|f| f.device == "roceP2p1s0f0")
+        .unwrap()
+        .v4 = None;
     let mut host = TestHost::new(&functions);
     host.remove_link_local("enP2p1s0f0np0");
     let found = host.survey("");
     assert_eq!(names(&found), ["rocep1s0f0"]);
     let why = reason(&found, "roceP2p1s0f0");
-    for words in ["its interface enP2p1s0f0np0 does not have", "IPv4 address", "link-local: [ipv6] in netplan"] {
+    for words in [
+        "its interface enP2p1s0f0np0 does not have",
+        "IPv4 address",
+        "link-local: [ipv6] in netplan",
+    ] {
         assert!(why.contains(words), "{why}");
     }
-    assert_warned(&found, 1, &[&format!("its twin roceP2p1s0f0 on another link is not usable: {why}.")]);
+    assert_warned(
+        &found,
+        1,
+        &[&format!(
+            "its twin roceP2p1s0f0 on another link is not usable: {why}."
+        )],
+    );
     assert_eq!(
-        found.refused.iter().find(|r| r.device == "roceP2p1s0f0").unwrap().netdev.as_deref(),
+        found
+            .refused
+            .iter()
+            .find(|r| r.device == "roceP2p1s0f0")
+            .unwrap()
+            .netdev
+            .as_deref(),
         Some("enP2p1s0f0np0")
     );
 }
 
 #[test]
 fn another_link_local_address_of_the_interface_is_the_rails() {
-    let mut host = TestHost::new(&[Function { v4: None, ..spark_function(0, 0) }]);
+    let mut host = TestHost::new(&[Function {
+        v4: None,
+        ..spark_function(0, 0)
+    }]);
     host.remove_link_local("enp1s0f0np0");
     let stable_privacy: Ipv6Addr = "fe80::9a1c:77d2:41f0:5b3e".parse().unwrap();
-    let entry = crate::verbs::GidEntry { index: 3, gid: stable_privacy.octets(), ..host.ports[0].gids[1] };
+    let entry = crate::verbs::GidEntry {
+        index: 3,
+        gid: stable_privacy.octets(),
+        ..host.ports[0].gids[1]
+    };
     host.ports[0].gids.push(entry);
     host.interfaces[1] = interface("enp1s0f0np0", 2, [(stable_privacy.into(), 64)]);
     let found = host.survey("");
-    assert_eq!(found.rails[0].addresses.len(), 1, "{:?}", found.rails[0].addresses);
+    assert_eq!(
+        found.rails[0].addresses.len(),
+        1,
+        "{:?}",
+        found.rails[0].addresses
+    );
     let address = found.rails[0].addresses[0];
-    assert_eq!((address.gid, address.gid_index, address.prefix), (stable_privacy.octets(), 3, Some(64)));
+    assert_eq!(
+        (address.gid, address.gid_index, address.prefix),
+        (stable_privacy.octets(), 3, Some(64))
+    );
 }
 
 #[test]
 fn a_link_local_gid_is_valid_where_its_interface_is_invisible() {
-    let only_link_local = Function { v4: None, ..spark_function(0, 0) };
+    let only_link_local = Function {
+        v4: None,
+        ..spark_function(0, 0)
+    };
     // The interface is in another namespace. At first its GID has no interface index. Then the
     // index is that of another interface in this namespace.
-    let mut host = TestHost::new(&[Function { is_visible: false, ..only_link_local.clone() }]);
+    let mut host = TestHost::new(&[Function {
+        is_visible: false,
+        ..only_link_local.clone()
+    }]);
     assert_eq!(host.survey("").rails.len(), 1);
-    host.ports[0].gids.iter_mut().for_each(|entry| entry.ifindex = 7);
+    host.ports[0]
+        .gids
+        .iter_mut()
+        .for_each(|entry| entry.ifindex = 7);
     host.interfaces.push(interface("eth0", 7, []));
     assert_eq!(host.survey("").rails.len(), 1);
     let mut host = TestHost::new(&[only_link_local]);
@@ -527,8 +811,7 @@ fn a_link_local_gid_is_valid_where_its_interface_is_invisible() {
     assert_eq!(host.survey("").rails.len(), 1);
 }
 
-const ARP: &str =
-    "an ARP request for the address of one of rocep1s0f0 and roceP2p1s0f0 may be answered by another of them";
+const ARP: &str = "an ARP request for the address of one of rocep1s0f0 and roceP2p1s0f0 may be answered by another of them";
 const CURE: &str = "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2";
 const LOOSE: &str = "net.ipv4.conf.all.rp_filter=2";
 
@@ -547,15 +830,33 @@ fn twins_that_answer_arp_for_each_other_are_a_warning_with_the_cure() {
             for netdev in ["all", "enp1s0f0np0", "enP2p1s0f0np0"] {
                 host.set_arp(netdev, arp_ignore, rp_filter);
             }
-            let is_right =
-                if same_subnet { rp_filter != 1 && arp_ignore > 0 } else { rp_filter == 1 || arp_ignore > 0 };
-            let texts = host.survey("").warnings.into_iter().map(|warning| warning.text);
+            let is_right = if same_subnet {
+                rp_filter != 1 && arp_ignore > 0
+            } else {
+                rp_filter == 1 || arp_ignore > 0
+            };
+            let texts = host
+                .survey("")
+                .warnings
+                .into_iter()
+                .map(|warning| warning.text);
             let said: Vec<String> = texts.filter(|w| w.contains("ARP")).collect();
-            assert_eq!(said.len(), usize::from(!is_right), "{same_subnet} {rp_filter} {arp_ignore}: {said:?}");
+            assert_eq!(
+                said.len(),
+                usize::from(!is_right),
+                "{same_subnet} {rp_filter} {arp_ignore}: {said:?}"
+            );
             for line in &said {
-                assert!(line.starts_with(ARP) && line.contains(CURE) && line.contains("/etc/sysctl.d"), "{line}");
+                assert!(
+                    line.starts_with(ARP) && line.contains(CURE) && line.contains("/etc/sysctl.d"),
+                    "{line}"
+                );
                 assert_eq!(line.contains(LOOSE), rp_filter == 1, "{line}");
-                assert!(report(&host.survey("")).replace("\n    ", " ").contains("WARNING: an ARP request"));
+                assert!(
+                    report(&host.survey(""))
+                        .replace("\n    ", " ")
+                        .contains("WARNING: an ARP request")
+                );
             }
         }
     }
@@ -564,9 +865,18 @@ fn twins_that_answer_arp_for_each_other_are_a_warning_with_the_cure() {
 #[test]
 fn the_larger_of_all_and_the_interfaces_own_arp_setting_counts() {
     let host = addressed_twins(true);
-    let is_warned = || host.survey("").warnings.iter().any(|warning| warning.text.starts_with(ARP));
+    let is_warned = || {
+        host.survey("")
+            .warnings
+            .iter()
+            .any(|warning| warning.text.starts_with(ARP))
+    };
     let set = |all: (u32, u32), first: (u32, u32), second: (u32, u32)| {
-        for (netdev, (arp_ignore, rp_filter)) in [("all", all), ("enp1s0f0np0", first), ("enP2p1s0f0np0", second)] {
+        for (netdev, (arp_ignore, rp_filter)) in [
+            ("all", all),
+            ("enp1s0f0np0", first),
+            ("enP2p1s0f0np0", second),
+        ] {
             host.set_arp(netdev, arp_ignore, rp_filter);
         }
     };
@@ -587,13 +897,26 @@ fn the_larger_of_all_and_the_interfaces_own_arp_setting_counts() {
 
 #[test]
 fn functions_of_two_cables_share_no_wire_unless_they_share_a_subnet() {
-    let separate: Vec<Function> = spark(&[0, 1]).into_iter().filter(|f| f.device.starts_with("rocep")).collect();
+    let separate: Vec<Function> = spark(&[0, 1])
+        .into_iter()
+        .filter(|f| f.device.starts_with("rocep"))
+        .collect();
     let mut joined = separate.clone();
-    joined.iter_mut().zip(1..).for_each(|(function, n)| function.v4 = Some([10, 0, 0, n]));
+    joined
+        .iter_mut()
+        .zip(1..)
+        .for_each(|(function, n)| function.v4 = Some([10, 0, 0, n]));
     for (functions, count) in [(separate, 0), (joined, 1)] {
         let host = TestHost::new(&functions);
-        ["all", "enp1s0f0np0", "enp1s0f1np1"].iter().for_each(|netdev| host.set_arp(netdev, 0, 2));
-        let said = host.survey("").warnings.iter().filter(|warning| warning.text.contains("ARP")).count();
+        ["all", "enp1s0f0np0", "enp1s0f1np1"]
+            .iter()
+            .for_each(|netdev| host.set_arp(netdev, 0, 2));
+        let said = host
+            .survey("")
+            .warnings
+            .iter()
+            .filter(|warning| warning.text.contains("ARP"))
+            .count();
         assert_eq!(said, count);
     }
 }

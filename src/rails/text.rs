@@ -3,7 +3,11 @@
 /// Formats Mb/s as Gb/s.
 pub fn gbps(mbps: u32) -> String {
     let tenths = (u64::from(mbps) + 50) / 100;
-    if tenths % 10 == 0 { format!("{} Gb/s", tenths / 10) } else { format!("{}.{} Gb/s", tenths / 10, tenths % 10) }
+    if tenths % 10 == 0 {
+        format!("{} Gb/s", tenths / 10)
+    } else {
+        format!("{}.{} Gb/s", tenths / 10, tenths % 10)
+    }
 }
 
 /// Joins names with commas and "and".

@@ -21,7 +21,10 @@ pub struct Communicators<K> {
 impl<K: PartialEq> Communicators<K> {
     /// Creates an empty set.
     pub const fn new() -> Self {
-        Self { announced: VecDeque::new(), on_this_network: VecDeque::new() }
+        Self {
+            announced: VecDeque::new(),
+            on_this_network: VecDeque::new(),
+        }
     }
 
     /// Records that `thread` has started the network for communicator `id`.
@@ -73,7 +76,9 @@ mod tests {
         all.announce('b', 9);
         all.confirm(&'a');
         all.confirm(&'a');
-        assert!(all.is_on_this_network(8) && !all.is_on_this_network(7) && !all.is_on_this_network(9));
+        assert!(
+            all.is_on_this_network(8) && !all.is_on_this_network(7) && !all.is_on_this_network(9)
+        );
         all.confirm(&'b');
         assert!(all.is_on_this_network(9));
         for id in 100..100 + KEPT as u64 {

@@ -101,7 +101,13 @@ impl Policy {
     /// reachable only over TCP; above two nodes the tuner then offers only Ring, which connects
     /// only neighbours.
     pub fn new(config: TunerConfig, ring_tcp: bool, host: &Fingerprint) -> (Self, Vec<String>) {
-        let TunerConfig { mode, table, ll128, network, tuner_plugin } = config;
+        let TunerConfig {
+            mode,
+            table,
+            ll128,
+            network,
+            tuner_plugin,
+        } = config;
         let inert = |reason: String| (Self::Inert { reason }, Vec::new());
         // Makes the tuner inactive by the user's choice. Warns if messages may then take a slow
         // path.
@@ -109,23 +115,35 @@ impl Policy {
             let warning = format!(
                 "NCCL_SPARK_RING_TCP=1 without this plugin's tuner ({reason}): NCCL may choose algorithms that use TCP; set NCCL_ALGO=Ring"
             );
-            (Self::Inert { reason }, if ring_tcp { vec![warning] } else { Vec::new() })
+            (
+                Self::Inert { reason },
+                if ring_tcp { vec![warning] } else { Vec::new() },
+            )
         };
         if mode == Mode::Off {
             return inert_by_wish("NCCL_SPARK_TUNER=off".to_owned());
         }
         let has_rows = mode == Mode::On || is_for(&host.gpu);
         if !has_rows && !ring_tcp {
-            return inert(format!("the GPU is {}, not a {GB10} (NCCL_SPARK_TUNER=on overrides this)", host.gpu));
+            return inert(format!(
+                "the GPU is {}, not a {GB10} (NCCL_SPARK_TUNER=on overrides this)",
+                host.gpu
+            ));
         }
         if let Some(other) = network.filter(|name| !name.eq_ignore_ascii_case("Spark")) {
             return inert(format!("NCCL_NET={other} selects another network"));
         }
         if let Some(other) = tuner_plugin.filter(|name| !name.contains("spark")) {
-            return inert_by_wish(format!("NCCL_TUNER_PLUGIN={other} selects another tuner or none"));
+            return inert_by_wish(format!(
+                "NCCL_TUNER_PLUGIN={other} selects another tuner or none"
+            ));
         }
         let mut warnings = Vec::new();
-        let mut chosen = if has_rows { (RowSource::Shipped, shipped::rows()) } else { (RowSource::None, Vec::new()) };
+        let mut chosen = if has_rows {
+            (RowSource::Shipped, shipped::rows())
+        } else {
+            (RowSource::None, Vec::new())
+        };
         if let Some(table) = table.filter(|_| has_rows) {
             let learned_on = table.fingerprint();
             let is_for = |of: &Fingerprint| (of.gpu == host.gpu) && (of.nccl == host.nccl);
@@ -147,7 +165,15 @@ impl Policy {
         }
         let (origin, mut rows) = chosen;
         rows.retain(|row| ll128 || row.choice.protocol != Protocol::Ll128);
-        (Self::Acting(Arc::new(Rules { origin, rows, ll128, ring_only: ring_tcp })), warnings)
+        (
+            Self::Acting(Arc::new(Rules {
+                origin,
+                rows,
+                ll128,
+                ring_only: ring_tcp,
+            })),
+            warnings,
+        )
     }
 
     /// Returns a hash of the rows and restrictions, by which two hosts find out whether they decide
@@ -162,13 +188,17 @@ impl Policy {
     /// Returns the tuner for a communicator of `ranks` ranks on `nodes` nodes; `is_ours` is true if
     /// the communicator uses this network.
     pub fn tuner(&self, ranks: usize, nodes: usize, is_ours: bool) -> Tuner {
-        let inert = |reason: &str| Tuner::Inert { reason: reason.to_owned() };
+        let inert = |reason: &str| Tuner::Inert {
+            reason: reason.to_owned(),
+        };
         let rules = match self {
             Self::Inert { reason } => return inert(reason),
             Self::Acting(rules) => rules,
         };
         if !is_ours {
-            return inert("the communicator uses another network, or shares its parent's resources");
+            return inert(
+                "the communicator uses another network, or shares its parent's resources",
+            );
         }
         if nodes < 2 {
             return inert("the communicator is on one node");
@@ -185,9 +215,16 @@ impl Policy {
         // may choose it.
         let ll128 = rules.ll128 || !is_for_rows;
         if rows.is_empty() && ll128 && !ring_only {
-            return Tuner::Inert { reason: format!("the table has no row for {ranks} ranks") };
+            return Tuner::Inert {
+                reason: format!("the table has no row for {ranks} ranks"),
+            };
         }
-        Tuner::Acting(Acting { rows, ll128, ring_only, logged_sizes: Default::default() })
+        Tuner::Acting(Acting {
+            rows,
+            ll128,
+            ring_only,
+            logged_sizes: Default::default(),
+        })
     }
 }
 
@@ -202,8 +239,17 @@ impl Display for Policy {
                     RowSource::None => "empty",
                 };
                 let ll128 = if rules.ll128 { "" } else { ", no LL128" };
-                let ring = if rules.ring_only { ", Ring only above two nodes (NCCL_SPARK_RING_TCP)" } else { "" };
-                write!(f, "{origin} table of {} rows{ll128}{ring}, hash {:016x}", rules.rows.len(), rules.hash())
+                let ring = if rules.ring_only {
+                    ", Ring only above two nodes (NCCL_SPARK_RING_TCP)"
+                } else {
+                    ""
+                };
+                write!(
+                    f,
+                    "{origin} table of {} rows{ll128}{ring}, hash {:016x}",
+                    rules.rows.len(),
+                    rules.hash()
+                )
             }
         }
     }
@@ -215,7 +261,8 @@ impl Rules {
         let rows: String = self.rows.iter().map(|row| format!("{row};")).collect();
         let ring_only = if self.ring_only { "ring;" } else { "" };
         let text = format!("{DECISION_VERSION};ll128={};{ring_only}{rows}", self.ll128);
-        let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        let step =
+            |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         // 0 is the hash of an inactive tuner.
         text.bytes().fold(0xcbf2_9ce4_8422_2325, step).max(1)
     }
@@ -276,21 +323,35 @@ impl Tuner {
     /// If LL128 is not allowed, it becomes a last resort for every collective. If only Ring is
     /// allowed, all other algorithms become a last resort for each collective that has a Ring, and
     /// rows with other algorithms are ignored for this collective.
-    pub fn decide(&self, collective: i32, bytes: u64, tasks_per_channel: i32, costs: &mut Costs) -> Option<u32> {
-        let Self::Acting(acting) = self else { return None };
+    pub fn decide(
+        &self,
+        collective: i32,
+        bytes: u64,
+        tasks_per_channel: i32,
+        costs: &mut Costs,
+    ) -> Option<u32> {
+        let Self::Acting(acting) = self else {
+            return None;
+        };
         if !acting.ll128 {
             disfavour_ll128(costs);
         }
         let is_ring_only = acting.ring_only && disfavour_all_but_ring(costs);
         let collective = Collective::of_number(collective)?;
-        let row = acting.row(collective, bytes).filter(|_| tasks_per_channel <= 1)?;
+        let row = acting
+            .row(collective, bytes)
+            .filter(|_| tasks_per_channel <= 1)?;
         if is_ring_only && row.choice.algorithm != Algorithm::Ring {
             return None;
         }
         let place = row.choice.algorithm.number() * PROTOCOLS + row.choice.protocol.number();
         let is_allowed = costs[place] >= 0.0;
         if acting.is_new(collective, bytes) {
-            let what = if is_allowed { "" } else { ", disabled by NCCL: not applied" };
+            let what = if is_allowed {
+                ""
+            } else {
+                ", disabled by NCCL: not applied"
+            };
             tracing::debug!("tuner: {collective} of {bytes} bytes: {}{what}", row.choice);
         }
         if !is_allowed {
@@ -309,7 +370,9 @@ impl Acting {
 
     fn row(&self, collective: Collective, bytes: u64) -> Option<&Row> {
         // Rows are sorted by collective and size: take the last that starts at or below `bytes`.
-        let above = self.rows.partition_point(|row| (row.collective, row.from_bytes) <= (collective, bytes));
+        let above = self
+            .rows
+            .partition_point(|row| (row.collective, row.from_bytes) <= (collective, bytes));
         let row = self.rows.get(above.checked_sub(1)?)?;
         (row.collective == collective && bytes <= row.to_bytes).then_some(row)
     }
@@ -325,9 +388,18 @@ impl Acting {
 /// changes nothing and returns false.
 fn disfavour_all_but_ring(costs: &mut Costs) -> bool {
     let ring = Algorithm::Ring.number();
-    let has_ring = costs[ring * PROTOCOLS..(ring + 1) * PROTOCOLS].iter().any(|cost| *cost >= 0.0);
-    for (algorithm, row) in costs.chunks_exact_mut(PROTOCOLS).enumerate().filter(|_| has_ring) {
-        for cost in row.iter_mut().filter(|cost| **cost >= 0.0 && algorithm != ring) {
+    let has_ring = costs[ring * PROTOCOLS..(ring + 1) * PROTOCOLS]
+        .iter()
+        .any(|cost| *cost >= 0.0);
+    for (algorithm, row) in costs
+        .chunks_exact_mut(PROTOCOLS)
+        .enumerate()
+        .filter(|_| has_ring)
+    {
+        for cost in row
+            .iter_mut()
+            .filter(|cost| **cost >= 0.0 && algorithm != ring)
+        {
             *cost = NOT_RING_US;
         }
     }

@@ -33,19 +33,33 @@ const MEASURED: &[(Collective, [u64; 2], Protocol, u32)] = &[
     (Collective::ReduceScatter, [22, 45], Protocol::Ll, 1),
     (Collective::ReduceScatter, [45, 181], Protocol::Ll, 2),
     (Collective::ReduceScatter, [362, 5016], Protocol::Simple, 4),
-    (Collective::ReduceScatter, [5016, 28378], Protocol::Simple, 8),
+    (
+        Collective::ReduceScatter,
+        [5016, 28378],
+        Protocol::Simple,
+        8,
+    ),
     (Collective::AllReduce, [63, 181], Protocol::Ll, 2),
     (Collective::AllReduce, [5016, 28378], Protocol::Simple, 8),
 ];
 
 /// Returns all rows, sorted by collective and size.
 pub fn rows() -> Vec<Row> {
-    let row = |&(collective, [above_kib, to_kib], protocol, channels): &(Collective, [u64; 2], Protocol, u32)| Row {
+    let row = |&(collective, [above_kib, to_kib], protocol, channels): &(
+        Collective,
+        [u64; 2],
+        Protocol,
+        u32,
+    )| Row {
         collective,
         ranks: RANKS,
         from_bytes: above_kib * 1024 + 1,
         to_bytes: to_kib * 1024,
-        choice: Choice { algorithm: Algorithm::Ring, protocol, channels },
+        choice: Choice {
+            algorithm: Algorithm::Ring,
+            protocol,
+            channels,
+        },
     };
     MEASURED.iter().map(row).collect()
 }
@@ -61,21 +75,59 @@ mod tests {
         assert_eq!(table.rows(), rows(), "they are sorted");
         let measured: &[(Collective, &[u64], Protocol, u32)] = &[
             (Collective::AllGather, &[64, 128], Protocol::Ll, 2),
-            (Collective::AllGather, &[512, 1024, 2048, 3072, 4096], Protocol::Simple, 4),
-            (Collective::AllGather, &[6144, 8192, 12288, 16384, 24576], Protocol::Simple, 8),
+            (
+                Collective::AllGather,
+                &[512, 1024, 2048, 3072, 4096],
+                Protocol::Simple,
+                4,
+            ),
+            (
+                Collective::AllGather,
+                &[6144, 8192, 12288, 16384, 24576],
+                Protocol::Simple,
+                8,
+            ),
             (Collective::ReduceScatter, &[32], Protocol::Ll, 1),
             (Collective::ReduceScatter, &[64, 128], Protocol::Ll, 2),
-            (Collective::ReduceScatter, &[512, 1024, 2048, 3072, 4096], Protocol::Simple, 4),
-            (Collective::ReduceScatter, &[6144, 8192, 12288, 16384, 24576], Protocol::Simple, 8),
+            (
+                Collective::ReduceScatter,
+                &[512, 1024, 2048, 3072, 4096],
+                Protocol::Simple,
+                4,
+            ),
+            (
+                Collective::ReduceScatter,
+                &[6144, 8192, 12288, 16384, 24576],
+                Protocol::Simple,
+                8,
+            ),
             (Collective::AllReduce, &[64, 80, 128], Protocol::Ll, 2),
-            (Collective::AllReduce, &[6144, 8192, 12288, 16384, 24576], Protocol::Simple, 8),
+            (
+                Collective::AllReduce,
+                &[6144, 8192, 12288, 16384, 24576],
+                Protocol::Simple,
+                8,
+            ),
         ];
         for (row, (collective, sizes, protocol, channels)) in table.rows().iter().zip(measured) {
-            assert_eq!((row.collective, row.choice.protocol, row.choice.channels), (*collective, *protocol, *channels));
-            assert!(sizes.iter().all(|kib| (row.from_bytes..=row.to_bytes).contains(&(kib * 1024))), "{row}");
+            assert_eq!(
+                (row.collective, row.choice.protocol, row.choice.channels),
+                (*collective, *protocol, *channels)
+            );
+            assert!(
+                sizes
+                    .iter()
+                    .all(|kib| (row.from_bytes..=row.to_bytes).contains(&(kib * 1024))),
+                "{row}"
+            );
         }
-        let contradicted = |row: &&Row| row.collective == Collective::AllReduce && row.from_bytes < 63 << 10;
-        assert_eq!(table.rows().iter().find(contradicted), None, "NCCL's choice is faster on a pair of Sparks");
+        let contradicted =
+            |row: &&Row| row.collective == Collective::AllReduce && row.from_bytes < 63 << 10;
+        assert_eq!(
+            table.rows().iter().find(contradicted),
+            None,
+            "NCCL's choice is faster on a pair of Sparks"
+        );
         for row in table.rows() {
             match row.choice.protocol {
                 Protocol::Simple => assert!(row.choice.channels >= 4, "{row}"),

@@ -170,7 +170,8 @@ impl Table {
             }
         }
         for pair in rows.windows(2) {
-            let is_same = (pair[0].collective, pair[0].ranks) == (pair[1].collective, pair[1].ranks);
+            let is_same =
+                (pair[0].collective, pair[0].ranks) == (pair[1].collective, pair[1].ranks);
             if is_same && pair[1].from_bytes <= pair[0].to_bytes {
                 return Err(format!("rows {} and {} overlap", pair[0], pair[1]));
             }
@@ -192,7 +193,11 @@ impl Table {
 impl Fingerprint {
     /// Creates a fingerprint. Separators of the table's text become `_`.
     pub fn new(gpu: &str, rails: &str, nccl: &str) -> Self {
-        Self { gpu: plain(gpu), rails: plain(rails), nccl: plain(nccl) }
+        Self {
+            gpu: plain(gpu),
+            rails: plain(rails),
+            nccl: plain(nccl),
+        }
     }
 }
 
@@ -206,8 +211,13 @@ impl FromStr for Fingerprint {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split('/').collect::<Vec<_>>()[..] {
-            [gpu, rails, nccl] if ![gpu, rails, nccl].contains(&"") => Ok(Self::new(gpu, rails, nccl)),
-            _ => Err(format!("for={} is not GPU/RAILS/NCCL, as in NVIDIA_GB10/4x224054/2.28.9", quoted(text))),
+            [gpu, rails, nccl] if ![gpu, rails, nccl].contains(&"") => {
+                Ok(Self::new(gpu, rails, nccl))
+            }
+            _ => Err(format!(
+                "for={} is not GPU/RAILS/NCCL, as in NVIDIA_GB10/4x224054/2.28.9",
+                quoted(text)
+            )),
         }
     }
 }
@@ -226,16 +236,31 @@ impl FromStr for Choice {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let [algorithm, protocol, channels] = text.split('/').collect::<Vec<_>>()[..] else {
-            return Err(format!("{} is not ALGORITHM/PROTOCOL/CHANNELS, as in ring/ll/2", quoted(text)));
+            return Err(format!(
+                "{} is not ALGORITHM/PROTOCOL/CHANNELS, as in ring/ll/2",
+                quoted(text)
+            ));
         };
-        let channels = channels.parse().map_err(|_| format!("{} is not a number of channels", quoted(channels)))?;
-        Ok(Self { algorithm: algorithm.parse()?, protocol: protocol.parse()?, channels })
+        let channels = channels
+            .parse()
+            .map_err(|_| format!("{} is not a number of channels", quoted(channels)))?;
+        Ok(Self {
+            algorithm: algorithm.parse()?,
+            protocol: protocol.parse()?,
+            channels,
+        })
     }
 }
 
 impl Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { collective, ranks, from_bytes, to_bytes, choice } = self;
+        let Self {
+            collective,
+            ranks,
+            from_bytes,
+            to_bytes,
+            choice,
+        } = self;
         write!(f, "{collective}@{ranks}:{from_bytes}-{to_bytes}={choice}")
     }
 }
@@ -252,7 +277,10 @@ impl FromStr for Row {
         };
         let (collective, ranks, from, to, choice) =
             parts().ok_or("not a row, as in all_reduce@2:24577-49152=ring/ll/2")?;
-        let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{} is not a number", quoted(text)));
+        let number = |text: &str| {
+            text.parse::<u64>()
+                .map_err(|_| format!("{} is not a number", quoted(text)))
+        };
         Ok(Self {
             collective: collective.parse()?,
             ranks: number(ranks)? as usize,
@@ -284,16 +312,24 @@ impl FromStr for Table {
             Some(text) => Some(text.parse()?),
         };
         let row = |(index, text): (usize, &str)| {
-            text.parse().map_err(|why| format!("row {} ({}): {why}", index + 1, quoted(text)))
+            text.parse()
+                .map_err(|why| format!("row {} ({}): {why}", index + 1, quoted(text)))
         };
-        Self::new(fingerprint, parts.enumerate().map(row).collect::<Result<_, _>>()?)
+        Self::new(
+            fingerprint,
+            parts.enumerate().map(row).collect::<Result<_, _>>()?,
+        )
     }
 }
 
 fn quoted(text: &str) -> String {
     const MOST: usize = 60;
     let start: String = text.chars().take(MOST).collect();
-    if start.len() == text.len() { format!("{text:?}") } else { format!("{start:?}...") }
+    if start.len() == text.len() {
+        format!("{text:?}")
+    } else {
+        format!("{start:?}...")
+    }
 }
 
 #[cfg(test)]
@@ -306,17 +342,32 @@ mod tests {
         let text = "for=NVIDIA_GB10/4x224054/2.28.9;all_gather@2:1-4096=ring/ll/1;all_reduce@2:24577-49152=ring/ll128/2;\
                     all_reduce@2:49153-98304=tree/simple/4";
         let table: Table = text.parse().unwrap();
-        assert_eq!((table.to_string(), table.rows().len()), (text.to_owned(), 3));
+        assert_eq!(
+            (table.to_string(), table.rows().len()),
+            (text.to_owned(), 3)
+        );
         assert_eq!(table.fingerprint().unwrap().gpu, "NVIDIA_GB10");
-        let any: Table = " for=*; all_reduce@3:0-18446744073709551615=ring/simple/64; ".parse().unwrap();
-        assert_eq!(any.to_string(), "for=*;all_reduce@3:0-18446744073709551615=ring/simple/64");
+        let any: Table = " for=*; all_reduce@3:0-18446744073709551615=ring/simple/64; "
+            .parse()
+            .unwrap();
+        assert_eq!(
+            any.to_string(),
+            "for=*;all_reduce@3:0-18446744073709551615=ring/simple/64"
+        );
     }
 
     #[test]
     fn a_fingerprint_is_one_word_for_any_gpu_name() {
         let named = Fingerprint::new("NVIDIA GB10; a/b", "4x224054", "2.28.9");
         assert_eq!(named.to_string(), "NVIDIA_GB10__a_b/4x224054/2.28.9");
-        assert_eq!(named.to_string().parse::<Fingerprint>().unwrap().to_string(), named.to_string());
+        assert_eq!(
+            named
+                .to_string()
+                .parse::<Fingerprint>()
+                .unwrap()
+                .to_string(),
+            named.to_string()
+        );
     }
 
     #[test]
@@ -326,15 +377,36 @@ mod tests {
             ("all_reduce@2:1-2=ring/ll/1", "must begin with for="),
             ("for=a/b", "GPU/RAILS/NCCL"),
             ("for=*;all_reduce", "row 1 (\"all_reduce\"): not a row"),
-            ("for=*;all_to_all@2:1-2=ring/ll/1", "is not one of broadcast, reduce"),
-            ("for=*;all_reduce@2:1-2=nvls/ll/1", "is not one of tree, ring"),
-            ("for=*;all_reduce@2:1-2=ring/ll129/1", "is not one of ll, ll128, simple"),
-            ("for=*;all_reduce@2:1-2=ring/ll", "ALGORITHM/PROTOCOL/CHANNELS"),
-            ("for=*;all_reduce@2:1-2=ring/ll/0", "channels must be 1 to 64"),
-            ("for=*;all_reduce@2:1-2=ring/ll/65", "channels must be 1 to 64"),
+            (
+                "for=*;all_to_all@2:1-2=ring/ll/1",
+                "is not one of broadcast, reduce",
+            ),
+            (
+                "for=*;all_reduce@2:1-2=nvls/ll/1",
+                "is not one of tree, ring",
+            ),
+            (
+                "for=*;all_reduce@2:1-2=ring/ll129/1",
+                "is not one of ll, ll128, simple",
+            ),
+            (
+                "for=*;all_reduce@2:1-2=ring/ll",
+                "ALGORITHM/PROTOCOL/CHANNELS",
+            ),
+            (
+                "for=*;all_reduce@2:1-2=ring/ll/0",
+                "channels must be 1 to 64",
+            ),
+            (
+                "for=*;all_reduce@2:1-2=ring/ll/65",
+                "channels must be 1 to 64",
+            ),
             ("for=*;all_reduce@1:1-2=ring/ll/1", "ranks must be 2 to 64"),
             ("for=*;all_reduce@2:3-2=ring/ll/1", "above the last"),
-            ("for=*;all_reduce@2:1-8=ring/ll/1;all_reduce@2:8-9=ring/ll/1", "overlap"),
+            (
+                "for=*;all_reduce@2:1-8=ring/ll/1;all_reduce@2:8-9=ring/ll/1",
+                "overlap",
+            ),
             ("for=*;all_reduce@2:x-9=ring/ll/1", "\"x\" is not a number"),
         ] {
             let told = text.parse::<Table>().unwrap_err();

@@ -20,8 +20,18 @@ impl Facts {
 fn facts() -> Facts {
     let table: Table = TABLE.parse().unwrap();
     let host = table.fingerprint().unwrap().clone();
-    let config = TunerConfig { mode: Mode::Auto, table: Some(table), ll128: true, network: None, tuner_plugin: None };
-    Facts { config, ring_tcp: false, host }
+    let config = TunerConfig {
+        mode: Mode::Auto,
+        table: Some(table),
+        ll128: true,
+        network: None,
+        tuner_plugin: None,
+    };
+    Facts {
+        config,
+        ring_tcp: false,
+        host,
+    }
 }
 
 fn policy(change: impl FnOnce(&mut Facts)) -> Policy {
@@ -41,30 +51,61 @@ fn reason(tuner: &Tuner) -> &str {
 fn the_tuner_acts_only_where_it_is_switched_on() {
     let told = |policy: &Policy| policy.to_string();
     assert!(told(&policy(|_| ())).starts_with("learned table of 4 rows, hash "));
-    assert_eq!(told(&policy(|facts| facts.config.mode = Mode::Off)), "off: NCCL_SPARK_TUNER=off");
+    assert_eq!(
+        told(&policy(|facts| facts.config.mode = Mode::Off)),
+        "off: NCCL_SPARK_TUNER=off"
+    );
     let other_gpu = |facts: &mut Facts| facts.host.gpu = "NVIDIA_H200".to_owned();
     assert!(told(&policy(other_gpu)).starts_with("off: the GPU is NVIDIA_H200, not a GB10"));
-    for (name, words) in [("none", "off: NCCL_TUNER_PLUGIN=none"), ("/x/libnccl-net-spark.so", "learned")] {
+    for (name, words) in [
+        ("none", "off: NCCL_TUNER_PLUGIN=none"),
+        ("/x/libnccl-net-spark.so", "learned"),
+    ] {
         let named = policy(|facts| facts.config.tuner_plugin = Some(name.to_owned()));
         assert!(told(&named).starts_with(words), "{named}");
     }
     let socket = |facts: &mut Facts| facts.config.network = Some("Socket".to_owned());
     assert!(told(&policy(socket)).contains("NCCL_NET=Socket"));
-    assert!(told(&policy(|facts| facts.config.network = Some("spark".to_owned()))).starts_with("learned"));
+    assert!(
+        told(&policy(
+            |facts| facts.config.network = Some("spark".to_owned())
+        ))
+        .starts_with("learned")
+    );
 }
 
 #[test]
 fn a_table_of_another_machine_is_not_used_and_a_log_line_says_so() {
-    let other = Fingerprint { nccl: "2.30.7".to_owned(), ..facts().host };
-    let (policy, warnings) = Facts { host: other, ..facts() }.policy();
+    let other = Fingerprint {
+        nccl: "2.30.7".to_owned(),
+        ..facts().host
+    };
+    let (policy, warnings) = Facts {
+        host: other,
+        ..facts()
+    }
+    .policy();
     assert!(policy.to_string().starts_with("shipped table"), "{policy}");
-    let told = "was learned on NVIDIA_GB10/4x224054/2.28.9, this host is NVIDIA_GB10/4x224054/2.30.7";
-    assert!(warnings.len() == 1 && warnings[0].contains(told), "{warnings:?}");
+    let told =
+        "was learned on NVIDIA_GB10/4x224054/2.28.9, this host is NVIDIA_GB10/4x224054/2.30.7";
+    assert!(
+        warnings.len() == 1 && warnings[0].contains(told),
+        "{warnings:?}"
+    );
     // A host with a port down is the same machine, so its hash must equal its peers'.
-    let (fewer_rails, warnings) =
-        Facts { host: Fingerprint { rails: "3x168040".to_owned(), ..facts().host }, ..facts() }.policy();
+    let (fewer_rails, warnings) = Facts {
+        host: Fingerprint {
+            rails: "3x168040".to_owned(),
+            ..facts().host
+        },
+        ..facts()
+    }
+    .policy();
     assert_eq!(fewer_rails.hash(), facts().policy().0.hash());
-    assert!(warnings.len() == 1 && warnings[0].contains("used, although the rails differ"), "{warnings:?}");
+    assert!(
+        warnings.len() == 1 && warnings[0].contains("used, although the rails differ"),
+        "{warnings:?}"
+    );
     let mut any = facts();
     any.config.table = Some("for=*;all_reduce@2:1-2=ring/ll/1".parse().unwrap());
     assert!(any.policy().1.is_empty());
@@ -82,12 +123,18 @@ fn only_communicators_over_this_network_with_one_rank_a_node_are_tuned() {
         (4, 4, true, "no row for 4 ranks"),
     ] {
         let tuner = policy.tuner(ranks, nodes, is_ours);
-        assert!(reason(&tuner).contains(words), "{ranks} ranks: {}", reason(&tuner));
+        assert!(
+            reason(&tuner).contains(words),
+            "{ranks} ranks: {}",
+            reason(&tuner)
+        );
         let mut costs = [1.0; ALGORITHMS * PROTOCOLS];
         assert_eq!(tuner.decide(4, 1500, 1, &mut costs), None);
         assert_eq!(costs, [1.0; ALGORITHMS * PROTOCOLS]);
     }
-    let off = Policy::Inert { reason: "no".to_owned() };
+    let off = Policy::Inert {
+        reason: "no".to_owned(),
+    };
     assert_eq!(reason(&off.tuner(2, 2, true)), "no");
 }
 
@@ -110,20 +157,41 @@ fn a_row_applies_only_to_its_sizes() {
         (-1, 1500, None),
     ] {
         let mut costs = [7.0; ALGORITHMS * PROTOCOLS];
-        assert_eq!(tuner.decide(collective, bytes, 1, &mut costs), expected.map(|(_, channels)| channels));
+        assert_eq!(
+            tuner.decide(collective, bytes, 1, &mut costs),
+            expected.map(|(_, channels)| channels)
+        );
         let changed: Vec<usize> = (0..costs.len()).filter(|at| costs[*at] != 7.0).collect();
-        assert_eq!(changed, expected.map(|(place, _)| place).into_iter().collect::<Vec<_>>(), "{collective} {bytes}");
+        assert_eq!(
+            changed,
+            expected
+                .map(|(place, _)| place)
+                .into_iter()
+                .collect::<Vec<_>>(),
+            "{collective} {bytes}"
+        );
     }
     let mut of_three = [7.0; ALGORITHMS * PROTOCOLS];
-    assert_eq!(policy(|_| ()).tuner(3, 3, true).decide(4, 1500, 1, &mut of_three), Some(8));
+    assert_eq!(
+        policy(|_| ())
+            .tuner(3, 3, true)
+            .decide(4, 1500, 1, &mut of_three),
+        Some(8)
+    );
     let mut of_group = [7.0; ALGORITHMS * PROTOCOLS];
-    assert_eq!((tuner.decide(4, 1500, 2, &mut of_group), of_group), (None, [7.0; ALGORITHMS * PROTOCOLS]));
+    assert_eq!(
+        (tuner.decide(4, 1500, 2, &mut of_group), of_group),
+        (None, [7.0; ALGORITHMS * PROTOCOLS])
+    );
 }
 
 #[test]
 fn ll128_is_the_last_resort_where_it_is_not_wanted() {
     let policy = policy(|facts| facts.config.ll128 = false);
-    assert!(policy.to_string().contains("of 3 rows, no LL128"), "{policy}");
+    assert!(
+        policy.to_string().contains("of 3 rows, no LL128"),
+        "{policy}"
+    );
     let tuner = policy.tuner(2, 2, true);
     let mut costs = [7.0; ALGORITHMS * PROTOCOLS];
     costs[Protocol::Ll128.number()] = -1.0;
@@ -146,11 +214,23 @@ fn hosts_that_decide_differently_have_other_hashes() {
         policy(|facts| facts.config.ll128 = false).hash(),
         policy(|facts| facts.ring_tcp = true).hash(),
         policy(|facts| (facts.ring_tcp, facts.host.gpu) = (true, "NVIDIA_H200".to_owned())).hash(),
-        policy(|facts| facts.config.table = Some("for=*;all_reduce@2:1000-1999=ring/ll/2".parse().unwrap())).hash(),
-        policy(|facts| facts.config.table = Some("for=*;all_reduce@2:1000-1999=ring/ll/3".parse().unwrap())).hash(),
+        policy(|facts| {
+            facts.config.table = Some("for=*;all_reduce@2:1000-1999=ring/ll/2".parse().unwrap())
+        })
+        .hash(),
+        policy(|facts| {
+            facts.config.table = Some("for=*;all_reduce@2:1000-1999=ring/ll/3".parse().unwrap())
+        })
+        .hash(),
     ];
-    let anywhere: Table = TABLE.replace("NVIDIA_GB10/4x224054/2.28.9", "*").parse().unwrap();
-    assert_eq!(policy(|facts| facts.config.table = Some(anywhere)).hash(), hashes[0]);
+    let anywhere: Table = TABLE
+        .replace("NVIDIA_GB10/4x224054/2.28.9", "*")
+        .parse()
+        .unwrap();
+    assert_eq!(
+        policy(|facts| facts.config.table = Some(anywhere)).hash(),
+        hashes[0]
+    );
     assert_eq!(hashes[1], 0);
     hashes.sort_unstable();
     hashes.dedup();
@@ -160,7 +240,10 @@ fn hosts_that_decide_differently_have_other_hashes() {
 #[test]
 fn only_ring_remains_where_some_peers_are_reached_by_tcp() {
     let policy = policy(|facts| facts.ring_tcp = true);
-    assert!(policy.to_string().contains("Ring only above two nodes"), "{policy}");
+    assert!(
+        policy.to_string().contains("Ring only above two nodes"),
+        "{policy}"
+    );
     let is_ring = |place: usize| place / PROTOCOLS == Algorithm::Ring.number();
     let decided = |tuner: &Tuner, collective, before: Costs| {
         let mut costs = before;
@@ -168,7 +251,9 @@ fn only_ring_remains_where_some_peers_are_reached_by_tcp() {
     };
     // No row is for 4 ranks. With 8 ranks, a node has two. No row can be for collective 7.
     for (ranks, nodes) in [(4, 4), (8, 4)] {
-        let Tuner::Acting(acting) = policy.tuner(ranks, nodes, true) else { panic!("{ranks} ranks") };
+        let Tuner::Acting(acting) = policy.tuner(ranks, nodes, true) else {
+            panic!("{ranks} ranks")
+        };
         assert!(acting.is_ring_only());
         for collective in [4, 7] {
             let mut before = [7.0; ALGORITHMS * PROTOCOLS];
@@ -186,7 +271,10 @@ fn only_ring_remains_where_some_peers_are_reached_by_tcp() {
         }
     }
     let no_ring: Costs = std::array::from_fn(|place| if is_ring(place) { -1.0 } else { 7.0 });
-    assert_eq!(decided(&policy.tuner(4, 4, true), 4, no_ring), (None, no_ring));
+    assert_eq!(
+        decided(&policy.tuner(4, 4, true), 4, no_ring),
+        (None, no_ring)
+    );
     let two = [7.0; ALGORITHMS * PROTOCOLS];
     let (channels, costs) = decided(&policy.tuner(2, 2, true), 2, two);
     assert_eq!((channels, costs), (None, two));
@@ -197,37 +285,79 @@ fn only_ring_remains_where_some_peers_are_reached_by_tcp() {
 #[test]
 fn a_row_for_tree_does_not_hold_where_ring_alone_does() {
     let tree = "for=*;all_reduce@3:1-9=tree/simple/8;all_reduce@3:10-19=ring/simple/4";
-    let of = |ring_tcp| policy(|facts| (facts.config.table, facts.ring_tcp) = (Some(tree.parse().unwrap()), ring_tcp));
+    let of = |ring_tcp| {
+        policy(|facts| {
+            (facts.config.table, facts.ring_tcp) = (Some(tree.parse().unwrap()), ring_tcp)
+        })
+    };
     let decide = |ring_tcp, bytes| {
         let mut costs = [7.0; ALGORITHMS * PROTOCOLS];
-        (of(ring_tcp).tuner(3, 3, true).decide(4, bytes, 1, &mut costs), costs[2])
+        (
+            of(ring_tcp)
+                .tuner(3, 3, true)
+                .decide(4, bytes, 1, &mut costs),
+            costs[2],
+        )
     };
-    assert_eq!((decide(false, 5), decide(true, 5)), ((Some(8), 0.0), (None, NOT_RING_US)));
-    assert_eq!((decide(false, 15), decide(true, 15)), ((Some(4), 7.0), (Some(4), NOT_RING_US)));
+    assert_eq!(
+        (decide(false, 5), decide(true, 5)),
+        ((Some(8), 0.0), (None, NOT_RING_US))
+    );
+    assert_eq!(
+        (decide(false, 15), decide(true, 15)),
+        ((Some(4), 7.0), (Some(4), NOT_RING_US))
+    );
 }
 
 #[test]
 fn a_ring_needs_no_gb10_and_is_logged_where_the_tuner_is_off() {
-    let elsewhere = |facts: &mut Facts| (facts.ring_tcp, facts.host.gpu) = (true, "NVIDIA_H200".to_owned());
+    let elsewhere =
+        |facts: &mut Facts| (facts.ring_tcp, facts.host.gpu) = (true, "NVIDIA_H200".to_owned());
     let told = policy(elsewhere).to_string();
-    assert!(told.starts_with("empty table of 0 rows, Ring only above two nodes"), "{told}");
-    assert!(matches!(policy(elsewhere).tuner(2, 2, true), Tuner::Inert { .. }));
-    let mut off = Facts { ring_tcp: true, ..facts() };
+    assert!(
+        told.starts_with("empty table of 0 rows, Ring only above two nodes"),
+        "{told}"
+    );
+    assert!(matches!(
+        policy(elsewhere).tuner(2, 2, true),
+        Tuner::Inert { .. }
+    ));
+    let mut off = Facts {
+        ring_tcp: true,
+        ..facts()
+    };
     off.config.mode = Mode::Off;
     let (policy, warnings) = off.policy();
     assert_eq!(policy.hash(), 0);
-    assert!(warnings.len() == 1 && warnings[0].contains("set NCCL_ALGO=Ring"), "{warnings:?}");
+    assert!(
+        warnings.len() == 1 && warnings[0].contains("set NCCL_ALGO=Ring"),
+        "{warnings:?}"
+    );
 }
 
 fn rows() -> impl Strategy<Value = Vec<Row>> {
-    let row = (0..5i32, 2..4usize, 0..1000u64, 0..500u64, 0..2usize, 0..3usize, 1..=64u32);
-    let row = row.prop_map(|(collective, ranks, from_bytes, more, algorithm, protocol, channels)| Row {
-        collective: Collective::of_number(collective).unwrap(),
-        ranks,
-        from_bytes,
-        to_bytes: from_bytes + more,
-        choice: Choice { algorithm: Algorithm::ALL[algorithm], protocol: Protocol::ALL[protocol], channels },
-    });
+    let row = (
+        0..5i32,
+        2..4usize,
+        0..1000u64,
+        0..500u64,
+        0..2usize,
+        0..3usize,
+        1..=64u32,
+    );
+    let row = row.prop_map(
+        |(collective, ranks, from_bytes, more, algorithm, protocol, channels)| Row {
+            collective: Collective::of_number(collective).unwrap(),
+            ranks,
+            from_bytes,
+            to_bytes: from_bytes + more,
+            choice: Choice {
+                algorithm: Algorithm::ALL[algorithm],
+                protocol: Protocol::ALL[protocol],
+                channels,
+            },
+        },
+    );
     prop::collection::vec(row, 0..6)
 }
 

@@ -38,8 +38,10 @@ pub struct DeviceLimits {
 #[derive(Clone, Copy)]
 pub(super) struct Operations {
     pub(super) poll_cq: unsafe extern "C" fn(*mut ibv_cq, i32, *mut ibv_wc) -> i32,
-    pub(super) post_send: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> i32,
-    pub(super) post_recv: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,
+    pub(super) post_send:
+        unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> i32,
+    pub(super) post_recv:
+        unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,
 }
 
 // SAFETY: libibverbs' objects may be used from every thread, and so may an opened context and all
@@ -73,18 +75,30 @@ fn cannot_open(name: &str, error: &std::io::Error) -> Error {
 impl Context {
     /// # Safety
     /// `device` is a device of `library` whose list is alive.
-    pub(super) unsafe fn open(library: &'static Library, device: *mut ibv_device, name: &str) -> Result<Arc<Self>> {
+    pub(super) unsafe fn open(
+        library: &'static Library,
+        device: *mut ibv_device,
+        name: &str,
+    ) -> Result<Arc<Self>> {
         // SAFETY: guaranteed by the caller.
         let Some(raw) = NonNull::new(unsafe { (library.open_device)(device) }) else {
             return Err(cannot_open(name, &std::io::Error::last_os_error()));
         };
-        let close = CloseOnError { close: library.close_device, raw };
+        let close = CloseOnError {
+            close: library.close_device,
+            raw,
+        };
         // SAFETY: a struct of integers; all zero is a valid value.
         let mut attributes: ibv_device_attr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open, and the struct is a local.
         let status = unsafe { (library.query_device)(raw.as_ptr(), &raw mut attributes) };
         if status != 0 {
-            return Err(Error::Os { call: Call::Query { device: name.to_owned() }, errno: status });
+            return Err(Error::Os {
+                call: Call::Query {
+                    device: name.to_owned(),
+                },
+                errno: status,
+            });
         }
         let context = Self {
             library,
@@ -135,7 +149,8 @@ impl Context {
             return None;
         }
         // SAFETY: the marker means that the context is the last member of a `verbs_context`.
-        let extended = unsafe { self.raw.byte_sub(offset_of!(verbs_context, context)) }.cast::<verbs_context>();
+        let extended = unsafe { self.raw.byte_sub(offset_of!(verbs_context, context)) }
+            .cast::<verbs_context>();
         // SAFETY: every version has `sz` right before the context; old ones lack earlier members.
         let bytes = unsafe { (&raw const (*extended.as_ptr()).sz).read() };
         (bytes >= size_of::<verbs_context>() - offset).then_some(extended)
@@ -177,8 +192,15 @@ impl Pd {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         // SAFETY: the context is open.
         let raw = NonNull::new(unsafe { (context.library.alloc_pd)(context.raw.as_ptr()) })
-            .ok_or_else(|| Error::last_os(Call::AllocatePd { device: context.name.clone() }))?;
-        Ok(Arc::new(Self { raw, context: Arc::clone(context) }))
+            .ok_or_else(|| {
+                Error::last_os(Call::AllocatePd {
+                    device: context.name.clone(),
+                })
+            })?;
+        Ok(Arc::new(Self {
+            raw,
+            context: Arc::clone(context),
+        }))
     }
 
     /// Returns the domain's device.
@@ -224,7 +246,11 @@ unsafe fn operations(context: NonNull<ibv_context>, name: &str) -> Result<Operat
         ((*table).poll_cq, (*table).post_send, (*table).post_recv)
     };
     match found {
-        (Some(poll_cq), Some(post_send), Some(post_recv)) => Ok(Operations { poll_cq, post_send, post_recv }),
+        (Some(poll_cq), Some(post_send), Some(post_recv)) => Ok(Operations {
+            poll_cq,
+            post_send,
+            post_recv,
+        }),
         _ => Err(Missing::Operations(name.to_owned()).into()),
     }
 }

@@ -40,16 +40,35 @@ impl Cq {
         static COUNT: AtomicUsize = AtomicUsize::new(1);
         let count = i32::try_from(entries).unwrap_or(i32::MAX);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let (data, no_channel) = (std::ptr::without_provenance_mut(number), std::ptr::null_mut());
+        let (data, no_channel) = (
+            std::ptr::without_provenance_mut(number),
+            std::ptr::null_mut(),
+        );
         // SAFETY: the context is open. The user data is never dereferenced. No channel, no events.
-        let raw = unsafe { (context.library.create_cq)(context.raw.as_ptr(), count, data, no_channel, 0) };
+        let raw = unsafe {
+            (context.library.create_cq)(context.raw.as_ptr(), count, data, no_channel, 0)
+        };
         let raw = NonNull::new(raw).ok_or_else(|| {
             let error = std::io::Error::last_os_error();
             let hint = super::memory::memory_hint(error.raw_os_error().unwrap_or(0));
-            Error::os(Call::CreateCq { device: context.name().to_owned(), entries, hint }, &error)
+            Error::os(
+                Call::CreateCq {
+                    device: context.name().to_owned(),
+                    entries,
+                    hint,
+                },
+                &error,
+            )
         })?;
-        let queue = Arc::new(RawCq { raw, context: Arc::clone(context), number });
-        Ok(Self { queue, poll_cq: context.operations.poll_cq })
+        let queue = Arc::new(RawCq {
+            raw,
+            context: Arc::clone(context),
+            number,
+        });
+        Ok(Self {
+            queue,
+            poll_cq: context.operations.poll_cq,
+        })
     }
 
     /// Returns the queue's number, which [`super::AsyncEvent::cq`] refers to.
@@ -210,7 +229,8 @@ mod tests {
 
     #[test]
     fn every_status_has_its_own_text() {
-        let words: std::collections::HashSet<_> = (0..=IBV_WC_TM_RNDV_INCOMPLETE).map(status_text).collect();
+        let words: std::collections::HashSet<_> =
+            (0..=IBV_WC_TM_RNDV_INCOMPLETE).map(status_text).collect();
         assert_eq!(words.len(), 24);
         assert!(!words.contains("unknown status"));
         assert_eq!(status_text(99), "unknown status");

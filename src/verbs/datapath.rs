@@ -69,7 +69,18 @@ impl Qp {
         let (local_addr, bytes) = (bytes.addr, bytes.bytes);
         // The provider copies the bytes with loads of this processor.
         order_loads();
-        self.post_write(&Write { local_addr, bytes, lkey: 0, remote, immediate, wr_id, signaled }, IBV_SEND_INLINE)
+        self.post_write(
+            &Write {
+                local_addr,
+                bytes,
+                lkey: 0,
+                remote,
+                immediate,
+                wr_id,
+                signaled,
+            },
+            IBV_SEND_INLINE,
+        )
     }
 
     /// Posts `count` receives, all with identifier `wr_id`. They have no memory, because they only
@@ -91,7 +102,11 @@ impl Qp {
         for index in 0..count {
             // SAFETY: `index` is within the array, and `index + 1` at most one past it.
             unsafe {
-                let next = if index + 1 < count { first.add(index + 1) } else { null_mut() };
+                let next = if index + 1 < count {
+                    first.add(index + 1)
+                } else {
+                    null_mut()
+                };
                 let request = first.add(index);
                 (*request).wr_id = wr_id;
                 (*request).next = next;
@@ -99,7 +114,8 @@ impl Qp {
         }
         let mut refused = null_mut();
         // SAFETY: the QP is alive, the chain ends in the array, and the provider copies requests.
-        let status = unsafe { (self.operations.post_recv)(self.raw.as_ptr(), first, &raw mut refused) };
+        let status =
+            unsafe { (self.operations.post_recv)(self.raw.as_ptr(), first, &raw mut refused) };
         if status != 0 {
             return Err(self.refused(|device, qp| Call::PostReceives { device, qp }, status));
         }
@@ -108,11 +124,23 @@ impl Qp {
 
     #[inline(always)]
     fn post_write(&mut self, write: &Write, flags: ibv_send_flags) -> Quick<()> {
-        let Write { local_addr, bytes, lkey, remote, immediate, wr_id, signaled } = *write;
+        let Write {
+            local_addr,
+            bytes,
+            lkey,
+            remote,
+            immediate,
+            wr_id,
+            signaled,
+        } = *write;
         let flags = flags | if signaled { IBV_SEND_SIGNALED } else { 0 };
         // Set only the fields that differ between writes. `Qp::new` has set the others.
         let Prepared { request, segment } = &mut *self.prepared;
-        *segment = ibv_sge { addr: local_addr, length: bytes, lkey };
+        *segment = ibv_sge {
+            addr: local_addr,
+            length: bytes,
+            lkey,
+        };
         request.wr_id = wr_id;
         request.num_sge = i32::from(bytes != 0);
         request.send_flags = flags;
@@ -121,13 +149,17 @@ impl Qp {
             request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
             request.__bindgen_anon_1.imm_data = immediate.to_be();
         }
-        request.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: remote.addr, rkey: remote.rkey };
+        request.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
+            remote_addr: remote.addr,
+            rkey: remote.rkey,
+        };
         request.sg_list = segment;
         let mut refused = null_mut();
         // SAFETY: the QP is alive. The request and its segment live as long as the QP, and the
         // provider copies them. The NIC reads only registered memory; inline, the provider reads
         // memory that is readable during the call.
-        let status = unsafe { (self.operations.post_send)(self.raw.as_ptr(), request, &raw mut refused) };
+        let status =
+            unsafe { (self.operations.post_send)(self.raw.as_ptr(), request, &raw mut refused) };
         if status != 0 {
             return Err(self.refused(|device, qp| Call::PostWrite { device, qp }, status));
         }
@@ -137,18 +169,37 @@ impl Qp {
     #[cold]
     fn refused(&self, call: impl FnOnce(String, u32) -> Call, status: i32) -> Box<Error> {
         // The provider returns the errno; a few old providers return -1 and set errno.
-        let errno = if status > 0 { status } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) };
-        Box::new(Error::Os { call: call(self.device().to_owned(), self.number()), errno })
+        let errno = if status > 0 {
+            status
+        } else {
+            std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+        };
+        Box::new(Error::Os {
+            call: call(self.device().to_owned(), self.number()),
+            errno,
+        })
     }
 
     #[cold]
     fn too_long_for_inline(&self, bytes: u32) -> Box<Error> {
-        Box::new(Argument::Inline { bytes, most: self.inline_bytes() }.into())
+        Box::new(
+            Argument::Inline {
+                bytes,
+                most: self.inline_bytes(),
+            }
+            .into(),
+        )
     }
 
     #[cold]
     fn too_many_receives(&self, count: usize) -> Box<Error> {
-        Box::new(Argument::Receives { count, most: self.receives.len() }.into())
+        Box::new(
+            Argument::Receives {
+                count,
+                most: self.receives.len(),
+            }
+            .into(),
+        )
     }
 }
 
@@ -162,7 +213,13 @@ impl Cq {
     pub fn poll<'a>(&mut self, buffer: &'a mut CompletionBuffer) -> Quick<&'a [Completion]> {
         let first: *mut ibv_wc = buffer.0.as_mut_ptr().cast();
         // SAFETY: the queue is alive. The buffer has CAPACITY `Completion`s, laid out as `ibv_wc`.
-        let found = unsafe { (self.poll_cq)(self.queue.raw.as_ptr(), CompletionBuffer::CAPACITY as i32, first) };
+        let found = unsafe {
+            (self.poll_cq)(
+                self.queue.raw.as_ptr(),
+                CompletionBuffer::CAPACITY as i32,
+                first,
+            )
+        };
         match usize::try_from(found) {
             Ok(found) => Ok(&buffer.0[..found.min(CompletionBuffer::CAPACITY)]),
             Err(_) => Err(self.broken()),
@@ -171,6 +228,8 @@ impl Cq {
 
     #[cold]
     fn broken(&self) -> Box<Error> {
-        Box::new(Error::last_os(Call::Poll { device: self.queue.context.name().to_owned() }))
+        Box::new(Error::last_os(Call::Poll {
+            device: self.queue.context.name().to_owned(),
+        }))
     }
 }

@@ -69,7 +69,12 @@ impl Context {
             let error = io::Error::last_os_error();
             return match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(Error::os(Call::ReadEvents { device: self.name().to_owned() }, &error)),
+                _ => Err(Error::os(
+                    Call::ReadEvents {
+                        device: self.name().to_owned(),
+                    },
+                    &error,
+                )),
             };
         }
         // SAFETY: the library has just filled in `event`, and it is not acknowledged yet.
@@ -98,7 +103,9 @@ impl Context {
             flags < 0 || libc::fcntl(descriptor, libc::F_SETFL, flags | libc::O_NONBLOCK) < 0
         };
         if failed {
-            return Err(Error::last_os(Call::NonBlockingEvents { device: self.name().to_owned() }));
+            return Err(Error::last_os(Call::NonBlockingEvents {
+                device: self.name().to_owned(),
+            }));
         }
         Ok(())
     }
@@ -114,7 +121,12 @@ impl Context {
 /// `event` came from the library and is not acknowledged yet. Until the acknowledgement, the
 /// library does not destroy the event's object.
 unsafe fn describe(event: &ibv_async_event) -> AsyncEvent {
-    let mut described = AsyncEvent { kind: event.event_type, port: None, qp_num: None, cq: None };
+    let mut described = AsyncEvent {
+        kind: event.event_type,
+        port: None,
+        qp_num: None,
+        cq: None,
+    };
     match event.event_type {
         IBV_EVENT_QP_FATAL
         | IBV_EVENT_QP_REQ_ERR
@@ -153,11 +165,21 @@ mod tests {
 
     #[test]
     fn an_event_names_its_object() {
-        let port =
-            ibv_async_event { element: ibv_async_event__bindgen_ty_1 { port_num: 1 }, event_type: IBV_EVENT_PORT_ERR };
+        let port = ibv_async_event {
+            element: ibv_async_event__bindgen_ty_1 { port_num: 1 },
+            event_type: IBV_EVENT_PORT_ERR,
+        };
         // SAFETY: the union holds the member for this kind.
         let described = unsafe { describe(&port) };
-        assert_eq!(described, AsyncEvent { kind: AsyncEvent::PORT_ERROR, port: Some(1), qp_num: None, cq: None });
+        assert_eq!(
+            described,
+            AsyncEvent {
+                kind: AsyncEvent::PORT_ERROR,
+                port: Some(1),
+                qp_num: None,
+                cq: None
+            }
+        );
         assert_eq!(described.text(), "port down");
 
         // SAFETY: integers, pointers and pthread objects that are not used.

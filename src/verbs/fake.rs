@@ -33,7 +33,12 @@ struct Offers {
     thread_domains: bool,
 }
 
-const ALL: Offers = Offers { extended: true, grown_by: 0, gid_table: true, thread_domains: true };
+const ALL: Offers = Offers {
+    extended: true,
+    grown_by: 0,
+    gid_table: true,
+    thread_domains: true,
+};
 
 #[test]
 fn a_thread_domain_is_freed_after_its_qp() {
@@ -57,19 +62,48 @@ fn a_thread_domain_is_freed_after_its_qp() {
 
 #[test]
 fn without_thread_domains_a_plain_protection_domain_is_used() {
-    let plain = ["alloc_pd", "create_cq", "create_qp", "destroy_qp", "dealloc_pd", "destroy_cq", "close_device"];
-    assert_eq!(calls_of_a_qp(Offers { thread_domains: false, ..ALL }), plain);
-    assert_eq!(calls_of_a_qp(Offers { extended: false, ..ALL }), plain);
+    let plain = [
+        "alloc_pd",
+        "create_cq",
+        "create_qp",
+        "destroy_qp",
+        "dealloc_pd",
+        "destroy_cq",
+        "close_device",
+    ];
+    assert_eq!(
+        calls_of_a_qp(Offers {
+            thread_domains: false,
+            ..ALL
+        }),
+        plain
+    );
+    assert_eq!(
+        calls_of_a_qp(Offers {
+            extended: false,
+            ..ALL
+        }),
+        plain
+    );
     // The struct grows at its front. So a library whose struct is this much shorter lacks the
     // functions for thread domains.
     let up_to_its_functions = -(std::mem::offset_of!(verbs_context, alloc_td) as isize) - 8;
-    assert_eq!(calls_of_a_qp(Offers { grown_by: up_to_its_functions, ..ALL }), plain);
+    assert_eq!(
+        calls_of_a_qp(Offers {
+            grown_by: up_to_its_functions,
+            ..ALL
+        }),
+        plain
+    );
 }
 
 #[test]
 fn each_device_logs_once_if_its_queue_pairs_have_thread_domains() {
     for (thread_domains, words) in [
-        (true, "fake0: queue pairs have thread domains: no locks, and with BlueFlame a write-combined doorbell each"),
+        (
+            true,
+            "fake0: queue pairs have thread domains: no locks, and with BlueFlame a write-combined doorbell each",
+        ),
         (
             false,
             "fake0: queue pairs have no thread domains (its provider has none): they take locks and share doorbells",
@@ -77,9 +111,19 @@ fn each_device_logs_once_if_its_queue_pairs_have_thread_domains() {
     ] {
         let log = captured_log::CapturedLog::default();
         let _queue_pairs = log.capture(|| {
-            let context = fake(Offers { thread_domains, ..ALL });
-            let (pd, cq) = (Pd::new(&context).expect("a domain"), Cq::new(&context, 16).expect("a CQ"));
-            let caps = QpCaps { send_requests: 4, receive_requests: 4, inline_bytes: 0 };
+            let context = fake(Offers {
+                thread_domains,
+                ..ALL
+            });
+            let (pd, cq) = (
+                Pd::new(&context).expect("a domain"),
+                Cq::new(&context, 16).expect("a CQ"),
+            );
+            let caps = QpCaps {
+                send_requests: 4,
+                receive_requests: 4,
+                inline_bytes: 0,
+            };
             [0, 1].map(|_| Qp::new(&pd, &cq, caps).expect("a QP"))
         });
         let said: Vec<String> = log.take().into_iter().map(|(_, text)| text).collect();
@@ -90,21 +134,65 @@ fn each_device_logs_once_if_its_queue_pairs_have_thread_domains() {
 #[test]
 fn a_port_is_queried_with_the_newest_available_function() {
     let newest = fake(ALL).port(1).expect("a port");
-    assert_eq!((newest.state, newest.speed_mbps), (PortState::Active, 800_000), "4 lanes of the extended speed");
-    let newer_library = fake(Offers { grown_by: 48, ..ALL }).port(1).expect("a port");
+    assert_eq!(
+        (newest.state, newest.speed_mbps),
+        (PortState::Active, 800_000),
+        "4 lanes of the extended speed"
+    );
+    let newer_library = fake(Offers {
+        grown_by: 48,
+        ..ALL
+    })
+    .port(1)
+    .expect("a port");
     assert_eq!(newer_library.speed_mbps, 800_000);
-    for old in [Offers { extended: false, ..ALL }, Offers { grown_by: -8, ..ALL }] {
+    for old in [
+        Offers {
+            extended: false,
+            ..ALL
+        },
+        Offers {
+            grown_by: -8,
+            ..ALL
+        },
+    ] {
         let port = fake(old).port(1).expect("a port");
-        assert_eq!((port.state, port.speed_mbps), (PortState::Down, 200_000), "4 lanes of the old speed");
+        assert_eq!(
+            (port.state, port.speed_mbps),
+            (PortState::Down, 200_000),
+            "4 lanes of the old speed"
+        );
     }
-    assert!(matches!(fake(ALL).port(3), Err(Error::Os { errno: libc::EINVAL, .. })));
+    assert!(matches!(
+        fake(ALL).port(3),
+        Err(Error::Os {
+            errno: libc::EINVAL,
+            ..
+        })
+    ));
 }
 
 #[test]
 fn the_gid_table_is_read_whole_or_entry_by_entry() {
-    let entry = |index| GidEntry { index, gid: [index as u8; 16], kind: GidKind::RoceV2, ifindex: 4 };
-    assert_eq!(fake(ALL).gid_table(1).expect("a table"), [entry(1), entry(3)]);
-    assert_eq!(fake(Offers { gid_table: false, ..ALL }).gid_table(1).expect("a table"), [entry(1), entry(3)]);
+    let entry = |index| GidEntry {
+        index,
+        gid: [index as u8; 16],
+        kind: GidKind::RoceV2,
+        ifindex: 4,
+    };
+    assert_eq!(
+        fake(ALL).gid_table(1).expect("a table"),
+        [entry(1), entry(3)]
+    );
+    assert_eq!(
+        fake(Offers {
+            gid_table: false,
+            ..ALL
+        })
+        .gid_table(1)
+        .expect("a table"),
+        [entry(1), entry(3)]
+    );
 }
 
 #[test]
@@ -112,9 +200,17 @@ fn a_device_without_room_for_inline_data_still_makes_a_qp() {
     let context = fake(ALL);
     let pd = Pd::new(&context).expect("a domain");
     let cq = Cq::new(&context, 16).expect("a CQ");
-    let caps = QpCaps { send_requests: 4, receive_requests: 4, inline_bytes: 1000 };
+    let caps = QpCaps {
+        send_requests: 4,
+        receive_requests: 4,
+        inline_bytes: 1000,
+    };
     let mut qp = Qp::new(&pd, &cq, caps).expect("a QP");
-    assert_eq!(qp.inline_bytes(), 125, "1000, 500 and 250 are refused, and more than was asked for is not used");
+    assert_eq!(
+        qp.inline_bytes(),
+        125,
+        "1000, 500 and 250 are refused, and more than was asked for is not used"
+    );
     let path = Path {
         port: 1,
         mtu_bytes: 4096,
@@ -126,16 +222,42 @@ fn a_device_without_room_for_inline_data_still_makes_a_qp() {
         service_level: 0,
         flow_label: 0,
     };
-    assert!(matches!(qp.ready_to_receive(&path), Err(Error::Argument(_))), "the index does not fit the struct");
-    qp.ready_to_receive(&Path { gid_index: 3, flow_label: 16_383, traffic_class: 106, ..path }).expect("it connects");
-    assert_eq!(ROUTE_HEADER.get(), (16_383, 255, 106), "a routed path needs more than one hop");
+    assert!(
+        matches!(qp.ready_to_receive(&path), Err(Error::Argument(_))),
+        "the index does not fit the struct"
+    );
+    qp.ready_to_receive(&Path {
+        gid_index: 3,
+        flow_label: 16_383,
+        traffic_class: 106,
+        ..path
+    })
+    .expect("it connects");
+    assert_eq!(
+        ROUTE_HEADER.get(),
+        (16_383, 255, 106),
+        "a routed path needs more than one hop"
+    );
     for (timeout, retry_count) in [(32, 7), (31, 8)] {
-        let config = QpConfig { timeout, retry_count, flow_label: 0 };
+        let config = QpConfig {
+            timeout,
+            retry_count,
+            flow_label: 0,
+        };
         let refused = qp.ready_to_send(config, 0);
         assert!(matches!(refused, Err(Error::Argument(_))), "{config:?}");
     }
-    let too_much = QpCaps { send_requests: 5, ..caps };
-    assert!(matches!(Qp::new(&pd, &cq, too_much), Err(Error::Os { errno: libc::EINVAL, .. })));
+    let too_much = QpCaps {
+        send_requests: 5,
+        ..caps
+    };
+    assert!(matches!(
+        Qp::new(&pd, &cq, too_much),
+        Err(Error::Os {
+            errno: libc::EINVAL,
+            ..
+        })
+    ));
 }
 
 fn calls_of_a_qp(offers: Offers) -> Vec<&'static str> {
@@ -143,7 +265,16 @@ fn calls_of_a_qp(offers: Offers) -> Vec<&'static str> {
     let context = fake(offers);
     let pd = Pd::new(&context).expect("a domain");
     let cq = Cq::new(&context, 16).expect("a CQ");
-    let qp = Qp::new(&pd, &cq, QpCaps { send_requests: 4, receive_requests: 4, inline_bytes: 0 }).expect("a QP");
+    let qp = Qp::new(
+        &pd,
+        &cq,
+        QpCaps {
+            send_requests: 4,
+            receive_requests: 4,
+            inline_bytes: 0,
+        },
+    )
+    .expect("a QP");
     // The owners of the other objects are dropped first, but the QP keeps the objects alive.
     drop((context, pd, cq));
     drop(qp);
@@ -162,7 +293,11 @@ fn fake(offers: Offers) -> Arc<Context> {
         around.dealloc_td = Some(dealloc_td);
         around.alloc_parent_domain = Some(alloc_parent_domain);
     }
-    around.context.abi_compat = if offers.extended { usize::MAX as *mut c_void } else { null_mut() };
+    around.context.abi_compat = if offers.extended {
+        usize::MAX as *mut c_void
+    } else {
+        null_mut()
+    };
     around.context.async_fd = -1;
     around.context.ops.poll_cq = Some(poll_cq);
     around.context.ops.post_send = Some(post_send);
@@ -179,7 +314,11 @@ fn fake(offers: Offers) -> Arc<Context> {
         query_device,
         query_port: old_query_port,
         query_gid_ex: Some(query_gid_ex),
-        query_gid_table: if offers.gid_table { Some(query_gid_table) } else { None },
+        query_gid_table: if offers.gid_table {
+            Some(query_gid_table)
+        } else {
+            None
+        },
         get_async_event,
         ack_async_event,
         alloc_pd,
@@ -194,7 +333,8 @@ fn fake(offers: Offers) -> Arc<Context> {
         destroy_qp,
     }));
     // SAFETY: the fake `open_device` casts a device to its context; here both are the context.
-    unsafe { Context::open(library, (&raw mut (*around).context).cast(), "fake0") }.expect("it opens")
+    unsafe { Context::open(library, (&raw mut (*around).context).cast(), "fake0") }
+        .expect("it opens")
 }
 
 fn call(name: &'static str) {
@@ -227,7 +367,11 @@ unsafe extern "C" fn query_device(_: *mut ibv_context, attributes: *mut ibv_devi
     0
 }
 
-unsafe extern "C" fn old_query_port(_: *mut ibv_context, _: u8, attributes: *mut _compat_ibv_port_attr) -> i32 {
+unsafe extern "C" fn old_query_port(
+    _: *mut ibv_context,
+    _: u8,
+    attributes: *mut _compat_ibv_port_attr,
+) -> i32 {
     let attributes: *mut ibv_port_attr = attributes.cast();
     // SAFETY: these members are in the old struct too.
     unsafe {
@@ -239,7 +383,12 @@ unsafe extern "C" fn old_query_port(_: *mut ibv_context, _: u8, attributes: *mut
     0
 }
 
-unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, to: *mut ibv_port_attr, bytes: usize) -> i32 {
+unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port: u8,
+    to: *mut ibv_port_attr,
+    bytes: usize,
+) -> i32 {
     const EXTENDED_SPEED_AT: usize = size_of::<ibv_port_attr>();
     assert!(bytes >= EXTENDED_SPEED_AT + 4);
     if port > 2 {
@@ -255,8 +404,16 @@ unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, to: *mut ib
 }
 
 fn gid_entry(port_num: u32, gid_index: u32) -> ibv_gid_entry {
-    let gid = ibv_gid { raw: [gid_index as u8; 16] };
-    ibv_gid_entry { gid, gid_index, port_num, gid_type: IBV_GID_TYPE_ROCE_V2, ndev_ifindex: 4 }
+    let gid = ibv_gid {
+        raw: [gid_index as u8; 16],
+    };
+    ibv_gid_entry {
+        gid,
+        gid_index,
+        port_num,
+        gid_type: IBV_GID_TYPE_ROCE_V2,
+        ndev_ifindex: 4,
+    }
 }
 
 unsafe extern "C" fn query_gid_table(
@@ -266,8 +423,15 @@ unsafe extern "C" fn query_gid_table(
     _: u32,
     bytes: usize,
 ) -> isize {
-    assert_eq!((room, bytes), (8, size_of::<ibv_gid_entry>()), "4 for each of the 2 ports");
-    for (place, entry) in [gid_entry(1, 1), gid_entry(2, 2), gid_entry(1, 3)].into_iter().enumerate() {
+    assert_eq!(
+        (room, bytes),
+        (8, size_of::<ibv_gid_entry>()),
+        "4 for each of the 2 ports"
+    );
+    for (place, entry) in [gid_entry(1, 1), gid_entry(2, 2), gid_entry(1, 3)]
+        .into_iter()
+        .enumerate()
+    {
         // SAFETY: there is room for 8.
         unsafe { entries.add(place).write(entry) };
     }
@@ -296,7 +460,11 @@ unsafe extern "C" fn alloc_pd(_: *mut ibv_context) -> *mut ibv_pd {
 }
 
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> i32 {
-    call(if pd == parent_domain() { "dealloc the parent domain" } else { "dealloc_pd" });
+    call(if pd == parent_domain() {
+        "dealloc the parent domain"
+    } else {
+        "dealloc_pd"
+    });
     0
 }
 
@@ -314,10 +482,17 @@ unsafe extern "C" fn dealloc_td(_: *mut ibv_td) -> i32 {
     0
 }
 
-unsafe extern "C" fn alloc_parent_domain(_: *mut ibv_context, with: *mut ibv_parent_domain_init_attr) -> *mut ibv_pd {
+unsafe extern "C" fn alloc_parent_domain(
+    _: *mut ibv_context,
+    with: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
     // SAFETY: the caller's struct.
     let (pd, td) = unsafe { ((*with).pd, (*with).td) };
-    assert_eq!((pd, td), (handle(), handle()), "the domain and the thread domain that were made");
+    assert_eq!(
+        (pd, td),
+        (handle(), handle()),
+        "the domain and the thread domain that were made"
+    );
     call("alloc_parent_domain");
     parent_domain()
 }
@@ -340,11 +515,19 @@ unsafe extern "C" fn destroy_cq(_: *mut ibv_cq) -> i32 {
 
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, with: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the caller's struct.
-    let ibv_qp_cap { max_send_wr, max_inline_data, .. } = unsafe { (*with).cap };
+    let ibv_qp_cap {
+        max_send_wr,
+        max_inline_data,
+        ..
+    } = unsafe { (*with).cap };
     if max_send_wr > 4 || max_inline_data > 200 {
         return refuse();
     }
-    call(if pd == parent_domain() { "create_qp in the parent domain" } else { "create_qp" });
+    call(if pd == parent_domain() {
+        "create_qp in the parent domain"
+    } else {
+        "create_qp"
+    });
     // Rounded up, as in mlx5.
     // SAFETY: the caller's struct.
     unsafe { (*with).cap.max_inline_data = max_inline_data + 60 };
@@ -400,10 +583,18 @@ unsafe extern "C" fn poll_cq(_: *mut ibv_cq, _: i32, _: *mut ibv_wc) -> i32 {
     0
 }
 
-unsafe extern "C" fn post_send(_: *mut ibv_qp, _: *mut ibv_send_wr, _: *mut *mut ibv_send_wr) -> i32 {
+unsafe extern "C" fn post_send(
+    _: *mut ibv_qp,
+    _: *mut ibv_send_wr,
+    _: *mut *mut ibv_send_wr,
+) -> i32 {
     0
 }
 
-unsafe extern "C" fn post_recv(_: *mut ibv_qp, _: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> i32 {
+unsafe extern "C" fn post_recv(
+    _: *mut ibv_qp,
+    _: *mut ibv_recv_wr,
+    _: *mut *mut ibv_recv_wr,
+) -> i32 {
     0
 }

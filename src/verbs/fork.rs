@@ -48,7 +48,10 @@ fn install_handler() -> Result<()> {
     // process. It stays mapped until the process ends: the library is linked with `-z nodelete`.
     let errno = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     if errno != 0 {
-        return Err(Error::Os { call: Call::WatchFork, errno });
+        return Err(Error::Os {
+            call: Call::WatchFork,
+            errno,
+        });
     }
     // The descriptor stays open until the process ends.
     REPLACEMENT.store(replacement.into_raw_fd(), Ordering::Relaxed);
@@ -87,7 +90,10 @@ impl<S: AsFd> OwnSocket<S> {
                 "more than {MOST_SOCKETS} TCP connections: if this process is killed while a forked child lives, some peers notice it late"
             );
         }
-        Self { _entry: entry, socket }
+        Self {
+            _entry: entry,
+            socket,
+        }
     }
 }
 
@@ -113,8 +119,11 @@ impl<const N: usize> Table<N> {
 
     /// Enters a descriptor. Returns `None` if the table is full.
     fn enter(&'static self, socket: RawFd) -> Option<Entry> {
-        let is_taken =
-            |place: &&AtomicI32| place.compare_exchange(FREE, socket, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let is_taken = |place: &&AtomicI32| {
+            place
+                .compare_exchange(FREE, socket, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        };
         self.0.iter().find(is_taken).map(Entry)
     }
 
@@ -159,7 +168,9 @@ pub mod tests {
 
     /// Returns true if the other end has received the end of the stream.
     fn has_ended(other: &mut TcpStream) -> bool {
-        other.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        other
+            .set_read_timeout(Some(Duration::from_millis(300)))
+            .unwrap();
         matches!(other.read(&mut [0]), Ok(0))
     }
 
@@ -189,7 +200,10 @@ pub mod tests {
 
         /// Returns the kernel's name of the child's file with this descriptor.
         fn file(&self, socket: RawFd) -> String {
-            std::fs::read_link(format!("/proc/{}/fd/{socket}", self.0)).unwrap().display().to_string()
+            std::fs::read_link(format!("/proc/{}/fd/{socket}", self.0))
+                .unwrap()
+                .display()
+                .to_string()
         }
     }
 
@@ -210,17 +224,32 @@ pub mod tests {
         let [one, mut other] = tcp_pair();
         let [stranger, mut strangers_peer] = tcp_pair();
         let (number, strangers_number) = (one.as_raw_fd(), stranger.as_raw_fd());
-        let name = |socket: RawFd| std::fs::read_link(format!("/proc/self/fd/{socket}")).unwrap().display().to_string();
+        let name = |socket: RawFd| {
+            std::fs::read_link(format!("/proc/self/fd/{socket}"))
+                .unwrap()
+                .display()
+                .to_string()
+        };
         let names = [name(number), name(strangers_number)];
         let one = OwnSocket::new(one);
         let child = Child::fork();
-        assert!(!forked() && one.peer_addr().is_ok(), "the parent keeps its socket");
+        assert!(
+            !forked() && one.peer_addr().is_ok(),
+            "the parent keeps its socket"
+        );
         assert_ne!(child.file(number), names[0]);
-        assert_eq!(child.file(strangers_number), names[1], "a stranger's socket stays");
+        assert_eq!(
+            child.file(strangers_number),
+            names[1],
+            "a stranger's socket stays"
+        );
         assert!(!has_ended(&mut other));
         drop((one, stranger));
         assert!(has_ended(&mut other));
-        assert!(!has_ended(&mut strangers_peer), "the child holds the other connection");
+        assert!(
+            !has_ended(&mut strangers_peer),
+            "the child holds the other connection"
+        );
     }
 
     #[test]

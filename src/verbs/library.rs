@@ -61,8 +61,12 @@ impl Library {
         /// Evaluates to the function, or returns an error that names it.
         macro_rules! required {
             ($function_type:ty, $name:literal) => {
-                optional!($function_type, $name, c"IBVERBS_1.1")
-                    .ok_or_else(|| Missing::Function { path: path.to_owned(), function: $name })?
+                optional!($function_type, $name, c"IBVERBS_1.1").ok_or_else(|| {
+                    Missing::Function {
+                        path: path.to_owned(),
+                        function: $name,
+                    }
+                })?
             };
         }
         macro_rules! optional {
@@ -84,7 +88,11 @@ impl Library {
             query_device: required!(fn_ibv_query_device, "ibv_query_device"),
             query_port: required!(fn_ibv_query_port, "ibv_query_port"),
             query_gid_ex: optional!(fn__ibv_query_gid_ex, "_ibv_query_gid_ex", c"IBVERBS_1.11"),
-            query_gid_table: optional!(fn__ibv_query_gid_table, "_ibv_query_gid_table", c"IBVERBS_1.11"),
+            query_gid_table: optional!(
+                fn__ibv_query_gid_table,
+                "_ibv_query_gid_table",
+                c"IBVERBS_1.11"
+            ),
             get_async_event: required!(fn_ibv_get_async_event, "ibv_get_async_event"),
             ack_async_event: required!(fn_ibv_ack_async_event, "ibv_ack_async_event"),
             alloc_pd: required!(fn_ibv_alloc_pd, "ibv_alloc_pd"),
@@ -113,12 +121,21 @@ impl Library {
             return match error.raw_os_error() {
                 // The library's error if the kernel's verbs module is not loaded.
                 Some(libc::ENOSYS) => Ok(Vec::new()),
-                _ => Err(Error::os(Call::ListDevices { library: self.path.clone() }, &error)),
+                _ => Err(Error::os(
+                    Call::ListDevices {
+                        library: self.path.clone(),
+                    },
+                    &error,
+                )),
             };
         }
-        let list = Arc::new(DeviceList { library: self, first });
+        let list = Arc::new(DeviceList {
+            library: self,
+            first,
+        });
         // SAFETY: the list has `count` entries, and lives in `list`.
-        let entries = unsafe { std::slice::from_raw_parts(first, usize::try_from(count).unwrap_or(0)) };
+        let entries =
+            unsafe { std::slice::from_raw_parts(first, usize::try_from(count).unwrap_or(0)) };
         Ok(entries.iter().map(|&raw| self.device(&list, raw)).collect())
     }
 
@@ -127,7 +144,12 @@ impl Library {
         let name = unsafe { text((self.get_device_name)(raw)) };
         // SAFETY: as above.
         let guid = u64::from_be(unsafe { (self.get_device_guid)(raw) });
-        Device { list: Arc::clone(list), raw, name, guid }
+        Device {
+            list: Arc::clone(list),
+            raw,
+            name,
+            guid,
+        }
     }
 }
 
@@ -185,14 +207,20 @@ fn open(path: &str) -> Result<*mut c_void> {
     if handle.is_null() {
         // SAFETY: after a failed dlopen, the message is valid until the thread's next dl call.
         let why = unsafe { text(libc::dlerror()) };
-        return Err(Missing::Library { path: path.to_owned(), why }.into());
+        return Err(Missing::Library {
+            path: path.to_owned(),
+            why,
+        }
+        .into());
     }
     Ok(handle)
 }
 
 /// Looks up `name` with the bindings' symbol version, or without a version if that fails.
 fn look_up(handle: *mut c_void, name: &str, version: &CStr) -> *mut c_void {
-    let Ok(name) = CString::new(name) else { return std::ptr::null_mut() };
+    let Ok(name) = CString::new(name) else {
+        return std::ptr::null_mut();
+    };
     // SAFETY: the handle is open, and both are C strings.
     let versioned = unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) };
     if !versioned.is_null() {
@@ -209,7 +237,9 @@ unsafe fn text(pointer: *const c_char) -> String {
         return String::new();
     }
     // SAFETY: not null, so a C string.
-    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(pointer) }
+        .to_string_lossy()
+        .into_owned()
 }
 
 #[cfg(test)]
@@ -218,7 +248,10 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_named_with_the_cure() {
-        let text = Library::load("libno-such-verbs.so.7").err().map(|error| error.to_string()).unwrap_or_default();
+        let text = Library::load("libno-such-verbs.so.7")
+            .err()
+            .map(|error| error.to_string())
+            .unwrap_or_default();
         assert!(text.contains("libno-such-verbs.so.7"), "{text}");
         assert!(text.contains("apt install libibverbs1"), "{text}");
         assert!(text.contains("--device /dev/infiniband"), "{text}");
@@ -226,8 +259,14 @@ mod tests {
 
     #[test]
     fn a_foreign_library_is_refused_by_the_function_that_it_lacks() {
-        let text = Library::load("libc.so.6").err().map(|error| error.to_string()).unwrap_or_default();
-        assert!(text.contains("libc.so.6 has no function ibv_get_device_list"), "{text}");
+        let text = Library::load("libc.so.6")
+            .err()
+            .map(|error| error.to_string())
+            .unwrap_or_default();
+        assert!(
+            text.contains("libc.so.6 has no function ibv_get_device_list"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -49,7 +49,10 @@ impl HostMemory {
     /// Describes addresses that are never read or registered, for tests.
     #[cfg(test)]
     pub fn unowned(range: &Range<usize>) -> Self {
-        Self { addr: range.start, len: range.len() }
+        Self {
+            addr: range.start,
+            len: range.len(),
+        }
     }
 
     /// Returns the start address.
@@ -73,14 +76,20 @@ impl HostMemory {
         let offset = (addr as usize).checked_sub(self.addr)?;
         let inside = offset.checked_add(bytes as usize)? <= self.len;
         // Mapped while in use: guaranteed by `from_caller`'s contract.
-        inside.then_some(Readable { addr, bytes, memory: PhantomData })
+        inside.then_some(Readable {
+            addr,
+            bytes,
+            memory: PhantomData,
+        })
     }
 
     /// Returns a part of the memory, which is valid for as long as the memory; `None` if it is not
     /// inside. An empty part may be anywhere.
     pub fn part(&self, addr: u64, bytes: usize) -> Option<Self> {
         let addr = usize::try_from(addr).ok()?;
-        let inside = addr.checked_sub(self.addr).and_then(|offset| offset.checked_add(bytes));
+        let inside = addr
+            .checked_sub(self.addr)
+            .and_then(|offset| offset.checked_add(bytes));
         let is_inside = bytes == 0 || inside.is_some_and(|end| end <= self.len);
         is_inside.then_some(Self { addr, len: bytes })
     }
@@ -89,12 +98,18 @@ impl HostMemory {
     /// longer than that.
     pub fn without_first(&self, bytes: usize) -> Self {
         let bytes = bytes.min(self.len);
-        Self { addr: self.addr + bytes, len: self.len - bytes }
+        Self {
+            addr: self.addr + bytes,
+            len: self.len - bytes,
+        }
     }
 
     /// Returns the first `bytes` bytes, or the whole memory if it is shorter.
     pub fn first(&self, bytes: usize) -> Self {
-        Self { addr: self.addr, len: bytes.min(self.len) }
+        Self {
+            addr: self.addr,
+            len: bytes.min(self.len),
+        }
     }
 
     /// Returns an empty range of memory.
@@ -124,14 +139,22 @@ impl<'a> From<&'a [u8]> for Readable<'a> {
     fn from(bytes: &'a [u8]) -> Self {
         // A slice too long for the field is too long for a work request, and posting it fails.
         let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        Self { addr: bytes.as_ptr() as u64, bytes: length, memory: PhantomData }
+        Self {
+            addr: bytes.as_ptr() as u64,
+            bytes: length,
+            memory: PhantomData,
+        }
     }
 }
 
 impl<'a> From<&'a [AtomicU64; 8]> for Readable<'a> {
     #[inline(always)]
     fn from(words: &'a [AtomicU64; 8]) -> Self {
-        Self { addr: words.as_ptr() as u64, bytes: size_of_val(words) as u32, memory: PhantomData }
+        Self {
+            addr: words.as_ptr() as u64,
+            bytes: size_of_val(words) as u32,
+            memory: PhantomData,
+        }
     }
 }
 
@@ -171,7 +194,12 @@ impl Mr {
         self.rkey
     }
 
-    fn register_with(pd: &Arc<Pd>, memory: HostMemory, access: Access, region: Option<Arc<Region>>) -> Result<Self> {
+    fn register_with(
+        pd: &Arc<Pd>,
+        memory: HostMemory,
+        access: Access,
+        region: Option<Arc<Region>>,
+    ) -> Result<Self> {
         let library = pd.context().library;
         if access.contains(Access::RELAXED_ORDERING) && library.reg_mr_iova2.is_none() {
             // `ibv_reg_mr` would silently drop the flag.
@@ -182,7 +210,15 @@ impl Mr {
             Some(reg_mr_iova2) if access.contains(Access::RELAXED_ORDERING) => {
                 // SAFETY: the domain is alive. The memory is valid by `HostMemory`'s contract, and
                 // the kernel checks it.
-                unsafe { reg_mr_iova2(pd.raw.as_ptr(), addr, memory.len, memory.addr as u64, access.bits()) }
+                unsafe {
+                    reg_mr_iova2(
+                        pd.raw.as_ptr(),
+                        addr,
+                        memory.len,
+                        memory.addr as u64,
+                        access.bits(),
+                    )
+                }
             }
             _ => {
                 let access = (access - Access::RELAXED_ORDERING).bits();
@@ -194,11 +230,25 @@ impl Mr {
             let error = std::io::Error::last_os_error();
             let HostMemory { addr, len: bytes } = memory;
             let hint = memory_hint(error.raw_os_error().unwrap_or(0));
-            Error::os(Call::Register { device: pd.context().name().to_owned(), addr, bytes, hint }, &error)
+            Error::os(
+                Call::Register {
+                    device: pd.context().name().to_owned(),
+                    addr,
+                    bytes,
+                    hint,
+                },
+                &error,
+            )
         })?;
         // SAFETY: the registration is alive, and its keys are never written.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        Ok(Self { raw, lkey, rkey, pd: Arc::clone(pd), _region: region })
+        Ok(Self {
+            raw,
+            lkey,
+            rkey,
+            pd: Arc::clone(pd),
+            _region: region,
+        })
     }
 }
 
@@ -252,7 +302,10 @@ impl Region {
 
     /// Registers the whole region. The registration keeps the region alive.
     pub fn register(self: &Arc<Self>, pd: &Arc<Pd>, access: Access) -> Result<Mr> {
-        let memory = HostMemory { addr: self.start.as_ptr() as usize, len: self.words * size_of::<AtomicU64>() };
+        let memory = HostMemory {
+            addr: self.start.as_ptr() as usize,
+            len: self.words * size_of::<AtomicU64>(),
+        };
         Mr::register_with(pd, memory, access, Some(Arc::clone(self)))
     }
 
@@ -271,7 +324,12 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: mapped here with this length; its registrations held an `Arc` and have ended.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.words * size_of::<AtomicU64>()) };
+        unsafe {
+            libc::munmap(
+                self.start.as_ptr().cast(),
+                self.words * size_of::<AtomicU64>(),
+            )
+        };
     }
 }
 
@@ -297,7 +355,10 @@ fn hint(limit_bytes: Option<u64>, meminfo: &str) -> String {
             bytes / 1024,
             locked::locked_bytes(1, locked::CHANNELS[0]) / 1_000_000
         ),
-        None => " (locked memory is not limited: the device or the kernel has run out of something else".to_owned(),
+        None => {
+            " (locked memory is not limited: the device or the kernel has run out of something else"
+                .to_owned()
+        }
     };
     let cma = |name| field_kib(meminfo, name).unwrap_or(0);
     if cma("CmaTotal:") == 0 && cma("CmaFree:") > 0 {
@@ -312,11 +373,20 @@ fn hint(limit_bytes: Option<u64>, meminfo: &str) -> String {
 
 /// Returns the limit in bytes; `None` if there is no limit or it cannot be read.
 fn locked_memory_limit() -> Option<u64> {
-    getrlimit(Resource::RLIMIT_MEMLOCK).ok().map(|(limit, _)| limit).filter(|limit| *limit != RLIM_INFINITY)
+    getrlimit(Resource::RLIMIT_MEMLOCK)
+        .ok()
+        .map(|(limit, _)| limit)
+        .filter(|limit| *limit != RLIM_INFINITY)
 }
 
 fn field_kib(meminfo: &str, name: &str) -> Option<u64> {
-    meminfo.lines().find_map(|line| line.strip_prefix(name)?.trim().trim_end_matches(" kB").parse().ok())
+    meminfo.lines().find_map(|line| {
+        line.strip_prefix(name)?
+            .trim()
+            .trim_end_matches(" kB")
+            .parse()
+            .ok()
+    })
 }
 
 #[cfg(test)]
@@ -330,7 +400,12 @@ mod tests {
         let region = Region::new(4097).expect("a page and a bit");
         assert_eq!(region.addr() % 4096, 0);
         assert_eq!(region.words().len(), 513);
-        assert!(region.words().iter().all(|word| word.load(Ordering::Relaxed) == 0));
+        assert!(
+            region
+                .words()
+                .iter()
+                .all(|word| word.load(Ordering::Relaxed) == 0)
+        );
         region.words()[512].store(7, Ordering::Release);
         assert_eq!(region.words()[512].load(Ordering::Acquire), 7);
         assert!(matches!(Region::new(0), Err(Error::Argument(_))));
@@ -341,10 +416,19 @@ mod tests {
         assert_eq!(memory_hint(libc::EFAULT), "");
         assert!(memory_hint(libc::ENOMEM).starts_with(" (locked"));
         let limited = hint(Some(8 << 20), "");
-        assert!(limited.contains("is 8192 KiB") && limited.ends_with("docker run --ulimit memlock=-1)"), "{limited}");
-        assert!(limited.contains("need 520 MB on each rail") && limited.contains("CAP_IPC_LOCK"), "{limited}");
+        assert!(
+            limited.contains("is 8192 KiB") && limited.ends_with("docker run --ulimit memlock=-1)"),
+            "{limited}"
+        );
+        assert!(
+            limited.contains("need 520 MB on each rail") && limited.contains("CAP_IPC_LOCK"),
+            "{limited}"
+        );
         let unlimited = hint(None, "");
-        assert!(unlimited.contains("is not limited") && !unlimited.contains("ulimit"), "{unlimited}");
+        assert!(
+            unlimited.contains("is not limited") && !unlimited.contains("ulimit"),
+            "{unlimited}"
+        );
     }
 
     #[test]

@@ -118,7 +118,11 @@ impl Context {
                 return Err(Missing::GidTypes(self.name().to_owned()).into());
             }
         };
-        Ok(entries.iter().filter(|entry| entry.port_num == u32::from(port)).filter_map(gid_entry).collect())
+        Ok(entries
+            .iter()
+            .filter(|entry| entry.port_num == u32::from(port))
+            .filter_map(gid_entry)
+            .collect())
     }
 
     /// Queries the port like verbs.h's inline `ibv_query_port`. The exported function of that name
@@ -133,11 +137,19 @@ impl Context {
                 unsafe { query_port(self.raw.as_ptr(), port, (&raw mut attributes).cast(), bytes) }
             }
             // SAFETY: the old struct is a prefix of `PortAttributes`.
-            None => unsafe { (self.library.query_port)(self.raw.as_ptr(), port, (&raw mut attributes).cast()) },
+            None => unsafe {
+                (self.library.query_port)(self.raw.as_ptr(), port, (&raw mut attributes).cast())
+            },
         };
         match status {
             0 => Ok(attributes),
-            errno => Err(Error::Os { call: Call::QueryPort { device: self.name().to_owned(), port }, errno }),
+            errno => Err(Error::Os {
+                call: Call::QueryPort {
+                    device: self.name().to_owned(),
+                    port,
+                },
+                errno,
+            }),
         }
     }
 
@@ -153,11 +165,23 @@ impl Context {
         }
         let mut entries: Vec<ibv_gid_entry> = Vec::with_capacity(room);
         // SAFETY: the context is open, and there is room for `room` entries of the given size.
-        let written =
-            unsafe { query_table(self.raw.as_ptr(), entries.as_mut_ptr(), room, 0, size_of::<ibv_gid_entry>()) };
+        let written = unsafe {
+            query_table(
+                self.raw.as_ptr(),
+                entries.as_mut_ptr(),
+                room,
+                0,
+                size_of::<ibv_gid_entry>(),
+            )
+        };
         if written < 0 {
             let errno = i32::try_from(-written).unwrap_or(0);
-            return Err(Error::Os { call: Call::GidTable { device: self.name().to_owned() }, errno });
+            return Err(Error::Os {
+                call: Call::GidTable {
+                    device: self.name().to_owned(),
+                },
+                errno,
+            });
         }
         // SAFETY: the library has written `written` entries, and at most `room`.
         unsafe { entries.set_len(written.unsigned_abs().min(room)) };
@@ -172,13 +196,29 @@ impl Context {
             let mut entry: ibv_gid_entry = unsafe { std::mem::zeroed() };
             let bytes = size_of::<ibv_gid_entry>();
             // SAFETY: the context is open, and the entry is a local of the given size.
-            let status = unsafe { query_entry(self.raw.as_ptr(), u32::from(port), index, &raw mut entry, 0, bytes) };
+            let status = unsafe {
+                query_entry(
+                    self.raw.as_ptr(),
+                    u32::from(port),
+                    index,
+                    &raw mut entry,
+                    0,
+                    bytes,
+                )
+            };
             match status {
                 0 => entries.push(entry),
                 // An empty entry of the table.
                 libc::ENODATA => {}
                 errno => {
-                    return Err(Error::Os { call: Call::Gid { device: self.name().to_owned(), port, index }, errno });
+                    return Err(Error::Os {
+                        call: Call::Gid {
+                            device: self.name().to_owned(),
+                            port,
+                            index,
+                        },
+                        errno,
+                    });
                 }
             }
         }
@@ -200,7 +240,12 @@ fn gid_entry(entry: &ibv_gid_entry) -> Option<GidEntry> {
     // SAFETY: every member of the union is 16 bytes without invalid values.
     let gid = unsafe { entry.gid.raw };
     let index = u16::try_from(entry.gid_index).ok()?;
-    (gid != [0; 16]).then_some(GidEntry { index, gid, kind, ifindex: entry.ndev_ifindex })
+    (gid != [0; 16]).then_some(GidEntry {
+        index,
+        gid,
+        kind,
+        ifindex: entry.ndev_ifindex,
+    })
 }
 
 fn state(state: ibv_port_state) -> PortState {
@@ -257,16 +302,27 @@ mod tests {
     fn speeds_match_the_rate_file() {
         let four_lanes = 2;
         assert_eq!(lanes(four_lanes) * lane_mbps(64), 200_000, "4 lanes of HDR");
-        assert_eq!(lanes(16) * lane_mbps(128), 200_000, "2 lanes of NDR, as an owner's Spark reports its port");
+        assert_eq!(
+            lanes(16) * lane_mbps(128),
+            200_000,
+            "2 lanes of NDR, as an owner's Spark reports its port"
+        );
         assert_eq!(lanes(four_lanes) * lane_mbps(32), 100_000, "EDR");
-        assert_eq!(lanes(1) * lane_mbps(1), 2_500, "soft-RoCE without a link speed");
+        assert_eq!(
+            lanes(1) * lane_mbps(1),
+            2_500,
+            "soft-RoCE without a link speed"
+        );
         assert_eq!(lanes(3), 0);
         assert_eq!(lane_mbps(3), 0);
     }
 
     #[test]
     fn mtus_are_bytes() {
-        assert_eq!([0, 1, 2, 3, 4, 5, 6].map(mtu_bytes), [0, 256, 512, 1024, 2048, 4096, 0]);
+        assert_eq!(
+            [0, 1, 2, 3, 4, 5, 6].map(mtu_bytes),
+            [0, 256, 512, 1024, 2048, 4096, 0]
+        );
     }
 
     #[test]
@@ -284,8 +340,16 @@ mod tests {
             ndev_ifindex: 9,
         };
         let address = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100, 1];
-        let expected = GidEntry { index: 3, gid: address, kind: GidKind::RoceV2, ifindex: 9 };
-        assert_eq!(gid_entry(&entry(address, IBV_GID_TYPE_ROCE_V2)), Some(expected));
+        let expected = GidEntry {
+            index: 3,
+            gid: address,
+            kind: GidKind::RoceV2,
+            ifindex: 9,
+        };
+        assert_eq!(
+            gid_entry(&entry(address, IBV_GID_TYPE_ROCE_V2)),
+            Some(expected)
+        );
         assert_eq!(gid_entry(&entry([0; 16], IBV_GID_TYPE_ROCE_V2)), None);
         assert_eq!(gid_entry(&entry(address, 7)), None);
     }

@@ -99,7 +99,8 @@ impl Qp {
         let context = pd.context();
         let create_qp = context.library.create_qp;
         let in_thread_domain = ThreadDomain::new(pd).and_then(|domain| {
-            let created = create(create_qp, domain.raw, cq, caps).map_err(|error| error.to_string())?;
+            let created =
+                create(create_qp, domain.raw, cq, caps).map_err(|error| error.to_string())?;
             Ok((created, domain))
         });
         let ((raw, inline_bytes), thread_domain) = match in_thread_domain {
@@ -109,15 +110,27 @@ impl Qp {
         tell_doorbells(context, &thread_domain);
         // SAFETY: the QP was just made, and its number does not change.
         let number = unsafe { (*raw.as_ptr()).qp_num };
-        let empty = ibv_recv_wr { wr_id: 0, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
-        let no_segment = ibv_sge { addr: 0, length: 0, lkey: 0 };
+        let empty = ibv_recv_wr {
+            wr_id: 0,
+            next: std::ptr::null_mut(),
+            sg_list: std::ptr::null_mut(),
+            num_sge: 0,
+        };
+        let no_segment = ibv_sge {
+            addr: 0,
+            length: 0,
+            lkey: 0,
+        };
         Ok(Self {
             raw,
             number,
             inline_bytes,
             operations: context.operations,
             // SAFETY: integers, pointers and unions of them; all zero is a valid value.
-            prepared: Box::new(Prepared { request: unsafe { std::mem::zeroed() }, segment: no_segment }),
+            prepared: Box::new(Prepared {
+                request: unsafe { std::mem::zeroed() },
+                segment: no_segment,
+            }),
             receives: vec![empty; caps.receive_requests as usize],
             pd: Arc::clone(pd),
             _thread_domain: thread_domain.ok(),
@@ -141,7 +154,11 @@ impl Qp {
         let mut attributes = attributes(IBV_QPS_INIT);
         attributes.port_num = port;
         attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
-        self.modify("INIT", attributes, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
+        self.modify(
+            "INIT",
+            attributes,
+            IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+        )
     }
 
     /// Moves the QP from INIT to RTR: connects it to the peer's QP. The QP can now receive.
@@ -159,7 +176,9 @@ impl Qp {
         attributes.ah_attr.is_global = 1;
         attributes.ah_attr.port_num = path.port;
         attributes.ah_attr.sl = path.service_level;
-        attributes.ah_attr.grh.dgid = ibv_gid { raw: path.remote_gid };
+        attributes.ah_attr.grh.dgid = ibv_gid {
+            raw: path.remote_gid,
+        };
         attributes.ah_attr.grh.sgid_index =
             u8::try_from(path.gid_index).map_err(|_| Argument::GidIndex(path.gid_index))?;
         attributes.ah_attr.grh.hop_limit = HOP_LIMIT;
@@ -180,9 +199,17 @@ impl Qp {
     /// [`Error::Argument`] for a timeout or retry count out of range, [`Error::Os`] if the device
     /// refuses.
     pub fn ready_to_send(&mut self, config: QpConfig, send_psn: u32) -> Result<()> {
-        let QpConfig { timeout, retry_count, .. } = config;
+        let QpConfig {
+            timeout,
+            retry_count,
+            ..
+        } = config;
         if timeout > 31 || retry_count > 7 {
-            return Err(Argument::Timing { timeout, retry_count }.into());
+            return Err(Argument::Timing {
+                timeout,
+                retry_count,
+            }
+            .into());
         }
         let mut attributes = attributes(IBV_QPS_RTS);
         attributes.timeout = timeout;
@@ -190,7 +217,11 @@ impl Qp {
         attributes.rnr_retry = RNR_RETRY_FOREVER;
         attributes.sq_psn = send_psn;
         attributes.max_rd_atomic = MAX_READS;
-        let mask = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+        let mask = IBV_QP_TIMEOUT
+            | IBV_QP_RETRY_CNT
+            | IBV_QP_RNR_RETRY
+            | IBV_QP_SQ_PSN
+            | IBV_QP_MAX_QP_RD_ATOMIC;
         self.modify("RTS", attributes, mask)
     }
 
@@ -203,14 +234,25 @@ impl Qp {
         self.pd.context().name()
     }
 
-    fn modify(&mut self, state: &'static str, mut attributes: ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<()> {
+    fn modify(
+        &mut self,
+        state: &'static str,
+        mut attributes: ibv_qp_attr,
+        mask: ibv_qp_attr_mask,
+    ) -> Result<()> {
         let mask = (IBV_QP_STATE | mask).cast_signed();
         // SAFETY: the QP is alive, and the struct lives for the call.
-        let status = unsafe { (self.pd.context().library.modify_qp)(self.raw.as_ptr(), &raw mut attributes, mask) };
+        let status = unsafe {
+            (self.pd.context().library.modify_qp)(self.raw.as_ptr(), &raw mut attributes, mask)
+        };
         match status {
             0 => Ok(()),
             errno => {
-                let call = Call::ModifyQp { device: self.device().to_owned(), qp: self.number, state };
+                let call = Call::ModifyQp {
+                    device: self.device().to_owned(),
+                    qp: self.number,
+                    state,
+                };
                 Err(Error::Os { call, errno })
             }
         }
@@ -261,9 +303,21 @@ fn create(
         if inline_bytes == 0 {
             let error = std::io::Error::last_os_error();
             let hint = super::memory::memory_hint(error.raw_os_error().unwrap_or(0));
-            let QpCaps { send_requests: sends, receive_requests: receives, .. } = caps;
+            let QpCaps {
+                send_requests: sends,
+                receive_requests: receives,
+                ..
+            } = caps;
             let device = cq.queue.context.name().to_owned();
-            return Err(Error::os(Call::CreateQp { device, sends, receives, hint }, &error));
+            return Err(Error::os(
+                Call::CreateQp {
+                    device,
+                    sends,
+                    receives,
+                    hint,
+                },
+                &error,
+            ));
         }
         inline_bytes /= 2;
     }

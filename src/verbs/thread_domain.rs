@@ -42,12 +42,13 @@ impl ThreadDomain {
         let none = || "its provider has none".to_owned();
         let alloc_td = extended_operation!(context, alloc_td).ok_or_else(none)?;
         let dealloc_td = extended_operation!(context, dealloc_td).ok_or_else(none)?;
-        let alloc_parent_domain = extended_operation!(context, alloc_parent_domain).ok_or_else(none)?;
+        let alloc_parent_domain =
+            extended_operation!(context, alloc_parent_domain).ok_or_else(none)?;
         let refused = || std::io::Error::last_os_error().to_string();
         let mut attributes = ibv_td_init_attr { comp_mask: 0 };
         // SAFETY: the context is open, and the struct lives for the call.
-        let thread =
-            NonNull::new(unsafe { alloc_td(context.raw.as_ptr(), &raw mut attributes) }).ok_or_else(refused)?;
+        let thread = NonNull::new(unsafe { alloc_td(context.raw.as_ptr(), &raw mut attributes) })
+            .ok_or_else(refused)?;
         let mut attributes = ibv_parent_domain_init_attr {
             pd: pd.raw.as_ptr(),
             td: thread.as_ptr(),
@@ -57,14 +58,21 @@ impl ThreadDomain {
             pd_context: std::ptr::null_mut(),
         };
         // SAFETY: the context is open, the struct lives for the call, and both domains are alive.
-        let Some(raw) = NonNull::new(unsafe { alloc_parent_domain(context.raw.as_ptr(), &raw mut attributes) }) else {
+        let Some(raw) =
+            NonNull::new(unsafe { alloc_parent_domain(context.raw.as_ptr(), &raw mut attributes) })
+        else {
             let why = refused();
             // SAFETY: allocated just above, and unused.
             let status = unsafe { dealloc_td(thread.as_ptr()) };
             note_failure("ibv_dealloc_td", context.name(), status);
             return Err(why);
         };
-        Ok(Self { raw, thread, dealloc_td, pd: Arc::clone(pd) })
+        Ok(Self {
+            raw,
+            thread,
+            dealloc_td,
+            pd: Arc::clone(pd),
+        })
     }
 }
 
@@ -93,7 +101,12 @@ impl Drop for ThreadDomain {
         let dealloc_pd: Pointer<fn_ibv_dealloc_pd> = context.library.dealloc_pd;
         // SAFETY: allocated by this type, and the QP in it is destroyed. The parent domain is freed
         // first, because it refers to the thread domain.
-        let (parent, thread) = unsafe { (dealloc_pd(self.raw.as_ptr()), (self.dealloc_td)(self.thread.as_ptr())) };
+        let (parent, thread) = unsafe {
+            (
+                dealloc_pd(self.raw.as_ptr()),
+                (self.dealloc_td)(self.thread.as_ptr()),
+            )
+        };
         note_failure("ibv_dealloc_pd of a parent domain", context.name(), parent);
         note_failure("ibv_dealloc_td", context.name(), thread);
     }

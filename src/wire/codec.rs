@@ -88,7 +88,13 @@ impl<'a> Reader<'a> {
             return Err(Malformed::Above { what, count, most });
         }
         let text = String::from_utf8_lossy(self.bytes(count)?).into_owned();
-        let shown = |c: char| if c.is_control() || c == char::REPLACEMENT_CHARACTER { '?' } else { c };
+        let shown = |c: char| {
+            if c.is_control() || c == char::REPLACEMENT_CHARACTER {
+                '?'
+            } else {
+                c
+            }
+        };
         Ok(text.chars().map(shown).collect())
     }
 
@@ -115,7 +121,11 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// [`Malformed::Long`] if bytes are left.
     pub fn end(self) -> Result<(), Malformed> {
-        if self.0.is_empty() { Ok(()) } else { Err(Malformed::Long(self.0.len())) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Malformed::Long(self.0.len()))
+        }
     }
 }
 

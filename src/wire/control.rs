@@ -103,14 +103,21 @@ impl StallReport {
     const UNKNOWN: u32 = u32::MAX;
 
     fn write(&self, w: &mut Writer) {
-        w.u32(self.number).u64(self.idle_ms).u32(self.rail_changes.unwrap_or(Self::UNKNOWN));
+        w.u32(self.number)
+            .u64(self.idle_ms)
+            .u32(self.rail_changes.unwrap_or(Self::UNKNOWN));
         self.progress.write(w);
     }
 
     fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         let (number, idle_ms, rail_changes) = (r.u32()?, r.u64()?, r.u32()?);
         let rail_changes = (rail_changes != Self::UNKNOWN).then_some(rail_changes);
-        Ok(Self { number, idle_ms, progress: Progress::read(r)?, rail_changes })
+        Ok(Self {
+            number,
+            idle_ms,
+            progress: Progress::read(r)?,
+            rail_changes,
+        })
     }
 }
 
@@ -131,7 +138,9 @@ pub struct JoinAnswer {
 
 impl JoinAnswer {
     fn write(&self, w: &mut Writer) {
-        w.bytes(&self.connector_gid).bytes(&self.acceptor_gid).u32(self.mtu_bytes);
+        w.bytes(&self.connector_gid)
+            .bytes(&self.acceptor_gid)
+            .u32(self.mtu_bytes);
         self.end.write(w);
         w.u8(self.epoch.number());
     }
@@ -181,12 +190,32 @@ pub enum Progress {
 impl Progress {
     fn write(&self, w: &mut Writer) {
         match *self {
-            Self::Sender { begun, is_granted, running, lanes, untested } => {
-                w.u8(1).u64(begun).u8(u8::from(is_granted)).u16(running).u8(lanes).u16(untested)
-            }
-            Self::Receiver { granted, delivered, open, arrived, untested } => {
-                w.u8(2).u64(granted).u64(delivered).u16(open).u16(arrived).u16(untested)
-            }
+            Self::Sender {
+                begun,
+                is_granted,
+                running,
+                lanes,
+                untested,
+            } => w
+                .u8(1)
+                .u64(begun)
+                .u8(u8::from(is_granted))
+                .u16(running)
+                .u8(lanes)
+                .u16(untested),
+            Self::Receiver {
+                granted,
+                delivered,
+                open,
+                arrived,
+                untested,
+            } => w
+                .u8(2)
+                .u64(granted)
+                .u64(delivered)
+                .u16(open)
+                .u16(arrived)
+                .u16(untested),
         };
     }
 
@@ -197,7 +226,12 @@ impl Progress {
                 is_granted: match r.u8()? {
                     0 => false,
                     1 => true,
-                    value => return Err(Malformed::Value { what: "grant flag", value: u64::from(value) }),
+                    value => {
+                        return Err(Malformed::Value {
+                            what: "grant flag",
+                            value: u64::from(value),
+                        });
+                    }
                 },
                 running: r.u16()?,
                 lanes: r.u8()?,
@@ -210,7 +244,10 @@ impl Progress {
                 arrived: r.u16()?,
                 untested: r.u16()?,
             }),
-            side => Err(Malformed::Value { what: "kind of progress", value: u64::from(side) }),
+            side => Err(Malformed::Value {
+                what: "kind of progress",
+                value: u64::from(side),
+            }),
         }
     }
 }
@@ -242,7 +279,11 @@ impl Received {
     /// [`SLOTS`] grants, and is listed once.
     pub fn is_possible(&self, begun: u64) -> bool {
         let last = |sequence| sequence < self.granted && self.granted - sequence <= SLOTS as u64;
-        let twice = |at: usize| self.open[..at].iter().any(|before| before.sequence == self.open[at].sequence);
+        let twice = |at: usize| {
+            self.open[..at]
+                .iter()
+                .any(|before| before.sequence == self.open[at].sequence)
+        };
         self.granted <= begun.saturating_add(SLOTS as u64)
             && self.open.iter().all(|open| last(open.sequence))
             && !(0..self.open.len()).any(twice)
@@ -263,15 +304,27 @@ impl ControlMessage {
         let mut w = Writer::default();
         match self {
             Self::Fenced { lane, received } => {
-                w.u8(1).u8(lane.byte()).u64(received.granted).list(&received.open, |w, open| {
-                    w.u64(open.sequence).bytes(&open.shares);
-                });
+                w.u8(1)
+                    .u8(lane.byte())
+                    .u64(received.granted)
+                    .list(&received.open, |w, open| {
+                        w.u64(open.sequence).bytes(&open.shares);
+                    });
             }
-            Self::Join { lane, attempt, rail, end } => {
+            Self::Join {
+                lane,
+                attempt,
+                rail,
+                end,
+            } => {
                 rail.write(w.u8(2).u8(lane.byte()).u8(*attempt));
                 end.write(&mut w);
             }
-            Self::Joined { lane, attempt, answer } => answer.write(w.u8(3).u8(lane.byte()).u8(*attempt)),
+            Self::Joined {
+                lane,
+                attempt,
+                answer,
+            } => answer.write(w.u8(3).u8(lane.byte()).u8(*attempt)),
             Self::NotNow { lane, attempt, why } => {
                 w.u8(4).u8(lane.byte()).u8(*attempt).text(why, REASON_BYTES);
             }
@@ -299,19 +352,43 @@ impl ControlMessage {
                 lane: lane(r)?,
                 received: Received {
                     granted: r.u64()?,
-                    open: r
-                        .list("open receives", SLOTS, |r| Ok(OpenReceive { sequence: r.u64()?, shares: r.array()? }))?,
+                    open: r.list("open receives", SLOTS, |r| {
+                        Ok(OpenReceive {
+                            sequence: r.u64()?,
+                            shares: r.array()?,
+                        })
+                    })?,
                 },
             },
-            2 => Self::Join { lane: lane(r)?, attempt: r.u8()?, rail: RailAdvert::read(r)?, end: LaneEnd::read(r)? },
-            3 => Self::Joined { lane: lane(r)?, attempt: r.u8()?, answer: JoinAnswer::read(r)? },
-            4 => Self::NotNow { lane: lane(r)?, attempt: r.u8()?, why: r.text("reason", REASON_BYTES)? },
+            2 => Self::Join {
+                lane: lane(r)?,
+                attempt: r.u8()?,
+                rail: RailAdvert::read(r)?,
+                end: LaneEnd::read(r)?,
+            },
+            3 => Self::Joined {
+                lane: lane(r)?,
+                attempt: r.u8()?,
+                answer: JoinAnswer::read(r)?,
+            },
+            4 => Self::NotNow {
+                lane: lane(r)?,
+                attempt: r.u8()?,
+                why: r.text("reason", REASON_BYTES)?,
+            },
             5 => Self::Live { lane: lane(r)? },
-            6 => Self::Bye { delivered: r.u64()? },
+            6 => Self::Bye {
+                delivered: r.u64()?,
+            },
             7 => Self::AreYouThere,
             8 => Self::StallQuery(StallReport::read(r)?),
             9 => Self::StallReply(StallReport::read(r)?),
-            kind => return Err(Malformed::Value { what: "kind of control message", value: u64::from(kind) }),
+            kind => {
+                return Err(Malformed::Value {
+                    what: "kind of control message",
+                    value: u64::from(kind),
+                });
+            }
         };
         reader.end()?;
         Ok(message)
@@ -320,12 +397,18 @@ impl ControlMessage {
 
 fn lane(r: &mut Reader<'_>) -> Result<LaneId, Malformed> {
     let number = r.u8()?;
-    LaneId::new(usize::from(number)).ok_or(Malformed::Value { what: "lane number", value: u64::from(number) })
+    LaneId::new(usize::from(number)).ok_or(Malformed::Value {
+        what: "lane number",
+        value: u64::from(number),
+    })
 }
 
 fn epoch(r: &mut Reader<'_>) -> Result<Epoch, Malformed> {
     let number = r.u8()?;
-    Epoch::new(number).ok_or(Malformed::Value { what: "epoch", value: u64::from(number) })
+    Epoch::new(number).ok_or(Malformed::Value {
+        what: "epoch",
+        value: u64::from(number),
+    })
 }
 
 /// A control frame: a control message or none, and the confirmation of the peer's last message.
@@ -370,9 +453,17 @@ impl ControlFrame {
         if digest(&used) != stated {
             return None;
         }
-        let mut message: Vec<u8> = used[FRAME_HEADER..].iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut message: Vec<u8> = used[FRAME_HEADER..]
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect();
         message.truncate(bytes);
-        Some(Self { number, received, awaits_confirmation: sizes >> 32 == 1, message })
+        Some(Self {
+            number,
+            received,
+            awaits_confirmation: sizes >> 32 == 1,
+            message,
+        })
     }
 
     pub(super) fn write(&self, w: &mut Writer) {
@@ -386,13 +477,25 @@ impl ControlFrame {
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         let (number, received, awaits_confirmation) = (r.u64()?, r.u64()?, r.u8()?);
         if awaits_confirmation > 1 {
-            return Err(Malformed::Value { what: "confirmation flag", value: u64::from(awaits_confirmation) });
+            return Err(Malformed::Value {
+                what: "confirmation flag",
+                value: u64::from(awaits_confirmation),
+            });
         }
         let count = usize::from(r.u16()?);
         if count > MAX_CONTROL_BYTES {
-            return Err(Malformed::Above { what: "message", count, most: MAX_CONTROL_BYTES });
+            return Err(Malformed::Above {
+                what: "message",
+                count,
+                most: MAX_CONTROL_BYTES,
+            });
         }
-        Ok(Self { number, received, awaits_confirmation: awaits_confirmation == 1, message: r.bytes(count)?.to_vec() })
+        Ok(Self {
+            number,
+            received,
+            awaits_confirmation: awaits_confirmation == 1,
+            message: r.bytes(count)?.to_vec(),
+        })
     }
 }
 
@@ -401,7 +504,9 @@ impl ControlFrame {
 fn digest(words: &[u64]) -> u64 {
     // The odd constant of Fibonacci hashing, 2^64 / golden ratio.
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
-    let state = words.iter().fold(MULTIPLIER, |state, word| (state.rotate_left(29) ^ word).wrapping_mul(MULTIPLIER));
+    let state = words.iter().fold(MULTIPLIER, |state, word| {
+        (state.rotate_left(29) ^ word).wrapping_mul(MULTIPLIER)
+    });
     state ^ state >> 32
 }
 
@@ -416,17 +521,51 @@ mod tests {
         let rail = RailAdvert {
             name: "n".repeat(64),
             phys_port: "p".repeat(64),
-            attachment: Attachment { link: 1, link_mbps: 112_000, cable: 0, port_mbps: 200_000 },
+            attachment: Attachment {
+                link: 1,
+                link_mbps: 112_000,
+                cable: 0,
+                port_mbps: 200_000,
+            },
             speed_mbps: 112_000,
             mtu_bytes: 4096,
-            addresses: vec![Address { gid: [0xfe; 16], prefix: Some(120) }; 16],
+            addresses: vec![
+                Address {
+                    gid: [0xfe; 16],
+                    prefix: Some(120)
+                };
+                16
+            ],
             is_usable: true,
         };
-        let end = LaneEnd { qps: vec![QpEnd { number: 17, psn: 0xff_ffff }; MAX_QPS], mailbox_rkey: u32::MAX };
-        let open = OpenReceive { sequence: u64::MAX, shares: [255; PARTS] };
+        let end = LaneEnd {
+            qps: vec![
+                QpEnd {
+                    number: 17,
+                    psn: 0xff_ffff
+                };
+                MAX_QPS
+            ],
+            mailbox_rkey: u32::MAX,
+        };
+        let open = OpenReceive {
+            sequence: u64::MAX,
+            shares: [255; PARTS],
+        };
         vec![
-            ControlMessage::Fenced { lane: lane(7), received: Received { granted: 99, open: vec![open; SLOTS] } },
-            ControlMessage::Join { lane: lane(0), attempt: 255, rail, end: end.clone() },
+            ControlMessage::Fenced {
+                lane: lane(7),
+                received: Received {
+                    granted: 99,
+                    open: vec![open; SLOTS],
+                },
+            },
+            ControlMessage::Join {
+                lane: lane(0),
+                attempt: 255,
+                rail,
+                end: end.clone(),
+            },
             ControlMessage::Joined {
                 lane: lane(3),
                 attempt: 0,
@@ -438,7 +577,11 @@ mod tests {
                     epoch: Epoch::new(127).unwrap(),
                 },
             },
-            ControlMessage::NotNow { lane: lane(1), attempt: 7, why: "port is Down".repeat(100) },
+            ControlMessage::NotNow {
+                lane: lane(1),
+                attempt: 7,
+                why: "port is Down".repeat(100),
+            },
             ControlMessage::Live { lane: lane(2) },
             ControlMessage::Bye { delivered: 12 },
             ControlMessage::AreYouThere,
@@ -457,7 +600,13 @@ mod tests {
             ControlMessage::StallReply(StallReport {
                 number: 2,
                 idle_ms: 0,
-                progress: Progress::Receiver { granted: 99, delivered: 67, open: 32, arrived: 2048, untested: 31 },
+                progress: Progress::Receiver {
+                    granted: 99,
+                    delivered: 67,
+                    open: 32,
+                    arrived: 2048,
+                    untested: 31,
+                },
                 rail_changes: Some(u32::MAX - 1),
             }),
         ]
@@ -474,19 +623,46 @@ mod tests {
             assert!(bytes.len() <= MAX_CONTROL_BYTES, "{}", bytes.len());
             let back = ControlMessage::decode(&bytes).unwrap();
             assert_eq!(back.encode(), bytes);
-            (0..bytes.len()).for_each(|cut| assert!(ControlMessage::decode(&bytes[..cut]).is_err()));
-            let frame = ControlFrame { number: 3, received: 2, awaits_confirmation: true, message: bytes };
-            assert_eq!(ControlFrame::from_words(&padded(&frame.to_words())), Some(frame));
+            (0..bytes.len())
+                .for_each(|cut| assert!(ControlMessage::decode(&bytes[..cut]).is_err()));
+            let frame = ControlFrame {
+                number: 3,
+                received: 2,
+                awaits_confirmation: true,
+                message: bytes,
+            };
+            assert_eq!(
+                ControlFrame::from_words(&padded(&frame.to_words())),
+                Some(frame)
+            );
         }
-        assert_eq!(ControlFrame::from_words(&[0; FRAME_WORDS]), None, "an empty mailbox");
-        let acknowledgement = ControlFrame { number: 0, received: 5, awaits_confirmation: false, message: Vec::new() };
-        assert_eq!(ControlFrame::from_words(&padded(&acknowledgement.to_words())), Some(acknowledgement));
+        assert_eq!(
+            ControlFrame::from_words(&[0; FRAME_WORDS]),
+            None,
+            "an empty mailbox"
+        );
+        let acknowledgement = ControlFrame {
+            number: 0,
+            received: 5,
+            awaits_confirmation: false,
+            message: Vec::new(),
+        };
+        assert_eq!(
+            ControlFrame::from_words(&padded(&acknowledgement.to_words())),
+            Some(acknowledgement)
+        );
     }
 
     #[test]
     fn a_closed_receive_counts_as_delivered_if_it_was_granted() {
-        let open = OpenReceive { sequence: 6, shares: [0b101, 0, 0, 0, 0, 0, 0, 1] };
-        let received = Received { granted: 8, open: vec![open] };
+        let open = OpenReceive {
+            sequence: 6,
+            shares: [0b101, 0, 0, 0, 0, 0, 0, 1],
+        };
+        let received = Received {
+            granted: 8,
+            open: vec![open],
+        };
         let has = |sequence, part, share| received.has(sequence, part, share);
         assert!(has(7, 0, 0) && has(6, 0, 0) && has(6, 0, 2) && has(6, 7, 0) && has(0, 3, 3));
         assert!(!has(8, 0, 0) && !has(6, 0, 1) && !has(6, 1, 0));
@@ -494,11 +670,20 @@ mod tests {
 
     #[test]
     fn impossible_receive_counts_are_recognised() {
-        let open = |sequence| OpenReceive { sequence, shares: [0; PARTS] };
+        let open = |sequence| OpenReceive {
+            sequence,
+            shares: [0; PARTS],
+        };
         let of = |granted, open: Vec<OpenReceive>| Received { granted, open };
         assert!(of(0, vec![]).is_possible(0) && of(32, (0..32).map(open).collect()).is_possible(0));
-        assert!(of(40, vec![open(8), open(39)]).is_possible(100), "an old word");
-        assert!(!of(33, vec![]).is_possible(0) && !of(u64::MAX, vec![]).is_possible(7), "more than there are slots");
+        assert!(
+            of(40, vec![open(8), open(39)]).is_possible(100),
+            "an old word"
+        );
+        assert!(
+            !of(33, vec![]).is_possible(0) && !of(u64::MAX, vec![]).is_possible(7),
+            "more than there are slots"
+        );
         assert!(of(u64::MAX, vec![]).is_possible(u64::MAX));
         assert!(!of(40, vec![open(40)]).is_possible(40), "not granted");
         assert!(!of(40, vec![open(7)]).is_possible(40), "slot used since");

@@ -126,8 +126,18 @@ impl Entry {
     pub fn new(terms: &Terms, keys: &PackedKeys, sequence: u64) -> Self {
         let [k0, k1, k2, k3] = *keys;
         let epoch = u64::from(terms.epoch.0) << EPOCH_AT;
-        let sizes = terms.bytes | epoch | u64::from(terms.parts) << 48 | u64::from(terms.part) << 56;
-        let mut words = [first_word(sequence, terms.tag), terms.addr, sizes, k0, k1, k2, k3, 0];
+        let sizes =
+            terms.bytes | epoch | u64::from(terms.parts) << 48 | u64::from(terms.part) << 56;
+        let mut words = [
+            first_word(sequence, terms.tag),
+            terms.addr,
+            sizes,
+            k0,
+            k1,
+            k2,
+            k3,
+            0,
+        ];
         words[7] = digest(&words, sequence);
         Self { words }
     }
@@ -149,7 +159,8 @@ impl Entry {
     /// fields are not validated; see [`Entry::check`].
     #[inline(always)]
     pub fn whole(words: [u64; ENTRY_WORDS], sequence: u64) -> Option<Entry> {
-        (Self::may_be(words[0], sequence) && words[7] == digest(&words, sequence)).then_some(Entry { words })
+        (Self::may_be(words[0], sequence) && words[7] == digest(&words, sequence))
+            .then_some(Entry { words })
     }
 
     /// Returns true for the usual entry: the receive has one part, the keys have this epoch, and
@@ -268,10 +279,28 @@ mod tests {
     use proptest::prelude::*;
 
     fn terms() -> impl Strategy<Value = (Terms, PackedKeys)> {
-        (any::<u32>(), 0..=MAX_RECEIVE_BYTES, any::<i32>(), 1..=8u8, any::<PackedKeys>(), any::<u8>(), 0..128_u8)
+        (
+            any::<u32>(),
+            0..=MAX_RECEIVE_BYTES,
+            any::<i32>(),
+            1..=8u8,
+            any::<PackedKeys>(),
+            any::<u8>(),
+            0..128_u8,
+        )
             .prop_map(|(addr, bytes, tag, parts, keys, part, epoch)| {
                 let epoch = Epoch::new(epoch).unwrap();
-                (Terms { addr: u64::from(addr) << 12, bytes, tag, parts, part: part % parts, epoch }, keys)
+                (
+                    Terms {
+                        addr: u64::from(addr) << 12,
+                        bytes,
+                        tag,
+                        parts,
+                        part: part % parts,
+                        epoch,
+                    },
+                    keys,
+                )
             })
     }
 
@@ -282,7 +311,17 @@ mod tests {
         };
         let keys = std::array::from_fn(|pair| key(2 * pair) | key(2 * pair + 1) << 32);
         let (addr, bytes, tag) = (entry.addr(), entry.bytes(), entry.tag());
-        (Terms { addr, bytes, tag, parts: entry.parts(), part: entry.part(), epoch: entry.epoch() }, keys)
+        (
+            Terms {
+                addr,
+                bytes,
+                tag,
+                parts: entry.parts(),
+                part: entry.part(),
+                epoch: entry.epoch(),
+            },
+            keys,
+        )
     }
 
     proptest! {
@@ -337,18 +376,62 @@ mod tests {
     fn a_new_ring_holds_no_entry_and_invalid_entries_are_named() {
         assert_eq!(Entry::whole([0; 8], 0), None);
         let epoch = Epoch::default();
-        let good = Terms { addr: 4096, bytes: 8, tag: 3, parts: 2, part: 1, epoch };
+        let good = Terms {
+            addr: 4096,
+            bytes: 8,
+            tag: 3,
+            parts: 2,
+            part: 1,
+            epoch,
+        };
         let told = |terms: Terms, place| Entry::new(&terms, &[7; 4], 5).check(place);
-        assert_eq!(told(Terms { parts: 9, ..good }, 1), Err(Violation::Parts(9)));
-        assert_eq!(told(Terms { parts: 0, ..good }, 1), Err(Violation::Parts(0)));
+        assert_eq!(
+            told(Terms { parts: 9, ..good }, 1),
+            Err(Violation::Parts(9))
+        );
+        assert_eq!(
+            told(Terms { parts: 0, ..good }, 1),
+            Err(Violation::Parts(0))
+        );
         assert_eq!(told(good, 0), Err(Violation::Part(1, 0)));
-        assert_eq!(told(Terms { part: 2, ..good }, 2), Err(Violation::Part(2, 2)));
-        let wraps = Terms { addr: u64::MAX, bytes: 2, ..good };
-        assert_eq!(told(wraps, 1), Err(Violation::Buffer { addr: u64::MAX, bytes: 2 }));
-        assert!(told(Terms { bytes: MAX_RECEIVE_BYTES + 1, ..good }, 1).is_err());
+        assert_eq!(
+            told(Terms { part: 2, ..good }, 2),
+            Err(Violation::Part(2, 2))
+        );
+        let wraps = Terms {
+            addr: u64::MAX,
+            bytes: 2,
+            ..good
+        };
+        assert_eq!(
+            told(wraps, 1),
+            Err(Violation::Buffer {
+                addr: u64::MAX,
+                bytes: 2
+            })
+        );
+        assert!(
+            told(
+                Terms {
+                    bytes: MAX_RECEIVE_BYTES + 1,
+                    ..good
+                },
+                1
+            )
+            .is_err()
+        );
         let alone = |terms| Entry::new(&terms, &[7; 4], 5).is_alone(epoch);
         assert!(
-            alone(Terms { parts: 1, part: 0, ..good }) && !alone(good) && !alone(Terms { parts: 1, part: 0, ..wraps })
+            alone(Terms {
+                parts: 1,
+                part: 0,
+                ..good
+            }) && !alone(good)
+                && !alone(Terms {
+                    parts: 1,
+                    part: 0,
+                    ..wraps
+                })
         );
     }
 }

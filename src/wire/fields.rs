@@ -96,7 +96,10 @@ impl Priority {
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Self { traffic_class: r.u8()?, service_level: ranged("priority", u64::from(r.u8()?), 0, 15)? as u8 })
+        Ok(Self {
+            traffic_class: r.u8()?,
+            service_level: ranged("priority", u64::from(r.u8()?), 0, 15)? as u8,
+        })
     }
 }
 
@@ -124,7 +127,10 @@ impl LaneEnd {
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Self { qps: read_qps(r)?, mailbox_rkey: r.u32()? })
+        Ok(Self {
+            qps: read_qps(r)?,
+            mailbox_rkey: r.u32()?,
+        })
     }
 }
 
@@ -136,7 +142,14 @@ pub(super) fn write_qp(w: &mut Writer, qp: &QpEnd) {
 /// could fail and show the loss of the rail.
 pub(super) fn read_qps(r: &mut Reader<'_>) -> Result<Vec<QpEnd>, Malformed> {
     let qps = r.list("queue pairs", MAX_QPS, read_qp)?;
-    if qps.is_empty() { Err(Malformed::Value { what: "queue pairs", value: 0 }) } else { Ok(qps) }
+    if qps.is_empty() {
+        Err(Malformed::Value {
+            what: "queue pairs",
+            value: 0,
+        })
+    } else {
+        Ok(qps)
+    }
 }
 
 /// Reads a port's address. Unspecified, multicast and broadcast addresses are refused.
@@ -147,7 +160,14 @@ pub(super) fn read_gid(r: &mut Reader<'_>) -> Result<[u8; 16], Malformed> {
         IpAddr::V6(v6) => !(v6.is_unspecified() || v6.is_multicast()),
     };
     let [high, ..] = gid;
-    if of_one { Ok(gid) } else { Err(Malformed::Value { what: "GID with first byte", value: u64::from(high) }) }
+    if of_one {
+        Ok(gid)
+    } else {
+        Err(Malformed::Value {
+            what: "GID with first byte",
+            value: u64::from(high),
+        })
+    }
 }
 
 fn read_qp(r: &mut Reader<'_>) -> Result<QpEnd, Malformed> {
@@ -168,21 +188,41 @@ pub(super) fn chunk_bytes(r: &mut Reader<'_>) -> Result<u32, Malformed> {
     // At least 4 KiB, so that a peer cannot make this side split a message into millions of writes.
     // At most 2^30, because a completion's byte count has 32 bits.
     let bytes = ranged("chunk size", u64::from(r.u32()?), 4096, 1 << 30)?;
-    if bytes % 128 == 0 { Ok(bytes as u32) } else { Err(Malformed::Value { what: "chunk size", value: bytes }) }
+    if bytes % 128 == 0 {
+        Ok(bytes as u32)
+    } else {
+        Err(Malformed::Value {
+            what: "chunk size",
+            value: bytes,
+        })
+    }
 }
 
-pub(super) fn ranged(what: &'static str, value: u64, low: u64, high: u64) -> Result<u64, Malformed> {
-    if (low..=high).contains(&value) { Ok(value) } else { Err(Malformed::Value { what, value }) }
+pub(super) fn ranged(
+    what: &'static str,
+    value: u64,
+    low: u64,
+    high: u64,
+) -> Result<u64, Malformed> {
+    if (low..=high).contains(&value) {
+        Ok(value)
+    } else {
+        Err(Malformed::Value { what, value })
+    }
 }
 
 impl RailAdvert {
     pub(super) fn write(&self, w: &mut Writer) {
-        w.text(&self.name, NAME_BYTES).text(&self.phys_port, NAME_BYTES);
+        w.text(&self.name, NAME_BYTES)
+            .text(&self.phys_port, NAME_BYTES);
         self.attachment.write(w);
         w.u32(self.speed_mbps).u32(self.mtu_bytes);
-        w.list(&self.addresses[..self.addresses.len().min(MAX_ADDRESSES)], |w, address| {
-            w.bytes(&address.gid).u8(address.prefix.unwrap_or(u8::MAX));
-        });
+        w.list(
+            &self.addresses[..self.addresses.len().min(MAX_ADDRESSES)],
+            |w, address| {
+                w.bytes(&address.gid).u8(address.prefix.unwrap_or(u8::MAX));
+            },
+        );
         w.u8(u8::from(self.is_usable));
     }
 
@@ -197,7 +237,10 @@ impl RailAdvert {
                 let gid = read_gid(r)?;
                 let prefix = Some(r.u8()?).filter(|p| *p != u8::MAX);
                 match prefix {
-                    Some(p) if p > 128 => Err(Malformed::Value { what: "prefix", value: u64::from(p) }),
+                    Some(p) if p > 128 => Err(Malformed::Value {
+                        what: "prefix",
+                        value: u64::from(p),
+                    }),
                     _ => Ok(Address { gid, prefix }),
                 }
             })?,
@@ -208,7 +251,10 @@ impl RailAdvert {
 
 impl Attachment {
     pub(super) fn write(&self, w: &mut Writer) {
-        w.u8(self.link).u32(self.link_mbps).u8(self.cable).u32(self.port_mbps);
+        w.u8(self.link)
+            .u32(self.link_mbps)
+            .u8(self.cable)
+            .u32(self.port_mbps);
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -236,13 +282,24 @@ mod tests {
         assert_eq!(read(&[end; MAX_QPS]), Ok(vec![end; MAX_QPS]));
         assert!(read(&[]).is_err() && read(&[end; MAX_QPS + 1]).is_err());
         assert!(
-            read(&[QpEnd { number: 1 << 24, psn: 0 }]).is_err() && read(&[QpEnd { number: 0, psn: 1 << 24 }]).is_err()
+            read(&[QpEnd {
+                number: 1 << 24,
+                psn: 0
+            }])
+            .is_err()
+                && read(&[QpEnd {
+                    number: 0,
+                    psn: 1 << 24
+                }])
+                .is_err()
         );
     }
 
     #[test]
     fn a_prefix_counts_the_bits_of_the_gid() {
-        let mapped = std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets();
+        let mapped = std::net::Ipv4Addr::new(10, 0, 0, 1)
+            .to_ipv6_mapped()
+            .octets();
         assert_eq!(Address::new(mapped, Some(24)).prefix, Some(120));
         assert_eq!(Address::new(mapped, None).prefix, None);
         assert_eq!(Address::new([0xfd; 16], Some(64)).prefix, Some(64));
@@ -252,10 +309,20 @@ mod tests {
     fn an_address_without_a_port_is_refused() {
         let mapped = |ip: [u8; 4]| std::net::Ipv4Addr::from(ip).to_ipv6_mapped().octets();
         let read = |gid: [u8; 16]| read_gid(&mut Reader::new(&gid));
-        for gid in [[0; 16], [0xff; 16], mapped([0; 4]), mapped([224, 0, 0, 1]), mapped([255; 4])] {
+        for gid in [
+            [0; 16],
+            [0xff; 16],
+            mapped([0; 4]),
+            mapped([224, 0, 0, 1]),
+            mapped([255; 4]),
+        ] {
             assert!(read(gid).is_err(), "{gid:?}");
         }
-        for gid in [[0xfe; 16], mapped([192, 168, 100, 1]), mapped([127, 0, 0, 1])] {
+        for gid in [
+            [0xfe; 16],
+            mapped([192, 168, 100, 1]),
+            mapped([127, 0, 0, 1]),
+        ] {
             assert_eq!(read(gid), Ok(gid));
         }
     }

@@ -54,7 +54,11 @@ impl Handle {
             SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
             SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
         };
-        writer.bytes(&MAGIC).u16(PROTOCOL_VERSION).u16(self.address.port()).u32(scope);
+        writer
+            .bytes(&MAGIC)
+            .u16(PROTOCOL_VERSION)
+            .u16(self.address.port())
+            .u32(scope);
         writer.bytes(&ip.octets()).bytes(&self.token);
         let mut bytes = [0; HANDLE_BYTES];
         for (to, from) in bytes.iter_mut().zip(writer.into_bytes()) {
@@ -81,7 +85,11 @@ impl Handle {
         let ip = Ipv6Addr::from(reader.array::<16>()?).to_canonical();
         let token = reader.array()?;
         if port == 0 || ip.is_unspecified() {
-            return Err(Malformed::Value { what: "listener address or port", value: u64::from(port) }.into());
+            return Err(Malformed::Value {
+                what: "listener address or port",
+                value: u64::from(port),
+            }
+            .into());
         }
         let address = match ip {
             IpAddr::V4(v4) => SocketAddr::from((v4, port)),
@@ -92,7 +100,9 @@ impl Handle {
 
     /// Returns the connecting side's ticket, or 0 before the first `connect` call.
     pub fn ticket(bytes: &[u8; HANDLE_BYTES]) -> u64 {
-        bytes.last_chunk::<8>().map_or(0, |last| u64::from_le_bytes(*last))
+        bytes
+            .last_chunk::<8>()
+            .map_or(0, |last| u64::from_le_bytes(*last))
     }
 
     /// Writes the connecting side's ticket.
@@ -109,7 +119,10 @@ mod tests {
     #[test]
     fn a_handle_survives_encoding_and_keeps_its_ticket() {
         for address in ["192.168.100.1:4791", "[fe80::1%3]:1", "[2001:db8::7]:65535"] {
-            let handle = Handle { address: address.parse().unwrap(), token: [9; 16] };
+            let handle = Handle {
+                address: address.parse().unwrap(),
+                token: [9; 16],
+            };
             let mut bytes = handle.encode();
             assert_eq!(Handle::decode(&bytes), Ok(handle));
             assert_eq!(Handle::ticket(&bytes), 0);
@@ -121,19 +134,38 @@ mod tests {
 
     #[test]
     fn another_network_or_version_is_refused_with_an_error() {
-        let mut bytes = Handle { address: "10.0.0.1:7".parse().unwrap(), token: [0; 16] }.encode();
+        let mut bytes = Handle {
+            address: "10.0.0.1:7".parse().unwrap(),
+            token: [0; 16],
+        }
+        .encode();
         bytes[8] = 99;
         let text = Handle::decode(&bytes).unwrap_err().to_string();
-        assert!(text.contains("protocol version 99") && text.contains("same plugin version"), "{text}");
+        assert!(
+            text.contains("protocol version 99") && text.contains("same plugin version"),
+            "{text}"
+        );
         bytes[0] = 2; // AF_INET, the first byte of a handle of NCCL's own transports
-        assert!(Handle::decode(&bytes).unwrap_err().to_string().contains("must load this plugin too"));
+        assert!(
+            Handle::decode(&bytes)
+                .unwrap_err()
+                .to_string()
+                .contains("must load this plugin too")
+        );
     }
 
     #[test]
     fn an_empty_address_cannot_be_listened_to() {
         for address in ["0.0.0.0:7", "[::]:7", "10.0.0.1:0"] {
-            let bytes = Handle { address: address.parse().unwrap(), token: [0; 16] }.encode();
-            assert!(matches!(Handle::decode(&bytes), Err(Foreign::Damaged(_))), "{address}");
+            let bytes = Handle {
+                address: address.parse().unwrap(),
+                token: [0; 16],
+            }
+            .encode();
+            assert!(
+                matches!(Handle::decode(&bytes), Err(Foreign::Damaged(_))),
+                "{address}"
+            );
         }
     }
 

@@ -81,7 +81,11 @@ impl LaneId {
         // A table, because to add one to the number and check the result would take two
         // comparisons.
         let after = AFTER[self.index()];
-        if after.index() < count { after } else { Self(LaneIndex::L0) }
+        if after.index() < count {
+            after
+        } else {
+            Self(LaneIndex::L0)
+        }
     }
 
     /// Returns the first lane of a set of [`LaneId::bit`]s, or `None` if the set is empty.
@@ -117,7 +121,11 @@ impl RailId {
     /// Returns the rail with this number, or `None` if the number is above 255.
     #[inline(always)]
     pub const fn new(number: usize) -> Option<Self> {
-        if number <= u8::MAX as usize { Some(Self(number as u8)) } else { None }
+        if number <= u8::MAX as usize {
+            Some(Self(number as u8))
+        } else {
+            None
+        }
     }
 
     /// Iterates in order over the rails of a host with `count` rails.
@@ -151,7 +159,11 @@ impl Slot {
     /// Returns the slot with this number, or `None` if the number is not below [`SLOTS`].
     #[inline(always)]
     pub const fn new(number: u16) -> Option<Self> {
-        if (number as usize) < SLOTS { Some(Self(number as u8)) } else { None }
+        if (number as usize) < SLOTS {
+            Some(Self(number as u8))
+        } else {
+            None
+        }
     }
 
     /// Returns the slot of a connection's receive number `sequence`, from 0.
@@ -229,18 +241,30 @@ mod tests {
 
     #[test]
     fn there_are_no_more_lanes_than_a_connection_can_have() {
-        assert_eq!((LaneId::new(MAX_RAILS), LaneId::new(usize::MAX)), (None, None));
+        assert_eq!(
+            (LaneId::new(MAX_RAILS), LaneId::new(usize::MAX)),
+            (None, None)
+        );
         let all: Vec<usize> = LaneId::all(usize::MAX).map(LaneId::index).collect();
         assert_eq!(all, (0..MAX_RAILS).collect::<Vec<_>>());
-        assert_eq!(LaneId::all(MAX_RAILS).fold(0, |bits, lane| bits | lane.bit()), u8::MAX);
+        assert_eq!(
+            LaneId::all(MAX_RAILS).fold(0, |bits, lane| bits | lane.bit()),
+            u8::MAX
+        );
         assert_eq!((LaneId::all(3).len(), LaneId::all(0).next()), (3, None));
     }
 
     #[test]
     fn lanes_take_turns() {
-        let turns =
-            |count| (0..4).scan(LaneId::default(), move |lane, _| Some(std::mem::replace(lane, lane.next(count))));
-        assert_eq!(turns(3).map(LaneId::index).collect::<Vec<_>>(), [0, 1, 2, 0]);
+        let turns = |count| {
+            (0..4).scan(LaneId::default(), move |lane, _| {
+                Some(std::mem::replace(lane, lane.next(count)))
+            })
+        };
+        assert_eq!(
+            turns(3).map(LaneId::index).collect::<Vec<_>>(),
+            [0, 1, 2, 0]
+        );
         assert_eq!(turns(1).map(LaneId::index).collect::<Vec<_>>(), [0; 4]);
         assert_eq!(lane(7).next(8), lane(0));
         assert_eq!(lane(7).next(usize::MAX), lane(0));
@@ -248,19 +272,42 @@ mod tests {
 
     #[test]
     fn a_rail_has_a_number_that_a_message_can_name() {
-        assert_eq!((RailId::new(255).map(RailId::index), RailId::new(256)), (Some(255), None));
-        assert_eq!(RailId::all(3).map(RailId::index).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(
+            (RailId::new(255).map(RailId::index), RailId::new(256)),
+            (Some(255), None)
+        );
+        assert_eq!(
+            RailId::all(3).map(RailId::index).collect::<Vec<_>>(),
+            [0, 1, 2]
+        );
         assert!(RailId::all(1000).last() == RailId::new(255) && RailId::all(256).len() == 256);
     }
 
     #[test]
     fn receives_take_the_slots_in_turn() {
-        assert_eq!((Slot::new(31).map(Slot::number), Slot::new(32), Slot::new(u16::MAX)), (Some(31), None, None));
-        assert_eq!((Slot::of(31), Slot::of(32), Slot::of(u64::MAX)), (Slot(31), Slot(0), Slot(31)));
-        assert_eq!((Slot::of_bits(31), Slot::of_bits(u32::MAX << 5 | 7)), (Slot(31), Slot(7)));
+        assert_eq!(
+            (
+                Slot::new(31).map(Slot::number),
+                Slot::new(32),
+                Slot::new(u16::MAX)
+            ),
+            (Some(31), None, None)
+        );
+        assert_eq!(
+            (Slot::of(31), Slot::of(32), Slot::of(u64::MAX)),
+            (Slot(31), Slot(0), Slot(31))
+        );
+        assert_eq!(
+            (Slot::of_bits(31), Slot::of_bits(u32::MAX << 5 | 7)),
+            (Slot(31), Slot(7))
+        );
         assert!(Slot::all().eq((0..32).map(Slot)));
         assert_eq!(
-            (Slot::first_in(0b1100), Slot::first_in(1 << 31), Slot::first_in(0)),
+            (
+                Slot::first_in(0b1100),
+                Slot::first_in(1 << 31),
+                Slot::first_in(0)
+            ),
             (Some(Slot(2)), Some(Slot(31)), None)
         );
         assert_eq!(Slot::all().fold(0, |set, slot| set | slot.bit()), u32::MAX);
@@ -268,7 +315,13 @@ mod tests {
 
     #[test]
     fn ids_are_written_as_their_numbers() {
-        assert_eq!(format!("{} {:?} {:?}", lane(3), lane(3), Some(lane(5))), "3 3 Some(5)");
-        assert_eq!(format!("{} {:?} {} {:?}", RailId(40), RailId(41), Slot(1), Slot(2)), "40 41 1 2");
+        assert_eq!(
+            format!("{} {:?} {:?}", lane(3), lane(3), Some(lane(5))),
+            "3 3 Some(5)"
+        );
+        assert_eq!(
+            format!("{} {:?} {} {:?}", RailId(40), RailId(41), Slot(1), Slot(2)),
+            "40 41 1 2"
+        );
     }
 }

@@ -35,7 +35,8 @@ pub const MAX_SHARES: usize = MAX_RAILS;
 /// Largest number of full chunks before the last write of a share.
 pub const MAX_FULL_CHUNKS: u64 = (1 << 12) - 1;
 
-const _: () = assert!(SLOTS == 1 << 5 && PARTS == 1 << 3 && GENERATIONS == 1 << 6 && MAX_SHARES == 1 << 3);
+const _: () =
+    assert!(SLOTS == 1 << 5 && PARTS == 1 << 3 && GENERATIONS == 1 << 6 && MAX_SHARES == 1 << 3);
 
 impl Immediate {
     /// Returns the generation of receive number `sequence`.
@@ -84,7 +85,14 @@ mod tests {
     #[test]
     fn the_widest_values_fit() {
         let full_chunks = MAX_FULL_CHUNKS as u16;
-        let widest = Immediate { slot: Slot::of(31), part: 7, generation: 63, shares: 8, share: 7, full_chunks };
+        let widest = Immediate {
+            slot: Slot::of(31),
+            part: 7,
+            generation: 63,
+            shares: 8,
+            share: 7,
+            full_chunks,
+        };
         assert_eq!(Immediate::decode(widest.encode()), widest);
         assert_eq!(widest.encode(), u32::MAX);
         assert_eq!(Immediate::generation_of(0), 0);

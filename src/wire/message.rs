@@ -24,8 +24,8 @@
 use super::codec::{Malformed, Reader, Writer};
 use super::control::ControlFrame;
 use super::fields::{
-    Attachment, MAX_QPS, NAME_BYTES, Priority, QpEnd, RailAdvert, chunk_bytes, mtu_bytes, ranged, read_gid, read_qps,
-    write_qp,
+    Attachment, MAX_QPS, NAME_BYTES, Priority, QpEnd, RailAdvert, chunk_bytes, mtu_bytes, ranged,
+    read_gid, read_qps, write_qp,
 };
 use super::handle::TOKEN_BYTES;
 use super::ids::RailId;
@@ -366,7 +366,12 @@ impl Message {
         };
         let body = body.into_bytes();
         let mut frame = Writer::default();
-        frame.u16(MAGIC).u8(kind).u8(PROTOCOL_VERSION as u8).u32(body.len() as u32).bytes(&body);
+        frame
+            .u16(MAGIC)
+            .u8(kind)
+            .u8(PROTOCOL_VERSION as u8)
+            .u32(body.len() as u32)
+            .bytes(&body);
         frame.into_bytes()
     }
 
@@ -381,7 +386,10 @@ impl Message {
             4 => Self::Ready(Ready::read(r)?),
             5 => Self::Go(Go::read(r)?),
             6 => Self::Control(ControlFrame::read(r)?),
-            7 => Self::Redial(Redial { token: r.array()?, attempt: r.u64()? }),
+            7 => Self::Redial(Redial {
+                token: r.array()?,
+                attempt: r.u64()?,
+            }),
             8 => Self::Resumed,
             9 => Self::Streams(Streams {
                 name: r.text("name", NAME_BYTES)?,
@@ -396,7 +404,12 @@ impl Message {
                 })
             }
             11 => Self::Carries,
-            kind => return Err(Malformed::Value { what: "message kind", value: u64::from(kind) }),
+            kind => {
+                return Err(Malformed::Value {
+                    what: "message kind",
+                    value: u64::from(kind),
+                });
+            }
         };
         reader.end()?;
         Ok(message)
@@ -433,7 +446,12 @@ impl Hello {
                 0 => ByTcp::Off,
                 1 => ByTcp::Allowed,
                 2 => ByTcp::Withheld(r.text("reason", TEXT_BYTES)?),
-                value => return Err(Malformed::Value { what: "NCCL_SPARK_RING_TCP setting", value: u64::from(value) }),
+                value => {
+                    return Err(Malformed::Value {
+                        what: "NCCL_SPARK_RING_TCP setting",
+                        value: u64::from(value),
+                    });
+                }
             },
             rails: r.list("rails", MAX_OFFERED_RAILS, RailAdvert::read)?,
         })
@@ -444,9 +462,13 @@ impl Offer {
     fn write(&self, w: &mut Writer) {
         w.text(&self.name, NAME_BYTES).u32(self.chunk_bytes);
         w.list(&self.pairs, |w, pair| {
-            w.u8(pair.connector_rail).bytes(&pair.connector_gid).u8(pair.acceptor_rail.byte());
+            w.u8(pair.connector_rail)
+                .bytes(&pair.connector_gid)
+                .u8(pair.acceptor_rail.byte());
             pair.acceptor.write(w);
-            w.text(&pair.acceptor_name, NAME_BYTES).bytes(&pair.acceptor_gid).u32(pair.mtu_bytes);
+            w.text(&pair.acceptor_name, NAME_BYTES)
+                .bytes(&pair.acceptor_gid)
+                .u32(pair.mtu_bytes);
             match &pair.queue_pairs {
                 Offered::Now(qps) => w.u8(1).list(qps, write_qp),
                 Offered::Later(count) => w.u8(0).u8(*count),
@@ -469,8 +491,18 @@ impl Offer {
                     mtu_bytes: mtu_bytes(r)?,
                     queue_pairs: match r.u8()? {
                         1 => Offered::Now(read_qps(r)?),
-                        0 => Offered::Later(ranged("queue pairs", u64::from(r.u8()?), 1, MAX_QPS as u64)? as u8),
-                        value => return Err(Malformed::Value { what: "pair state", value: u64::from(value) }),
+                        0 => Offered::Later(ranged(
+                            "queue pairs",
+                            u64::from(r.u8()?),
+                            1,
+                            MAX_QPS as u64,
+                        )? as u8),
+                        value => {
+                            return Err(Malformed::Value {
+                                what: "pair state",
+                                value: u64::from(value),
+                            });
+                        }
                     },
                 })
             })?,
@@ -480,25 +512,34 @@ impl Offer {
 
 impl Ready {
     fn write(&self, w: &mut Writer) {
-        w.u64(self.mailbox_addr).list(&self.pairs, |w, pair| match pair {
-            PairReady::Connected { mailbox_rkey, qps } => {
-                w.u8(1).u32(*mailbox_rkey).list(qps, write_qp);
-            }
-            PairReady::NotYet(NotYet { why, is_temporary }) => {
-                w.u8(if *is_temporary { 2 } else { 0 }).text(why, TEXT_BYTES);
-            }
-        });
+        w.u64(self.mailbox_addr)
+            .list(&self.pairs, |w, pair| match pair {
+                PairReady::Connected { mailbox_rkey, qps } => {
+                    w.u8(1).u32(*mailbox_rkey).list(qps, write_qp);
+                }
+                PairReady::NotYet(NotYet { why, is_temporary }) => {
+                    w.u8(if *is_temporary { 2 } else { 0 })
+                        .text(why, TEXT_BYTES);
+                }
+            });
     }
 
     fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Self {
             mailbox_addr: mailbox_addr(r)?,
             pairs: r.list("pairs", MAX_RAILS, |r| match r.u8()? {
-                1 => Ok(PairReady::Connected { mailbox_rkey: r.u32()?, qps: read_qps(r)? }),
-                state @ (0 | 2) => {
-                    Ok(PairReady::NotYet(NotYet { why: r.text("reason", TEXT_BYTES)?, is_temporary: state == 2 }))
-                }
-                value => Err(Malformed::Value { what: "pair state", value: u64::from(value) }),
+                1 => Ok(PairReady::Connected {
+                    mailbox_rkey: r.u32()?,
+                    qps: read_qps(r)?,
+                }),
+                state @ (0 | 2) => Ok(PairReady::NotYet(NotYet {
+                    why: r.text("reason", TEXT_BYTES)?,
+                    is_temporary: state == 2,
+                })),
+                value => Err(Malformed::Value {
+                    what: "pair state",
+                    value: u64::from(value),
+                }),
             })?,
         })
     }
@@ -506,14 +547,15 @@ impl Ready {
 
 impl Go {
     fn write(&self, w: &mut Writer) {
-        w.u64(self.mailbox_addr).list(&self.pairs, |w, pair| match pair {
-            PairGo::Carries { mailbox_rkey } => {
-                w.u8(1).u32(*mailbox_rkey);
-            }
-            PairGo::NotYet(reason) => {
-                w.u8(0).text(reason, TEXT_BYTES);
-            }
-        });
+        w.u64(self.mailbox_addr)
+            .list(&self.pairs, |w, pair| match pair {
+                PairGo::Carries { mailbox_rkey } => {
+                    w.u8(1).u32(*mailbox_rkey);
+                }
+                PairGo::NotYet(reason) => {
+                    w.u8(0).text(reason, TEXT_BYTES);
+                }
+            });
         match &self.redial {
             Some(RedialAt { port, token }) => w.u16(port.get()).bytes(token),
             None => w.u16(0),
@@ -524,12 +566,20 @@ impl Go {
         Ok(Self {
             mailbox_addr: mailbox_addr(r)?,
             pairs: r.list("pairs", MAX_RAILS, |r| match r.u8()? {
-                1 => Ok(PairGo::Carries { mailbox_rkey: r.u32()? }),
+                1 => Ok(PairGo::Carries {
+                    mailbox_rkey: r.u32()?,
+                }),
                 0 => Ok(PairGo::NotYet(r.text("reason", TEXT_BYTES)?)),
-                value => Err(Malformed::Value { what: "pair state", value: u64::from(value) }),
+                value => Err(Malformed::Value {
+                    what: "pair state",
+                    value: u64::from(value),
+                }),
             })?,
             redial: match NonZeroU16::new(r.u16()?) {
-                Some(port) => Some(RedialAt { port, token: r.array()? }),
+                Some(port) => Some(RedialAt {
+                    port,
+                    token: r.array()?,
+                }),
                 None => None,
             },
         })
@@ -540,7 +590,10 @@ fn mailbox_addr(r: &mut Reader<'_>) -> Result<u64, Malformed> {
     let addr = r.u64()?;
     match addr.checked_add(MAILBOX_BYTES as u64) {
         Some(_) => Ok(addr),
-        None => Err(Malformed::Value { what: "mailbox address", value: addr }),
+        None => Err(Malformed::Value {
+            what: "mailbox address",
+            value: addr,
+        }),
     }
 }
 

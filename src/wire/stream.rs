@@ -73,10 +73,27 @@ impl StreamFrame {
     /// Encodes the frame, without an allocation.
     pub fn encode(&self) -> [u8; FRAME_BYTES] {
         let (kind, part, word, sequence, first, second) = match *self {
-            Self::Data(Data { sequence, part, offset, bytes, total }) => (DATA, part, bytes, sequence, offset, total),
-            Self::Grant(StreamGrant { sequence, part, parts, tag, buffer_bytes }) => {
-                (GRANT, part, tag.cast_unsigned(), sequence, buffer_bytes, u64::from(parts))
-            }
+            Self::Data(Data {
+                sequence,
+                part,
+                offset,
+                bytes,
+                total,
+            }) => (DATA, part, bytes, sequence, offset, total),
+            Self::Grant(StreamGrant {
+                sequence,
+                part,
+                parts,
+                tag,
+                buffer_bytes,
+            }) => (
+                GRANT,
+                part,
+                tag.cast_unsigned(),
+                sequence,
+                buffer_bytes,
+                u64::from(parts),
+            ),
             Self::Bye => (BYE, 0, 0, 0, 0, 0),
         };
         let mut frame = [0; FRAME_BYTES];
@@ -94,16 +111,32 @@ impl StreamFrame {
     pub fn decode(frame: &[u8; FRAME_BYTES]) -> Result<Self, Malformed> {
         let mut r = Reader::new(frame);
         let mark = r.u16()?;
-        ranged("mark of a stream's frame", u64::from(mark), u64::from(MARK), u64::from(MARK))?;
+        ranged(
+            "mark of a stream's frame",
+            u64::from(mark),
+            u64::from(MARK),
+            u64::from(MARK),
+        )?;
         let (kind, part, word) = (r.u8()?, r.u8()?, r.u32()?);
         let (sequence, first, second) = (r.u64()?, r.u64()?, r.u64()?);
         match kind {
             DATA => Data::checked(sequence, part, word, first, second).map(Self::Data),
             GRANT => {
                 let parts = ranged("parts of a receive", second, 1, PARTS as u64)? as u8;
-                let part = ranged("part of a receive", u64::from(part), 0, u64::from(parts) - 1)? as u8;
+                let part = ranged(
+                    "part of a receive",
+                    u64::from(part),
+                    0,
+                    u64::from(parts) - 1,
+                )? as u8;
                 let buffer_bytes = ranged("room of a receive", first, 0, MAX_RECEIVE_BYTES)?;
-                Ok(Self::Grant(StreamGrant { sequence, part, parts, tag: word.cast_signed(), buffer_bytes }))
+                Ok(Self::Grant(StreamGrant {
+                    sequence,
+                    part,
+                    parts,
+                    tag: word.cast_signed(),
+                    buffer_bytes,
+                }))
             }
             BYE => {
                 for value in [u64::from(part), u64::from(word), sequence, first, second] {
@@ -111,22 +144,45 @@ impl StreamFrame {
                 }
                 Ok(Self::Bye)
             }
-            kind => Err(Malformed::Value { what: "kind of a stream's frame", value: u64::from(kind) }),
+            kind => Err(Malformed::Value {
+                what: "kind of a stream's frame",
+                value: u64::from(kind),
+            }),
         }
     }
 }
 
 impl Data {
-    fn checked(sequence: u64, part: u8, bytes: u32, offset: u64, total: u64) -> Result<Self, Malformed> {
+    fn checked(
+        sequence: u64,
+        part: u8,
+        bytes: u32,
+        offset: u64,
+        total: u64,
+    ) -> Result<Self, Malformed> {
         ranged("part of a message", u64::from(part), 0, PARTS as u64 - 1)?;
         ranged("message size", total, 0, MAX_RECEIVE_BYTES)?;
-        ranged("chunk size", u64::from(bytes), u64::from(total > 0), u64::from(MAX_CHUNK_BYTES).min(total))?;
+        ranged(
+            "chunk size",
+            u64::from(bytes),
+            u64::from(total > 0),
+            u64::from(MAX_CHUNK_BYTES).min(total),
+        )?;
         // In an empty message, `total` and `bytes` are 0, so the offset must be 0.
         ranged("chunk offset", offset, 0, total - u64::from(bytes))?;
         if !offset.is_multiple_of(LINE_BYTES) {
-            return Err(Malformed::Value { what: "chunk offset", value: offset });
+            return Err(Malformed::Value {
+                what: "chunk offset",
+                value: offset,
+            });
         }
-        Ok(Self { sequence, part, offset, bytes, total })
+        Ok(Self {
+            sequence,
+            part,
+            offset,
+            bytes,
+            total,
+        })
     }
 }
 
@@ -136,19 +192,48 @@ mod tests {
     use proptest::prelude::*;
 
     fn frames() -> impl Strategy<Value = StreamFrame> {
-        let data = (any::<u64>(), 0..8u8, 0..1u64 << 33, 1..=MAX_CHUNK_BYTES, 0..1u64 << 33).prop_map(
-            |(sequence, part, line, bytes, more)| {
+        let data = (
+            any::<u64>(),
+            0..8u8,
+            0..1u64 << 33,
+            1..=MAX_CHUNK_BYTES,
+            0..1u64 << 33,
+        )
+            .prop_map(|(sequence, part, line, bytes, more)| {
                 let offset = line / LINE_BYTES * LINE_BYTES;
-                StreamFrame::Data(Data { sequence, part, offset, bytes, total: offset + u64::from(bytes) + more })
-            },
-        );
-        let grant = (any::<u64>(), 1..=8u8, any::<u8>(), any::<i32>(), 0..=MAX_RECEIVE_BYTES).prop_map(
-            |(sequence, parts, part, tag, buffer_bytes)| {
-                StreamFrame::Grant(StreamGrant { sequence, part: part % parts, parts, tag, buffer_bytes })
-            },
-        );
-        let empty = (any::<u64>(), 0..8u8)
-            .prop_map(|(sequence, part)| StreamFrame::Data(Data { sequence, part, offset: 0, bytes: 0, total: 0 }));
+                StreamFrame::Data(Data {
+                    sequence,
+                    part,
+                    offset,
+                    bytes,
+                    total: offset + u64::from(bytes) + more,
+                })
+            });
+        let grant = (
+            any::<u64>(),
+            1..=8u8,
+            any::<u8>(),
+            any::<i32>(),
+            0..=MAX_RECEIVE_BYTES,
+        )
+            .prop_map(|(sequence, parts, part, tag, buffer_bytes)| {
+                StreamFrame::Grant(StreamGrant {
+                    sequence,
+                    part: part % parts,
+                    parts,
+                    tag,
+                    buffer_bytes,
+                })
+            });
+        let empty = (any::<u64>(), 0..8u8).prop_map(|(sequence, part)| {
+            StreamFrame::Data(Data {
+                sequence,
+                part,
+                offset: 0,
+                bytes: 0,
+                total: 0,
+            })
+        });
         prop_oneof![data, grant, empty, Just(StreamFrame::Bye)]
     }
 
@@ -173,19 +258,45 @@ mod tests {
 
     #[test]
     fn a_chunk_outside_of_its_message_is_refused() {
-        let data = Data { sequence: 0, part: 0, offset: 128, bytes: 72, total: 200 };
+        let data = Data {
+            sequence: 0,
+            part: 0,
+            offset: 128,
+            bytes: 72,
+            total: 200,
+        };
         let read = |data: Data| StreamFrame::decode(&StreamFrame::Data(data).encode());
         assert_eq!(read(data), Ok(StreamFrame::Data(data)));
         for wrong in [
             Data { bytes: 73, ..data },
             Data { bytes: 0, ..data },
             Data { offset: 64, ..data },
-            Data { offset: u64::MAX - 127, ..data },
+            Data {
+                offset: u64::MAX - 127,
+                ..data
+            },
             Data { part: 8, ..data },
-            Data { total: MAX_RECEIVE_BYTES + 1, ..data },
-            Data { bytes: MAX_CHUNK_BYTES + 1, total: MAX_RECEIVE_BYTES, ..data },
-            Data { offset: 0, bytes: 1, total: 0, ..data },
-            Data { offset: 128, bytes: 0, total: 0, ..data },
+            Data {
+                total: MAX_RECEIVE_BYTES + 1,
+                ..data
+            },
+            Data {
+                bytes: MAX_CHUNK_BYTES + 1,
+                total: MAX_RECEIVE_BYTES,
+                ..data
+            },
+            Data {
+                offset: 0,
+                bytes: 1,
+                total: 0,
+                ..data
+            },
+            Data {
+                offset: 128,
+                bytes: 0,
+                total: 0,
+                ..data
+            },
         ] {
             assert!(read(wrong).is_err(), "{wrong:?}");
         }

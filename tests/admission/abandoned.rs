@@ -36,7 +36,11 @@ fn answered(old: &[Vec<u8>], to: &Arc<Host>) -> (Listener, TcpStream) {
 /// The handle of a peer that does not answer HELLO, after a first call of `connect`.
 fn dialled(from: &Arc<Host>) -> (TcpListener, [u8; HANDLE_BYTES]) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut handle = Handle { address: listener.local_addr().unwrap(), token: [1; 16] }.encode();
+    let mut handle = Handle {
+        address: listener.local_addr().unwrap(),
+        token: [1; 16],
+    }
+    .encode();
     assert!(from.connect(&mut handle, None).unwrap().is_none());
     (listener, handle)
 }
@@ -53,22 +57,36 @@ fn abandoned_handshakes_leave_no_descriptor_and_their_next_call_fails() {
     });
     let mut accepting: Vec<_> = (0..HANDSHAKES).map(|_| answered(&old, &hosts[1])).collect();
     let mut connecting: Vec<_> = (0..HANDSHAKES).map(|_| dialled(&hosts[0])).collect();
-    assert!(descriptors() >= before + 5 * HANDSHAKES, "two sockets and a listener here, a listener and a socket there");
+    assert!(
+        descriptors() >= before + 5 * HANDSHAKES,
+        "two sockets and a listener here, a listener and a socket there"
+    );
     let give_up = |now: Instant| {
-        accepting.iter().for_each(|(listener, _)| listener.listen.give_up_abandoned(now));
+        accepting
+            .iter()
+            .for_each(|(listener, _)| listener.listen.give_up_abandoned(now));
         hosts[0].pending().give_up_abandoned(now);
     };
     give_up(Instant::now());
     for (listener, _) in &accepting {
-        assert!(listener.listen.accept().unwrap().is_none(), "given up although NCCL asks for it");
+        assert!(
+            listener.listen.accept().unwrap().is_none(),
+            "given up although NCCL asks for it"
+        );
     }
     for (_, handle) in &mut connecting {
-        assert!(hosts[0].connect(handle, None).unwrap().is_none(), "given up although NCCL asks for it");
+        assert!(
+            hosts[0].connect(handle, None).unwrap().is_none(),
+            "given up although NCCL asks for it"
+        );
     }
     give_up(Instant::now() + ABANDONED);
     let has_ended = |error: &Error| matches!(error, Error::Network(Network::SetupEnded));
     for (listener, mut peer) in accepting.drain(..) {
-        assert!(read_frame(&mut peer).is_none(), "the peer's connection is still open");
+        assert!(
+            read_frame(&mut peer).is_none(),
+            "the peer's connection is still open"
+        );
         let error = listener.listen.accept().map(|_| ()).unwrap_err();
         assert!(has_ended(&error), "{error}");
     }

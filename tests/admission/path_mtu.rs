@@ -17,9 +17,20 @@ const NO_MTUS: [u32; 8] = [0, 1, 255, 1023, 1500, 4095, 8192, u32::MAX];
 /// Returns the path MTU of a host's ports. Checks that all ports have the same path MTU, and that
 /// it is below 4096, the largest that exists: the tests need a larger one.
 fn own_mtu(host: &Host) -> u32 {
-    let of = |rail: &Arc<Rail>| rail.device.pd().unwrap().context().port(rail.info.port).unwrap().active_mtu_bytes;
+    let of = |rail: &Arc<Rail>| {
+        rail.device
+            .pd()
+            .unwrap()
+            .context()
+            .port(rail.info.port)
+            .unwrap()
+            .active_mtu_bytes
+    };
     let mtus: Vec<u32> = host.process().rails.iter().map(of).collect();
-    assert!(mtus.iter().all(|mtu| *mtu == mtus[0] && *mtu < 4096), "{mtus:?}: nothing is above, or they differ");
+    assert!(
+        mtus.iter().all(|mtu| *mtu == mtus[0] && *mtu < 4096),
+        "{mtus:?}: nothing is above, or they differ"
+    );
     mtus[0]
 }
 
@@ -34,8 +45,12 @@ fn lied(hosts: &[Arc<Host>; 2], place: usize, first: usize, mtu: u32) -> Result<
         }
         let mut message = decoded(&frame);
         match &mut message {
-            Message::Hello(hello) => hello.rails[first..].iter_mut().for_each(|rail| rail.mtu_bytes = mtu),
-            Message::Offer(offer) => offer.pairs[first..].iter_mut().for_each(|pair| pair.mtu_bytes = mtu),
+            Message::Hello(hello) => hello.rails[first..]
+                .iter_mut()
+                .for_each(|rail| rail.mtu_bytes = mtu),
+            Message::Offer(offer) => offer.pairs[first..]
+                .iter_mut()
+                .for_each(|pair| pair.mtu_bytes = mtu),
             other => panic!("a {} has no path MTU", other.kind()),
         }
         message.encode()
@@ -44,7 +59,9 @@ fn lied(hosts: &[Arc<Host>; 2], place: usize, first: usize, mtu: u32) -> Result<
 }
 
 fn larger_than(own: u32) -> impl Iterator<Item = u32> {
-    [512, 1024, 2048, 4096].into_iter().filter(move |mtu| *mtu > own)
+    [512, 1024, 2048, 4096]
+        .into_iter()
+        .filter(move |mtu| *mtu > own)
 }
 
 #[test]
@@ -56,12 +73,18 @@ fn an_offer_above_the_ports_path_mtu_is_refused_with_an_error_and_the_others_con
     for mtu in larger_than(own) {
         // The connecting end reports the reason in READY. So the accepting end fails first, with
         // that reason, and sends it back as its refusal.
-        let error = lied(&hosts, 1, 0, mtu).err().expect("no rail is left").to_string();
+        let error = lied(&hosts, 1, 0, mtu)
+            .err()
+            .expect("no rail is left")
+            .to_string();
         let told = format!(
             "the peer asked for path MTU {mtu} on {}, whose port has {own}",
             hosts[0].process().rails[0].name()
         );
-        assert!(error.contains(&told) && error.contains(&format!(":{}", std::process::id())), "{error}");
+        assert!(
+            error.contains(&told) && error.contains(&format!(":{}", std::process::id())),
+            "{error}"
+        );
         other.check(20);
     }
 }
@@ -74,12 +97,21 @@ fn a_rail_with_an_offer_above_its_path_mtu_is_left_out_with_a_log_line() {
         // A host logs the line once for all connections with a peer, so each round needs new hosts.
         let hosts = [host(0), host(1)];
         let log = CapturedLog::default();
-        let met = log.capture(|| lied(&hosts, 1, 1, mtu)).expect("a rail is left");
+        let met = log
+            .capture(|| lied(&hosts, 1, 1, mtu))
+            .expect("a rail is left");
         let left_out = hosts[0].process().rails[1].name();
         let told = format!("the peer asked for path MTU {mtu} on {left_out}, whose port has {own}");
-        let lines: Vec<String> =
-            log.take().into_iter().filter(|(level, _)| *level <= Level::INFO).map(|(_, line)| line).collect();
-        let said = lines.iter().filter(|line| line.contains(&told) && line.contains(&hosts[0].process().name)).count();
+        let lines: Vec<String> = log
+            .take()
+            .into_iter()
+            .filter(|(level, _)| *level <= Level::INFO)
+            .map(|(_, line)| line)
+            .collect();
+        let said = lines
+            .iter()
+            .filter(|line| line.contains(&told) && line.contains(&hosts[0].process().name))
+            .count();
         assert_eq!(said, 2, "{lines:?}");
         met.check(21);
     }
@@ -91,9 +123,15 @@ fn an_invalid_path_mtu_is_refused_with_an_error_and_other_connections_continue()
     let hosts = [host(0), host(1)];
     let (other, _taken) = connect_through_proxy(&hosts);
     for mtu in NO_MTUS {
-        let error = lied(&hosts, 1, 0, mtu).err().expect("it cannot be").to_string();
+        let error = lied(&hosts, 1, 0, mtu)
+            .err()
+            .expect("it cannot be")
+            .to_string();
         let told = format!("path MTU {mtu} is not 256, 512, 1024, 2048 or 4096");
-        assert!(error.contains(&told) && error.contains("127.0.0.1:"), "{error}");
+        assert!(
+            error.contains(&told) && error.contains("127.0.0.1:"),
+            "{error}"
+        );
         other.check(22);
     }
 }
@@ -105,7 +143,10 @@ fn a_hello_with_an_unknown_path_mtu_is_not_admitted() {
     for mtu in NO_MTUS {
         let listener = Listener::open(&hosts[1]);
         let log = CapturedLog::default();
-        let (mut hello, told) = (hello_of(&hosts, &listener), format!("path MTU {mtu} is not 256, 512, 1024"));
+        let (mut hello, told) = (
+            hello_of(&hosts, &listener),
+            format!("path MTU {mtu} is not 256, 512, 1024"),
+        );
         hello.rails[0].mtu_bytes = mtu;
         let mut client = dial(listener.known.address);
         client.write_all(&Message::Hello(hello).encode()).unwrap();
@@ -113,11 +154,19 @@ fn a_hello_with_an_unknown_path_mtu_is_not_admitted() {
             until(|| {
                 assert!(listener.listen.accept().unwrap().is_none());
                 let lines = log.take();
-                lines.iter().any(|(_, line)| line.contains("rejected")).then_some(lines)
+                lines
+                    .iter()
+                    .any(|(_, line)| line.contains("rejected"))
+                    .then_some(lines)
             })
         });
         let is_told = |line: &str| line.contains(&told) && line.contains("127.0.0.1:");
-        assert!(lines.iter().any(|(level, line)| *level == Level::INFO && is_told(line)), "{lines:?}");
+        assert!(
+            lines
+                .iter()
+                .any(|(level, line)| *level == Level::INFO && is_told(line)),
+            "{lines:?}"
+        );
         // The liar had the token, but did not take the honest peer's place.
         listener.meet(&hosts[0]).check(23);
     }
@@ -125,7 +174,9 @@ fn a_hello_with_an_unknown_path_mtu_is_not_admitted() {
 
 fn hello_of(hosts: &[Arc<Host>; 2], listener: &Listener) -> Hello {
     let (_met, taken) = connect_through_proxy(hosts);
-    let Message::Hello(mut hello) = decoded(&taken.frames[0]) else { panic!("the first message is no HELLO") };
+    let Message::Hello(mut hello) = decoded(&taken.frames[0]) else {
+        panic!("the first message is no HELLO")
+    };
     hello.token = listener.known.token;
     hello
 }
@@ -145,7 +196,15 @@ fn the_smaller_of_both_path_mtus_is_used_whatever_a_hello_says() {
             _ => frame,
         });
         listener.try_by(&hosts[0], handle).unwrap().check(24);
-        let Message::Offer(offer) = decoded(&taken.join().unwrap().frames[1]) else { panic!("no offer") };
-        assert!(offer.pairs.iter().all(|pair| pair.mtu_bytes == mtu.min(own)), "{mtu}: {offer:?}");
+        let Message::Offer(offer) = decoded(&taken.join().unwrap().frames[1]) else {
+            panic!("no offer")
+        };
+        assert!(
+            offer
+                .pairs
+                .iter()
+                .all(|pair| pair.mtu_bytes == mtu.min(own)),
+            "{mtu}: {offer:?}"
+        );
     }
 }

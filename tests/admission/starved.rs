@@ -29,12 +29,24 @@ const TRIES: usize = 64;
 #[test]
 fn a_process_without_descriptors_logs_it_once_and_admits_the_peer_later() {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "starved::starved_process", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "starved::starved_process",
+            "--ignored",
+            "--nocapture",
+        ])
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let output_text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && output_text.contains("1 passed"), "{output_text}");
+    let output_text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        output.status.success() && output_text.contains("1 passed"),
+        "{output_text}"
+    );
 }
 
 /// Holds all descriptors that the process may still open, so that none is free.
@@ -67,7 +79,8 @@ impl ListenerLog {
     fn take_lines(&mut self, log: &CapturedLog) {
         for (level, line) in log.take() {
             self.tries += usize::from(
-                line.contains("cannot accept connections") || line.contains("failed before it was accepted"),
+                line.contains("cannot accept connections")
+                    || line.contains("failed before it was accepted"),
             );
             self.waits += usize::from(line.contains("cannot answer "));
             if level <= Level::WARN {
@@ -85,7 +98,10 @@ impl ListenerLog {
                 let before = self.tries;
                 let made = log.capture(|| listener.listen.accept());
                 self.take_lines(&log);
-                assert!(made.expect("a shortage is no failure").is_none(), "there were no descriptors for this");
+                assert!(
+                    made.expect("a shortage is no failure").is_none(),
+                    "there were no descriptors for this"
+                );
                 most = most.max(self.tries - before);
             }
         }
@@ -98,8 +114,15 @@ impl ListenerLog {
 fn has_sent(port: u16, bytes: usize) -> bool {
     let (local, sent) = (format!(":{port:04X}"), format!(":{bytes:08X}"));
     let lines = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
-    let fields = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    lines.lines().map(fields).any(|f| f.len() > 4 && f[1].ends_with(&local) && f[4].ends_with(&sent))
+    let fields = |line: &str| {
+        line.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    lines
+        .lines()
+        .map(fields)
+        .any(|f| f.len() > 4 && f[1].ends_with(&local) && f[4].ends_with(&sent))
 }
 
 fn clients(listeners: &[&Listener]) -> Vec<TcpStream> {
@@ -110,7 +133,9 @@ fn clients(listeners: &[&Listener]) -> Vec<TcpStream> {
         }
         client
     };
-    (0..UNAUTHENTICATED_CLIENTS * listeners.len()).map(one).collect()
+    (0..UNAUTHENTICATED_CLIENTS * listeners.len())
+        .map(one)
+        .collect()
 }
 
 /// Process that [`a_process_without_descriptors_logs_it_once_and_admits_the_peer_later`] starts.
@@ -139,21 +164,39 @@ fn starved_process() {
     let log = CapturedLog::default();
     let (mut send, mut recv) = (None, None);
     until(|| {
-        send = send.take().or_else(|| hosts[0].connect(&mut handle, None).unwrap());
-        recv = recv.take().or_else(|| log.capture(|| listeners[0].listen.accept()).unwrap());
+        send = send
+            .take()
+            .or_else(|| hosts[0].connect(&mut handle, None).unwrap());
+        recv = recv
+            .take()
+            .or_else(|| log.capture(|| listeners[0].listen.accept()).unwrap());
         (send.is_some() && recv.is_some()).then_some(())
     });
     listener_log.take_lines(&log);
-    let met = Ends { send: send.unwrap(), recv: recv.unwrap() };
+    let met = Ends {
+        send: send.unwrap(),
+        recv: recv.unwrap(),
+    };
     met.check(5);
     other.check(6);
     let frames = taken.join().unwrap().frames;
-    let Message::Offer(offer) = decoded(&frames[1]) else { panic!("no offer") };
-    assert_eq!((frames.len(), offer.pairs.len()), (4, hosts[1].process().rails.len()), "a rail was left out");
+    let Message::Offer(offer) = decoded(&frames[1]) else {
+        panic!("no offer")
+    };
+    assert_eq!(
+        (frames.len(), offer.pairs.len()),
+        (4, hosts[1].process().rails.len()),
+        "a rail was left out"
+    );
     drop(hoard);
 
     listeners[1].meet(&hosts[0]).check(7);
-    assert_eq!(listener_log.warnings.len(), 1, "{:?}", listener_log.warnings);
+    assert_eq!(
+        listener_log.warnings.len(),
+        1,
+        "{:?}",
+        listener_log.warnings
+    );
     drop((before, after));
 }
 
@@ -175,21 +218,44 @@ fn send_hello(from: &Arc<Host>, listener: &Listener) -> Between {
 
 fn without_any(listener_log: &mut ListenerLog, listeners: &[&Listener]) {
     assert_eq!(listener_log.poll_listeners(listeners, CALLS), 1);
-    assert_eq!((listener_log.tries, listener_log.waits), (listeners.len() * CALLS, 0));
+    assert_eq!(
+        (listener_log.tries, listener_log.waits),
+        (listeners.len() * CALLS, 0)
+    );
     let [warning] = &listener_log.warnings[..] else {
-        panic!("{} warnings: {:?}", listener_log.warnings.len(), listener_log.warnings)
+        panic!(
+            "{} warnings: {:?}",
+            listener_log.warnings.len(),
+            listener_log.warnings
+        )
     };
-    assert!(warning.contains(&format!("ulimit -n is {LIMIT}")), "{warning}");
+    assert!(
+        warning.contains(&format!("ulimit -n is {LIMIT}")),
+        "{warning}"
+    );
 }
 
-fn with_one_more_at_a_time(listener_log: &mut ListenerLog, hoard: &mut Hoard, listener: &Listener, other: &Ends) {
+fn with_one_more_at_a_time(
+    listener_log: &mut ListenerLog,
+    hoard: &mut Hoard,
+    listener: &Listener,
+    other: &Ends,
+) {
     // The clients get the one free descriptor in turn until the honest peer gets it. The answer to
     // the peer needs more descriptors, so it waits. Later clients stay in the queue.
     let before = listener_log.tries;
     hoard.0.pop();
     assert!(listener_log.poll_listeners(&[listener], CALLS) <= TRIES);
-    assert!(listener_log.tries - before <= 2 * UNAUTHENTICATED_CLIENTS, "{} tries", listener_log.tries - before);
-    assert!(listener_log.waits > CALLS / 2, "{} waits", listener_log.waits);
+    assert!(
+        listener_log.tries - before <= 2 * UNAUTHENTICATED_CLIENTS,
+        "{} tries",
+        listener_log.tries - before
+    );
+    assert!(
+        listener_log.waits > CALLS / 2,
+        "{} waits",
+        listener_log.waits
+    );
     other.check(3);
     // The peer is answered once there are enough descriptors for the whole answer.
     let mut freed = 1;

@@ -11,9 +11,19 @@ fn hosts_whose_tuners_decide_differently_refuse_each_other_and_say_why() {
     let _turn = turn();
     let settings = [
         vec![("NCCL_SPARK_TUNER", "off")],
-        vec![("NCCL_SPARK_TUNER", "on"), ("NCCL_SPARK_TUNER_TABLE", TABLE)],
-        vec![("NCCL_SPARK_TUNER", "on"), ("NCCL_SPARK_TUNER_TABLE", OTHER)],
-        vec![("NCCL_SPARK_TUNER", "on"), ("NCCL_SPARK_TUNER_TABLE", TABLE), ("NCCL_SPARK_LL128", "0")],
+        vec![
+            ("NCCL_SPARK_TUNER", "on"),
+            ("NCCL_SPARK_TUNER_TABLE", TABLE),
+        ],
+        vec![
+            ("NCCL_SPARK_TUNER", "on"),
+            ("NCCL_SPARK_TUNER_TABLE", OTHER),
+        ],
+        vec![
+            ("NCCL_SPARK_TUNER", "on"),
+            ("NCCL_SPARK_TUNER_TABLE", TABLE),
+            ("NCCL_SPARK_LL128", "0"),
+        ],
     ];
     for (first, one) in settings.iter().enumerate() {
         for (second, other) in settings.iter().enumerate() {
@@ -21,15 +31,20 @@ fn hosts_whose_tuners_decide_differently_refuse_each_other_and_say_why() {
             let listener = Listener::open(&hosts[1]);
             match listener.try_by(&hosts[0], listener.handle) {
                 Ok(met) => {
-                    assert_eq!(first, second, "two hosts with different tuners were connected");
+                    assert_eq!(
+                        first, second,
+                        "two hosts with different tuners were connected"
+                    );
                     met.check(first as u64);
                 }
                 Err(error) => {
                     let text = error.to_string();
                     assert_ne!(first, second, "{text}");
-                    for words in
-                        ["so collectives would hang", "NCCL_SPARK_TUNER_TABLE", "NCCL_SPARK_TUNER=off on every node"]
-                    {
+                    for words in [
+                        "so collectives would hang",
+                        "NCCL_SPARK_TUNER_TABLE",
+                        "NCCL_SPARK_TUNER=off on every node",
+                    ] {
                         assert!(text.contains(words), "{text}");
                     }
                     assert!(!text.contains("  "), "{text}");

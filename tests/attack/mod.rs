@@ -33,11 +33,19 @@ pub fn host(side: usize) -> Arc<Host> {
 
 pub fn host_with(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     let (rails, library) = common::test_rails_of(PROFILE);
-    let mut variables =
-        vec![("NCCL_IB_HCA".to_owned(), rails[side].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
+    let mut variables = vec![
+        ("NCCL_IB_HCA".to_owned(), rails[side].clone()),
+        ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()),
+    ];
     variables.extend(library);
-    variables.extend(settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
-    bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
+    variables.extend(
+        settings
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
+    );
+    bring_up(Config::from_variables(&variables).unwrap())
+        .unwrap()
+        .0
 }
 
 pub struct Listener {
@@ -50,7 +58,11 @@ pub struct Listener {
 impl Listener {
     pub fn open(host: &Arc<Host>) -> Self {
         let (listen, handle) = host.listen().unwrap();
-        Self { listen, handle, known: Handle::decode(&handle).unwrap() }
+        Self {
+            listen,
+            handle,
+            known: Handle::decode(&handle).unwrap(),
+        }
     }
 
     /// Connects a host to this listener. Other clients may connect at the same time.
@@ -71,11 +83,18 @@ impl Ends {
         // SAFETY: the buffer outlives its registration; the peer sends nothing into it.
         let memory = unsafe { HostMemory::from_caller(to.as_ptr() as usize, to.len()) };
         let into = self.recv.register(memory).unwrap();
-        let part = RecvPart { addr: to.as_ptr() as u64, bytes: 8, tag: 9, memory: &into };
+        let part = RecvPart {
+            addr: to.as_ptr() as u64,
+            bytes: 8,
+            tag: 9,
+            memory: &into,
+        };
         let mut waiting: Vec<u16> = Vec::new();
         until(|| {
             let granted = self.recv.irecv(&[part], false);
-            let tested = waiting.iter().find_map(|receive| self.recv.test(*receive, |_, _| {}).err());
+            let tested = waiting
+                .iter()
+                .find_map(|receive| self.recv.test(*receive, |_, _| {}).err());
             match (granted, tested) {
                 (Err(error), _) | (_, Some(error)) => return Some(error),
                 (Ok(new), None) => waiting.extend(new),
@@ -130,7 +149,10 @@ pub struct Taken {
 /// Starts a proxy for one handshake. Returns a connection handle with the proxy's address, and the
 /// proxy's thread. The proxy forwards the handshake's frames as changed by `alter`, which gets each
 /// frame's index. It forwards no later frames.
-pub fn proxy(real: &Listener, alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static) -> Between {
+pub fn proxy(
+    real: &Listener,
+    alter: impl Fn(usize, Vec<u8>) -> Vec<u8> + Send + 'static,
+) -> Between {
     proxy_after_drops(real, 0, alter)
 }
 
@@ -149,16 +171,32 @@ pub fn proxy_after_drops(
         let mut frames = Vec::new();
         while frames.len() < 4 {
             let from = frames.len() % 2;
-            let Some(frame) = read_frame(&mut ends[from]) else { break };
-            if ends[1 - from].write_all(&alter(frames.len(), frame.clone())).is_err() {
+            let Some(frame) = read_frame(&mut ends[from]) else {
+                break;
+            };
+            if ends[1 - from]
+                .write_all(&alter(frames.len(), frame.clone()))
+                .is_err()
+            {
                 break;
             }
             frames.push(frame);
         }
         let [to_sender, to_receiver] = ends;
-        Taken { to_sender, to_receiver, frames }
+        Taken {
+            to_sender,
+            to_receiver,
+            frames,
+        }
     });
-    (Handle { address, ..real.known }.encode(), taken)
+    (
+        Handle {
+            address,
+            ..real.known
+        }
+        .encode(),
+        taken,
+    )
 }
 
 pub type Between = ([u8; HANDLE_BYTES], JoinHandle<Taken>);

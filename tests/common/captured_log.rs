@@ -44,7 +44,8 @@ pub fn show() {
 
 /// Passes all later lines of every thread to `see`.
 pub fn see(see: impl Fn(&str) + Send + Sync + 'static) {
-    tracing::subscriber::set_global_default(Listener(move |_, words: String| see(&words))).expect("the first");
+    tracing::subscriber::set_global_default(Listener(move |_, words: String| see(&words)))
+        .expect("the first");
 }
 
 struct Listener<F>(F);

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 pub trait Sending {
     fn register(&self, memory: HostMemory) -> Result<Arc<Registration>>;
-    fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>>;
+    fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration)
+    -> Quick<Option<u16>>;
     fn test(&self, request: u16) -> Quick<Option<u64>>;
     fn close(&self);
 }
@@ -26,7 +27,13 @@ impl Sending for SendComm {
         }
     }
 
-    fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
+    fn isend(
+        &self,
+        addr: u64,
+        bytes: usize,
+        tag: i32,
+        memory: &Registration,
+    ) -> Quick<Option<u16>> {
         match self {
             Self::Rails(comm) => comm.isend(addr, bytes, tag, memory),
             Self::Streams(comm) => comm.isend(addr, bytes, tag, memory),

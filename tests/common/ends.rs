@@ -21,7 +21,10 @@ impl Ends {
             let (from, to) = (Buffer::filled(bytes, seed), Buffer::blank(bytes + 64));
             assert_eq!(transfer(self, &from, &to, bytes, bytes + 64), bytes);
             assert!(is_filled(&to.0[..bytes], seed), "{bytes} bytes differ");
-            assert!(to.0[bytes..].iter().all(|byte| *byte == 0xee), "bytes beyond {bytes} were touched");
+            assert!(
+                to.0[bytes..].iter().all(|byte| *byte == 0xee),
+                "bytes beyond {bytes} were touched"
+            );
         }
     }
 }
@@ -33,7 +36,11 @@ pub fn connect(from: &Arc<Host>, to: &Arc<Host>) -> Result<Ends, Error> {
 }
 
 /// Connects a host to a listener by `handle`. Returns the first error of either end.
-pub fn meet(from: &Arc<Host>, listener: &ListenComm, mut handle: [u8; HANDLE_BYTES]) -> Result<Ends, Error> {
+pub fn meet(
+    from: &Arc<Host>,
+    listener: &ListenComm,
+    mut handle: [u8; HANDLE_BYTES],
+) -> Result<Ends, Error> {
     let (mut send, mut recv) = (None, None);
     until(|| {
         if send.is_none() {
@@ -50,7 +57,10 @@ pub fn meet(from: &Arc<Host>, listener: &ListenComm, mut handle: [u8; HANDLE_BYT
         }
         (send.is_some() && recv.is_some()).then_some(Ok(()))
     })?;
-    Ok(Ends { send: send.unwrap(), recv: recv.unwrap() })
+    Ok(Ends {
+        send: send.unwrap(),
+        recv: recv.unwrap(),
+    })
 }
 
 /// Memory that a test keeps while a connection uses it.
@@ -82,8 +92,16 @@ impl Buffer {
 /// Sends a message of `bytes` bytes into a receive whose buffer has `room` bytes. Returns the size
 /// that the receiver reports.
 pub fn transfer(ends: &Ends, from: &Buffer, to: &Buffer, bytes: usize, room: usize) -> usize {
-    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
-    let part = RecvPart { addr: to.addr(), bytes: room, tag: 5, memory: &into };
+    let (out, into) = (
+        ends.send.register(from.memory()).unwrap(),
+        ends.recv.register(to.memory()).unwrap(),
+    );
+    let part = RecvPart {
+        addr: to.addr(),
+        bytes: room,
+        tag: 5,
+        memory: &into,
+    };
     let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
     let send = until(|| ends.send.isend(from.addr(), bytes, 5, &out).unwrap());
     let (mut received, mut sent) = (None, None);
@@ -111,9 +129,16 @@ pub fn every_size(ends: &Ends, sizes: &[usize]) {
     for (round, &bytes) in sizes.iter().enumerate() {
         for room in [bytes, bytes + 1000] {
             let (from, to) = (Buffer::filled(bytes, round as u64 + 1), Buffer::blank(room));
-            assert_eq!(transfer(ends, &from, &to, bytes, room), bytes, "{bytes} bytes into {room}");
+            assert_eq!(
+                transfer(ends, &from, &to, bytes, room),
+                bytes,
+                "{bytes} bytes into {room}"
+            );
             assert!(to.0[..bytes] == from.0[..bytes], "{bytes} bytes differ");
-            assert!(to.0[bytes..].iter().all(|b| *b == 0xee), "bytes beyond {bytes} were touched");
+            assert!(
+                to.0[bytes..].iter().all(|b| *b == 0xee),
+                "bytes beyond {bytes} were touched"
+            );
         }
     }
 }
@@ -126,8 +151,14 @@ pub fn full_window(ends: &Ends, piece: usize, wait: impl Fn(Vec<u16>, Vec<u16>, 
     const SLOTS: usize = 32;
     const PARTS: usize = 8;
     let expected: Vec<usize> = (0..PARTS).map(|part| piece - part / 2).collect();
-    let (from, to) = (Buffer::filled(SLOTS * PARTS * piece, 1), Buffer::blank(SLOTS * PARTS * piece));
-    let (out, into) = (ends.send.register(from.memory()).unwrap(), ends.recv.register(to.memory()).unwrap());
+    let (from, to) = (
+        Buffer::filled(SLOTS * PARTS * piece, 1),
+        Buffer::blank(SLOTS * PARTS * piece),
+    );
+    let (out, into) = (
+        ends.send.register(from.memory()).unwrap(),
+        ends.recv.register(to.memory()).unwrap(),
+    );
     for round in 0..3 {
         let receive = |slot: usize| {
             // Tags 0, 0, 1, 1, 2, 2, 3, 3: sends and receives with equal tags match in order.
@@ -141,22 +172,40 @@ pub fn full_window(ends: &Ends, piece: usize, wait: impl Fn(Vec<u16>, Vec<u16>, 
             until(|| ends.recv.irecv(&parts, false).unwrap())
         };
         let receives = (0..SLOTS).map(receive).collect();
-        let one = RecvPart { addr: to.addr(), bytes: 1, tag: 0, memory: &into };
-        assert_eq!(ends.recv.irecv(&[one], false).unwrap(), None, "a 33rd receive found room");
+        let one = RecvPart {
+            addr: to.addr(),
+            bytes: 1,
+            tag: 0,
+            memory: &into,
+        };
+        assert_eq!(
+            ends.recv.irecv(&[one], false).unwrap(),
+            None,
+            "a 33rd receive found room"
+        );
         let mut sends = Vec::new();
         for slot in 0..SLOTS {
             for tag in [3, 1, 0, 2] {
                 for twin in 0..2 {
                     let at = from.addr() + ((slot * PARTS + tag * 2 + twin) * piece) as u64;
-                    sends.push(until(|| ends.send.isend(at, piece - tag, tag as i32, &out).unwrap()));
+                    sends.push(until(|| {
+                        ends.send.isend(at, piece - tag, tag as i32, &out).unwrap()
+                    }));
                 }
             }
         }
-        assert_eq!(ends.send.isend(from.addr(), 1, 0, &out).unwrap(), None, "a 257th send found room");
+        assert_eq!(
+            ends.send.isend(from.addr(), 1, 0, &out).unwrap(),
+            None,
+            "a 257th send found room"
+        );
         wait(sends, receives, &expected);
         for (at, (a, b)) in from.0.iter().zip(&to.0).enumerate() {
             let (part, within) = (at / piece % PARTS, at % piece);
-            assert!(within >= piece - part / 2 || a == b, "byte {at} in round {round}");
+            assert!(
+                within >= piece - part / 2 || a == b,
+                "byte {at} in round {round}"
+            );
         }
     }
 }

@@ -23,15 +23,28 @@ pub fn turn() -> MutexGuard<'static, ()> {
 /// Returns the library that cargo built for this test run, beside the test's own executable.
 pub fn plugin_library() -> PathBuf {
     let exe = std::env::current_exe().expect("the test's own path");
-    let candidates: Vec<PathBuf> =
-        exe.ancestors().skip(1).take(2).map(|folder| folder.join("libnccl_net_spark.so")).collect();
-    let built = candidates.iter().filter(|path| path.is_file()).max_by_key(|path| modified(path));
-    built.unwrap_or_else(|| panic!("no library at {candidates:?}: run `{}`", build_command())).clone()
+    let candidates: Vec<PathBuf> = exe
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|folder| folder.join("libnccl_net_spark.so"))
+        .collect();
+    let built = candidates
+        .iter()
+        .filter(|path| path.is_file())
+        .max_by_key(|path| modified(path));
+    built
+        .unwrap_or_else(|| panic!("no library at {candidates:?}: run `{}`", build_command()))
+        .clone()
 }
 
 /// Returns the command that builds everything for the tests, in the profile of this test.
 pub fn build_command() -> &'static str {
-    if cfg!(debug_assertions) { "cargo build" } else { "cargo build --release" }
+    if cfg!(debug_assertions) {
+        "cargo build"
+    } else {
+        "cargo build --release"
+    }
 }
 
 pub fn repository(path: &str) -> PathBuf {
@@ -58,26 +71,61 @@ pub fn compiles(text: &str, arguments: &[&str]) -> Result<(), String> {
     let mut all = vec!["-fsyntax-only", source.to_str().expect("a plain path")];
     all.extend(arguments);
     let output = cc(&all);
-    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
 }
 
 /// Builds `tests/c/drive.c`. The program's path is constant, because the test beds run it as well.
 pub fn drive_program() -> PathBuf {
-    c_program("abi_drive", &["drive.c", "interface.c", "log.c", "with_device.c", "without_device.c"])
+    c_program(
+        "abi_drive",
+        &[
+            "drive.c",
+            "interface.c",
+            "log.c",
+            "with_device.c",
+            "without_device.c",
+        ],
+    )
 }
 
 pub fn c_program(name: &str, sources: &[&str]) -> PathBuf {
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     // Built under another name and then renamed in one step, because several tests may build the
     // program at the same time.
-    let own = program.with_extension(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
-    let path = |name: &&str| repository("tests/c").join(name).to_str().expect("a plain path").to_owned();
+    let own = program.with_extension(format!(
+        "{}-{:?}",
+        std::process::id(),
+        std::thread::current().id()
+    ));
+    let path = |name: &&str| {
+        repository("tests/c")
+            .join(name)
+            .to_str()
+            .expect("a plain path")
+            .to_owned()
+    };
     let sources: Vec<String> = sources.iter().map(path).collect();
     let mut arguments: Vec<&str> = sources.iter().map(String::as_str).collect();
     let own_text = own.to_str().expect("a plain path").to_owned();
-    arguments.extend(["-g", "-O1", "-pthread", "-D_GNU_SOURCE", "-o", &own_text, "-ldl"]);
+    arguments.extend([
+        "-g",
+        "-O1",
+        "-pthread",
+        "-D_GNU_SOURCE",
+        "-o",
+        &own_text,
+        "-ldl",
+    ]);
     let output = cc(&arguments);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     std::fs::rename(&own, &program).expect("the program in its place");
     program
 }
@@ -91,12 +139,20 @@ pub struct CRun {
 
 /// Runs a program from `tests/c` with the plugin's library. The run is a success if the program
 /// exits with status 0 and its last line on standard output is "done".
-pub fn run_c_program<N, V>(program: &Path, arguments: &[&str], variables: impl IntoIterator<Item = (N, V)>) -> CRun
+pub fn run_c_program<N, V>(
+    program: &Path,
+    arguments: &[&str],
+    variables: impl IntoIterator<Item = (N, V)>,
+) -> CRun
 where
     N: AsRef<OsStr>,
     V: AsRef<OsStr>,
 {
-    let Output { status, stdout, stderr } = Command::new(program)
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = Command::new(program)
         .arg(plugin_library())
         .args(arguments)
         .env_remove("SPARK_TEST_RDMA")
@@ -107,11 +163,16 @@ where
         .expect("the program runs");
     let stdout = String::from_utf8_lossy(&stdout);
     let text = format!("{status}\n{stdout}{}", String::from_utf8_lossy(&stderr));
-    CRun { success: status.success() && stdout.ends_with("done\n"), text }
+    CRun {
+        success: status.success() && stdout.ends_with("done\n"),
+        text,
+    }
 }
 
 fn modified(path: &Path) -> std::time::SystemTime {
-    path.metadata().and_then(|data| data.modified()).unwrap_or(std::time::UNIX_EPOCH)
+    path.metadata()
+        .and_then(|data| data.modified())
+        .unwrap_or(std::time::UNIX_EPOCH)
 }
 
 /// Returns the devices of a test's two ends, in `NCCL_IB_HCA`'s notation, and the settings that the
@@ -133,8 +194,17 @@ pub fn test_rails_of(profile: &str) -> TestRails {
 
 pub fn fabric_library() -> PathBuf {
     let exe = std::env::current_exe().expect("the test's own path");
-    let built = exe.ancestors().nth(2).expect("cargo's folder").join("softverbs-ibverbs");
-    assert!(built.exists(), "{} is not built: run `{}`", built.display(), build_command());
+    let built = exe
+        .ancestors()
+        .nth(2)
+        .expect("cargo's folder")
+        .join("softverbs-ibverbs");
+    assert!(
+        built.exists(),
+        "{} is not built: run `{}`",
+        built.display(),
+        build_command()
+    );
     built
 }
 
@@ -153,7 +223,10 @@ fn sweep(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         // The number may be followed by a name, if a program has several fabrics.
-        let pid = name.strip_prefix("test-").and_then(|rest| rest.split('-').next()).unwrap_or_default();
+        let pid = name
+            .strip_prefix("test-")
+            .and_then(|rest| rest.split('-').next())
+            .unwrap_or_default();
         if !pid.is_empty() && !Path::new("/proc").join(pid).exists() {
             // Another test program may sweep at the same time.
             let _ = std::fs::remove_dir_all(entry.path());
@@ -165,7 +238,9 @@ pub type TestRails = ([String; 2], Vec<(String, String)>);
 
 fn choose_rails(profile: &str) -> TestRails {
     if let Ok(rails) = std::env::var("SPARK_TEST_RAILS") {
-        let (a, b) = rails.split_once(';').expect("SPARK_TEST_RAILS=\"a0,a1;b0,b1\" names both ends' devices");
+        let (a, b) = rails
+            .split_once(';')
+            .expect("SPARK_TEST_RAILS=\"a0,a1;b0,b1\" names both ends' devices");
         return ([a.to_owned(), b.to_owned()], Vec::new());
     }
     let (built, dir, fabric) = (fabric_library(), fabric_folder(), fabric_name());
@@ -188,9 +263,17 @@ fn choose_rails(profile: &str) -> TestRails {
         // reads the environment.
         unsafe { std::env::set_var(name, value) };
     }
-    let settings = [("NCCL_IBVERBS_LIB", built.display().to_string()), ("NCCL_SPARK_SYSFS", sysfs)];
+    let settings = [
+        ("NCCL_IBVERBS_LIB", built.display().to_string()),
+        ("NCCL_SPARK_SYSFS", sysfs),
+    ];
     let rails = "rocep1s0f0,roceP2p1s0f0".to_owned();
-    ([rails.clone(), rails], settings.map(|(name, value)| (name.to_owned(), value)).to_vec())
+    (
+        [rails.clone(), rails],
+        settings
+            .map(|(name, value)| (name.to_owned(), value))
+            .to_vec(),
+    )
 }
 
 /// Time limit far above the duration of any test. A test that reaches it hangs.
@@ -219,7 +302,10 @@ pub fn fill(bytes: &mut [u8], seed: u64) {
 }
 
 pub fn is_filled(bytes: &[u8], seed: u64) -> bool {
-    bytes.chunks(8).enumerate().all(|(at, word)| *word == mix(seed << 32 ^ at as u64).to_le_bytes()[..word.len()])
+    bytes
+        .chunks(8)
+        .enumerate()
+        .all(|(at, word)| *word == mix(seed << 32 ^ at as u64).to_le_bytes()[..word.len()])
 }
 
 /// Returns the number of bytes that each rail of a host has sent, from the counters that the host
@@ -228,25 +314,42 @@ pub fn sent_bytes(host: &nccl_net_spark::comm::Host) -> Vec<u64> {
     let (process, records) = (host.process(), records(host));
     let sent = |rail: String| {
         let is_of = |record: &&Record| record.rail == rail && record.direction == Direction::Send;
-        records.iter().filter(is_of).map(|record| record.counts.bytes).sum()
+        records
+            .iter()
+            .filter(is_of)
+            .map(|record| record.counts.bytes)
+            .sum()
     };
     process.rails.iter().map(|rail| sent(rail.name())).collect()
 }
 
 pub fn records(host: &nccl_net_spark::comm::Host) -> Vec<Record> {
     let path = host.process().counting.path();
-    let bytes = path.map(|path| std::fs::read(path).expect("the memory file")).unwrap_or_default();
-    Counters::parse(&bytes, &bytes).map(|counters| counters.records).unwrap_or_default()
+    let bytes = path
+        .map(|path| std::fs::read(path).expect("the memory file"))
+        .unwrap_or_default();
+    Counters::parse(&bytes, &bytes)
+        .map(|counters| counters.records)
+        .unwrap_or_default()
 }
 
 /// Runs `act` while this process can open no more files. Restores the limit even after a panic,
 /// because other tests of the process continue.
 pub fn without_files<T>(act: impl FnOnce() -> T) -> T {
-    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let mut before = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     // SAFETY: the call only writes the structure in its argument.
-    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut before) }, 0);
+    assert_eq!(
+        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut before) },
+        0
+    );
     let _back = Limit(before);
-    set_limit(libc::rlimit { rlim_cur: 0, ..before });
+    set_limit(libc::rlimit {
+        rlim_cur: 0,
+        ..before
+    });
     act()
 }
 
@@ -266,5 +369,7 @@ fn set_limit(limit: libc::rlimit) {
 /// Returns true if the port is up. A device that does not answer counts as down.
 pub fn is_up(rail: &Rail) -> bool {
     let port = rail.info.port;
-    rail.device.query(move |context| context.port(port)).is_ok_and(|port| port.state == PortState::Active)
+    rail.device
+        .query(move |context| context.port(port))
+        .is_ok_and(|port| port.state == PortState::Active)
 }

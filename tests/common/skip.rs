@@ -21,5 +21,9 @@ pub fn missing(what: &str) {
 /// shown only for failing tests.
 pub fn skip(why: &str) {
     let thread = std::thread::current();
-    let _ = writeln!(std::io::stderr(), "skipped: {}: {why}", thread.name().unwrap_or("a test"));
+    let _ = writeln!(
+        std::io::stderr(),
+        "skipped: {}: {why}",
+        thread.name().unwrap_or("a test")
+    );
 }

@@ -28,8 +28,15 @@ impl Job {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let (said, answers) = (lines(child.stderr.take().unwrap()), lines(child.stdout.take().unwrap()));
-        let job = Self { child, lines: answers, said };
+        let (said, answers) = (
+            lines(child.stderr.take().unwrap()),
+            lines(child.stdout.take().unwrap()),
+        );
+        let job = Self {
+            child,
+            lines: answers,
+            said,
+        };
         job.wait_for_line("up");
         job
     }
@@ -80,12 +87,18 @@ impl Job {
     pub fn files(&self) -> Vec<PathBuf> {
         let link = format!("/memfd:{FILE_NAME} (deleted)");
         let folder = Path::new("/proc").join(self.id().to_string()).join("fd");
-        let all = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-        all.filter(|path| std::fs::read_link(path).is_ok_and(|to| to == Path::new(&link))).collect()
+        let all = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        all.filter(|path| std::fs::read_link(path).is_ok_and(|to| to == Path::new(&link)))
+            .collect()
     }
 
     pub fn records(&self) -> Vec<Record> {
-        self.files().iter().flat_map(|file| read(file).expect("counters").records).collect()
+        self.files()
+            .iter()
+            .flat_map(|file| read(file).expect("counters").records)
+            .collect()
     }
 
     pub fn wait_for(&self, what: &str, is_so: impl Fn(&[Record]) -> bool) {
@@ -95,7 +108,10 @@ impl Job {
             if is_so(&records) {
                 return;
             }
-            assert!(begun.elapsed() < LIMIT / 4, "not seen: {what}: {records:#?}");
+            assert!(
+                begun.elapsed() < LIMIT / 4,
+                "not seen: {what}: {records:#?}"
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -103,7 +119,14 @@ impl Job {
     /// Bytes sent on each rail, as the fabric counts them.
     pub fn sent_by_fabric(&self) -> [u64; 2] {
         let status = status(&common::fabric_folder(), &self.fabric()).unwrap();
-        let sent = |rail: &str| status.nodes[0].rails.iter().find(|known| known.device == rail).unwrap().sent_bytes;
+        let sent = |rail: &str| {
+            status.nodes[0]
+                .rails
+                .iter()
+                .find(|known| known.device == rail)
+                .unwrap()
+                .sent_bytes
+        };
         RAILS.map(sent)
     }
 
@@ -131,8 +154,12 @@ pub fn read(path: &Path) -> Option<Counters> {
 }
 
 pub fn sums(records: &[Record], rail: &str, direction: Direction) -> (u64, u64) {
-    let of_rail = records.iter().filter(|record| record.rail == format!("{rail}:1") && record.direction == direction);
-    of_rail.fold((0, 0), |(bytes, writes), record| (bytes + record.counts.bytes, writes + record.counts.writes))
+    let of_rail = records
+        .iter()
+        .filter(|record| record.rail == format!("{rail}:1") && record.direction == direction);
+    of_rail.fold((0, 0), |(bytes, writes), record| {
+        (bytes + record.counts.bytes, writes + record.counts.writes)
+    })
 }
 
 /// Reads lines on a new thread, which ends when the source ends.
@@ -152,7 +179,9 @@ pub fn wait_for_line(lines: &Receiver<String>, start: &str) -> String {
     let begun = Instant::now();
     loop {
         let left = LIMIT.saturating_sub(begun.elapsed());
-        let line = lines.recv_timeout(left).unwrap_or_else(|error| panic!("{start:?} was not said: {error}"));
+        let line = lines
+            .recv_timeout(left)
+            .unwrap_or_else(|error| panic!("{start:?} was not said: {error}"));
         if let Some(rest) = line.strip_prefix(start) {
             return rest.to_owned();
         }

@@ -43,7 +43,14 @@ impl Bed {
         let turn = common::turn();
         let hosts = [host(0, settings), host(1, settings)];
         RAILS.iter().for_each(|rail| set(rail, Action::Up));
-        until(|| hosts[0].process().rails.iter().all(|rail| common::is_up(rail)).then_some(()));
+        until(|| {
+            hosts[0]
+                .process()
+                .rails
+                .iter()
+                .all(|rail| common::is_up(rail))
+                .then_some(())
+        });
         let mut bed = Self::with_handle(hosts, map_handle);
         bed.turn = Some(turn);
         bed
@@ -71,7 +78,13 @@ impl Bed {
             (send.is_some() && recv.is_some()).then_some(())
         });
         let (send, recv) = (send.unwrap(), recv.unwrap());
-        Self { hosts, send, recv, _listen: listener, turn: None }
+        Self {
+            hosts,
+            send,
+            recv,
+            _listen: listener,
+            turn: None,
+        }
     }
 
     pub fn carried(&self) -> Vec<u64> {
@@ -91,25 +104,41 @@ impl Drop for Bed {
 
 pub fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     let (rails, library) = common::test_rails();
-    let mut variables =
-        vec![("NCCL_IB_HCA".to_owned(), rails[side].clone()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
+    let mut variables = vec![
+        ("NCCL_IB_HCA".to_owned(), rails[side].clone()),
+        ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()),
+    ];
     // Sysfs tree of this process's node, in which an unplugged function is missing.
     static TREE: Once = Once::new();
     let of_node = |(name, value): (String, String)| match name.as_str() {
         "NCCL_SPARK_SYSFS" => {
             let tree = format!("{value}/nodes/0");
-            TREE.call_once(|| Profile::load("unpaced", 1.0).unwrap().write_sysfs(Path::new(&tree)).unwrap());
+            TREE.call_once(|| {
+                Profile::load("unpaced", 1.0)
+                    .unwrap()
+                    .write_sysfs(Path::new(&tree))
+                    .unwrap()
+            });
             (name, tree)
         }
         _ => (name, value),
     };
     variables.extend(library.into_iter().map(of_node));
-    variables.extend(settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
-    bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
+    variables.extend(
+        settings
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
+    );
+    bring_up(Config::from_variables(&variables).unwrap())
+        .unwrap()
+        .0
 }
 
 pub fn set(rail: &str, action: Action) {
-    let (dir, fabric) = (std::env::var("SOFTVERBS_DIR").unwrap(), std::env::var("SOFTVERBS_FABRIC").unwrap());
+    let (dir, fabric) = (
+        std::env::var("SOFTVERBS_DIR").unwrap(),
+        std::env::var("SOFTVERBS_FABRIC").unwrap(),
+    );
     control(Path::new(&dir), &fabric, None, rail, action).unwrap();
 }
 
@@ -144,12 +173,28 @@ struct Message {
 
 impl Stream {
     pub fn new(bed: &Bed) -> Self {
-        let (from, to) = (vec![0_u8; WINDOW * SLOT_BYTES], vec![0_u8; WINDOW * SLOT_BYTES]);
+        let (from, to) = (
+            vec![0_u8; WINDOW * SLOT_BYTES],
+            vec![0_u8; WINDOW * SLOT_BYTES],
+        );
         // SAFETY: both live as long as the stream, which the tests keep until the connection is
         // closed; bytes written by the NIC are read only after the receive is done.
-        let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-        let (out, into) = (bed.send.register(memory(&from)).unwrap(), bed.recv.register(memory(&to)).unwrap());
-        Self { from, to, out, into, under_way: Vec::new(), next: 0, done: 0, longest: Duration::ZERO }
+        let memory =
+            |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
+        let (out, into) = (
+            bed.send.register(memory(&from)).unwrap(),
+            bed.recv.register(memory(&to)).unwrap(),
+        );
+        Self {
+            from,
+            to,
+            out,
+            into,
+            under_way: Vec::new(),
+            next: 0,
+            done: 0,
+            longest: Duration::ZERO,
+        }
     }
 
     fn size(number: u64) -> usize {
@@ -179,16 +224,32 @@ impl Stream {
     }
 
     fn begin(&mut self, bed: &Bed) -> Result<(), Error> {
-        let is_free = self.under_way.iter().all(|other| other.number % WINDOW as u64 != self.next % WINDOW as u64);
+        let is_free = self
+            .under_way
+            .iter()
+            .all(|other| other.number % WINDOW as u64 != self.next % WINDOW as u64);
         if is_free && self.under_way.len() < WINDOW {
             let place = Self::place(self.next);
             fill(&mut self.from[place.clone()], self.next);
             self.to[place.clone()].fill(0xee);
             let (addr, bytes) = (self.to.as_ptr() as u64 + place.start as u64, place.len());
-            let part = RecvPart { addr, bytes, tag: 3, memory: &self.into };
-            if let Some(receive) = timed(&mut self.longest, || bed.recv.irecv(&[part], false)).map_err(|e| *e)? {
+            let part = RecvPart {
+                addr,
+                bytes,
+                tag: 3,
+                memory: &self.into,
+            };
+            if let Some(receive) =
+                timed(&mut self.longest, || bed.recv.irecv(&[part], false)).map_err(|e| *e)?
+            {
                 let number = self.next;
-                self.under_way.push(Message { number, send: None, is_sent: false, receive, is_reported: false });
+                self.under_way.push(Message {
+                    number,
+                    send: None,
+                    is_sent: false,
+                    receive,
+                    is_reported: false,
+                });
                 self.next += 1;
             }
         }
@@ -197,19 +258,27 @@ impl Stream {
 
     fn advance(&mut self, bed: &Bed) -> Result<(), Error> {
         // Sends match receives in order.
-        if let Some(message) = self.under_way.iter_mut().find(|message| message.send.is_none()) {
+        if let Some(message) = self
+            .under_way
+            .iter_mut()
+            .find(|message| message.send.is_none())
+        {
             let place = Self::place(message.number);
             let addr = self.from.as_ptr() as u64 + place.start as u64;
             let (longest, out) = (&mut self.longest, &self.out);
-            message.send = timed(longest, || bed.send.isend(addr, place.len(), 3, out)).map_err(|e| *e)?;
+            message.send =
+                timed(longest, || bed.send.isend(addr, place.len(), 3, out)).map_err(|e| *e)?;
         }
         for message in &mut self.under_way {
             if let Some(send) = message.send.filter(|_| !message.is_sent) {
-                message.is_sent = timed(&mut self.longest, || bed.send.test(send)).map_err(|e| *e)?.is_some();
+                message.is_sent = timed(&mut self.longest, || bed.send.test(send))
+                    .map_err(|e| *e)?
+                    .is_some();
             }
             if !message.is_reported {
                 let size = Self::size(message.number) as u64;
-                let tell = |_: usize, bytes: u64| assert_eq!(bytes, size, "message {}", message.number);
+                let tell =
+                    |_: usize, bytes: u64| assert_eq!(bytes, size, "message {}", message.number);
                 let test = || bed.recv.test(message.receive, tell);
                 message.is_reported = timed(&mut self.longest, test).map_err(|e| *e)?;
             }
@@ -220,7 +289,11 @@ impl Stream {
             if message.is_sent && message.is_reported {
                 let range = Self::place(message.number);
                 fill(&mut place[..range.len()], message.number);
-                assert!(place[..range.len()] == to[range], "message {} differs", message.number);
+                assert!(
+                    place[..range.len()] == to[range],
+                    "message {} differs",
+                    message.number
+                );
                 *done += 1;
                 return false;
             }

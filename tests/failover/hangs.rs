@@ -25,7 +25,9 @@ fn thread_id() -> u32 {
 }
 
 fn has_lost(host: &Host, rail: &str) -> bool {
-    common::records(host).iter().any(|record| record.state == State::Lost && record.rail.starts_with(rail))
+    common::records(host)
+        .iter()
+        .any(|record| record.state == State::Lost && record.rail.starts_with(rail))
 }
 
 /// A device's firmware hangs, and then a write on its rail fails. The calls of NCCL's thread return
@@ -49,22 +51,34 @@ fn a_device_that_hangs_blocks_neither_nccls_thread_nor_other_connections() {
                 set(RAILS[0], Action::Refuse(1));
                 until(|| {
                     stream.step(&bed).unwrap();
-                    bed.hosts.iter().any(|host| has_lost(host, RAILS[0])).then_some(())
+                    bed.hosts
+                        .iter()
+                        .any(|host| has_lost(host, RAILS[0]))
+                        .then_some(())
                 });
                 set(RAILS[1], Action::Refuse(1));
                 let goal = others.done + 20;
                 until(|| {
                     others.step(&other).unwrap();
-                    let is_over = others.done >= goal && bed.hosts.iter().any(|host| has_lost(host, RAILS[1]));
+                    let is_over = others.done >= goal
+                        && bed.hosts.iter().any(|host| has_lost(host, RAILS[1]));
                     is_over.then_some(())
                 });
                 let knows = |host: &Arc<Host>| host.process().rails[0].device.presence();
-                is_served = bed.hosts.iter().map(knows).all(|presence| presence == DevicePresence::Here);
+                is_served = bed
+                    .hosts
+                    .iter()
+                    .map(knows)
+                    .all(|presence| presence == DevicePresence::Here);
                 // The requests that wait for the device are tested until it counts as stuck.
                 until(|| {
                     stream.step(&bed).unwrap();
                     others.step(&other).unwrap();
-                    bed.hosts.iter().map(knows).all(|presence| presence == DevicePresence::CutOff).then_some(())
+                    bed.hosts
+                        .iter()
+                        .map(knows)
+                        .all(|presence| presence == DevicePresence::CutOff)
+                        .then_some(())
                 });
                 set(RAILS[0], Action::Hang(false));
                 stream.run(&bed, 50);
@@ -73,10 +87,15 @@ fn a_device_that_hangs_blocks_neither_nccls_thread_nor_other_connections() {
         });
         for rail in RAILS {
             let callers = callers(&common::fabric_folder(), &common::fabric_name(), rail).unwrap();
-            assert!(!callers.contains(&id), "NCCL's thread has given a command to {rail}");
+            assert!(
+                !callers.contains(&id),
+                "NCCL's thread has given a command to {rail}"
+            );
         }
         let longest = stream.longest.max(others.longest);
-        println!("longest call of NCCL's thread: {longest:?}; other connections were served: {is_served}");
+        println!(
+            "longest call of NCCL's thread: {longest:?}; other connections were served: {is_served}"
+        );
         is_served && longest < NO_WAIT
     };
     assert!((0..ATTEMPTS).any(|_| attempt()));
@@ -89,7 +108,10 @@ fn log() -> &'static CapturedLog {
 }
 
 fn has_line(parts: &[&str]) -> bool {
-    log().take().iter().any(|(_, line)| parts.iter().all(|part| line.contains(part)))
+    log()
+        .take()
+        .iter()
+        .any(|(_, line)| parts.iter().all(|part| line.contains(part)))
 }
 
 #[test]
@@ -103,7 +125,10 @@ fn a_deregistration_that_waits_for_a_device_is_named_in_a_warning() {
     set(RAILS[0], Action::Hang(true));
     let release = std::thread::spawn(move || registration.release());
     until(|| has_line(&[RAILS[0], "has not finished deregMr", "see dmesg"]).then_some(()));
-    assert!(!release.is_finished(), "the caller may reuse the memory, but the NIC has its key");
+    assert!(
+        !release.is_finished(),
+        "the caller may reuse the memory, but the NIC has its key"
+    );
     set(RAILS[0], Action::Hang(false));
     release.join().unwrap();
 }
@@ -115,11 +140,20 @@ fn a_close_with_a_running_request_waits_for_a_device_that_hangs_and_then_warns()
     let bed = Bed::new(&[]);
     log().take();
     let stream = Stream::new(&bed);
-    let part = RecvPart { addr: stream.to.as_ptr() as u64, bytes: 8, tag: 3, memory: &stream.into };
+    let part = RecvPart {
+        addr: stream.to.as_ptr() as u64,
+        bytes: 8,
+        tag: 3,
+        memory: &stream.into,
+    };
     until(|| bed.recv.irecv(&[part], false).unwrap());
     set(RAILS[0], Action::Hang(true));
     bed.recv.close();
-    assert!(has_line(&[RAILS[0], "has failed", "its NIC may still write to the connection's buffers"]));
+    assert!(has_line(&[
+        RAILS[0],
+        "has failed",
+        "its NIC may still write to the connection's buffers"
+    ]));
     set(RAILS[0], Action::Hang(false));
     bed.send.close();
 }

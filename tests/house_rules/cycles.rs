@@ -35,11 +35,17 @@ pub fn check_cycles(files: &[File]) -> Vec<String> {
 }
 
 pub fn crates(files: &[File]) -> Vec<(String, Modules)> {
-    let by_path: BTreeMap<&str, &File> = files.iter().map(|file| (file.path.as_str(), file)).collect();
+    let by_path: BTreeMap<&str, &File> = files
+        .iter()
+        .map(|file| (file.path.as_str(), file))
+        .collect();
     let mut crates = Vec::new();
     for path in by_path.keys() {
-        let folder = path.strip_suffix("lib.rs").or_else(|| path.strip_suffix("main.rs"));
-        if let Some(folder) = folder.filter(|folder| *folder == "src/" || folder.ends_with("/src/")) {
+        let folder = path
+            .strip_suffix("lib.rs")
+            .or_else(|| path.strip_suffix("main.rs"));
+        if let Some(folder) = folder.filter(|folder| *folder == "src/" || folder.ends_with("/src/"))
+        {
             crates.push((folder.to_owned(), Modules::of_crate(path, &by_path)));
         }
     }
@@ -67,14 +73,24 @@ fn used_by_module(modules: &Modules, id: Id, scope: &Scope) -> Vec<(Id, usize)> 
             used.push((defined_in, line));
         }
     };
-    scope.paths.iter().for_each(|path| take(&path.segments, path.line));
-    scope.words.iter().for_each(|(word, line)| take(std::slice::from_ref(word), *line));
+    scope
+        .paths
+        .iter()
+        .for_each(|path| take(&path.segments, path.line));
+    scope
+        .words
+        .iter()
+        .for_each(|(word, line)| take(std::slice::from_ref(word), *line));
     for import in &scope.imports {
         // If a module and an item share the name, the import counts as an import of the module.
         // Where the item is used, the paths and words above show it.
         let defined_in = match modules.resolve(id, &import.segments, Want::Module) {
             Some(Found::Item(defined_in)) => defined_in,
-            Some(Found::Module(all_of)) if import.kind == Kind::Glob && modules.defines_any(all_of) => all_of,
+            Some(Found::Module(all_of))
+                if import.kind == Kind::Glob && modules.defines_any(all_of) =>
+            {
+                all_of
+            }
             _ => continue,
         };
         // A re-export of a child's item is no use. Other uses of the item are among the paths and
@@ -88,12 +104,18 @@ fn used_by_module(modules: &Modules, id: Id, scope: &Scope) -> Vec<(Id, usize)> 
 
 /// Returns the largest sets of two or more files in which each file reaches all others.
 pub fn groups<'a>(uses: &Uses<'a>) -> Vec<BTreeSet<&'a str>> {
-    let reached: BTreeMap<&str, BTreeSet<&str>> = uses.keys().map(|file| (*file, reached_from(file, uses))).collect();
+    let reached: BTreeMap<&str, BTreeSet<&str>> = uses
+        .keys()
+        .map(|file| (*file, reached_from(file, uses)))
+        .collect();
     let mut groups: Vec<BTreeSet<&str>> = Vec::new();
     for (file, all) in &reached {
         if all.contains(file) && !groups.iter().any(|group| group.contains(file)) {
             groups.push(
-                all.iter().copied().filter(|other| reached.get(other).is_some_and(|r| r.contains(file))).collect(),
+                all.iter()
+                    .copied()
+                    .filter(|other| reached.get(other).is_some_and(|r| r.contains(file)))
+                    .collect(),
             );
         }
     }
@@ -106,24 +128,44 @@ fn reached_from<'a>(file: &str, uses: &Uses<'a>) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut ahead = vec![file];
     while let Some(used) = ahead.pop().map(|next| uses.get(next)) {
-        ahead.extend(used.into_iter().flatten().filter_map(|(other, _)| reached.insert(*other).then_some(*other)));
+        ahead.extend(
+            used.into_iter()
+                .flatten()
+                .filter_map(|(other, _)| reached.insert(*other).then_some(*other)),
+        );
     }
     reached
 }
 
 fn describe(folder: &str, group: &BTreeSet<&str>, uses: &Uses) -> String {
-    let shortest = group.iter().map(|file| cycle_from(file, uses)).min_by_key(Vec::len).unwrap_or_default();
+    let shortest = group
+        .iter()
+        .map(|file| cycle_from(file, uses))
+        .min_by_key(Vec::len)
+        .unwrap_or_default();
     let next = shortest.iter().cycle().skip(1);
-    let edges: Vec<String> =
-        shortest.iter().zip(next).map(|(from, to)| format!("{from}:{} uses {to}", uses[from][to])).collect();
-    format!("{folder}: {} files import each other in a cycle: {}", group.len(), edges.join(", "))
+    let edges: Vec<String> = shortest
+        .iter()
+        .zip(next)
+        .map(|(from, to)| format!("{from}:{} uses {to}", uses[from][to]))
+        .collect();
+    format!(
+        "{folder}: {} files import each other in a cycle: {}",
+        group.len(),
+        edges.join(", ")
+    )
 }
 
 fn cycle_from<'a>(file: &'a str, uses: &Uses<'a>) -> Vec<&'a str> {
     let mut routes = VecDeque::from([vec![file]]);
     let mut seen = BTreeSet::new();
     while let Some(route) = routes.pop_front() {
-        for other in route.last().and_then(|last| uses.get(last)).into_iter().flat_map(BTreeMap::keys) {
+        for other in route
+            .last()
+            .and_then(|last| uses.get(last))
+            .into_iter()
+            .flat_map(BTreeMap::keys)
+        {
             if *other == file {
                 return route;
             }

@@ -31,13 +31,26 @@ fn the_sources_keep_the_rules() {
     let rooms = Rooms::read(include_str!("rooms.toml"));
     let mut sources = Vec::new();
     collect(root, root, &mut sources);
-    assert!(sources.len() > 20, "only {} source files found under {}", sources.len(), root.display());
+    assert!(
+        sources.len() > 20,
+        "only {} source files found under {}",
+        sources.len(),
+        root.display()
+    );
     let broken = check_all(&sources, &rooms);
-    assert!(broken.is_empty(), "{} house rules broken:\n{}", broken.len(), broken.join("\n"));
+    assert!(
+        broken.is_empty(),
+        "{} house rules broken:\n{}",
+        broken.len(),
+        broken.join("\n")
+    );
 }
 
 fn collect(root: &Path, folder: &Path, sources: &mut Vec<(String, String)>) {
-    let mut entries: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut entries: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     entries.sort();
     for path in entries {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -47,7 +60,11 @@ fn collect(root: &Path, folder: &Path, sources: &mut Vec<(String, String)>) {
                 collect(root, &path, sources);
             }
         } else if name.ends_with(".rs") {
-            let relative = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
+            let relative = path
+                .strip_prefix(root)
+                .unwrap()
+                .to_string_lossy()
+                .into_owned();
             sources.push((relative, std::fs::read_to_string(&path).unwrap()));
         }
     }
@@ -55,16 +72,31 @@ fn collect(root: &Path, folder: &Path, sources: &mut Vec<(String, String)>) {
 
 /// Returns every broken rule as a line `path:line: reason`.
 fn check_all(sources: &[(String, String)], rooms: &Rooms) -> Vec<String> {
-    let files: Vec<File> = sources.iter().map(|(path, text)| File::parse(path, text)).collect();
-    let test_files: BTreeSet<String> = files.iter().flat_map(|file| file.test_files.iter().cloned()).collect();
+    let files: Vec<File> = sources
+        .iter()
+        .map(|(path, text)| File::parse(path, text))
+        .collect();
+    let test_files: BTreeSet<String> = files
+        .iter()
+        .flat_map(|file| file.test_files.iter().cloned())
+        .collect();
     let mut broken = rooms.check_names(&files.iter().map(|file| file.path.as_str()).collect());
     for file in &files {
         let is_test_code = test_files.contains(&file.path) || file.is_test_code();
-        broken.extend(check_file(file, is_test_code, rooms).into_iter().map(|line| format!("{}:{line}", file.path)));
+        broken.extend(
+            check_file(file, is_test_code, rooms)
+                .into_iter()
+                .map(|line| format!("{}:{line}", file.path)),
+        );
     }
-    for (path, text) in sources.iter().filter(|(path, _)| !GENERATED.contains(&path.as_str())) {
+    for (path, text) in sources
+        .iter()
+        .filter(|(path, _)| !GENERATED.contains(&path.as_str()))
+    {
         let wide = wide_comments(text).into_iter();
-        broken.extend(wide.map(|line| format!("{path}:{line}: a comment wider than {MAX_COMMENT_COLUMNS} columns")));
+        broken.extend(wide.map(|line| {
+            format!("{path}:{line}: a comment wider than {MAX_COMMENT_COLUMNS} columns")
+        }));
     }
     broken.extend(check_cycles(&files));
     broken
@@ -73,10 +105,21 @@ fn check_all(sources: &[(String, String)], rooms: &Rooms) -> Vec<String> {
 fn check_file(file: &File, is_test_code: bool, rooms: &Rooms) -> Vec<String> {
     let mut broken = Vec::new();
     if file.lines >= MAX_FILE_LINES && !GENERATED.contains(&file.path.as_str()) {
-        broken.push(format!("{}: the file has {} lines; under {MAX_FILE_LINES} is the rule", file.lines, file.lines));
+        broken.push(format!(
+            "{}: the file has {} lines; under {MAX_FILE_LINES} is the rule",
+            file.lines, file.lines
+        ));
     }
-    for path in file.paths.iter().filter(|path| !is_test_code && !path.in_test) {
-        broken.extend(rooms.check(&file.path, path).map(|wrong| format!("{}: {wrong}", path.line)));
+    for path in file
+        .paths
+        .iter()
+        .filter(|path| !is_test_code && !path.in_test)
+    {
+        broken.extend(
+            rooms
+                .check(&file.path, path)
+                .map(|wrong| format!("{}: {wrong}", path.line)),
+        );
     }
     broken
 }
@@ -84,7 +127,10 @@ fn check_file(file: &File, is_test_code: bool, rooms: &Rooms) -> Vec<String> {
 /// Returns the numbers of lines whose comment is too wide. Code blocks in comments may be wider.
 fn wide_comments(text: &str) -> Vec<usize> {
     let (mut wide, mut is_code_block) = (Vec::new(), false);
-    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| line.trim_start().starts_with("//")) {
+    for (number, line) in (1..)
+        .zip(text.lines())
+        .filter(|(_, line)| line.trim_start().starts_with("//"))
+    {
         is_code_block ^= line.contains("```");
         if !is_code_block && line.chars().count() > MAX_COMMENT_COLUMNS {
             wide.push(number);

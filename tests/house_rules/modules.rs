@@ -44,13 +44,26 @@ impl Modules {
         modules
     }
 
-    fn add_file(&mut self, path: &str, names_folder: bool, parent: Option<Id>, files: &BTreeMap<&str, &File>) -> Id {
+    fn add_file(
+        &mut self,
+        path: &str,
+        names_folder: bool,
+        parent: Option<Id>,
+        files: &BTreeMap<&str, &File>,
+    ) -> Id {
         let (folder, file) = path.rsplit_once('/').unwrap_or(("", path));
         let mut below = folder.to_owned();
         if !names_folder && file != "mod.rs" {
             below = format!("{folder}/{}", file.trim_end_matches(".rs"));
         }
-        self.add(Scope::read(&files[path].tokens), path, folder, &below, parent, files)
+        self.add(
+            Scope::read(&files[path].tokens),
+            path,
+            folder,
+            &below,
+            parent,
+            files,
+        )
     }
 
     /// Adds a module and its inner modules. The module's file is in `folder`, and the files of its
@@ -64,11 +77,26 @@ impl Modules {
         parent: Option<Id>,
         files: &BTreeMap<&str, &File>,
     ) -> Id {
-        let (inline, declared) = (std::mem::take(&mut scope.inline), std::mem::take(&mut scope.files));
+        let (inline, declared) = (
+            std::mem::take(&mut scope.inline),
+            std::mem::take(&mut scope.files),
+        );
         let id = self.all.len();
-        self.all.push(Module { file: file.to_owned(), scope, parent, children: BTreeMap::new() });
+        self.all.push(Module {
+            file: file.to_owned(),
+            scope,
+            parent,
+            children: BTreeMap::new(),
+        });
         for (name, scope) in inline {
-            let child = self.add(scope, file, folder, &format!("{below}/{name}"), Some(id), files);
+            let child = self.add(
+                scope,
+                file,
+                folder,
+                &format!("{below}/{name}"),
+                Some(id),
+                files,
+            );
             self.all[id].children.insert(name, child);
         }
         for declared in declared {
@@ -89,7 +117,10 @@ impl Modules {
 
     /// True if `module` is `ancestor`, or in it at any depth.
     pub fn is_within(&self, module: Id, ancestor: Id) -> bool {
-        module == ancestor || self.all[module].parent.is_some_and(|parent| self.is_within(parent, ancestor))
+        module == ancestor
+            || self.all[module]
+                .parent
+                .is_some_and(|parent| self.is_within(parent, ancestor))
     }
 
     /// True if the module defines an item. Declarations of modules and re-exports do not count.
@@ -97,8 +128,20 @@ impl Modules {
         !self.all[module].scope.items.is_empty()
     }
 
-    fn follow(&self, module: Id, segments: &[String], want: Want, seen: &mut Seen) -> Option<Found> {
-        let want_at = |at: usize| if at + 1 == segments.len() { want } else { Want::Module };
+    fn follow(
+        &self,
+        module: Id,
+        segments: &[String],
+        want: Want,
+        seen: &mut Seen,
+    ) -> Option<Found> {
+        let want_at = |at: usize| {
+            if at + 1 == segments.len() {
+                want
+            } else {
+                Want::Module
+            }
+        };
         let mut found = match segments.first()?.as_str() {
             "crate" => Found::Module(0),
             "self" => Found::Module(module),
@@ -106,13 +149,17 @@ impl Modules {
             name => self.look_up(module, name, want_at(0), seen)?,
         };
         for (at, segment) in segments.iter().enumerate().skip(1) {
-            let Found::Module(inside) = found else { return Some(found) };
+            let Found::Module(inside) = found else {
+                return Some(found);
+            };
             found = match segment.as_str() {
                 "self" => found,
                 "super" => Found::Module(self.all[inside].parent?),
                 // If a name is not found, a macro defines it, or it is a re-export from another
                 // crate. It counts as an item of `inside`.
-                name => self.look_up(inside, name, want_at(at), seen).unwrap_or(Found::Item(inside)),
+                name => self
+                    .look_up(inside, name, want_at(at), seen)
+                    .unwrap_or(Found::Item(inside)),
             };
         }
         Some(found)
@@ -123,16 +170,31 @@ impl Modules {
         if !seen.insert(key.clone()) {
             return None;
         }
-        let Module { scope, children, .. } = &self.all[module];
-        let mut all: Vec<Found> = children.get(name).map(|child| Found::Module(*child)).into_iter().collect();
+        let Module {
+            scope, children, ..
+        } = &self.all[module];
+        let mut all: Vec<Found> = children
+            .get(name)
+            .map(|child| Found::Module(*child))
+            .into_iter()
+            .collect();
         all.extend(scope.items.contains(name).then_some(Found::Item(module)));
-        let imports = scope.imports.iter().filter(|import| import.kind == Kind::Name(name.to_owned()));
+        let imports = scope
+            .imports
+            .iter()
+            .filter(|import| import.kind == Kind::Name(name.to_owned()));
         all.extend(imports.filter_map(|import| self.follow(module, &import.segments, want, seen)));
-        let is_wanted = |found: &&Found| matches!(found, Found::Module(_)) == (want == Want::Module);
+        let is_wanted =
+            |found: &&Found| matches!(found, Found::Module(_)) == (want == Want::Module);
         let mut found = all.iter().find(is_wanted).or(all.first()).copied();
-        for import in scope.imports.iter().filter(|import| import.kind == Kind::Glob) {
+        for import in scope
+            .imports
+            .iter()
+            .filter(|import| import.kind == Kind::Glob)
+        {
             if found.is_none()
-                && let Some(Found::Module(from)) = self.follow(module, &import.segments, Want::Module, seen)
+                && let Some(Found::Module(from)) =
+                    self.follow(module, &import.segments, Want::Module, seen)
             {
                 found = self.look_up(from, name, want, seen);
             }
@@ -142,13 +204,23 @@ impl Modules {
     }
 }
 
-fn file_of(declared: &Declared, folder: &str, below: &str, files: &BTreeMap<&str, &File>) -> Option<String> {
+fn file_of(
+    declared: &Declared,
+    folder: &str,
+    below: &str,
+    files: &BTreeMap<&str, &File>,
+) -> Option<String> {
     let name = &declared.name;
     let candidates = match &declared.path {
         Some(path) => vec![joined(folder, path)],
-        None => vec![format!("{below}/{name}.rs"), format!("{below}/{name}/mod.rs")],
+        None => vec![
+            format!("{below}/{name}.rs"),
+            format!("{below}/{name}/mod.rs"),
+        ],
     };
-    candidates.into_iter().find(|path| files.contains_key(path.as_str()))
+    candidates
+        .into_iter()
+        .find(|path| files.contains_key(path.as_str()))
 }
 
 /// Returns `folder/path`, with each `..` resolved.

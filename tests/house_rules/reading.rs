@@ -31,7 +31,9 @@ struct Context {
 
 impl File {
     pub fn parse(path: &str, text: &str) -> File {
-        let tokens: TokenStream = text.parse().unwrap_or_else(|error| panic!("{path}: {error}"));
+        let tokens: TokenStream = text
+            .parse()
+            .unwrap_or_else(|error| panic!("{path}: {error}"));
         let mut file = File {
             path: path.to_owned(),
             lines: text.lines().count(),
@@ -46,7 +48,9 @@ impl File {
     }
 
     pub fn is_test_code(&self) -> bool {
-        self.path.split('/').any(|part| ["tests", "benches", "fuzz", "examples"].contains(&part))
+        self.path
+            .split('/')
+            .any(|part| ["tests", "benches", "fuzz", "examples"].contains(&part))
     }
 
     fn walk(&mut self, tokens: &[TokenTree], context: Context) {
@@ -57,7 +61,10 @@ impl File {
             if is_test_attribute(&tokens[at..]) {
                 test_until = test_until.max(item_end(tokens, at));
             }
-            let here = Context { in_test: context.in_test || at < test_until, ..context };
+            let here = Context {
+                in_test: context.in_test || at < test_until,
+                ..context
+            };
             match &tokens[at] {
                 TokenTree::Ident(_) => at = self.walk_ident(tokens, at, here),
                 TokenTree::Group(group) => {
@@ -80,7 +87,10 @@ impl File {
                 self.declare_module(&name.to_string(), context);
                 return at + 1;
             };
-            let inner = Context { inline_modules: context.inline_modules + 1, ..context };
+            let inner = Context {
+                inline_modules: context.inline_modules + 1,
+                ..context
+            };
             self.walk(&body.stream().into_iter().collect::<Vec<_>>(), inner);
             return end;
         }
@@ -91,16 +101,24 @@ impl File {
         self.take_path(tokens, at, &[], context);
         // `take_path` has read the braces at the end of the path, so skip them.
         let mut end = at + 1;
-        while is_colons(&tokens[end..]) && matches!(tokens.get(end + 2), Some(TokenTree::Ident(_))) {
+        while is_colons(&tokens[end..]) && matches!(tokens.get(end + 2), Some(TokenTree::Ident(_)))
+        {
             end += 3;
         }
-        let ends_in_braces = is_colons(&tokens[end..]) && matches!(tokens.get(end + 2), Some(TokenTree::Group(_)));
+        let ends_in_braces =
+            is_colons(&tokens[end..]) && matches!(tokens.get(end + 2), Some(TokenTree::Group(_)));
         if ends_in_braces { end + 3 } else { at + 1 }
     }
 
     /// Records the path that begins at `at`, with `prefix` put before its segments. The braces of a
     /// `use` give one path for each name.
-    fn take_path(&mut self, tokens: &[TokenTree], mut at: usize, prefix: &[String], context: Context) {
+    fn take_path(
+        &mut self,
+        tokens: &[TokenTree],
+        mut at: usize,
+        prefix: &[String],
+        context: Context,
+    ) {
         let mut segments = prefix.to_vec();
         let line = tokens[at].span().start().line;
         while let Some(TokenTree::Ident(ident)) = tokens.get(at) {
@@ -114,13 +132,24 @@ impl File {
         match tokens.get(at) {
             Some(TokenTree::Group(group)) if at >= 2 && is_colons(&tokens[at - 2..]) => {
                 let inner: Vec<TokenTree> = group.stream().into_iter().collect();
-                for name in inner.split(|token| is_punct(Some(token), ',')).filter(|name| !name.is_empty()) {
+                for name in inner
+                    .split(|token| is_punct(Some(token), ','))
+                    .filter(|name| !name.is_empty())
+                {
                     self.take_path(name, 0, &segments, context);
                 }
             }
             _ => {
-                let Context { in_test, inline_modules } = context;
-                self.paths.push(PathUse { segments, line, in_test, inline_modules });
+                let Context {
+                    in_test,
+                    inline_modules,
+                } = context;
+                self.paths.push(PathUse {
+                    segments,
+                    line,
+                    in_test,
+                    inline_modules,
+                });
             }
         }
     }

@@ -20,10 +20,15 @@ pub struct Rooms {
 
 impl Rooms {
     pub fn read(text: &str) -> Self {
-        let data: Value = basic_toml::from_str(text).unwrap_or_else(|error| panic!("rooms.toml: {error}"));
+        let data: Value =
+            basic_toml::from_str(text).unwrap_or_else(|error| panic!("rooms.toml: {error}"));
         let table = |key: &str| {
-            let rows = data[key].as_object().unwrap_or_else(|| panic!("rooms.toml: no table [{key}]"));
-            rows.iter().map(|(name, list)| (name.clone(), names(list))).collect::<BTreeMap<_, _>>()
+            let rows = data[key]
+                .as_object()
+                .unwrap_or_else(|| panic!("rooms.toml: no table [{key}]"));
+            rows.iter()
+                .map(|(name, list)| (name.clone(), names(list)))
+                .collect::<BTreeMap<_, _>>()
         };
         let mut rooms = table("rooms");
         for allowed in rooms.values_mut() {
@@ -31,7 +36,9 @@ impl Rooms {
                 allowed.extend(names(&data["leaves"]));
             }
         }
-        let layers = data["comm"]["layers"].as_array().expect("rooms.toml: [comm] has layers");
+        let layers = data["comm"]["layers"]
+            .as_array()
+            .expect("rooms.toml: [comm] has layers");
         Self {
             rooms,
             crates: table("crates"),
@@ -45,27 +52,51 @@ impl Rooms {
     /// are the paths of all sources.
     pub fn check_names(&self, paths: &BTreeSet<&str>) -> Vec<String> {
         let exists = |place: &str| paths.iter().any(|path| is_in(path, place));
-        let inside_comm = self.layers.iter().flatten().map(|room| format!("src/comm/{room}"));
-        let rooms = self.rooms.keys().chain(&self.pure).map(|room| format!("src/{room}"));
+        let inside_comm = self
+            .layers
+            .iter()
+            .flatten()
+            .map(|room| format!("src/comm/{room}"));
+        let rooms = self
+            .rooms
+            .keys()
+            .chain(&self.pure)
+            .map(|room| format!("src/{room}"));
         let places = rooms.chain(inside_comm).chain(self.crates.keys().cloned());
         let missing = places.filter(|place| !exists(place));
-        missing.map(|place| format!("{place}: named in rooms.toml, and there is no such file or folder")).collect()
+        missing
+            .map(|place| {
+                format!("{place}: named in rooms.toml, and there is no such file or folder")
+            })
+            .collect()
     }
 
     pub fn check(&self, file: &str, path: &PathUse) -> Option<String> {
         let text = path.segments.join("::");
         for (name, allowed) in &self.crates {
             if file.starts_with(&format!("{name}/src/")) && path.segments[0] == "nccl_net_spark" {
-                let room = path.segments.get(1).filter(|room| !allowed.contains(*room))?;
+                let room = path
+                    .segments
+                    .get(1)
+                    .filter(|room| !allowed.contains(*room))?;
                 return Some(format!("`{name}` may not import `{room}` ({text})"));
             }
         }
-        let mut modules: Vec<&str> = file.strip_prefix("src/")?.trim_end_matches(".rs").split('/').collect();
+        let mut modules: Vec<&str> = file
+            .strip_prefix("src/")?
+            .trim_end_matches(".rs")
+            .split('/')
+            .collect();
         let room = modules[0];
         if ["mod", "lib"].contains(modules.last()?) {
             modules.pop();
         }
-        if self.pure.contains(room) && self.never_in_pure.iter().any(|name| starts_with(&path.segments, name)) {
+        if self.pure.contains(room)
+            && self
+                .never_in_pure
+                .iter()
+                .any(|name| starts_with(&path.segments, name))
+        {
             return Some(format!("`{text}` in a room that is pure state"));
         }
         let target = absolute(&modules, path)?;
@@ -87,7 +118,9 @@ impl Rooms {
         match (layer(from), layer(to)) {
             (None, _) => Some(format!("rooms.toml has no room `{from}` inside comm")),
             (_, None) => Some(format!("inside comm `{to}` is named by its room ({text})")),
-            (Some(at), Some(of)) => (of < at).then(|| format!("`{from}` is below `{to}` inside comm ({text})")),
+            (Some(at), Some(of)) => {
+                (of < at).then(|| format!("`{from}` is below `{to}` inside comm ({text})"))
+            }
         }
     }
 }
@@ -95,26 +128,46 @@ impl Rooms {
 /// Returns the segments of `path` from the crate's root. `modules` is the module path of the file
 /// in which `path` stands. Returns `None` if `path` starts with neither `crate` nor `super`.
 fn absolute(modules: &[&str], path: &PathUse) -> Option<Vec<String>> {
-    let supers = path.segments.iter().take_while(|segment| *segment == "super").count();
+    let supers = path
+        .segments
+        .iter()
+        .take_while(|segment| *segment == "super")
+        .count();
     let rest = path.segments.iter().skip(supers.max(1)).cloned();
     match path.segments[0].as_str() {
         "crate" => Some(rest.collect()),
         // In an inline module, the first `super` only leaves that module.
         "super" => {
             let outer = (modules.len() + path.inline_modules).checked_sub(supers)?;
-            Some(modules.iter().take(outer).map(|module| (*module).to_owned()).chain(rest).collect())
+            Some(
+                modules
+                    .iter()
+                    .take(outer)
+                    .map(|module| (*module).to_owned())
+                    .chain(rest)
+                    .collect(),
+            )
         }
         _ => None,
     }
 }
 
 fn is_in(path: &str, place: &str) -> bool {
-    path.strip_prefix(place).is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+    path.strip_prefix(place)
+        .is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
 }
 
 fn names(list: &Value) -> Names {
-    let list = list.as_array().unwrap_or_else(|| panic!("rooms.toml: {list} is no list"));
-    list.iter().map(|name| name.as_str().expect("rooms.toml: lists have names").to_owned()).collect()
+    let list = list
+        .as_array()
+        .unwrap_or_else(|| panic!("rooms.toml: {list} is no list"));
+    list.iter()
+        .map(|name| {
+            name.as_str()
+                .expect("rooms.toml: lists have names")
+                .to_owned()
+        })
+        .collect()
 }
 
 fn starts_with(segments: &[String], prefix: &str) -> bool {

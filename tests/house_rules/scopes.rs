@@ -95,13 +95,22 @@ impl Scope {
             ("use", _) if !is_punct(tokens.get(at + 1), '<') => return self.walk_use(tokens, at),
             ("mod", Some(name)) => {
                 if let Some(TokenTree::Group(body)) = tokens.get(at + 2) {
-                    self.inline.push((name, Scope::read(&body.stream().into_iter().collect::<Vec<_>>())));
+                    self.inline.push((
+                        name,
+                        Scope::read(&body.stream().into_iter().collect::<Vec<_>>()),
+                    ));
                 } else {
-                    self.files.push(Declared { name, path: path_attribute.take() });
+                    self.files.push(Declared {
+                        name,
+                        path: path_attribute.take(),
+                    });
                 }
                 return at + 3;
             }
-            ("fn" | "struct" | "enum" | "union" | "trait" | "type" | "const" | "static", Some(name)) => {
+            (
+                "fn" | "struct" | "enum" | "union" | "trait" | "type" | "const" | "static",
+                Some(name),
+            ) => {
                 if is_top {
                     self.items.insert(name);
                 }
@@ -120,7 +129,8 @@ impl Scope {
 
     fn walk_use(&mut self, tokens: &[TokenTree], at: usize) -> usize {
         let end = item_semicolon(tokens, at);
-        let is_public = |token: &TokenTree| matches!(token, TokenTree::Ident(word) if word == "pub");
+        let is_public =
+            |token: &TokenTree| matches!(token, TokenTree::Ident(word) if word == "pub");
         let is_reexport = match at.checked_sub(1).map(|before| &tokens[before]) {
             Some(TokenTree::Group(_)) => at >= 2 && is_public(&tokens[at - 2]),
             Some(before) => is_public(before),
@@ -146,7 +156,10 @@ impl Scope {
         let kind = match tokens.get(at) {
             Some(TokenTree::Group(names)) => {
                 let names: Vec<TokenTree> = names.stream().into_iter().collect();
-                for name in names.split(|token| is_punct(Some(token), ',')).filter(|name| !name.is_empty()) {
+                for name in names
+                    .split(|token| is_punct(Some(token), ','))
+                    .filter(|name| !name.is_empty())
+                {
                     self.take_use(name, &segments, is_reexport);
                 }
                 return;
@@ -159,12 +172,19 @@ impl Scope {
                     segments.pop();
                 }
                 let renamed = after.and(tokens.get(at + 1)).map(TokenTree::to_string);
-                let Some(name) = renamed.or_else(|| segments.last().cloned()) else { return };
+                let Some(name) = renamed.or_else(|| segments.last().cloned()) else {
+                    return;
+                };
                 Kind::Name(name)
             }
         };
         let line = tokens[0].span().start().line;
-        self.imports.push(Import { segments, kind, is_reexport, line });
+        self.imports.push(Import {
+            segments,
+            kind,
+            is_reexport,
+            line,
+        });
     }
 
     fn walk_path(&mut self, tokens: &[TokenTree], at: usize) -> usize {
@@ -172,11 +192,14 @@ impl Scope {
         // These words do not start a path: a field or method after one dot (two dots are a range),
         // a lifetime, and `name` in `<T>::name`.
         let is_member = is_punct(before(1), '.') && !is_punct(before(2), '.');
-        let is_other = is_member || is_punct(before(1), '\'') || at >= 2 && is_colons(&tokens[at - 2..]);
+        let is_other =
+            is_member || is_punct(before(1), '\'') || at >= 2 && is_colons(&tokens[at - 2..]);
         let line = tokens[at].span().start().line;
         let mut segments = vec![tokens[at].to_string()];
         let mut end = at + 1;
-        while let (true, Some(TokenTree::Ident(segment))) = (is_colons(&tokens[end..]), tokens.get(end + 2)) {
+        while let (true, Some(TokenTree::Ident(segment))) =
+            (is_colons(&tokens[end..]), tokens.get(end + 2))
+        {
             segments.push(segment.to_string());
             end += 3;
         }
@@ -209,6 +232,8 @@ fn path_value(attribute: &[TokenTree]) -> Option<String> {
 }
 
 fn item_semicolon(tokens: &[TokenTree], at: usize) -> usize {
-    let found = tokens[at..].iter().position(|token| is_punct(Some(token), ';'));
+    let found = tokens[at..]
+        .iter()
+        .position(|token| is_punct(Some(token), ';'));
     found.map_or(tokens.len(), |found| at + found)
 }

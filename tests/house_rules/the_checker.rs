@@ -27,7 +27,10 @@ fn verdict(path: &str, text: &str) -> Vec<String> {
 #[track_caller]
 fn broken(path: &str, text: &str, expected: &str) {
     let verdict = verdict(path, text);
-    assert!(verdict.len() == 1 && verdict[0].contains(expected), "{path}: {text}: {verdict:?}");
+    assert!(
+        verdict.len() == 1 && verdict[0].contains(expected),
+        "{path}: {text}: {verdict:?}"
+    );
 }
 
 #[track_caller]
@@ -41,59 +44,178 @@ fn imports_keep_to_the_rules_of_rooms_toml() {
         "src/comm/datapath/send.rs",
         "use crate::flow::Plan; use crate::comm::rail::x; use crate::error::{Error, Result};",
     );
-    kept("src/abi/mod.rs", "fn f() { crate::plugin::init() } mod a { use super::super::config; }");
-    broken("src/comm/datapath/send.rs", "\nuse crate::rails::Rail;", "2: `comm` may not import `rails`");
-    broken("src/comm/datapath/send.rs", "use crate::{flow::Plan, rails};", "`rails`");
-    broken("src/comm/datapath/send.rs", "use super::super::super::rails::Rail;", "`rails`");
-    broken("src/comm/datapath/send.rs", "use super::super::{super::rails::Rail, log};", "`rails`");
+    kept(
+        "src/abi/mod.rs",
+        "fn f() { crate::plugin::init() } mod a { use super::super::config; }",
+    );
+    broken(
+        "src/comm/datapath/send.rs",
+        "\nuse crate::rails::Rail;",
+        "2: `comm` may not import `rails`",
+    );
+    broken(
+        "src/comm/datapath/send.rs",
+        "use crate::{flow::Plan, rails};",
+        "`rails`",
+    );
+    broken(
+        "src/comm/datapath/send.rs",
+        "use super::super::super::rails::Rail;",
+        "`rails`",
+    );
+    broken(
+        "src/comm/datapath/send.rs",
+        "use super::super::{super::rails::Rail, log};",
+        "`rails`",
+    );
     broken("src/comm/mod.rs", "use super::rails::Rail;", "`rails`");
-    broken("src/comm/mod.rs", "mod a { fn f() { super::super::rails::g() } }", "`rails`");
-    broken("src/flow/plan.rs", "fn f() { let x = crate::verbs::X; }", "`flow` may not import `verbs`");
-    broken("src/flow/plan.rs", "fn f() { log!(\"{}\", crate::verbs::X); }", "`verbs`");
-    broken("src/comm/datapath/send.rs", "use crate::abi::Handle;", "`abi`");
-    broken("src/cellar.rs", "use crate::error::Error;", "no room `cellar`");
-    kept("nccl-tests-harness/src/main.rs", "use nccl_net_spark::rails::report; use crate::verbs::X;");
-    broken("nccl-tests-harness/src/main.rs", "use nccl_net_spark::{comm, rails};", "`comm`");
-    kept("src/comm/datapath/send.rs", "#[cfg(test)]\nmod tests { use crate::rails::Rail; }");
-    kept("src/comm/datapath/send.rs", "pub(crate) fn f() {} /// See `crate::rails`.\nfn g() { super::rails::h() }");
+    broken(
+        "src/comm/mod.rs",
+        "mod a { fn f() { super::super::rails::g() } }",
+        "`rails`",
+    );
+    broken(
+        "src/flow/plan.rs",
+        "fn f() { let x = crate::verbs::X; }",
+        "`flow` may not import `verbs`",
+    );
+    broken(
+        "src/flow/plan.rs",
+        "fn f() { log!(\"{}\", crate::verbs::X); }",
+        "`verbs`",
+    );
+    broken(
+        "src/comm/datapath/send.rs",
+        "use crate::abi::Handle;",
+        "`abi`",
+    );
+    broken(
+        "src/cellar.rs",
+        "use crate::error::Error;",
+        "no room `cellar`",
+    );
+    kept(
+        "nccl-tests-harness/src/main.rs",
+        "use nccl_net_spark::rails::report; use crate::verbs::X;",
+    );
+    broken(
+        "nccl-tests-harness/src/main.rs",
+        "use nccl_net_spark::{comm, rails};",
+        "`comm`",
+    );
+    kept(
+        "src/comm/datapath/send.rs",
+        "#[cfg(test)]\nmod tests { use crate::rails::Rail; }",
+    );
+    kept(
+        "src/comm/datapath/send.rs",
+        "pub(crate) fn f() {} /// See `crate::rails`.\nfn g() { super::rails::h() }",
+    );
 }
 
 #[test]
 fn a_room_inside_comm_imports_only_what_is_below_it() {
-    kept("src/comm/setup/listen.rs", "use super::finish; use crate::comm::datapath::Lane; use crate::comm::log::Once;");
-    kept("src/comm/rail.rs", "use crate::comm::log::Once; use self::registration::Keys; use super::log::Once;");
-    kept("src/comm/rail/registration.rs", "use super::Rail; use super::super::log::Once;");
-    kept("src/comm/datapath/send.rs", "#[cfg(test)] mod tests { use crate::comm::setup::listen; }");
-    broken("src/comm/datapath/send.rs", "use crate::comm::setup::listen;", "`datapath` is below `setup`");
-    broken("src/comm/datapath/send.rs", "fn f() { super::super::setup::listen() }", "`datapath` is below `setup`");
-    broken("src/comm/rail.rs", "use super::datapath::Lane;", "`rail` is below `datapath`");
-    broken("src/comm/rail/registration.rs", "use super::super::datapath::Lane;", "`rail` is below `datapath`");
-    broken("src/comm/setup/listen.rs", "use crate::comm::SendComm;", "named by its room");
-    broken("src/comm/cellar.rs", "use crate::comm::rail::Rail;", "no room `cellar` inside comm");
+    kept(
+        "src/comm/setup/listen.rs",
+        "use super::finish; use crate::comm::datapath::Lane; use crate::comm::log::Once;",
+    );
+    kept(
+        "src/comm/rail.rs",
+        "use crate::comm::log::Once; use self::registration::Keys; use super::log::Once;",
+    );
+    kept(
+        "src/comm/rail/registration.rs",
+        "use super::Rail; use super::super::log::Once;",
+    );
+    kept(
+        "src/comm/datapath/send.rs",
+        "#[cfg(test)] mod tests { use crate::comm::setup::listen; }",
+    );
+    broken(
+        "src/comm/datapath/send.rs",
+        "use crate::comm::setup::listen;",
+        "`datapath` is below `setup`",
+    );
+    broken(
+        "src/comm/datapath/send.rs",
+        "fn f() { super::super::setup::listen() }",
+        "`datapath` is below `setup`",
+    );
+    broken(
+        "src/comm/rail.rs",
+        "use super::datapath::Lane;",
+        "`rail` is below `datapath`",
+    );
+    broken(
+        "src/comm/rail/registration.rs",
+        "use super::super::datapath::Lane;",
+        "`rail` is below `datapath`",
+    );
+    broken(
+        "src/comm/setup/listen.rs",
+        "use crate::comm::SendComm;",
+        "named by its room",
+    );
+    broken(
+        "src/comm/cellar.rs",
+        "use crate::comm::rail::Rail;",
+        "no room `cellar` inside comm",
+    );
 }
 
 #[test]
 fn a_pure_room_imports_no_input_or_output() {
     kept("src/flow/plan.rs", "use std::time::Duration;");
-    kept("src/flow/plan.rs", "#[cfg(test)] mod tests { use std::time::Instant; }");
+    kept(
+        "src/flow/plan.rs",
+        "#[cfg(test)] mod tests { use std::time::Instant; }",
+    );
     kept("src/comm/datapath/send.rs", "use std::time::Instant;");
-    broken("src/flow/plan.rs", "use std::time::{Duration, Instant};", "std::time::Instant");
-    broken("src/flow/plan.rs", "fn f() -> libc::c_int { 0 }", "libc::c_int");
+    broken(
+        "src/flow/plan.rs",
+        "use std::time::{Duration, Instant};",
+        "std::time::Instant",
+    );
+    broken(
+        "src/flow/plan.rs",
+        "fn f() -> libc::c_int { 0 }",
+        "libc::c_int",
+    );
 }
 
 #[test]
 fn a_module_for_tests_in_its_own_file_is_test_code() {
-    let declared = File::parse("src/comm/datapath/send.rs", "#[cfg(test)] mod tests; mod real;").test_files;
-    assert_eq!(declared, ["src/comm/datapath/send/tests.rs", "src/comm/datapath/send/tests/mod.rs"]);
+    let declared = File::parse(
+        "src/comm/datapath/send.rs",
+        "#[cfg(test)] mod tests; mod real;",
+    )
+    .test_files;
+    assert_eq!(
+        declared,
+        [
+            "src/comm/datapath/send/tests.rs",
+            "src/comm/datapath/send/tests/mod.rs"
+        ]
+    );
     let declared = File::parse("src/comm/mod.rs", "#[cfg(test)]\nmod fixtures;").test_files;
     assert_eq!(declared[0], "src/comm/fixtures.rs");
 }
 
 #[test]
 fn files_have_a_limit() {
-    kept("src/comm/datapath/send.rs", &"const A: u8 = 1;\n".repeat(599));
-    broken("src/comm/datapath/send.rs", &"const A: u8 = 1;\n".repeat(600), "600 lines");
-    kept("verbs-sys/src/bindings.rs", &"const A: u8 = 1;\n".repeat(900));
+    kept(
+        "src/comm/datapath/send.rs",
+        &"const A: u8 = 1;\n".repeat(599),
+    );
+    broken(
+        "src/comm/datapath/send.rs",
+        &"const A: u8 = 1;\n".repeat(600),
+        "600 lines",
+    );
+    kept(
+        "verbs-sys/src/bindings.rs",
+        &"const A: u8 = 1;\n".repeat(900),
+    );
 }
 
 #[test]
@@ -107,9 +229,20 @@ fn a_comment_has_at_most_100_columns_outside_of_code_blocks() {
 
 #[test]
 fn a_missing_room_is_reported() {
-    let sources = ["src/abi/mod.rs", "src/comm/log.rs"].map(|path| (path.to_owned(), String::new()));
+    let sources =
+        ["src/abi/mod.rs", "src/comm/log.rs"].map(|path| (path.to_owned(), String::new()));
     let told = check_all(&sources, &Rooms::read(ROOMS));
-    for (place, is_told) in [("src/abi", false), ("src/flow", true), ("src/comm/log", false), ("src/comm/rail", true)] {
-        assert_eq!(told.iter().any(|line| line.starts_with(&format!("{place}: named"))), is_told, "{place}: {told:?}");
+    for (place, is_told) in [
+        ("src/abi", false),
+        ("src/flow", true),
+        ("src/comm/log", false),
+        ("src/comm/rail", true),
+    ] {
+        assert_eq!(
+            told.iter()
+                .any(|line| line.starts_with(&format!("{place}: named"))),
+            is_told,
+            "{place}: {told:?}"
+        );
     }
 }

@@ -4,7 +4,10 @@ use crate::cycles::check_cycles;
 use crate::reading::File;
 
 fn check(sources: &[(&str, &str)]) -> Vec<String> {
-    let files: Vec<File> = sources.iter().map(|(path, text)| File::parse(path, text)).collect();
+    let files: Vec<File> = sources
+        .iter()
+        .map(|(path, text)| File::parse(path, text))
+        .collect();
     check_cycles(&files)
 }
 
@@ -15,7 +18,10 @@ fn check_a_and_b(a: &str, b: &str, others: &[(&str, &str)]) -> Vec<String> {
 
 #[track_caller]
 fn cycle(lines: &[String], expected: &str) {
-    assert!(lines.len() == 1 && lines[0].ends_with(&format!("a cycle: {expected}")), "{lines:?}");
+    assert!(
+        lines.len() == 1 && lines[0].ends_with(&format!("a cycle: {expected}")),
+        "{lines:?}"
+    );
 }
 
 #[track_caller]
@@ -68,11 +74,20 @@ fn a_path_that_names_no_item_of_the_other_file_is_no_import() {
 fn the_report_names_a_shortest_cycle_and_counts_all_its_files() {
     let c = ("src/c.rs", "pub struct C; use crate::a::A;");
     let root = ("src/main.rs", "mod a; mod b; mod c;");
-    let (a, b) = (("src/a.rs", "use crate::b::B; pub struct A;"), ("src/b.rs", "pub struct B; use crate::c::C;"));
+    let (a, b) = (
+        ("src/a.rs", "use crate::b::B; pub struct A;"),
+        ("src/b.rs", "pub struct B; use crate::c::C;"),
+    );
     let lines = check(&[root, a, b, c]);
-    cycle(&lines, "src/a.rs:1 uses src/b.rs, src/b.rs:1 uses src/c.rs, src/c.rs:1 uses src/a.rs");
+    cycle(
+        &lines,
+        "src/a.rs:1 uses src/b.rs, src/b.rs:1 uses src/c.rs, src/c.rs:1 uses src/a.rs",
+    );
     assert!(lines[0].starts_with("src/: 3 files"), "{lines:?}");
-    let both = ("src/b.rs", "pub struct B; use crate::c::C;\nuse crate::a::A;");
+    let both = (
+        "src/b.rs",
+        "pub struct B; use crate::c::C;\nuse crate::a::A;",
+    );
     let lines = check(&[root, a, both, c]);
     cycle(&lines, A_AND_B);
     assert!(lines[0].starts_with("src/: 3 files"), "{lines:?}");
@@ -81,46 +96,110 @@ fn the_report_names_a_shortest_cycle_and_counts_all_its_files() {
 #[test]
 fn each_group_is_reported_once() {
     let c = ("src/c/mod.rs", "mod x; mod y;");
-    let (x, y) = (("src/c/x.rs", "use super::y::Y; pub struct X;"), ("src/c/y.rs", "use super::x::X; pub struct Y;"));
+    let (x, y) = (
+        ("src/c/x.rs", "use super::y::Y; pub struct X;"),
+        ("src/c/y.rs", "use super::x::X; pub struct Y;"),
+    );
     let root = ("src/lib.rs", "mod a; mod b; mod c;");
-    let (a, b) = (("src/a.rs", "use crate::b::B; pub struct A;"), ("src/b.rs", USES_A));
+    let (a, b) = (
+        ("src/a.rs", "use crate::b::B; pub struct A;"),
+        ("src/b.rs", USES_A),
+    );
     let lines = check(&[root, a, b, c, x, y]);
     assert_eq!(lines.len(), 2, "{lines:?}");
-    assert!(lines[1].contains("src/c/x.rs:1 uses src/c/y.rs, src/c/y.rs:1 uses src/c/x.rs"), "{lines:?}");
+    assert!(
+        lines[1].contains("src/c/x.rs:1 uses src/c/y.rs, src/c/y.rs:1 uses src/c/x.rs"),
+        "{lines:?}"
+    );
 }
 
 #[test]
 fn a_reexport_counts_as_a_use_of_the_defining_file() {
     let through = "src/a/x.rs:1 uses src/b.rs, src/b.rs:1 uses src/a/x.rs";
-    let x = ("src/a/x.rs", "use crate::b::B; pub struct X; pub fn make() {}");
-    for a in ["mod x; pub use x::X;", "mod x; pub(crate) use self::x::{X as Y, X};", "mod x; pub use x::*;"] {
-        for b in ["use crate::a::X; pub struct B;", "pub struct B; fn f() { super::a::X::new() }"] {
+    let x = (
+        "src/a/x.rs",
+        "use crate::b::B; pub struct X; pub fn make() {}",
+    );
+    for a in [
+        "mod x; pub use x::X;",
+        "mod x; pub(crate) use self::x::{X as Y, X};",
+        "mod x; pub use x::*;",
+    ] {
+        for b in [
+            "use crate::a::X; pub struct B;",
+            "pub struct B; fn f() { super::a::X::new() }",
+        ] {
             cycle(&check_a_and_b(a, b, &[x]), through);
         }
     }
     // Through two re-exports.
     let y = ("src/a/y.rs", "pub use super::x::X;");
-    cycle(&check_a_and_b("mod x; mod y; pub use y::X;", "use crate::a::X; pub struct B;", &[x, y]), through);
+    cycle(
+        &check_a_and_b(
+            "mod x; mod y; pub use y::X;",
+            "use crate::a::X; pub struct B;",
+            &[x, y],
+        ),
+        through,
+    );
     // With `use crate::a::*`, only the re-exported names in use count.
     let facade = "mod x; pub use x::{X, make};";
-    cycle(&check_a_and_b(facade, "use crate::a::*; pub struct B(X);", &[x]), through);
-    cycle(&check_a_and_b(facade, "use crate::a::*; pub struct B; fn f() { make() }", &[x]), through);
-    cycle(&check_a_and_b(facade, "use crate::a::*; pub struct B(X); fn f() { struct X; }", &[x]), through);
-    none(&check_a_and_b(facade, "use crate::a::*; pub struct B; fn f(make: u8) { self.make() }", &[x]));
-    none(&check_a_and_b("pub use crate::b::B;", "use crate::a::*; pub struct B;", &[]));
+    cycle(
+        &check_a_and_b(facade, "use crate::a::*; pub struct B(X);", &[x]),
+        through,
+    );
+    cycle(
+        &check_a_and_b(
+            facade,
+            "use crate::a::*; pub struct B; fn f() { make() }",
+            &[x],
+        ),
+        through,
+    );
+    cycle(
+        &check_a_and_b(
+            facade,
+            "use crate::a::*; pub struct B(X); fn f() { struct X; }",
+            &[x],
+        ),
+        through,
+    );
+    none(&check_a_and_b(
+        facade,
+        "use crate::a::*; pub struct B; fn f(make: u8) { self.make() }",
+        &[x],
+    ));
+    none(&check_a_and_b(
+        "pub use crate::b::B;",
+        "use crate::a::*; pub struct B;",
+        &[],
+    ));
     // Two re-exports that refer to each other. Then a re-export from another crate, and a name that
     // a macro defines.
-    cycle(&check_a_and_b("pub use crate::b::X;", "\npub use crate::a::X;", &[]), A_AND_B);
     cycle(
-        &check_a_and_b("pub use libc::c_int; use crate::b::B;", "\nuse crate::a::c_int; pub struct B;", &[]),
+        &check_a_and_b("pub use crate::b::X;", "\npub use crate::a::X;", &[]),
         A_AND_B,
     );
-    cycle(&check_a_and_b("make! { A } use crate::b::B;", USES_A, &[]), A_AND_B);
+    cycle(
+        &check_a_and_b(
+            "pub use libc::c_int; use crate::b::B;",
+            "\nuse crate::a::c_int; pub struct B;",
+            &[],
+        ),
+        A_AND_B,
+    );
+    cycle(
+        &check_a_and_b("make! { A } use crate::b::B;", USES_A, &[]),
+        A_AND_B,
+    );
 }
 
 #[test]
 fn a_parent_that_only_declares_and_reexports_uses_no_child() {
-    let child = ("src/a/child.rs", "use super::{A, f}; pub struct C; pub fn run() {}");
+    let child = (
+        "src/a/child.rs",
+        "use super::{A, f}; pub struct C; pub fn run() {}",
+    );
     for a in [
         "pub mod child; pub struct A; pub fn f() {}",
         "mod child; pub use child::{C, run}; pub struct A; pub fn f() {}",
@@ -131,9 +210,15 @@ fn a_parent_that_only_declares_and_reexports_uses_no_child() {
     ] {
         none(&check_a_and_b(a, "use crate::a::{A, C};", &[child]));
     }
-    let (child_of, grand) =
-        (("src/a/child.rs", "pub mod grand;"), ("src/a/child/grand.rs", "use crate::a::A; pub struct G;"));
-    none(&check_a_and_b("mod child; pub use child::grand::G; pub struct A;", "", &[child_of, grand]));
+    let (child_of, grand) = (
+        ("src/a/child.rs", "pub mod grand;"),
+        ("src/a/child/grand.rs", "use crate::a::A; pub struct G;"),
+    );
+    none(&check_a_and_b(
+        "mod child; pub use child::grand::G; pub struct A;",
+        "",
+        &[child_of, grand],
+    ));
     for a in [
         "mod child; use child::C; pub struct A; pub fn f() {}",
         "mod child; pub struct A; pub fn f() { child::run() }",
@@ -142,7 +227,10 @@ fn a_parent_that_only_declares_and_reexports_uses_no_child() {
         "mod child; pub use child::*; pub struct A; pub fn f() { C::new() }",
         "mod child; pub use child::C; pub struct A; pub fn f() {} mod inner { type D = super::C; }",
     ] {
-        cycle(&check_a_and_b(a, "", &[child]), "src/a.rs:1 uses src/a/child.rs, src/a/child.rs:1 uses src/a.rs");
+        cycle(
+            &check_a_and_b(a, "", &[child]),
+            "src/a.rs:1 uses src/a/child.rs, src/a/child.rs:1 uses src/a.rs",
+        );
     }
 }
 
@@ -150,10 +238,16 @@ fn a_parent_that_only_declares_and_reexports_uses_no_child() {
 fn children_that_import_each_other_through_the_parent_form_a_cycle_without_it() {
     let facade = ("src/a/mod.rs", "mod x; mod y; pub use x::X; pub use y::Y;");
     let root = ("src/lib.rs", "mod a;");
-    let (x, y) = (("src/a/x.rs", "pub struct X;"), ("src/a/y.rs", "use super::X; pub struct Y;"));
+    let (x, y) = (
+        ("src/a/x.rs", "pub struct X;"),
+        ("src/a/y.rs", "use super::X; pub struct Y;"),
+    );
     none(&check(&[root, facade, x, y]));
     let x = ("src/a/x.rs", "use super::Y; pub struct X;");
-    cycle(&check(&[root, facade, x, y]), "src/a/x.rs:1 uses src/a/y.rs, src/a/y.rs:1 uses src/a/x.rs");
+    cycle(
+        &check(&[root, facade, x, y]),
+        "src/a/x.rs:1 uses src/a/y.rs, src/a/y.rs:1 uses src/a/x.rs",
+    );
 }
 
 #[test]
@@ -184,15 +278,41 @@ fn test_code_is_not_checked() {
     ] {
         none(&check_a_and_b(a, USES_A, &[tests]));
     }
-    cycle(&check_a_and_b("pub struct A; #[cfg(not(test))] use crate::b::B;", USES_A, &[]), A_AND_B);
-    cycle(&check_a_and_b("#[cfg(test)] use crate::b::B; pub struct A; fn f() { crate::b::f() }", USES_A, &[]), A_AND_B);
-    let of_three = "src/a.rs:1 uses src/a/tests.rs, src/a/tests.rs:1 uses src/b.rs, src/b.rs:2 uses src/a.rs";
-    cycle(&check_a_and_b("pub struct A; mod tests; fn f() { tests::f() }", USES_A, &[tests]), of_three);
+    cycle(
+        &check_a_and_b(
+            "pub struct A; #[cfg(not(test))] use crate::b::B;",
+            USES_A,
+            &[],
+        ),
+        A_AND_B,
+    );
+    cycle(
+        &check_a_and_b(
+            "#[cfg(test)] use crate::b::B; pub struct A; fn f() { crate::b::f() }",
+            USES_A,
+            &[],
+        ),
+        A_AND_B,
+    );
+    let of_three =
+        "src/a.rs:1 uses src/a/tests.rs, src/a/tests.rs:1 uses src/b.rs, src/b.rs:2 uses src/a.rs";
+    cycle(
+        &check_a_and_b(
+            "pub struct A; mod tests; fn f() { tests::f() }",
+            USES_A,
+            &[tests],
+        ),
+        of_three,
+    );
 }
 
 #[test]
 fn an_inline_module_belongs_to_its_file() {
-    none(&check_a_and_b("mod inner { use super::A; pub struct I; } pub struct A(inner::I);", USES_A, &[]));
+    none(&check_a_and_b(
+        "mod inner { use super::A; pub struct I; } pub struct A(inner::I);",
+        USES_A,
+        &[],
+    ));
     for a in [
         "pub struct A; mod inner { use super::super::b::B; }",
         "pub struct A; mod inner { mod more { fn f() { super::super::super::b::f() } } }",
@@ -220,13 +340,29 @@ fn a_module_and_a_function_of_one_name() {
 
 #[test]
 fn crates_are_checked_separately() {
-    let (a, b) = ("use crate::b::B; pub struct A;", "\nuse crate::a::A; pub struct B;");
+    let (a, b) = (
+        "use crate::b::B; pub struct A;",
+        "\nuse crate::a::A; pub struct B;",
+    );
     let root = "#[path = \"../../src/a.rs\"] mod a; #[path = \"../../src/b.rs\"] mod b;";
-    let both = [("src/lib.rs", "mod a; mod b;"), ("src/a.rs", a), ("src/b.rs", b), ("bed/src/lib.rs", root)];
+    let both = [
+        ("src/lib.rs", "mod a; mod b;"),
+        ("src/a.rs", a),
+        ("src/b.rs", b),
+        ("bed/src/lib.rs", root),
+    ];
     // Only the crate that the files belong to reports the cycle.
     cycle(&check(&both), A_AND_B);
     // A crate's own file and an included file make a cycle of that crate.
     let root = "#[path = \"../../src/a.rs\"] mod a; mod b;";
-    let bed = [("src/lib.rs", "mod a;"), ("src/a.rs", a), ("bed/src/lib.rs", root), ("bed/src/b.rs", b)];
-    cycle(&check(&bed), "bed/src/b.rs:2 uses src/a.rs, src/a.rs:1 uses bed/src/b.rs");
+    let bed = [
+        ("src/lib.rs", "mod a;"),
+        ("src/a.rs", a),
+        ("bed/src/lib.rs", root),
+        ("bed/src/b.rs", b),
+    ];
+    cycle(
+        &check(&bed),
+        "bed/src/b.rs:2 uses src/a.rs, src/a.rs:1 uses bed/src/b.rs",
+    );
 }

@@ -4,7 +4,9 @@ use proc_macro2::{Delimiter, TokenTree};
 
 /// True for `#[cfg(test)]`, `#[cfg(all(test, ...))]` and `#[test]`.
 pub fn is_test_attribute(tokens: &[TokenTree]) -> bool {
-    let Some(TokenTree::Group(attribute)) = tokens.get(1) else { return false };
+    let Some(TokenTree::Group(attribute)) = tokens.get(1) else {
+        return false;
+    };
     if !is_punct(tokens.first(), '#') || attribute.delimiter() != Delimiter::Bracket {
         return false;
     }
@@ -18,7 +20,10 @@ pub fn item_end(tokens: &[TokenTree], at: usize) -> usize {
         TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
         other => is_punct(Some(other), ';'),
     };
-    tokens[at..].iter().position(ends).map_or(tokens.len(), |found| at + found + 1)
+    tokens[at..]
+        .iter()
+        .position(ends)
+        .map_or(tokens.len(), |found| at + found + 1)
 }
 
 pub fn is_punct(token: Option<&TokenTree>, wanted: char) -> bool {

@@ -11,7 +11,14 @@ use nccl_net_spark::wire::immediate::Immediate;
 use softverbs::status;
 use softverbs::work_request::Operation;
 
-const WHOLE: Immediate = Immediate { slot: Slot::of(0), part: 0, generation: 0, shares: 1, share: 0, full_chunks: 0 };
+const WHOLE: Immediate = Immediate {
+    slot: Slot::of(0),
+    part: 0,
+    generation: 0,
+    shares: 1,
+    share: 0,
+    full_chunks: 0,
+};
 const ROOM: usize = 100;
 
 impl Stage {
@@ -27,14 +34,24 @@ impl Stage {
     /// Returns the address and the key that the first receive grants.
     fn granted(&mut self) -> (u64, u32) {
         let fabric = self.fabric();
-        (fabric.to.as_ptr() as u64, fabric.into.keys(RailId::new(0).unwrap()).unwrap().strict_rkey)
+        (
+            fabric.to.as_ptr() as u64,
+            fabric
+                .into
+                .keys(RailId::new(0).unwrap())
+                .unwrap()
+                .strict_rkey,
+        )
     }
 
     /// Polls until the receive fails, and returns its error. Panics if the receive completes.
     fn receive_error(&mut self, liar: &Liar, receive: u16) -> Box<Error> {
         let error = self.poll_until(|stage| {
             liar.poll();
-            stage.received(receive).map(|done| assert!(!done, "it is done")).err()
+            stage
+                .received(receive)
+                .map(|done| assert!(!done, "it is done"))
+                .err()
         });
         error.expect("the receive ended without an error")
     }
@@ -43,12 +60,21 @@ impl Stage {
     fn written_end(&mut self) -> usize {
         let to = &self.fabric().to;
         assert_eq!(to.len(), ARENA);
-        to.iter().rposition(|byte| *byte != 0xee).map_or(0, |last| last + 1)
+        to.iter()
+            .rposition(|byte| *byte != 0xee)
+            .map_or(0, |last| last + 1)
     }
 }
 
 fn is_told(error: &Error) {
-    assert!(breaks_protocol(error, "rail x0:1 to end 0", "message without immediate data"), "{error:?}");
+    assert!(
+        breaks_protocol(
+            error,
+            "rail x0:1 to end 0",
+            "message without immediate data"
+        ),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -57,7 +83,15 @@ fn a_message_without_an_immediate_ends_the_connection_with_an_error_and_writes_n
     let right = Some(WHOLE.encode());
     // Each pair has the size and the immediate of a send. A write with the immediate `right` would
     // complete the receive.
-    for (bytes, imm) in [(0, None), (1, None), (100, None), (4000, None), (0, right), (8, right), (100, right)] {
+    for (bytes, imm) in [
+        (0, None),
+        (1, None),
+        (100, None),
+        (4000, None),
+        (0, right),
+        (8, right),
+        (100, right),
+    ] {
         for is_early in [false, true] {
             let liar = stage.with_liar();
             if is_early {
@@ -107,7 +141,10 @@ fn messages_before_one_without_an_immediate_are_delivered() {
     liar.post(Operation::Write, ROOM as u32, Some(WHOLE.encode()), to);
     let told = stage.poll_until(|stage| {
         let ended = liar.poll();
-        assert!(ended.iter().all(|completion| completion.status == 0), "{ended:?}");
+        assert!(
+            ended.iter().all(|completion| completion.status == 0),
+            "{ended:?}"
+        );
         stage.received(receives[0]).unwrap().then_some(())
     });
     told.expect("a true message is delivered");
@@ -138,8 +175,10 @@ fn a_key_is_valid_only_for_the_registered_memory() {
     // SAFETY: the memory is a part of `to`, which lives as long as the fabric. This test reads or
     // fills `to` only while the fabric's NICs do not run.
     let memory = unsafe { HostMemory::from_caller(start as usize, LENGTH) };
-    let registration =
-        stage.fabric().hosts[1].process().register(memory, nccl_net_spark::comm::Purpose::Receive).unwrap();
+    let registration = stage.fabric().hosts[1]
+        .process()
+        .register(memory, nccl_net_spark::comm::Purpose::Receive)
+        .unwrap();
     let keys = registration.keys(RailId::new(0).unwrap()).unwrap();
     let end = start + LENGTH as u64;
     for key in [keys.strict_rkey, keys.relaxed_rkey] {
@@ -154,16 +193,28 @@ fn a_key_is_valid_only_for_the_registered_memory() {
             // A new liar each time, because a queue pair ends after a refused write.
             let liar = stage.with_liar();
             liar.post(Operation::Write, bytes, None, (addr, key));
-            let ended =
-                stage.poll_until(|_| Some(liar.poll()).filter(|ended| !ended.is_empty())).expect("a completion");
+            let ended = stage
+                .poll_until(|_| Some(liar.poll()).filter(|ended| !ended.is_empty()))
+                .expect("a completion");
             let wanted = if is_inside { 0 } else { status::REMOTE_ACCESS };
-            assert_eq!(ended[0].status, wanted, "{bytes} bytes at {}", addr.wrapping_sub(start).cast_signed());
+            assert_eq!(
+                ended[0].status,
+                wanted,
+                "{bytes} bytes at {}",
+                addr.wrapping_sub(start).cast_signed()
+            );
             let to = &stage.fabric().to;
             let written = to.iter().filter(|byte| **byte != 0xee).count();
             assert_eq!(written, if is_inside { bytes as usize } else { 0 });
         }
     }
     // This side does not read beyond the region either.
-    assert!(registration.covers(start, LENGTH) && !registration.covers(start - 1, 1) && !registration.covers(end, 1));
-    assert!(registration.readable(end - 1, 1).is_some() && registration.readable(end - 1, 2).is_none());
+    assert!(
+        registration.covers(start, LENGTH)
+            && !registration.covers(start - 1, 1)
+            && !registration.covers(end, 1)
+    );
+    assert!(
+        registration.readable(end - 1, 1).is_some() && registration.readable(end - 1, 2).is_none()
+    );
 }

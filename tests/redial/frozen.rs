@@ -52,7 +52,10 @@ impl SharedPath for Gate {
         while *is != Is::Open {
             *is = Is::Reached;
             self.changed.notify_all();
-            is = self.changed.wait_while(is, |is| *is == Is::Reached).unwrap();
+            is = self
+                .changed
+                .wait_while(is, |is| *is == Is::Reached)
+                .unwrap();
         }
         false
     }
@@ -78,20 +81,40 @@ impl Frozen {
             stall_warn: process.config.data_path.stall_warn,
             waker: host.setup().service.clone(),
         });
-        let mailboxes = Mailboxes { region: Region::new(MAILBOX_BYTES).unwrap(), peer_addr: 0 };
+        let mailboxes = Mailboxes {
+            region: Region::new(MAILBOX_BYTES).unwrap(),
+            peer_addr: 0,
+        };
         let gate = Arc::new(Gate::default());
-        let terms =
-            Terms { role: Role::Sender, priority: Priority::default(), first_rail_timeout: Duration::from_secs(60) };
+        let terms = Terms {
+            role: Role::Sender,
+            priority: Priority::default(),
+            first_rail_timeout: Duration::from_secs(60),
+        };
         let driver = Driver::new(process, context, gate.clone(), terms, mailboxes, Vec::new());
         let channel = Channel::new(near, listener.local_addr().unwrap()).unwrap();
-        let watch = host.setup().service.watch(channel, driver, |_, _| Ok(Redialling::Never)).unwrap();
-        Self { gate, host: Arc::clone(host), watch, _far: listener.accept().unwrap().0 }
+        let watch = host
+            .setup()
+            .service
+            .watch(channel, driver, |_, _| Ok(Redialling::Never))
+            .unwrap();
+        Self {
+            gate,
+            host: Arc::clone(host),
+            watch,
+            _far: listener.accept().unwrap().0,
+        }
     }
 
     pub fn freeze(&self) {
         self.gate.set(Is::Shut);
         let is = self.gate.is.lock().unwrap();
-        drop(self.gate.changed.wait_while(is, |is| *is == Is::Shut).unwrap());
+        drop(
+            self.gate
+                .changed
+                .wait_while(is, |is| *is == Is::Shut)
+                .unwrap(),
+        );
     }
 
     pub fn thaw(&self) {

@@ -59,13 +59,21 @@ impl Network {
 
     pub fn cut(&self) {
         for carried in self.0.live.lock().unwrap().drain(..) {
-            carried.ends.iter().for_each(|end| _ = end.shutdown(Shutdown::Both));
+            carried
+                .ends
+                .iter()
+                .for_each(|end| _ = end.shutdown(Shutdown::Both));
         }
     }
 
     /// Discards all later bytes of the present connections. Neither end is notified.
     pub fn silence(&self) {
-        self.0.live.lock().unwrap().iter().for_each(|carried| carried.is_silent.store(true, Ordering::Release));
+        self.0
+            .live
+            .lock()
+            .unwrap()
+            .iter()
+            .for_each(|carried| carried.is_silent.store(true, Ordering::Release));
     }
 
     /// Number of times that the accepting side has switched to another TCP connection.
@@ -83,7 +91,10 @@ impl Network {
 }
 
 /// Accepts connections, and forwards each to the address that `target` returns.
-fn serve(shared: &Arc<Shared>, target: impl Fn(&Shared) -> Option<SocketAddr> + Send + 'static) -> SocketAddr {
+fn serve(
+    shared: &Arc<Shared>,
+    target: impl Fn(&Shared) -> Option<SocketAddr> + Send + 'static,
+) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let shared = Arc::clone(shared);
@@ -94,7 +105,9 @@ fn serve(shared: &Arc<Shared>, target: impl Fn(&Shared) -> Option<SocketAddr> + 
             match (mode, target(&shared)) {
                 (Mode::Carries, Some(target)) => carry(&shared, stream, target),
                 (Mode::Silent, _) => kept.push(stream),
-                (Mode::Resets, _) | (_, None) => SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap(),
+                (Mode::Resets, _) | (_, None) => SockRef::from(&stream)
+                    .set_linger(Some(Duration::ZERO))
+                    .unwrap(),
             }
         }
     });
@@ -104,16 +117,23 @@ fn serve(shared: &Arc<Shared>, target: impl Fn(&Shared) -> Option<SocketAddr> + 
 fn carry(shared: &Arc<Shared>, stream: TcpStream, target: SocketAddr) {
     // If nothing listens at `target`, this drops `stream`: the redialling side finds its connection
     // closed.
-    let Ok(there) = TcpStream::connect(target) else { return };
+    let Ok(there) = TcpStream::connect(target) else {
+        return;
+    };
     let ends = [stream, there];
     ends[0].set_nodelay(true).unwrap();
-    let carried = Arc::new(Carried { ends, is_silent: AtomicBool::new(false) });
+    let carried = Arc::new(Carried {
+        ends,
+        is_silent: AtomicBool::new(false),
+    });
     shared.live.lock().unwrap().push(Arc::clone(&carried));
     for side in [0, 1] {
         let (shared, carried) = (Arc::clone(shared), Arc::clone(&carried));
         std::thread::spawn(move || {
-            let (mut from, mut to) =
-                (carried.ends[side].try_clone().unwrap(), carried.ends[1 - side].try_clone().unwrap());
+            let (mut from, mut to) = (
+                carried.ends[side].try_clone().unwrap(),
+                carried.ends[1 - side].try_clone().unwrap(),
+            );
             while let Some(frame) = read_frame(&mut from) {
                 if carried.is_silent.load(Ordering::Acquire) {
                     continue;
@@ -134,15 +154,31 @@ fn carry(shared: &Arc<Shared>, stream: TcpStream, target: SocketAddr) {
 fn seen(shared: &Arc<Shared>, carried: &Carried, frame: Vec<u8>) -> Vec<u8> {
     match frame[2] {
         5 => {
-            let Message::Go(Go { mailbox_addr, pairs, redial: Some(at) }) = decoded(&frame) else {
+            let Message::Go(Go {
+                mailbox_addr,
+                pairs,
+                redial: Some(at),
+            }) = decoded(&frame)
+            else {
                 panic!("GO without a port to dial again");
             };
             let mut address = carried.ends[1].peer_addr().unwrap();
             address.set_port(at.port.get());
             *shared.redial.lock().unwrap() = Some((address, at));
-            let port = serve(shared, |shared| shared.redial.lock().unwrap().map(|(address, _)| address)).port();
-            let redial = Some(RedialAt { port: NonZeroU16::new(port).unwrap(), token: at.token });
-            Message::Go(Go { mailbox_addr, pairs, redial }).encode()
+            let port = serve(shared, |shared| {
+                shared.redial.lock().unwrap().map(|(address, _)| address)
+            })
+            .port();
+            let redial = Some(RedialAt {
+                port: NonZeroU16::new(port).unwrap(),
+                token: at.token,
+            });
+            Message::Go(Go {
+                mailbox_addr,
+                pairs,
+                redial,
+            })
+            .encode()
         }
         7 => {
             assert!(frame.len() > HEADER_BYTES);

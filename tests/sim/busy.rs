@@ -25,8 +25,14 @@ pub fn begin(seed: u64) {
 
 impl<P: Shareable> SharedPath for Busy<P> {
     fn borrow(&self) -> Result<PathGuard<'_>, NotBorrowed> {
-        let is_busy = lock().as_mut().is_some_and(|(dice, interval)| dice.one_in(*interval));
-        if is_busy { Err(NotBorrowed::Busy) } else { SharedPath::borrow(&*self.0) }
+        let is_busy = lock()
+            .as_mut()
+            .is_some_and(|(dice, interval)| dice.one_in(*interval));
+        if is_busy {
+            Err(NotBorrowed::Busy)
+        } else {
+            SharedPath::borrow(&*self.0)
+        }
     }
 
     fn is_unused(&self) -> bool {

@@ -113,7 +113,9 @@ impl Pair {
             frames.push(frame);
             true
         });
-        frames.iter().for_each(|frame| self.drivers[1 - side].receive_frame(frame, now));
+        frames
+            .iter()
+            .for_each(|frame| self.drivers[1 - side].receive_frame(frame, now));
     }
 }
 
@@ -129,13 +131,23 @@ impl Fabric {
 
     /// As `new`, with ports whose path MTU is 1024 bytes, so that a peer can ask for a larger one.
     pub fn of_small_packets() -> Self {
-        let with_mtu = |line: &str| line.to_owned() + if line.contains(" rail ") { " mtu=1024\n" } else { "\n" };
+        let with_mtu = |line: &str| {
+            line.to_owned()
+                + if line.contains(" rail ") {
+                    " mtu=1024\n"
+                } else {
+                    "\n"
+                }
+        };
         Self::of(&PROFILE.lines().map(with_mtu).collect::<String>(), &[])
     }
 
     fn of(text: &str, more: &[(&str, &str)]) -> Self {
         super::threads::replace();
-        let (dir, fabric) = (std::env::temp_dir().join("spark-tests"), format!("test-{}", std::process::id()));
+        let (dir, fabric) = (
+            std::env::temp_dir().join("spark-tests"),
+            format!("test-{}", std::process::id()),
+        );
         std::fs::create_dir_all(&dir).unwrap();
         let profile = dir.join(format!("{fabric}.profile"));
         std::fs::write(&profile, text).unwrap();
@@ -156,14 +168,29 @@ impl Fabric {
         let shown = Profile::load(&settings.profile, 1.0).unwrap();
         std::fs::remove_file(&profile).unwrap();
         let interfaces = interfaces::all().unwrap();
-        let snapshots = hosts[0].process().rails.iter().map(|rail| rail.snapshot(&interfaces).unwrap()).collect();
-        let (from, to) = (vec![0; ARENA].into_boxed_slice(), vec![0; ARENA].into_boxed_slice());
+        let snapshots = hosts[0]
+            .process()
+            .rails
+            .iter()
+            .map(|rail| rail.snapshot(&interfaces).unwrap())
+            .collect();
+        let (from, to) = (
+            vec![0; ARENA].into_boxed_slice(),
+            vec![0; ARENA].into_boxed_slice(),
+        );
         // SAFETY: both live as long as the fabric, which outlives every connection over them. One
         // thread drives the fabric, and it reads the written bytes only between steps.
-        let memory = |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
+        let memory =
+            |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
         let (out, into) = (
-            hosts[0].process().register(memory(&from), Purpose::Send).unwrap(),
-            hosts[1].process().register(memory(&to), Purpose::Receive).unwrap(),
+            hosts[0]
+                .process()
+                .register(memory(&from), Purpose::Send)
+                .unwrap(),
+            hosts[1]
+                .process()
+                .register(memory(&to), Purpose::Receive)
+                .unwrap(),
         );
         let nics = hosts[0]
             .process()
@@ -172,12 +199,28 @@ impl Fabric {
             .map(|rail| Cq::new(rail.device.pd().unwrap().context(), 1).unwrap())
             .collect();
         let (begun, sysfs) = (Instant::now(), dir.join(&fabric).join("sys"));
-        Self { node, hosts, snapshots, from, to, out, into, nics, begun, now_ns: 0, sysfs, profile: shown }
+        Self {
+            node,
+            hosts,
+            snapshots,
+            from,
+            to,
+            out,
+            into,
+            nics,
+            begun,
+            now_ns: 0,
+            sysfs,
+            profile: shown,
+        }
     }
 
     pub fn pass(&mut self, ns: u64) {
         self.now_ns += ns;
-        self.node.memory.virtual_clock.store(self.now_ns + 1, Ordering::Release);
+        self.node
+            .memory
+            .virtual_clock
+            .store(self.now_ns + 1, Ordering::Release);
         let mut buffer = CompletionBuffer::new();
         for nic in &mut self.nics {
             assert!(nic.poll(&mut buffer).unwrap().is_empty());
@@ -193,7 +236,9 @@ impl Fabric {
     }
 
     pub fn show(&self, rail: usize, is_there: bool) {
-        self.profile.show_device(&self.sysfs, rail, is_there).unwrap();
+        self.profile
+            .show_device(&self.sysfs, rail, is_there)
+            .unwrap();
     }
 
     pub fn move_to(&self, rail: usize, phase: Phase) {
@@ -246,17 +291,23 @@ impl Fabric {
 
     /// Lets a rail refuse the next `count` incoming requests as invalid.
     pub fn refuse(&self, rail: usize, count: u32) {
-        self.node.memory.rails[0][rail].refusals.store(count, Ordering::Release);
+        self.node.memory.rails[0][rail]
+            .refusals
+            .store(count, Ordering::Release);
     }
 
     /// Loses the completions of the next `count` receives on a rail. Their data is acknowledged.
     pub fn lose_arrivals(&self, rail: usize, count: u32) {
-        self.node.memory.rails[0][rail].lost_arrivals.store(count, Ordering::Release);
+        self.node.memory.rails[0][rail]
+            .lost_arrivals
+            .store(count, Ordering::Release);
     }
 
     /// Lets the next `count` posts on a rail fail, at either end.
     pub fn fail_posts(&self, rail: usize, count: u32) {
-        self.node.memory.rails[0][rail].failing_posts.store(count, Ordering::Release);
+        self.node.memory.rails[0][rail]
+            .failing_posts
+            .store(count, Ordering::Release);
     }
 
     pub fn set_path(&self, rail: usize, fault: PathFault, is_on: bool) {
@@ -284,35 +335,49 @@ impl Fabric {
     }
 
     pub fn forget_path_faults(&self) {
-        (0..RAILS).for_each(|rail| PathFault::ALL.into_iter().for_each(|fault| self.set_path(rail, fault, false)));
+        (0..RAILS).for_each(|rail| {
+            PathFault::ALL
+                .into_iter()
+                .for_each(|fault| self.set_path(rail, fault, false))
+        });
     }
 
     /// Makes the next `count` attempts to connect a queue pair on a rail, at either end, fail as if
     /// the peer's address did not answer.
     pub fn silence(&self, rail: usize, count: u32) {
-        self.node.memory.rails[0][rail].unanswered.store(count, Ordering::Release);
+        self.node.memory.rails[0][rail]
+            .unanswered
+            .store(count, Ordering::Release);
     }
 
     /// Number of faults injected by [`Fabric::silence`] that have not hit a queue pair yet.
     pub fn silence_left(&self, rail: usize) -> u32 {
-        self.node.memory.rails[0][rail].unanswered.load(Ordering::Acquire)
+        self.node.memory.rails[0][rail]
+            .unanswered
+            .load(Ordering::Acquire)
     }
 
     pub fn forget_silence(&self) {
         for host in &self.hosts {
-            host.process().rails.iter().for_each(|rail| host.process().backoff.forget(rail));
+            host.process()
+                .rails
+                .iter()
+                .for_each(|rail| host.process().backoff.forget(rail));
         }
     }
 
     /// Makes registrations on a rail require local write access, or no longer require it.
     pub fn need_local_write(&self, rail: usize, is_needed: bool) {
-        self.node.memory.rails[0][rail].needs_local_write.store(u32::from(is_needed), Ordering::Release);
+        self.node.memory.rails[0][rail]
+            .needs_local_write
+            .store(u32::from(is_needed), Ordering::Release);
     }
 
     /// Registers memory twice: first while a rail refuses it, so that the registration fails, and
     /// then without the fault.
     pub fn fail_to_register(&self, side: usize, rail: usize) {
-        let is_there = |rail: &Arc<Rail>| rail.device.query_presence(rail.info.port) == DevicePresence::Here;
+        let is_there =
+            |rail: &Arc<Rail>| rail.device.query_presence(rail.info.port) == DevicePresence::Here;
         if !self.hosts[side].process().rails.iter().all(is_there) {
             // An absent rail would be left out, and the refusal would hit another registration.
             return;
@@ -323,15 +388,25 @@ impl Fabric {
         // SAFETY: the memory outlives its registration, which ends with this function, and is never
         // written.
         let asked = || unsafe { HostMemory::from_caller(memory.as_ptr() as usize, memory.len()) };
-        self.node.memory.rails[0][rail].failing_registrations.store(1, Ordering::Release);
-        let told =
-            host.process().register(asked(), Purpose::Receive).map(|_| ()).expect_err("a rail refuses").to_string();
+        self.node.memory.rails[0][rail]
+            .failing_registrations
+            .store(1, Ordering::Release);
+        let told = host
+            .process()
+            .register(asked(), Purpose::Receive)
+            .map(|_| ())
+            .expect_err("a rail refuses")
+            .to_string();
         assert!(
-            told.contains(&host.process().rails[rail].info.device) && told.contains("Cannot allocate memory"),
+            told.contains(&host.process().rails[rail].info.device)
+                && told.contains("Cannot allocate memory"),
             "{told}"
         );
         assert_eq!(host.process().registrations.in_use(), before);
-        let done = host.process().register(asked(), Purpose::Receive).expect("no rail refuses");
+        let done = host
+            .process()
+            .register(asked(), Purpose::Receive)
+            .expect("no rail refuses");
         assert!(RailId::all(RAILS).all(|rail| done.keys(rail).is_some()));
     }
 
@@ -341,7 +416,12 @@ impl Fabric {
     }
 
     pub fn queue_pairs(&self) -> usize {
-        self.node.memory.qps.iter().filter(|qp| qp.number.load(Ordering::Acquire) != 0).count()
+        self.node
+            .memory
+            .qps
+            .iter()
+            .filter(|qp| qp.number.load(Ordering::Acquire) != 0)
+            .count()
     }
 
     pub fn connect(&self, rails: usize, queue_count: usize) -> Pair {
@@ -356,7 +436,12 @@ impl Fabric {
     /// Connects over these rails. The lanes have the order of `rails`.
     pub fn connect_over(&self, rails: &[usize], queue_count: usize, start: Start) -> Pair {
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
-        self.join(self.lanes(rails, queue_count, start.hosts()), mailboxes, None, start)
+        self.join(
+            self.lanes(rails, queue_count, start.hosts()),
+            mailboxes,
+            None,
+            start,
+        )
     }
 
     /// Connects over the first rail. A [`Liar`] with its own queue pair is the receiver's peer.
@@ -372,9 +457,21 @@ impl Fabric {
         lanes[1][0].peer_rail = "a rail".to_owned();
         liar.connect(lanes[1][0].ends()[0], gid);
         let ends = [liar.end()];
-        let route = Route { snapshot, gid, peer_gid: gid, mtu_bytes, ends: &ends, priority };
-        lanes[1][0].connect(Role::Receiver, self.hosts[1].process().config.qp, &route).unwrap();
-        (self.join(lanes, mailboxes, Some(liar.key()), Start::default()), liar)
+        let route = Route {
+            snapshot,
+            gid,
+            peer_gid: gid,
+            mtu_bytes,
+            ends: &ends,
+            priority,
+        };
+        lanes[1][0]
+            .connect(Role::Receiver, self.hosts[1].process().config.qp, &route)
+            .unwrap();
+        (
+            self.join(lanes, mailboxes, Some(liar.key()), Start::default()),
+            liar,
+        )
     }
 
     fn lanes(&self, rails: &[usize], queue_count: usize, hosts: [usize; 2]) -> [Vec<Lane>; 2] {
@@ -388,8 +485,17 @@ impl Fabric {
             let ends = [pair[0].ends(), pair[1].ends()];
             for (side, role) in [(1, Role::Receiver), (0, Role::Sender)] {
                 let (mtu_bytes, priority) = (1024, Priority::default());
-                let route = Route { snapshot, gid, peer_gid: gid, mtu_bytes, ends: &ends[1 - side], priority };
-                pair[side].connect(role, self.hosts[hosts[side]].process().config.qp, &route).unwrap();
+                let route = Route {
+                    snapshot,
+                    gid,
+                    peer_gid: gid,
+                    mtu_bytes,
+                    ends: &ends[1 - side],
+                    priority,
+                };
+                pair[side]
+                    .connect(role, self.hosts[hosts[side]].process().config.qp, &route)
+                    .unwrap();
                 pair[side].peer_rail = self.hosts[hosts[1 - side]].process().rails[rail].name();
             }
             let [sender, receiver] = pair;
@@ -401,14 +507,26 @@ impl Fabric {
 
     /// Builds data paths and drivers. If a liar is the receiver's peer, `far_key` is the key with
     /// which the receiver writes to the liar's mailbox.
-    fn join(&self, mut lanes: [Vec<Lane>; 2], mailboxes: [Arc<Region>; 2], far_key: Option<u32>, start: Start) -> Pair {
+    fn join(
+        &self,
+        mut lanes: [Vec<Lane>; 2],
+        mailboxes: [Arc<Region>; 2],
+        far_key: Option<u32>,
+        start: Start,
+    ) -> Pair {
         let (hosts, Start { not_yet, .. }) = (start.hosts(), start);
         let rails = lanes[0].len();
         for (side, region) in mailboxes.iter().enumerate() {
-            lanes[side].iter_mut().for_each(|lane| lane.register_mailbox(region).unwrap());
+            lanes[side]
+                .iter_mut()
+                .for_each(|lane| lane.register_mailbox(region).unwrap());
         }
-        let rkeys =
-            [0, 1].map(|side: usize| lanes[side].iter().map(|lane| lane.end().mailbox_rkey).collect::<Vec<_>>());
+        let rkeys = [0, 1].map(|side: usize| {
+            lanes[side]
+                .iter()
+                .map(|lane| lane.end().mailbox_rkey)
+                .collect::<Vec<_>>()
+        });
         for (at, lane) in lanes[0].iter_mut().enumerate() {
             lane.peer_mailbox_rkey = rkeys[1].get(at).copied().unwrap_or(0);
         }
@@ -426,30 +544,60 @@ impl Fabric {
                 waker: wakers[side].clone(),
             })
         });
-        let path = |lane: &Lane| [End { rail: lane.rail.id, attachment: lane.rail.info.attachment }; 2];
+        let path = |lane: &Lane| {
+            [End {
+                rail: lane.rail.id,
+                attachment: lane.rail.info.attachment,
+            }; 2]
+        };
         let paths: Vec<[End; 2]> = lanes[0].iter().map(path).collect();
-        let mut striping = hosts.map(|host| negotiate::striping(self.hosts[host].process(), &paths));
+        let mut striping =
+            hosts.map(|host| negotiate::striping(self.hosts[host].process(), &paths));
         let queue_count = lanes[0][0].queue_count();
         for (striping, lanes) in striping.iter_mut().zip(&mut lanes) {
-            for (id, lane) in LaneId::all(rails).zip(lanes).filter(|(id, _)| not_yet & id.bit() != 0) {
+            for (id, lane) in LaneId::all(rails)
+                .zip(lanes)
+                .filter(|(id, _)| not_yet & id.bit() != 0)
+            {
                 striping.lose(id);
                 *lane = Lane::without_queues(&lane.rail, lane.peer_rail.clone());
             }
         }
-        let managed = |lanes: &Vec<Lane>| lanes.iter().map(|lane| ManagedRail::of(lane, queue_count)).collect();
+        let managed = |lanes: &Vec<Lane>| {
+            lanes
+                .iter()
+                .map(|lane| ManagedRail::of(lane, queue_count))
+                .collect()
+        };
         let rails: [Vec<ManagedRail>; 2] = [managed(&lanes[0]), managed(&lanes[1])];
         let [s_lanes, r_lanes] = lanes;
         let [s_striping, r_striping] = striping;
         let parts = |side: usize, lanes, striping| {
             let region = Arc::clone(&mailboxes[side]);
-            PathParts { lanes, region, peer_addr: far[side], chunk_bytes: CHUNK, striping }
+            PathParts {
+                lanes,
+                region,
+                peer_addr: far[side],
+                chunk_bytes: CHUNK,
+                striping,
+            }
         };
         let send = Arc::new(TryCell::new(SendPath::new(parts(0, s_lanes, s_striping))));
         let recv = Arc::new(TryCell::new(RecvPath::new(parts(1, r_lanes, r_striping))));
         let driver = |side: usize, role, path: Arc<dyn SharedPath>, rails| {
-            let mailboxes = Mailboxes { region: Arc::clone(&mailboxes[side]), peer_addr: far[side] };
-            let (process, context) = (Arc::clone(self.hosts[hosts[side]].process()), Arc::clone(&contexts[side]));
-            let terms = Terms { role, priority: Priority::default(), first_rail_timeout: FIRST_RAIL };
+            let mailboxes = Mailboxes {
+                region: Arc::clone(&mailboxes[side]),
+                peer_addr: far[side],
+            };
+            let (process, context) = (
+                Arc::clone(self.hosts[hosts[side]].process()),
+                Arc::clone(&contexts[side]),
+            );
+            let terms = Terms {
+                role,
+                priority: Priority::default(),
+                first_rail_timeout: FIRST_RAIL,
+            };
             Driver::new(process, context, path, terms, mailboxes, rails)
         };
         let [s_rails, r_rails] = rails;
@@ -458,14 +606,26 @@ impl Fabric {
             driver(1, Role::Receiver, Arc::new(Busy(recv.clone())), r_rails),
         ];
         let missing_queue_pairs = 2 * queue_count * not_yet.count_ones() as usize;
-        Pair { send, recv, contexts, drivers, wakers, mailboxes, missing_queue_pairs }
+        Pair {
+            send,
+            recv,
+            contexts,
+            drivers,
+            wakers,
+            mailboxes,
+            missing_queue_pairs,
+        }
     }
 }
 
 fn bring_up_host(dir: &Path, fabric: &str, profile: &str, more: &[(&str, &str)]) -> Arc<Host> {
     let exe = std::env::current_exe().unwrap();
     let library = exe.ancestors().nth(2).unwrap().join("softverbs-ibverbs");
-    assert!(library.exists(), "{} is not built: cargo build (with --release for a release test)", library.display());
+    assert!(
+        library.exists(),
+        "{} is not built: cargo build (with --release for a release test)",
+        library.display()
+    );
     let variables = [
         ("SOFTVERBS_DIR", dir.display().to_string()),
         ("SOFTVERBS_FABRIC", fabric.to_owned()),
@@ -482,7 +642,10 @@ fn bring_up_host(dir: &Path, fabric: &str, profile: &str, more: &[(&str, &str)])
     }
     let settings = [
         ("NCCL_IBVERBS_LIB", library.display().to_string()),
-        ("NCCL_SPARK_SYSFS", dir.join(fabric).join("sys").display().to_string()),
+        (
+            "NCCL_SPARK_SYSFS",
+            dir.join(fabric).join("sys").display().to_string(),
+        ),
         ("NCCL_SOCKET_IFNAME", "lo".to_owned()),
         // 4.096 us x 8 x 7: a lost rail shows after 229 us of virtual time.
         ("NCCL_IB_TIMEOUT", "3".to_owned()),
@@ -490,7 +653,15 @@ fn bring_up_host(dir: &Path, fabric: &str, profile: &str, more: &[(&str, &str)])
         ("NCCL_SPARK_PROBE_TIMEOUT_MS", "100".to_owned()),
         ("NCCL_SPARK_LOSS_TIMEOUT_S", "3600".to_owned()),
     ];
-    let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
-    let settings: Vec<_> = settings.into_iter().chain(more).map(|(name, value)| (name.to_owned(), value)).collect();
-    bring_up(Config::from_variables(&settings).unwrap()).unwrap().0
+    let more = more
+        .iter()
+        .map(|(name, value)| (*name, (*value).to_owned()));
+    let settings: Vec<_> = settings
+        .into_iter()
+        .chain(more)
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    bring_up(Config::from_variables(&settings).unwrap())
+        .unwrap()
+        .0
 }

@@ -27,18 +27,38 @@ pub struct Liar {
 impl Liar {
     pub fn new(node: &Arc<Node>, mailbox: Arc<Region>) -> Self {
         let cq = CompletionQueue::new(node, 0, 64).unwrap();
-        let caps = Caps { send_requests: 16, receive_requests: 16, sges: 1, inline_bytes: 0, signal_all: true };
+        let caps = Caps {
+            send_requests: 16,
+            receive_requests: 16,
+            sges: 1,
+            inline_bytes: 0,
+            signal_all: true,
+        };
         let qp = QueuePair::new(node, 0, 0, &cq, &cq, caps).unwrap();
         // SAFETY: this end keeps the region for as long as its queue pair. The region's words are
         // only read as atomics.
         let key = unsafe {
-            node.register((0, 0), mailbox.addr() as usize, MAILBOX_BYTES, status::LOCAL_WRITE | status::REMOTE_WRITE)
+            node.register(
+                (0, 0),
+                mailbox.addr() as usize,
+                MAILBOX_BYTES,
+                status::LOCAL_WRITE | status::REMOTE_WRITE,
+            )
         };
-        Self { node: Arc::clone(node), cq, qp, mailbox, key: key.unwrap() }
+        Self {
+            node: Arc::clone(node),
+            cq,
+            qp,
+            mailbox,
+            key: key.unwrap(),
+        }
     }
 
     pub fn end(&self) -> QpEnd {
-        QpEnd { number: self.qp.number(), psn: PSN }
+        QpEnd {
+            number: self.qp.number(),
+            psn: PSN,
+        }
     }
 
     pub fn key(&self) -> u32 {
@@ -55,8 +75,20 @@ impl Liar {
             own_gid_index: 0,
             min_rnr_timer: 1,
         };
-        let to_send = Change::ReadyToSend { timeout: 0, retry_count: 7, rnr_retry: 7, send_psn: PSN };
-        for change in [Change::Init { access: status::REMOTE_WRITE, port: 1 }, to_receive, to_send] {
+        let to_send = Change::ReadyToSend {
+            timeout: 0,
+            retry_count: 7,
+            rnr_retry: 7,
+            send_psn: PSN,
+        };
+        for change in [
+            Change::Init {
+                access: status::REMOTE_WRITE,
+                port: 1,
+            },
+            to_receive,
+            to_send,
+        ] {
             self.qp.change(change).unwrap();
         }
     }
@@ -64,12 +96,26 @@ impl Liar {
     /// Posts a work request with the first `bytes` bytes of the mailbox. `to` is an address and a
     /// key of the receiver.
     pub fn post(&self, operation: Operation, bytes: u32, imm: Option<u32>, to: (u64, u32)) {
-        let sge = [Sge { addr: self.mailbox.addr(), bytes, lkey: self.key }];
+        let sge = [Sge {
+            addr: self.mailbox.addr(),
+            bytes,
+            lkey: self.key,
+        }];
         let sges = if bytes == 0 { &sge[..0] } else { &sge };
         let (remote_addr, rkey) = to;
         let imm = imm.map(u32::to_be);
         let (wr_id, signaled, inline, solicited) = (1, true, None, false);
-        let request = SendRequest { wr_id, operation, signaled, inline, solicited, imm, sges, remote_addr, rkey };
+        let request = SendRequest {
+            wr_id,
+            operation,
+            signaled,
+            inline,
+            solicited,
+            imm,
+            sges,
+            remote_addr,
+            rkey,
+        };
         self.qp.post_send(&request).unwrap();
     }
 

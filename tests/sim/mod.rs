@@ -1,5 +1,8 @@
 //! The simulation's parts.
-#![allow(dead_code, reason = "each test program uses only a part of this module")]
+#![allow(
+    dead_code,
+    reason = "each test program uses only a part of this module"
+)]
 
 pub mod busy;
 pub mod fabric;

@@ -46,24 +46,42 @@ impl Model {
         for _ in 0..count {
             let most = [8, 200, 1500, 3000][dice.below(4) as usize];
             let room = dice.below(most) as usize;
-            let bytes = if dice.one_in(3) { dice.below(room as u64 + 1) as usize } else { room };
+            let bytes = if dice.one_in(3) {
+                dice.below(room as u64 + 1) as usize
+            } else {
+                room
+            };
             if self.used + room + 64 > ARENA {
                 return None;
             }
-            parts.push(Part { at: self.used, room, bytes, send: None, is_sent: false });
+            parts.push(Part {
+                at: self.used,
+                room,
+                bytes,
+                send: None,
+                is_sent: false,
+            });
             self.used += (room + 64).next_multiple_of(64);
         }
         Some(parts)
     }
 
     pub fn granted(&mut self, receive: u16, parts: Vec<Part>, optional: bool) {
-        self.groups.push(Group { receive, parts, optional, is_reported: false, handed_back: false });
+        self.groups.push(Group {
+            receive,
+            parts,
+            optional,
+            is_reported: false,
+            handed_back: false,
+        });
     }
 
     /// Returns the first group that has a send that has not begun. Only sends of this group can
     /// begin.
     pub fn next_to_send(&mut self) -> Option<&mut Group> {
-        self.groups.iter_mut().find(|group| group.parts.iter().any(|part| part.send.is_none()))
+        self.groups
+            .iter_mut()
+            .find(|group| group.parts.iter().any(|part| part.send.is_none()))
     }
 
     pub fn blank(to: &mut [u8], part: &Part) {
@@ -81,7 +99,11 @@ impl Model {
     /// have to be right then, and must not change later.
     pub fn hand_back(&mut self, index: usize, seed: u64, to: &mut [u8]) {
         let group = &mut self.groups[index];
-        let is_over = if group.optional { group.parts.iter().all(|part| part.is_sent) } else { group.is_reported };
+        let is_over = if group.optional {
+            group.parts.iter().all(|part| part.is_sent)
+        } else {
+            group.is_reported
+        };
         if group.handed_back || !is_over {
             return;
         }
@@ -89,7 +111,11 @@ impl Model {
         for part in &group.parts {
             let bytes = &mut to[part.at..part.at + part.room + 64];
             for (n, byte) in bytes.iter().enumerate() {
-                let right = if n < part.bytes { expected(seed, part, n) } else { BLANK };
+                let right = if n < part.bytes {
+                    expected(seed, part, n)
+                } else {
+                    BLANK
+                };
                 assert_eq!(*byte, right, "byte {n} of {} in group {index}", part.bytes);
             }
             bytes.fill(HANDED_BACK);
@@ -97,7 +123,9 @@ impl Model {
     }
 
     pub fn is_done(&self) -> bool {
-        self.groups.iter().all(|group| group.is_reported && group.parts.iter().all(|part| part.is_sent))
+        self.groups
+            .iter()
+            .all(|group| group.is_reported && group.parts.iter().all(|part| part.is_sent))
     }
 
     /// Hands all buffers back, because the connection's end was reported to the receiver's caller.
@@ -126,10 +154,18 @@ impl Model {
     }
 
     pub fn check_what_was_handed_back(&self, to: &[u8]) {
-        for (index, group) in self.groups.iter().enumerate().filter(|(_, group)| group.handed_back) {
+        for (index, group) in self
+            .groups
+            .iter()
+            .enumerate()
+            .filter(|(_, group)| group.handed_back)
+        {
             for part in &group.parts {
                 let bytes = &to[part.at..part.at + part.room + 64];
-                assert!(bytes.iter().all(|byte| *byte == HANDED_BACK), "group {index} was written after its return");
+                assert!(
+                    bytes.iter().all(|byte| *byte == HANDED_BACK),
+                    "group {index} was written after its return"
+                );
             }
         }
     }

@@ -44,10 +44,25 @@ impl Hangs {
         threads::hang_no_more();
         threads::let_return();
         let mut dice = Dice::new(seed ^ 0xca11);
-        let left = if dice.one_in(24) { 1 + dice.below(2) } else { 0 };
+        let left = if dice.one_in(24) {
+            1 + dice.below(2)
+        } else {
+            0
+        };
         let mut fence_dice = Dice::new(seed ^ 0xfe9ce);
-        let fences_left = if fence_dice.one_in(3) { 1 + fence_dice.below(4) } else { 0 };
-        Self { dice, left, until_ns: 0, fence_dice, fences_left, fences_until_ns: 0 }
+        let fences_left = if fence_dice.one_in(3) {
+            1 + fence_dice.below(4)
+        } else {
+            0
+        };
+        Self {
+            dice,
+            left,
+            until_ns: 0,
+            fence_dice,
+            fences_left,
+            fences_until_ns: 0,
+        }
     }
 
     fn step(&mut self, now_ns: u64) {
@@ -65,7 +80,8 @@ impl Hangs {
             self.fences_left -= 1;
             threads::hang_fence_after(self.fence_dice.below(3) as usize);
             // Shorter than the time in which the queue pairs of a failed connection must stop.
-            self.fences_until_ns = now_ns + [1_000_000, 30_000_000, 1_000_000_000][self.fence_dice.below(3) as usize];
+            self.fences_until_ns =
+                now_ns + [1_000_000, 30_000_000, 1_000_000_000][self.fence_dice.below(3) as usize];
         }
         if now_ns >= self.fences_until_ns {
             threads::let_fences_return();
@@ -97,8 +113,17 @@ impl Removals {
     pub fn new(left: u64, seed: u64, fabric: &Fabric, dice: &mut Dice) -> Self {
         let opened = std::array::from_fn(|rail| fabric.presence(rail).generation);
         let check_interval = [0, 1].map(|_| if dice.one_in(2) { 4 } else { 64 });
-        let (is_used, plan, unread, hangs) = (false, Vec::new(), Default::default(), Hangs::new(seed));
-        Self { left, is_used, plan, opened: [opened; 2], unread, check_interval, hangs }
+        let (is_used, plan, unread, hangs) =
+            (false, Vec::new(), Default::default(), Hangs::new(seed));
+        Self {
+            left,
+            is_used,
+            plan,
+            opened: [opened; 2],
+            unread,
+            check_interval,
+            hangs,
+        }
     }
 
     /// Executes the steps that are due. Sometimes also makes the rail's function fail, or cuts it
@@ -110,22 +135,48 @@ impl Removals {
         for (_, rail, step) in self.plan.extract_if(.., |(due_ns, ..)| *due_ns <= now_ns) {
             step.take(fabric, rail);
         }
-        let is_to_go = self.left > 0 && dice.one_in(32) && fabric.presence(rail).phase == Phase::Here;
+        let is_to_go =
+            self.left > 0 && dice.one_in(32) && fabric.presence(rail).phase == Phase::Here;
         if is_to_go {
             (self.left, self.is_used) = (self.left - 1, true);
             let has_failed = dice.one_in(2);
-            self.unread.iter_mut().for_each(|unread| unread[rail] = has_failed);
-            fabric.move_to(rail, if has_failed { Phase::Failed } else { Phase::Cut });
-            let cut_ns = if has_failed { now_ns + dice.below(5_000_000) } else { now_ns };
-            let most_ns = if dice.one_in(2) { 2_000_000 } else { 20_000_000 };
+            self.unread
+                .iter_mut()
+                .for_each(|unread| unread[rail] = has_failed);
+            fabric.move_to(
+                rail,
+                if has_failed {
+                    Phase::Failed
+                } else {
+                    Phase::Cut
+                },
+            );
+            let cut_ns = if has_failed {
+                now_ns + dice.below(5_000_000)
+            } else {
+                now_ns
+            };
+            let most_ns = if dice.one_in(2) {
+                2_000_000
+            } else {
+                20_000_000
+            };
             let gone_ns = cut_ns + dice.below(most_ns);
             let keyless_ns = cut_ns + dice.below(gone_ns - cut_ns + 1);
             let hidden_ns = gone_ns + dice.below(1_000_000);
-            let most_ns = if dice.one_in(2) { 1_000_000 } else { 100_000_000 };
+            let most_ns = if dice.one_in(2) {
+                1_000_000
+            } else {
+                100_000_000
+            };
             let back_ns = hidden_ns + 1 + dice.below(most_ns);
             if dice.one_in(2) {
                 fabric.set(rail, false);
-                self.plan.push((now_ns + dice.below(gone_ns - now_ns + 1), rail, Step::PortUp));
+                self.plan.push((
+                    now_ns + dice.below(gone_ns - now_ns + 1),
+                    rail,
+                    Step::PortUp,
+                ));
             }
             let steps = [
                 (cut_ns, Step::To(Phase::Cut)),
@@ -135,7 +186,8 @@ impl Removals {
                 (back_ns, Step::Show(true)),
                 (back_ns, Step::To(Phase::Here)),
             ];
-            self.plan.extend(steps.map(|(due_ns, step)| (due_ns, rail, step)));
+            self.plan
+                .extend(steps.map(|(due_ns, step)| (due_ns, rail, step)));
         }
         is_to_go
     }
@@ -152,7 +204,11 @@ impl Removals {
 
     /// True if both sides have opened every function anew since its last removal.
     pub fn all_reopened(&self, fabric: &Fabric) -> bool {
-        (0..RAILS).all(|at| self.opened.iter().all(|opened| opened[at] == fabric.presence(at).generation))
+        (0..RAILS).all(|at| {
+            self.opened
+                .iter()
+                .all(|opened| opened[at] == fabric.presence(at).generation)
+        })
     }
 
     /// Returns the changes that a side's service thread notices this time.

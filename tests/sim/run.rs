@@ -85,18 +85,31 @@ impl<'f> Run<'f> {
         busy::begin(seed);
         let rails = 1 + dice.below(RAILS as u64) as usize;
         let queue_count = 1 + dice.below(2) as usize;
-        let breaks_ns = (rails > 1 && dice.one_in(3)).then(|| fabric.now_ns() + dice.below(2_000_000));
+        let breaks_ns =
+            (rails > 1 && dice.one_in(3)).then(|| fabric.now_ns() + dice.below(2_000_000));
         let tcp = Tcp::new(breaks_ns, fabric.now_ns(), seed);
         let not_yet = match Dice::new(seed ^ 0x5eed).below(4) {
             0 => Dice::new(seed ^ 0xfeed).below(1 << rails) as u8,
             _ => 0,
         };
         // If TCP breaks permanently, rail 0 has to carry the control frames.
-        let not_yet = if tcp.breaks_permanently() { not_yet & !1 } else { not_yet };
-        let pair = fabric.connect_as(rails, queue_count, Start { not_yet, ..Start::default() });
+        let not_yet = if tcp.breaks_permanently() {
+            not_yet & !1
+        } else {
+            not_yet
+        };
+        let pair = fabric.connect_as(
+            rails,
+            queue_count,
+            Start {
+                not_yet,
+                ..Start::default()
+            },
+        );
         fabric.give_path_faults(not_yet, &mut Dice::new(seed ^ 0xfa17));
         let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
-        let (refusals_left, failures_left, silences_left) = (dice.below(5), dice.below(5), dice.below(3));
+        let (refusals_left, failures_left, silences_left) =
+            (dice.below(5), dice.below(5), dice.below(3));
         // Separate dice, so that this draw does not change the others.
         let mut later_dice = Dice::new(!seed);
         let after = 1 + later_dice.below(goal as u64) as usize;
@@ -109,8 +122,16 @@ impl<'f> Run<'f> {
         // Functions are lost only in runs that complete: a side that closes while a function is cut
         // off cannot know whether its NIC is idle.
         let is_to_lose_functions = matches!(ending, Ending::Whole) && later_dice.one_in(3);
-        let removals =
-            Removals::new(if is_to_lose_functions { later_dice.below(6) } else { 0 }, seed, fabric, &mut later_dice);
+        let removals = Removals::new(
+            if is_to_lose_functions {
+                later_dice.below(6)
+            } else {
+                0
+            },
+            seed,
+            fabric,
+            &mut later_dice,
+        );
         let (model, events, held, tally) = Default::default();
         Self {
             fabric,
@@ -141,7 +162,11 @@ impl<'f> Run<'f> {
         while !self.pair.drivers.iter().all(|driver| driver.has_rail()) {
             self.watch();
             self.fabric.pass(5_000_000);
-            assert!(self.fabric.now_ns() < limit, "no rail comes up: {}", self.state());
+            assert!(
+                self.fabric.now_ns() < limit,
+                "no rail comes up: {}",
+                self.state()
+            );
         }
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         while self.model.groups.len() < self.goal || !self.model.is_done() {
@@ -154,7 +179,12 @@ impl<'f> Run<'f> {
         self.model.check_that_all_is_over();
         self.model.check_what_was_handed_back(&self.fabric.to);
         // From here on no faults are injected, and the rails must come back by themselves.
-        (self.pulls_left, self.refusals_left, self.failures_left, self.silences_left) = (0, 0, 0, 0);
+        (
+            self.pulls_left,
+            self.refusals_left,
+            self.failures_left,
+            self.silences_left,
+        ) = (0, 0, 0, 0);
         (0..self.rails).for_each(|rail| {
             self.fabric.set(rail, true);
             // A pending fault would cost a rail later, when the run no longer waits for a return.
@@ -178,8 +208,17 @@ impl<'f> Run<'f> {
         self.close_both();
         self.model.check_that_all_is_over();
         self.model.check_what_was_handed_back(&self.fabric.to);
-        assert_eq!(self.fabric.queue_pairs(), before, "the number of queue pairs has changed");
-        self.tally.messages = self.model.groups.iter().map(|group| group.parts.len() as u64).sum();
+        assert_eq!(
+            self.fabric.queue_pairs(),
+            before,
+            "the number of queue pairs has changed"
+        );
+        self.tally.messages = self
+            .model
+            .groups
+            .iter()
+            .map(|group| group.parts.len() as u64)
+            .sum();
         self.tally
     }
 
@@ -194,24 +233,58 @@ impl<'f> Run<'f> {
         };
         let ns = self.dice.below(most);
         self.fabric.pass(ns);
-        assert!(self.fabric.now_ns() < limit, "timed out while waiting for {what}: {}", self.state());
+        assert!(
+            self.fabric.now_ns() < limit,
+            "timed out while waiting for {what}: {}",
+            self.state()
+        );
     }
 
     fn state(&self) -> String {
-        let up: Vec<bool> = (0..self.rails).map(|rail| self.fabric.is_up(rail)).collect();
+        let up: Vec<bool> = (0..self.rails)
+            .map(|rail| self.fabric.is_up(rail))
+            .collect();
         let open = |(at, group): (usize, &super::model::Group)| {
-            let parts: Vec<_> = group.parts.iter().map(|part| (part.bytes, part.send, part.is_sent)).collect();
+            let parts: Vec<_> = group
+                .parts
+                .iter()
+                .map(|part| (part.bytes, part.send, part.is_sent))
+                .collect();
             let is_over = group.is_reported && parts.iter().all(|(_, _, is_sent)| *is_sent);
-            (!is_over).then(|| format!("{at} (told {}, optional {}): {parts:?}", group.is_reported, group.optional))
+            (!is_over).then(|| {
+                format!(
+                    "{at} (told {}, optional {}): {parts:?}",
+                    group.is_reported, group.optional
+                )
+            })
         };
-        let open: Vec<String> = self.model.groups.iter().enumerate().filter_map(open).collect();
-        let drivers: Vec<String> = self.pair.drivers.iter().map(|driver| driver.text()).collect();
-        let there: Vec<_> = (0..self.rails).map(|rail| self.fabric.presence(rail)).collect();
+        let open: Vec<String> = self
+            .model
+            .groups
+            .iter()
+            .enumerate()
+            .filter_map(open)
+            .collect();
+        let drivers: Vec<String> = self
+            .pair
+            .drivers
+            .iter()
+            .map(|driver| driver.text())
+            .collect();
+        let there: Vec<_> = (0..self.rails)
+            .map(|rail| self.fabric.presence(rail))
+            .collect();
         let known: Vec<Vec<_>> = self
             .fabric
             .hosts
             .iter()
-            .map(|host| host.process().rails.iter().map(|rail| rail.device.presence()).collect())
+            .map(|host| {
+                host.process()
+                    .rails
+                    .iter()
+                    .map(|rail| rail.device.presence())
+                    .collect()
+            })
             .collect();
         format!(
             "{} of {} groups; rails up {up:?}; functions {there:?}, as the hosts know them {known:?}; drivers {drivers:?}; open {open:?}",
@@ -254,21 +327,36 @@ impl<'f> Run<'f> {
                 memory: &self.fabric.into,
             })
             .collect();
-        let granted = self.pair.recv.enter().unwrap().irecv(&self.pair.contexts[1], &wanted, optional);
+        let granted =
+            self.pair
+                .recv
+                .enter()
+                .unwrap()
+                .irecv(&self.pair.contexts[1], &wanted, optional);
         if let Some(receive) = granted.expect("a receive is granted") {
             self.model.granted(receive, parts, optional);
         }
     }
 
     fn send(&mut self) {
-        let Some(group) = self.model.next_to_send() else { return };
-        let waiting: Vec<usize> = (0..group.parts.len()).filter(|at| group.parts[*at].send.is_none()).collect();
+        let Some(group) = self.model.next_to_send() else {
+            return;
+        };
+        let waiting: Vec<usize> = (0..group.parts.len())
+            .filter(|at| group.parts[*at].send.is_none())
+            .collect();
         let tag = waiting[self.dice.below(waiting.len() as u64) as usize];
         let part = &mut group.parts[tag];
         Model::fill(&mut self.fabric.from, self.seed, part);
         let addr = self.fabric.from.as_ptr() as u64 + part.at as u64;
         let mut path = self.pair.send.enter().unwrap();
-        let sent = path.isend(&self.pair.contexts[0], addr, part.bytes, tag as i32, &self.fabric.out);
+        let sent = path.isend(
+            &self.pair.contexts[0],
+            addr,
+            part.bytes,
+            tag as i32,
+            &self.fabric.out,
+        );
         part.send = sent.expect("a send begins");
     }
 
@@ -284,11 +372,21 @@ impl<'f> Run<'f> {
                 part.send.is_some() && !part.is_sent
             })
             .collect();
-        let Some((at, tag)) = running.get(self.dice.below(running.len() as u64) as usize).copied() else { return };
+        let Some((at, tag)) = running
+            .get(self.dice.below(running.len() as u64) as usize)
+            .copied()
+        else {
+            return;
+        };
         let part = &mut self.model.groups[at].parts[tag];
         let request = part.send.unwrap();
-        let told =
-            self.pair.send.enter().unwrap().test(&self.pair.contexts[0], request).expect("testing a send succeeds");
+        let told = self
+            .pair
+            .send
+            .enter()
+            .unwrap()
+            .test(&self.pair.contexts[0], request)
+            .expect("testing a send succeeds");
         if let Some(bytes) = told {
             assert_eq!(bytes, part.bytes as u64);
             part.is_sent = true;
@@ -297,17 +395,32 @@ impl<'f> Run<'f> {
     }
 
     fn test_receive(&mut self) {
-        let open: Vec<usize> = (0..self.model.groups.len()).filter(|at| !self.model.groups[*at].is_reported).collect();
-        let Some(at) = open.get(self.dice.below(open.len() as u64) as usize).copied() else { return };
+        let open: Vec<usize> = (0..self.model.groups.len())
+            .filter(|at| !self.model.groups[*at].is_reported)
+            .collect();
+        let Some(at) = open
+            .get(self.dice.below(open.len() as u64) as usize)
+            .copied()
+        else {
+            return;
+        };
         let group = &mut self.model.groups[at];
         let tell = |part: usize, bytes: u64| {
-            let right = if group.optional { group.parts[part].room } else { group.parts[part].bytes };
+            let right = if group.optional {
+                group.parts[part].room
+            } else {
+                group.parts[part].bytes
+            };
             // An optional receive reports the size of the buffer, or the size of the message if the
             // message has arrived.
-            assert!(bytes == right as u64 || group.optional && bytes == group.parts[part].bytes as u64);
+            assert!(
+                bytes == right as u64 || group.optional && bytes == group.parts[part].bytes as u64
+            );
         };
         let mut path = self.pair.recv.enter().unwrap();
-        group.is_reported = path.test(&self.pair.contexts[1], group.receive, tell).expect("testing a receive succeeds");
+        group.is_reported = path
+            .test(&self.pair.contexts[1], group.receive, tell)
+            .expect("testing a receive succeeds");
         drop(path);
         self.model.hand_back(at, self.seed, &mut self.fabric.to);
     }
@@ -322,7 +435,13 @@ impl<'f> Run<'f> {
         let sides = if self.dice.one_in(3) { 1 } else { 2 };
         for side in [first, 1 - first].into_iter().take(sides) {
             self.fabric.hosts[side].process().tick(now);
-            self.tcp.poll(side, &mut self.pair.drivers[side], now_ns, now, &mut self.dice);
+            self.tcp.poll(
+                side,
+                &mut self.pair.drivers[side],
+                now_ns,
+                now,
+                &mut self.dice,
+            );
             let due: Vec<usize> = (0..self.events.len())
                 .filter(|at| self.events[*at].1 == side && self.events[*at].0 <= now_ns)
                 .collect();
@@ -330,13 +449,19 @@ impl<'f> Run<'f> {
                 let (_, _, rail, is_up) = self.events.swap_remove(at);
                 if self.fabric.is_up(rail) == is_up {
                     let rail = self.fabric.hosts[side].process().rails[rail].clone();
-                    let change = if is_up { PortChange::Up } else { PortChange::Down };
+                    let change = if is_up {
+                        PortChange::Up
+                    } else {
+                        PortChange::Down
+                    };
                     self.pair.drivers[side].port_changed(&rail, change, now);
                 }
             }
             let has_news = self.pair.wakers[side].take() || self.dice.one_in(16);
             let (tcp, dice) = (&mut self.tcp, &mut self.dice);
-            self.pair.drivers[side].poll(now, has_news, &mut |frame| tcp.send(side, frame, now_ns, dice));
+            self.pair.drivers[side].poll(now, has_news, &mut |frame| {
+                tcp.send(side, frame, now_ns, dice)
+            });
         }
     }
 
@@ -356,7 +481,11 @@ impl<'f> Run<'f> {
         let is_open = |path: &dyn SharedPath| {
             path.borrow().is_ok_and(|mut path| {
                 let lane = &path.rails().lanes[rail];
-                lane.is_open() && !lane.ends().iter().any(|end| self.fabric.is_in_error(end.number))
+                lane.is_open()
+                    && !lane
+                        .ends()
+                        .iter()
+                        .any(|end| self.fabric.is_in_error(end.number))
             })
         };
         self.fabric.is_quiet(rail)
@@ -366,16 +495,21 @@ impl<'f> Run<'f> {
     }
 
     fn must_hold(&self, rail: usize) -> bool {
-        let is_held = |(held, until_ns): (usize, u64)| held == rail && self.fabric.now_ns() < until_ns;
+        let is_held =
+            |(held, until_ns): (usize, u64)| held == rail && self.fabric.now_ns() < until_ns;
         rail == 0 && self.tcp.breaks_permanently() || self.held.is_some_and(is_held)
     }
 
     fn lose_functions(&mut self, now: Instant) {
         let rail = self.later_dice.below(self.rails as u64) as usize;
         let must_hold = self.must_hold(rail);
-        self.tally.losses += u64::from(!must_hold && self.removals.step(self.fabric, &mut self.later_dice, rail));
+        self.tally.losses +=
+            u64::from(!must_hold && self.removals.step(self.fabric, &mut self.later_dice, rail));
         for side in [0, 1] {
-            for (rail, change) in self.removals.notice(self.fabric, &mut self.later_dice, side, now) {
+            for (rail, change) in self
+                .removals
+                .notice(self.fabric, &mut self.later_dice, side, now)
+            {
                 self.pair.drivers[side].port_changed(&rail, change, now);
             }
         }
@@ -391,7 +525,8 @@ impl<'f> Run<'f> {
         if self.failures_left > 0 && !must_hold && self.dice.one_in(4) {
             self.failures_left -= 1;
             self.fabric.fail_posts(rail, 1);
-            self.fabric.fail_to_register(self.dice.below(2) as usize, rail);
+            self.fabric
+                .fail_to_register(self.dice.below(2) as usize, rail);
         }
         if self.silences_left > 0 && self.dice.one_in(4) {
             self.silences_left -= 1;
@@ -408,7 +543,12 @@ impl<'f> Run<'f> {
         self.fabric.set(rail, !is_up);
         for side in [0, 1] {
             if self.dice.one_in(2) {
-                self.events.push((self.fabric.now_ns() + self.dice.below(2_000_000), side, rail, !is_up));
+                self.events.push((
+                    self.fabric.now_ns() + self.dice.below(2_000_000),
+                    side,
+                    rail,
+                    !is_up,
+                ));
             }
         }
     }
@@ -428,7 +568,9 @@ impl<'f> Run<'f> {
             Ending::Whole => false,
             Ending::BrokenOff { after } => has >= after,
             Ending::BrokenOffOnTrial { after } => {
-                has >= after && self.pair.drivers[1].text().contains("under test") && self.dice.one_in(4)
+                has >= after
+                    && self.pair.drivers[1].text().contains("under test")
+                    && self.dice.one_in(4)
             }
             Ending::BrokenOffInUse { after } => {
                 let [sender, receiver] = [0, 1].map(|side: usize| self.pair.drivers[side].text());
@@ -446,7 +588,9 @@ impl<'f> Run<'f> {
         let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
         // Separate dice, so that this draw does not change the others.
         let (tcp, mut dice) = (&mut self.tcp, Dice::new(self.seed ^ 0xb1e));
-        while !self.pair.drivers[side].close(now, now, &mut |frame| tcp.send(side, frame, now_ns, &mut dice)) {}
+        while !self.pair.drivers[side].close(now, now, &mut |frame| {
+            tcp.send(side, frame, now_ns, &mut dice)
+        }) {}
     }
 
     /// Closes both sides. Each side learns that the other has closed. The sender also learns how
@@ -459,13 +603,19 @@ impl<'f> Run<'f> {
             while self.pair.contexts[1 - side].peer.presence() == PeerState::Here {
                 self.watch();
                 self.fabric.pass(1_000_000);
-                assert!(self.fabric.now_ns() < limit, "side {side} closes and the other side does not notice");
+                assert!(
+                    self.fabric.now_ns() < limit,
+                    "side {side} closes and the other side does not notice"
+                );
             }
         }
         // No caller waits for an optional receive, so such a receive may still be incomplete. Only
         // the receives before the first optional one were certainly delivered.
         let groups = &self.model.groups;
-        let waited_for = groups.iter().position(|group| group.optional).unwrap_or(groups.len()) as u64;
+        let waited_for = groups
+            .iter()
+            .position(|group| group.optional)
+            .unwrap_or(groups.len()) as u64;
         let told = self.pair.contexts[0].peer.presence();
         let all = groups.len() as u64;
         assert!(

@@ -92,7 +92,8 @@ impl Tcp {
     pub fn new(breaks_ns: Option<u64>, now_ns: u64, seed: u64) -> Self {
         let mut dice = Dice::new(seed.rotate_left(17));
         let returns = dice.one_in(2);
-        let breaks_ns = breaks_ns.or_else(|| (returns && dice.one_in(2)).then(|| now_ns + dice.below(2_000_000)));
+        let breaks_ns = breaks_ns
+            .or_else(|| (returns && dice.one_in(2)).then(|| now_ns + dice.below(2_000_000)));
         let network = breaks_ns.map_or(Network::Carries, |at_ns| Network::Breaks {
             at_ns,
             back_ns: returns.then(|| at_ns + dice.below(3_000_000_000)),
@@ -118,17 +119,24 @@ impl Tcp {
 
     /// True if the network breaks permanently. Then a rail has to carry the control frames.
     pub fn breaks_permanently(&self) -> bool {
-        matches!(self.network, Network::Breaks { back_ns: None, .. } | Network::Down { back_ns: None })
+        matches!(
+            self.network,
+            Network::Breaks { back_ns: None, .. } | Network::Down { back_ns: None }
+        )
     }
 
     /// Sometimes closes TCP under both sides, like a middlebox, and then returns true. After such a
     /// close, each side considers the other dead unless a frame arrives within two seconds.
     pub fn maybe_close(&mut self, now_ns: u64) -> bool {
-        let Network::Carries = self.network else { return false };
+        let Network::Carries = self.network else {
+            return false;
+        };
         if self.closings_left == 0 || !self.closing_dice.one_in(32) {
             return false;
         }
-        let Some(attempt) = self.states[0].attempt().filter(|attempt| self.states[1].attempt() == Some(*attempt))
+        let Some(attempt) = self.states[0]
+            .attempt()
+            .filter(|attempt| self.states[1].attempt() == Some(*attempt))
         else {
             return false;
         };
@@ -137,7 +145,11 @@ impl Tcp {
         for side in [0, 1] {
             self.packets[side].retain(|packet| packet.attempt != attempt);
             // One side may notice much later than the other: when it sends, or by its keepalive.
-            let most_ns = if self.closing_dice.one_in(4) { 1_000_000_000 } else { 2_000_000 };
+            let most_ns = if self.closing_dice.one_in(4) {
+                1_000_000_000
+            } else {
+                2_000_000
+            };
             let at_ns = now_ns + self.closing_dice.below(most_ns);
             self.note(side, attempt, at_ns, true);
         }
@@ -146,10 +158,22 @@ impl Tcp {
 
     /// Does what the service thread does before it runs the driver: delivers frames and notices,
     /// and dials. Sometimes delivers a frame twice.
-    pub fn poll(&mut self, side: usize, driver: &mut Driver, now_ns: u64, now: Instant, dice: &mut Dice) {
+    pub fn poll(
+        &mut self,
+        side: usize,
+        driver: &mut Driver,
+        now_ns: u64,
+        now: Instant,
+        dice: &mut Dice,
+    ) {
         self.advance_network(now_ns);
-        while self.packets[side].front().is_some_and(|packet| packet.due_ns <= now_ns) {
-            let Some(Packet { attempt, item, .. }) = self.packets[side].pop_front() else { break };
+        while self.packets[side]
+            .front()
+            .is_some_and(|packet| packet.due_ns <= now_ns)
+        {
+            let Some(Packet { attempt, item, .. }) = self.packets[side].pop_front() else {
+                break;
+            };
             match item {
                 Item::Frame(frame) if self.states[side].attempt() == Some(attempt) => {
                     driver.receive_frame(&frame, now);
@@ -171,7 +195,8 @@ impl Tcp {
             }
         }
         self.handle_notice(side, driver, now_ns, now);
-        let is_unreachable = side == 0 && !self.breaks_permanently() && self.dial(driver, now_ns, now);
+        let is_unreachable =
+            side == 0 && !self.breaks_permanently() && self.dial(driver, now_ns, now);
         if self.states[side] == TcpState::GivenUp {
             driver.tcp_missing(is_unreachable, now);
         }
@@ -179,7 +204,10 @@ impl Tcp {
 
     /// Replaces the accepting side's connection by the redialled one, and closes the old one.
     fn replace(&mut self, attempt: u64, driver: &mut Driver, now_ns: u64) {
-        if let Some(old) = self.states[1].attempt().filter(|old| *old >= self.first_alive) {
+        if let Some(old) = self.states[1]
+            .attempt()
+            .filter(|old| *old >= self.first_alive)
+        {
             self.note(0, old, now_ns, true);
         }
         self.states[1] = TcpState::New(attempt);
@@ -188,26 +216,36 @@ impl Tcp {
     }
 
     fn handle_notice(&mut self, side: usize, driver: &mut Driver, now_ns: u64, now: Instant) {
-        let Some(Notice { attempt, is_closed, .. }) = self.notices[side].take_if(|notice| notice.at_ns <= now_ns)
+        let Some(Notice {
+            attempt, is_closed, ..
+        }) = self.notices[side].take_if(|notice| notice.at_ns <= now_ns)
         else {
             return;
         };
         match (self.states[side], is_closed) {
             (state, _) if state.attempt() != Some(attempt) => return,
             (_, false) => driver.tcp_failed("the network is down", now),
-            (TcpState::New(_), true) if !driver.has_rail() => driver.tcp_failed("closed immediately", now),
+            (TcpState::New(_), true) if !driver.has_rail() => {
+                driver.tcp_failed("closed immediately", now)
+            }
             (_, true) => driver.tcp_closed_by_peer(now),
         }
         self.states[side] = TcpState::GivenUp;
     }
 
     fn note(&mut self, side: usize, attempt: u64, at_ns: u64, is_closed: bool) {
-        self.notices[side] = Some(Notice { at_ns, attempt, is_closed });
+        self.notices[side] = Some(Notice {
+            at_ns,
+            attempt,
+            is_closed,
+        });
     }
 
     /// Sends a frame. Returns false if the connection did not accept it.
     pub fn send(&mut self, side: usize, frame: ControlFrame, now_ns: u64, dice: &mut Dice) -> bool {
-        let Some(attempt) = self.states[side].attempt() else { return false };
+        let Some(attempt) = self.states[side].attempt() else {
+            return false;
+        };
         if attempt >= self.first_alive {
             let delay_ns = dice.below(100_000);
             self.post(1 - side, attempt, Item::Frame(frame), now_ns + delay_ns);
@@ -220,7 +258,11 @@ impl Tcp {
 
     fn post(&mut self, to: usize, attempt: u64, item: Item, due_ns: u64) {
         let not_before = self.packets[to].back().map_or(0, |packet| packet.due_ns);
-        self.packets[to].push_back(Packet { due_ns: due_ns.max(not_before), attempt, item });
+        self.packets[to].push_back(Packet {
+            due_ns: due_ns.max(not_before),
+            attempt,
+            item,
+        });
     }
 
     /// Dials if the driver needs a TCP connection. Returns true if an attempt has failed.
@@ -265,21 +307,32 @@ impl Tcp {
                 // are not accepted.
                 let notices = |dice: &mut Dice| {
                     // The kernel's keepalive notices a silent peer after 15 s; here it takes less.
-                    let most_ns = if dice.one_in(3) { 8_000_000_000 } else { 1_000_000_000 };
+                    let most_ns = if dice.one_in(3) {
+                        8_000_000_000
+                    } else {
+                        1_000_000_000
+                    };
                     back_ns.map(|_| now_ns + dice.below(most_ns))
                 };
                 for side in [0, 1] {
-                    if let (Some(at_ns), Some(attempt)) = (notices(&mut self.dice), self.states[side].attempt()) {
+                    if let (Some(at_ns), Some(attempt)) =
+                        (notices(&mut self.dice), self.states[side].attempt())
+                    {
                         self.note(side, attempt, at_ns, false);
                     }
                 }
             }
-            Network::Down { back_ns: Some(back_ns) } if back_ns <= now_ns => {
+            Network::Down {
+                back_ns: Some(back_ns),
+            } if back_ns <= now_ns => {
                 self.network = Network::Carries;
                 if self.breaks_left > 0 {
                     self.breaks_left -= 1;
                     let at_ns = now_ns + self.dice.below(1_000_000_000);
-                    self.network = Network::Breaks { at_ns, back_ns: Some(at_ns + self.dice.below(3_000_000_000)) };
+                    self.network = Network::Breaks {
+                        at_ns,
+                        back_ns: Some(at_ns + self.dice.below(3_000_000_000)),
+                    };
                 }
             }
             _ => {}

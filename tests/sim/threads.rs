@@ -20,7 +20,10 @@ struct Kind {
 }
 
 impl Kind {
-    const NONE: Self = Self { until_one_hangs: None, hung: Vec::new() };
+    const NONE: Self = Self {
+        until_one_hangs: None,
+        hung: Vec::new(),
+    };
 
     /// Keeps the work if this thread is the one that hangs. Otherwise returns the work.
     fn hangs(&mut self, work: Work) -> Option<Work> {
@@ -36,7 +39,11 @@ impl Kind {
     }
 }
 
-static THREADS: Mutex<Threads> = Mutex::new(Threads { connecting: Kind::NONE, fencing: Kind::NONE, total: 0 });
+static THREADS: Mutex<Threads> = Mutex::new(Threads {
+    connecting: Kind::NONE,
+    fencing: Kind::NONE,
+    total: 0,
+});
 
 fn lock() -> MutexGuard<'static, Threads> {
     THREADS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -71,7 +78,10 @@ pub fn hang_fence_after(others: usize) {
 
 pub fn hang_no_more() {
     let mut threads = lock();
-    (threads.connecting.until_one_hangs, threads.fencing.until_one_hangs) = (None, None);
+    (
+        threads.connecting.until_one_hangs,
+        threads.fencing.until_one_hangs,
+    ) = (None, None);
 }
 
 pub fn hung() -> usize {

@@ -99,7 +99,13 @@ impl Sending for SendEnd {
         self.process.register(memory, Purpose::Send)
     }
 
-    fn isend(&self, addr: u64, bytes: usize, tag: i32, memory: &Registration) -> Quick<Option<u16>> {
+    fn isend(
+        &self,
+        addr: u64,
+        bytes: usize,
+        tag: i32,
+        memory: &Registration,
+    ) -> Quick<Option<u16>> {
         let mut path = self.path.enter().expect("one thread uses the path");
         let done = path.isend(&self.context, addr, bytes, tag, memory);
         path.leave();
@@ -148,13 +154,25 @@ impl Bed {
         let prepared = prepare(&dir, &name, &profile, 2).unwrap();
         let shared = dir.join(&name).join("sys").display().to_string();
         let trees = [0, 1].map(|node| PathBuf::from(sysfs_of_node(&shared, node)));
-        let file = std::fs::OpenOptions::new().read(true).write(true).open(dir.join(&name).join("fabric")).unwrap();
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(dir.join(&name).join("fabric"))
+            .unwrap();
         let memory = shm::map(&file).unwrap();
         // From here on the fabric has no engine threads, and this is its only clock.
         memory.virtual_clock.store(1, Ordering::Release);
         let begun = Instant::now();
         let nodes = [0, 1].map(|node| Node::new(node, &prepared, &trees[node]));
-        Self { memory, profile, trees, nodes, _prepared: prepared, begun, now_ns: 0 }
+        Self {
+            memory,
+            profile,
+            trees,
+            nodes,
+            _prepared: prepared,
+            begun,
+            now_ns: 0,
+        }
     }
 
     fn now(&self) -> Instant {
@@ -164,7 +182,9 @@ impl Bed {
     /// Lets time pass, and the NICs of both nodes work.
     fn pass(&mut self, ns: u64) {
         self.now_ns += ns;
-        self.memory.virtual_clock.store(self.now_ns + 1, Ordering::Release);
+        self.memory
+            .virtual_clock
+            .store(self.now_ns + 1, Ordering::Release);
         let mut buffer = CompletionBuffer::new();
         for nic in self.nodes.iter_mut().flat_map(|node| &mut node.nics) {
             assert!(nic.poll(&mut buffer).unwrap().is_empty());
@@ -178,11 +198,15 @@ impl Bed {
             Step::To(phase) => {
                 memory.move_to(phase);
                 if phase == Phase::Gone && memory.presence().phase == Phase::Gone {
-                    self.profile.show_device(&self.trees[node], rail, false).unwrap();
+                    self.profile
+                        .show_device(&self.trees[node], rail, false)
+                        .unwrap();
                 }
             }
             Step::Return if memory.presence().phase == Phase::Gone => {
-                self.profile.show_device(&self.trees[node], rail, true).unwrap();
+                self.profile
+                    .show_device(&self.trees[node], rail, true)
+                    .unwrap();
                 memory.link_up(self.now_ns);
                 memory.move_to(Phase::Here);
             }
@@ -206,12 +230,18 @@ impl Bed {
         self.mend();
         for node in 0..2 {
             let process = Arc::clone(self.nodes[node].host.process());
-            process.rails.iter().for_each(|rail| _ = rail.device.query_presence(rail.info.port));
+            process
+                .rails
+                .iter()
+                .for_each(|rail| _ = rail.device.query_presence(rail.info.port));
             while process.rails.iter().any(|rail| rail.device.pd().is_err()) {
                 self.pass(1000 * MS);
                 process.look_for_returned(self.now());
             }
-            process.rails.iter().for_each(|rail| process.backoff.forget(rail));
+            process
+                .rails
+                .iter()
+                .for_each(|rail| process.backoff.forget(rail));
             self.nodes[node].devices = Devices::default();
         }
     }
@@ -222,7 +252,9 @@ impl Bed {
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
         let mut lanes = lanes(nodes);
         for (side, region) in mailboxes.iter().enumerate() {
-            lanes[side].iter_mut().for_each(|lane| lane.register_mailbox(region).unwrap());
+            lanes[side]
+                .iter_mut()
+                .for_each(|lane| lane.register_mailbox(region).unwrap());
         }
         let [ours, theirs] = &mut lanes;
         for (one, other) in ours.iter_mut().zip(theirs) {
@@ -232,47 +264,90 @@ impl Bed {
         let contexts = [0, 1].map(|side: usize| {
             let process = nodes[side].host.process();
             Arc::new(PathContext {
-                peer: Arc::new(Peer::new(format!("node {}", if side == 0 { 1 - from } else { from }))),
+                peer: Arc::new(Peer::new(format!(
+                    "node {}",
+                    if side == 0 { 1 - from } else { from }
+                ))),
                 registrations: Arc::clone(&process.registrations),
                 stall_warn: process.config.data_path.stall_warn,
                 waker: nodes[side].waker.clone(),
             })
         });
-        let path = |lane: &Lane| [End { rail: lane.rail.id, attachment: lane.rail.info.attachment }; 2];
+        let path = |lane: &Lane| {
+            [End {
+                rail: lane.rail.id,
+                attachment: lane.rail.info.attachment,
+            }; 2]
+        };
         let paths: Vec<[End; 2]> = lanes[0].iter().map(path).collect();
         let queue_count = lanes[0][0].queue_count();
         let managed = [0, 1].map(|side: usize| {
-            let lanes: Vec<_> = lanes[side].iter().map(|lane| ManagedRail::of(lane, queue_count)).collect();
+            let lanes: Vec<_> = lanes[side]
+                .iter()
+                .map(|lane| ManagedRail::of(lane, queue_count))
+                .collect();
             lanes
         });
-        let mut parts = lanes.into_iter().enumerate().map(|(side, lanes)| PathParts {
-            lanes,
-            region: Arc::clone(&mailboxes[side]),
-            peer_addr: mailboxes[1 - side].addr(),
-            chunk_bytes: 1 << 30,
-            striping: negotiate::striping(nodes[side].host.process(), &paths),
-        });
+        let mut parts = lanes
+            .into_iter()
+            .enumerate()
+            .map(|(side, lanes)| PathParts {
+                lanes,
+                region: Arc::clone(&mailboxes[side]),
+                peer_addr: mailboxes[1 - side].addr(),
+                chunk_bytes: 1 << 30,
+                striping: negotiate::striping(nodes[side].host.process(), &paths),
+            });
         let send = Arc::new(TryCell::new(SendPath::new(parts.next().unwrap())));
         let recv = Arc::new(TryCell::new(RecvPath::new(parts.next().unwrap())));
         drop(parts);
-        let shared: [(Role, Arc<dyn SharedPath>); 2] = [(Role::Sender, send.clone()), (Role::Receiver, recv.clone())];
+        let shared: [(Role, Arc<dyn SharedPath>); 2] =
+            [(Role::Sender, send.clone()), (Role::Receiver, recv.clone())];
         let mut managed = managed.into_iter();
         let mut side = 0;
         let drivers = shared.map(|(role, path)| {
-            let mailboxes = Mailboxes { region: Arc::clone(&mailboxes[side]), peer_addr: mailboxes[1 - side].addr() };
-            let (process, context) = (Arc::clone(nodes[side].host.process()), Arc::clone(&contexts[side]));
+            let mailboxes = Mailboxes {
+                region: Arc::clone(&mailboxes[side]),
+                peer_addr: mailboxes[1 - side].addr(),
+            };
+            let (process, context) = (
+                Arc::clone(nodes[side].host.process()),
+                Arc::clone(&contexts[side]),
+            );
             side += 1;
-            let terms =
-                DriverTerms { role, priority: Priority::default(), first_rail_timeout: Duration::from_secs(3600) };
-            Driver::new(process, context, path, terms, mailboxes, managed.next().unwrap())
+            let terms = DriverTerms {
+                role,
+                priority: Priority::default(),
+                first_rail_timeout: Duration::from_secs(3600),
+            };
+            Driver::new(
+                process,
+                context,
+                path,
+                terms,
+                mailboxes,
+                managed.next().unwrap(),
+            )
         });
         let [ours, theirs] = contexts;
         let process = |side: usize| Arc::clone(nodes[side].host.process());
-        let link = Link { drivers, from, frames: Default::default() };
+        let link = Link {
+            drivers,
+            from,
+            frames: Default::default(),
+        };
         (
             link,
-            SendEnd { path: send, context: ours, process: process(0) },
-            RecvEnd { path: recv, context: theirs, process: process(1) },
+            SendEnd {
+                path: send,
+                context: ours,
+                process: process(0),
+            },
+            RecvEnd {
+                path: recv,
+                context: theirs,
+                process: process(1),
+            },
         )
     }
 }
@@ -280,8 +355,9 @@ impl Bed {
 fn lanes(nodes: [&Node; 2]) -> [Vec<Lane>; 2] {
     let mut lanes: [Vec<Lane>; 2] = Default::default();
     for rail in 0..RAILS.len() {
-        let mut pair = [(0, Role::Sender), (1, Role::Receiver)]
-            .map(|(side, role): (usize, _)| Lane::open(&nodes[side].host.process().rails[rail], role, 1).unwrap());
+        let mut pair = [(0, Role::Sender), (1, Role::Receiver)].map(|(side, role): (usize, _)| {
+            Lane::open(&nodes[side].host.process().rails[rail], role, 1).unwrap()
+        });
         let ends = [pair[0].ends(), pair[1].ends()];
         let gids = nodes.map(|node| node.snapshots[rail].addresses[0].gid);
         for (side, role) in [(1, Role::Receiver), (0, Role::Sender)] {
@@ -312,10 +388,14 @@ impl Node {
         std::fs::create_dir_all(library.parent().unwrap()).unwrap();
         std::fs::copy(fabric_library(), &library).unwrap();
         let number = node.to_string();
-        let variables = prepared.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        for (name, value) in
-            variables.chain([("SOFTVERBS_NODE", number.as_str()), ("SOFTVERBS_PROFILE", "spark-2cable")])
-        {
+        let variables = prepared
+            .environment
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()));
+        for (name, value) in variables.chain([
+            ("SOFTVERBS_NODE", number.as_str()),
+            ("SOFTVERBS_PROFILE", "spark-2cable"),
+        ]) {
             // SAFETY: the program has one thread at this time, apart from the test's runner, which
             // does not read the environment.
             unsafe { std::env::set_var(name, value) };
@@ -328,13 +408,30 @@ impl Node {
             ("NCCL_SPARK_LOSS_TIMEOUT_S", "3600".to_owned()),
             ("NCCL_SPARK_MIN_SHARE_BYTES", "1024".to_owned()),
         ];
-        let settings: Vec<_> = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        let host = bring_up(Config::from_variables(&settings).unwrap()).unwrap().0;
+        let settings: Vec<_> = settings
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
+        let host = bring_up(Config::from_variables(&settings).unwrap())
+            .unwrap()
+            .0;
         let interfaces = interfaces::all().unwrap();
         let rails = &host.process().rails;
-        let snapshots = rails.iter().map(|rail| rail.snapshot(&interfaces).unwrap()).collect();
-        let nics = rails.iter().map(|rail| Cq::new(rail.device.pd().unwrap().context(), 1).unwrap()).collect();
-        Self { host, snapshots, devices: Devices::default(), waker: Arc::default(), nics }
+        let snapshots = rails
+            .iter()
+            .map(|rail| rail.snapshot(&interfaces).unwrap())
+            .collect();
+        let nics = rails
+            .iter()
+            .map(|rail| Cq::new(rail.device.pd().unwrap().context(), 1).unwrap())
+            .collect();
+        Self {
+            host,
+            snapshots,
+            devices: Devices::default(),
+            waker: Arc::default(),
+            nics,
+        }
     }
 }
 
@@ -347,7 +444,13 @@ enum Step {
 
 /// Steps of a change, each with its time.
 fn steps(change: &Change) -> Vec<(u64, usize, usize, Step)> {
-    let Change { at_ms, node, rail, what, is_return } = *change;
+    let Change {
+        at_ms,
+        node,
+        rail,
+        what,
+        is_return,
+    } = *change;
     let (at_ns, step_ns) = (at_ms * MS, REMOVAL_STEP.as_nanos() as u64);
     let steps = match (what, is_return) {
         (What::Port, _) => vec![(0, Step::Port(is_return))],
@@ -358,11 +461,17 @@ fn steps(change: &Change) -> Vec<(u64, usize, usize, Step)> {
             .map(|(turn, phase)| (turn as u64 * step_ns, Step::To(phase)))
             .collect(),
     };
-    steps.into_iter().map(|(after_ns, step)| (at_ns + after_ns, node, rail, step)).collect()
+    steps
+        .into_iter()
+        .map(|(after_ns, step)| (at_ns + after_ns, node, rail, step))
+        .collect()
 }
 
 fn pop_due<T>(queue: &mut VecDeque<T>, is_due: impl Fn(&T) -> bool) -> Option<T> {
-    queue.front().is_some_and(is_due).then(|| queue.pop_front())?
+    queue
+        .front()
+        .is_some_and(is_due)
+        .then(|| queue.pop_front())?
 }
 
 /// One run: connections, a storm, and the caller's traffic.
@@ -406,7 +515,8 @@ impl<'b> Run<'b> {
         let rounds_ns = [bed.now_ns; 2];
         let resume_ns = [vec![None; channels.len()], vec![None; channels.len()]];
         let longest_pause_ns = [0, 1, 50, 2000][dice.below(4) as usize] * MS;
-        let calm_step_ns = [MOVING_STEP_NS, 2 * MS, LONGEST_STEP_NS, LONGEST_STEP_NS][dice.below(4) as usize];
+        let calm_step_ns =
+            [MOVING_STEP_NS, 2 * MS, LONGEST_STEP_NS, LONGEST_STEP_NS][dice.below(4) as usize];
         Self {
             changed_ns: bed.now_ns,
             bed,
@@ -424,13 +534,21 @@ impl<'b> Run<'b> {
 
     /// Plays the run to its end. Returns the number of messages, or a description of the failure.
     pub fn play(mut self) -> std::result::Result<u64, String> {
-        let mut last_ns = self.steps.back().map_or(self.bed.now_ns, |(at_ns, ..)| *at_ns);
+        let mut last_ns = self
+            .steps
+            .back()
+            .map_or(self.bed.now_ns, |(at_ns, ..)| *at_ns);
         let (mut is_ending, mut quiet) = (false, 0);
         loop {
-            let moved = self.progress().map_err(|error| format!("{error}\n{}", self.state()))?;
+            let moved = self
+                .progress()
+                .map_err(|error| format!("{error}\n{}", self.state()))?;
             self.take_steps();
             self.serve();
-            if self.steps.is_empty() && !is_ending && self.bed.now_ns > last_ns + self.dice.below(2000) * MS {
+            if self.steps.is_empty()
+                && !is_ending
+                && self.bed.now_ns > last_ns + self.dice.below(2000) * MS
+            {
                 self.bed.mend();
                 self.changed_ns = self.bed.now_ns;
                 self.end();
@@ -446,7 +564,11 @@ impl<'b> Run<'b> {
             // While nothing moves, time passes in larger and larger steps, up to those of a busy
             // service thread.
             quiet = if moved { 0 } else { quiet + 1 };
-            let shortest_ns = if self.is_calm() { self.calm_step_ns } else { MOVING_STEP_NS };
+            let shortest_ns = if self.is_calm() {
+                self.calm_step_ns
+            } else {
+                MOVING_STEP_NS
+            };
             let most_ns = (shortest_ns << (quiet / 8).min(5)).min(LONGEST_STEP_NS);
             let ns = self.dice.below(most_ns);
             self.bed.pass(ns);
@@ -457,16 +579,31 @@ impl<'b> Run<'b> {
     /// Returns true if no change is near.
     fn is_calm(&self) -> bool {
         let now_ns = self.bed.now_ns;
-        let is_far = self.steps.front().is_none_or(|(at_ns, ..)| *at_ns > now_ns + 20 * MS);
+        let is_far = self
+            .steps
+            .front()
+            .is_none_or(|(at_ns, ..)| *at_ns > now_ns + 20 * MS);
         is_far && now_ns > self.changed_ns + 300 * MS
     }
 
     fn progress(&mut self) -> std::result::Result<bool, nccl_net_spark::error::Error> {
         let mut moved = false;
-        let Self { channels, resume_ns, dice, bed, longest_pause_ns, .. } = self;
-        for (channel, resume_ns) in channels.iter_mut().flatten().zip(resume_ns.iter_mut().flatten()) {
+        let Self {
+            channels,
+            resume_ns,
+            dice,
+            bed,
+            longest_pause_ns,
+            ..
+        } = self;
+        for (channel, resume_ns) in channels
+            .iter_mut()
+            .flatten()
+            .zip(resume_ns.iter_mut().flatten())
+        {
             if channel.is_idle() {
-                let due_ns = *resume_ns.get_or_insert_with(|| bed.now_ns + dice.below(*longest_pause_ns + 1));
+                let due_ns = *resume_ns
+                    .get_or_insert_with(|| bed.now_ns + dice.below(*longest_pause_ns + 1));
                 if due_ns > bed.now_ns || channel.is_done() {
                     continue;
                 }
@@ -479,7 +616,9 @@ impl<'b> Run<'b> {
     }
 
     fn take_steps(&mut self) {
-        while let Some((_, node, rail, step)) = pop_due(&mut self.steps, |(at_ns, ..)| *at_ns <= self.bed.now_ns) {
+        while let Some((_, node, rail, step)) =
+            pop_due(&mut self.steps, |(at_ns, ..)| *at_ns <= self.bed.now_ns)
+        {
             self.bed.change(node, rail, step);
             self.changed_ns = self.bed.now_ns;
         }
@@ -507,7 +646,9 @@ impl<'b> Run<'b> {
         let is_woken = self.bed.nodes[node].waker.take() || self.dice.one_in(16);
         for link in &mut self.links {
             let side = link.side_of(node);
-            let Link { drivers, frames, .. } = link;
+            let Link {
+                drivers, frames, ..
+            } = link;
             for change in &changes {
                 match change {
                     DeviceChange::Port(rail, port) => drivers[side].port_changed(rail, *port, now),
@@ -536,14 +677,27 @@ impl<'b> Run<'b> {
     }
 
     fn state(&self) -> String {
-        let channels = self.channels.iter().flatten().map(|channel| channel.state() + "\n");
+        let channels = self
+            .channels
+            .iter()
+            .flatten()
+            .map(|channel| channel.state() + "\n");
         let drivers = self.links.iter().enumerate().flat_map(|(number, link)| {
             let text = move |side: usize| {
-                format!("link {number} from node {}, side {side}: {}\n", link.from, link.drivers[side].text())
+                format!(
+                    "link {number} from node {}, side {side}: {}\n",
+                    link.from,
+                    link.drivers[side].text()
+                )
             };
             [text(0), text(1)]
         });
-        format!("{}{}{}", self.storm, channels.collect::<String>(), drivers.collect::<String>())
+        format!(
+            "{}{}{}",
+            self.storm,
+            channels.collect::<String>(),
+            drivers.collect::<String>()
+        )
     }
 }
 

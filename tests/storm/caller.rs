@@ -144,7 +144,9 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
 
     /// True if all operations that have begun are done.
     pub fn is_idle(&self) -> bool {
-        self.send.done == self.open && self.recv.consumed == self.open && self.recv.received == self.open
+        self.send.done == self.open
+            && self.recv.consumed == self.open
+            && self.recv.received == self.open
     }
 
     pub fn begin_operation(&mut self) {
@@ -157,7 +159,9 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
 
     /// State of the channel, for messages.
     pub fn state(&self) -> String {
-        let Self { send, recv, terms, .. } = self;
+        let Self {
+            send, recv, terms, ..
+        } = self;
         format!(
             "channel {} of rank {}: sends {} produced, {} transmitted, {} done; receives {} posted, {} received, {} consumed",
             terms.number,
@@ -186,12 +190,24 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
     fn compute(&mut self) -> bool {
         let mut moved = false;
         let limit = self.open;
-        let Self { terms, rank, send, recv, .. } = self;
+        let Self {
+            terms,
+            rank,
+            send,
+            recv,
+            ..
+        } = self;
         let peer = 1 - *rank;
-        let arrived = if terms.low_latency { recv.posted } else { recv.received };
+        let arrived = if terms.low_latency {
+            recv.posted
+        } else {
+            recv.received
+        };
         while recv.consumed < arrived {
             let step = recv.consumed;
-            if terms.low_latency && !(0..terms.parts).all(|part| recv.memory.holds(terms, peer, step, part)) {
+            if terms.low_latency
+                && !(0..terms.parts).all(|part| recv.memory.holds(terms, peer, step, part))
+            {
                 break;
             }
             for part in 0..terms.parts {
@@ -200,7 +216,11 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
             recv.consumed += 1;
             moved = true;
         }
-        let may = terms.lead.map_or(u64::MAX, |lead| recv.consumed + lead).min(send.done + STEPS).min(limit);
+        let may = terms
+            .lead
+            .map_or(u64::MAX, |lead| recv.consumed + lead)
+            .min(send.done + STEPS)
+            .min(limit);
         while send.produced < may {
             for part in 0..terms.parts {
                 send.memory.fill(terms, *rank, send.produced, part);
@@ -212,7 +232,9 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
     }
 
     fn progress_sends(&mut self) -> Result<bool, Error> {
-        let Self { terms, rank, send, .. } = self;
+        let Self {
+            terms, rank, send, ..
+        } = self;
         let mut moved = false;
         if send.transmitted < send.produced {
             let step = send.transmitted;
@@ -223,7 +245,10 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
                 if request.is_none() {
                     let bytes = terms.words(*rank, step, part) * 8;
                     let addr = send.memory.addr(terms.place(step, part));
-                    *request = send.comm.isend(addr, bytes, part as i32, &send.registration).map_err(|error| *error)?;
+                    *request = send
+                        .comm
+                        .isend(addr, bytes, part as i32, &send.registration)
+                        .map_err(|error| *error)?;
                     moved |= request.is_some();
                 }
             }
@@ -232,11 +257,16 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
         }
         if send.done < send.transmitted {
             let step = send.done;
-            let requests = &mut send.requests[(step % STEPS) as usize * terms.parts..][..terms.parts];
+            let requests =
+                &mut send.requests[(step % STEPS) as usize * terms.parts..][..terms.parts];
             for (part, request) in requests.iter_mut().enumerate() {
                 let Some(running) = *request else { continue };
                 if let Some(bytes) = send.comm.test(running).map_err(|error| *error)? {
-                    assert_eq!(bytes, terms.words(*rank, step, part) as u64 * 8, "size of a send");
+                    assert_eq!(
+                        bytes,
+                        terms.words(*rank, step, part) as u64 * 8,
+                        "size of a send"
+                    );
                     *request = None;
                     moved = true;
                 }
@@ -248,7 +278,9 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
 
     fn progress_receives(&mut self) -> Result<bool, Error> {
         let limit = self.open;
-        let Self { terms, rank, recv, .. } = self;
+        let Self {
+            terms, rank, recv, ..
+        } = self;
         let peer = 1 - *rank;
         let mut moved = false;
         if recv.posted < limit && recv.posted < recv.consumed.min(recv.received) + STEPS {
@@ -264,7 +296,10 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
                     memory: &recv.registration,
                 })
                 .collect();
-            let request = recv.comm.irecv(&parts, terms.low_latency).map_err(|error| *error)?;
+            let request = recv
+                .comm
+                .irecv(&parts, terms.low_latency)
+                .map_err(|error| *error)?;
             if request.is_some() {
                 recv.requests[(step % STEPS) as usize] = request;
                 recv.posted += 1;
@@ -273,11 +308,15 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
         }
         if recv.received < recv.posted {
             let step = recv.received;
-            let request = recv.requests[(step % STEPS) as usize].expect("a posted receive has a request");
+            let request =
+                recv.requests[(step % STEPS) as usize].expect("a posted receive has a request");
             let tell = |part: usize, bytes: u64| {
                 let sent = terms.words(peer, step, part) as u64 * 8;
                 let room = terms.place_words as u64 * 8;
-                assert!(bytes == sent || terms.low_latency && bytes == room, "size of a receive: {bytes} of {sent}");
+                assert!(
+                    bytes == sent || terms.low_latency && bytes == room,
+                    "size of a receive: {bytes} of {sent}"
+                );
             };
             if recv.comm.test(request, tell).map_err(|error| *error)? {
                 recv.received += 1;
@@ -299,7 +338,9 @@ unsafe impl Send for Memory {}
 
 impl Memory {
     fn new(words: usize) -> Arc<Self> {
-        Arc::new(Self((0..words).map(|_| UnsafeCell::new(HANDED_BACK)).collect()))
+        Arc::new(Self(
+            (0..words).map(|_| UnsafeCell::new(HANDED_BACK)).collect(),
+        ))
     }
 
     fn host_memory(&self) -> HostMemory {
@@ -321,13 +362,17 @@ impl Memory {
     fn fill(&self, terms: &Terms, rank: u64, step: u64, part: usize) {
         for at in 0..terms.words(rank, step, part) {
             // Relaxed: the post of the send orders these stores before the NIC's reads.
-            self.word(terms.place(step, part) + at).store(terms.word(rank, step, part, at), Ordering::Relaxed);
+            self.word(terms.place(step, part) + at)
+                .store(terms.word(rank, step, part, at), Ordering::Relaxed);
         }
     }
 
     /// True if the whole message has arrived.
     fn holds(&self, terms: &Terms, rank: u64, step: u64, part: usize) -> bool {
-        let word = |at: usize| self.word(terms.place(step, part) + at).load(Ordering::Acquire);
+        let word = |at: usize| {
+            self.word(terms.place(step, part) + at)
+                .load(Ordering::Acquire)
+        };
         (0..terms.words(rank, step, part)).all(|at| word(at) == terms.word(rank, step, part, at))
     }
 
@@ -344,14 +389,16 @@ impl Memory {
             );
         }
         if !terms.low_latency {
-            (0..terms.place_words).for_each(|at| self.word(place + at).store(HANDED_BACK, Ordering::Release));
+            (0..terms.place_words)
+                .for_each(|at| self.word(place + at).store(HANDED_BACK, Ordering::Release));
         }
     }
 
     /// Checks that nothing was written into a place after it was handed back.
     fn check_handed_back(&self, terms: &Terms, step: u64, part: usize) {
         let place = terms.place(step, part);
-        let is_clean = (0..terms.place_words).all(|at| self.word(place + at).load(Ordering::Acquire) == HANDED_BACK);
+        let is_clean = (0..terms.place_words)
+            .all(|at| self.word(place + at).load(Ordering::Acquire) == HANDED_BACK);
         assert!(
             is_clean,
             "channel {}: a place was written after its receive was done, before step {step}",

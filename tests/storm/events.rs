@@ -73,7 +73,11 @@ impl Event {
         };
         Self {
             after_ms: some_ms(dice),
-            what: if dice.one_in(3) { What::Port } else { What::Function },
+            what: if dice.one_in(3) {
+                What::Port
+            } else {
+                What::Function
+            },
             nodes: [1, 2, 3, 3][dice.below(4) as usize],
             rails,
             away_ms: some_ms(dice),
@@ -83,23 +87,34 @@ impl Event {
     }
 
     fn changes(&self, start_ms: u64) -> impl Iterator<Item = Change> + use<> {
-        let Self { what, nodes, rails, away_ms, stagger_ms, by_rail, .. } = *self;
+        let Self {
+            what,
+            nodes,
+            rails,
+            away_ms,
+            stagger_ms,
+            by_rail,
+            ..
+        } = *self;
         let is_in = |set: u8, number: &usize| set >> number & 1 == 1;
         let mut places: Vec<_> = places().collect();
         places.retain(|(node, rail)| is_in(nodes, node) && is_in(rails, rail));
         if by_rail {
             places.sort_by_key(|(node, rail)| (*rail, *node));
         }
-        places.into_iter().enumerate().flat_map(move |(turn, (node, rail))| {
-            let leaves_ms = start_ms + turn as u64 * stagger_ms;
-            [(leaves_ms, false), (leaves_ms + away_ms, true)].map(|(at_ms, is_return)| Change {
-                at_ms,
-                node,
-                rail,
-                what,
-                is_return,
+        places
+            .into_iter()
+            .enumerate()
+            .flat_map(move |(turn, (node, rail))| {
+                let leaves_ms = start_ms + turn as u64 * stagger_ms;
+                [(leaves_ms, false), (leaves_ms + away_ms, true)].map(|(at_ms, is_return)| Change {
+                    at_ms,
+                    node,
+                    rail,
+                    what,
+                    is_return,
+                })
             })
-        })
     }
 }
 
@@ -116,7 +131,16 @@ fn some_ms(dice: &mut Dice) -> u64 {
 
 impl fmt::Display for Storm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Event { after_ms, what, nodes, rails, away_ms, stagger_ms, by_rail } in &self.0 {
+        for Event {
+            after_ms,
+            what,
+            nodes,
+            rails,
+            away_ms,
+            stagger_ms,
+            by_rail,
+        } in &self.0
+        {
             writeln!(
                 f,
                 "  after {after_ms} ms: {what:?} of nodes {nodes:02b}, rails {rails:04b}, away {away_ms} ms, {stagger_ms} ms apart{}",

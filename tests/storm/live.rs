@@ -48,14 +48,23 @@ impl Bed {
         let profile = Profile::load("spark-2cable", SCALE).unwrap();
         let prepared = prepare(&dir, &name, &profile, 2).unwrap();
         let processes = [0, 1].map(|node| Process::start(node, &prepared));
-        let mut bed = Self { switches: Switches { dir, name }, _prepared: prepared, processes };
+        let mut bed = Self {
+            switches: Switches { dir, name },
+            _prepared: prepared,
+            processes,
+        };
         bed.answers("ready", LIMIT).expect("both processes start");
         bed
     }
 
     /// Plays a storm over these channels. Returns the number of steps that both processes have
     /// checked, or the reason of the failure.
-    pub fn play(&mut self, storm: &Storm, channels: &[Terms], limit: Duration) -> Result<u64, String> {
+    pub fn play(
+        &mut self,
+        storm: &Storm,
+        channels: &[Terms],
+        limit: Duration,
+    ) -> Result<u64, String> {
         let text: Vec<String> = channels.iter().map(Terms::text).collect();
         // The storm begins before, during or after the set-up of the connections.
         let switches = self.switches.clone();
@@ -64,7 +73,9 @@ impl Bed {
             switches.rage(&changes);
             switches.mend();
         });
-        std::thread::sleep(Duration::from_millis(storm.0.first().map_or(0, |first| first.away_ms % 100)));
+        std::thread::sleep(Duration::from_millis(
+            storm.0.first().map_or(0, |first| first.away_ms % 100),
+        ));
         self.order(&format!("open {}", text.join(" ")));
         self.answers("opened", LIMIT)?;
         raging.join().expect("the storm");
@@ -72,7 +83,10 @@ impl Bed {
         self.order("stop");
         let steps: Vec<u64> = {
             let [ours, theirs] = self.answers("begun", LIMIT)?;
-            ours.iter().zip(&theirs).map(|(one, other)| *one.max(other)).collect()
+            ours.iter()
+                .zip(&theirs)
+                .map(|(one, other)| *one.max(other))
+                .collect()
         };
         let text: Vec<String> = steps.iter().map(u64::to_string).collect();
         self.order(&format!("steps {}", text.join(" ")));
@@ -94,23 +108,37 @@ impl Bed {
             for (node, found) in found.iter_mut().enumerate() {
                 match self.processes[node].lines.try_recv() {
                     Ok(line) if line.starts_with("peer ") => {
-                        writeln!(self.processes[1 - node].orders, "{line}").expect("the process takes lines");
+                        writeln!(self.processes[1 - node].orders, "{line}")
+                            .expect("the process takes lines");
                     }
-                    Ok(line) if line.starts_with("failed") => return Err(format!("node {node}: {line}")),
+                    Ok(line) if line.starts_with("failed") => {
+                        return Err(format!("node {node}: {line}"));
+                    }
                     Ok(line) => {
                         let numbers = line.strip_prefix(begin).map(str::split_whitespace);
-                        let numbers = numbers.map(|all| all.map(|word| word.parse().expect("a number")).collect());
+                        let numbers = numbers
+                            .map(|all| all.map(|word| word.parse().expect("a number")).collect());
                         *found = numbers.or(found.take());
                     }
                     Err(TryRecvError::Empty) => {}
-                    Err(TryRecvError::Disconnected) => return Err(format!("node {node}'s process has ended")),
+                    Err(TryRecvError::Disconnected) => {
+                        return Err(format!("node {node}'s process has ended"));
+                    }
                 }
             }
             if start.elapsed() > limit {
                 self.order("state");
                 std::thread::sleep(Duration::from_secs(1));
-                let lines: Vec<String> = self.processes.iter().flat_map(|process| process.lines.try_iter()).collect();
-                return Err(format!("no {begin:?} within {} s\n{}", limit.as_secs(), lines.join("\n")));
+                let lines: Vec<String> = self
+                    .processes
+                    .iter()
+                    .flat_map(|process| process.lines.try_iter())
+                    .collect();
+                return Err(format!(
+                    "no {begin:?} within {} s\n{}",
+                    limit.as_secs(),
+                    lines.join("\n")
+                ));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -138,10 +166,21 @@ impl Switches {
             let (switches, change) = (self.clone(), *change);
             running.push(std::thread::spawn(move || switches.change(&change)));
         }
-        running.into_iter().for_each(|thread| thread.join().expect("a change"));
+        running
+            .into_iter()
+            .for_each(|thread| thread.join().expect("a change"));
     }
 
-    fn change(&self, Change { node, rail, what, is_return, .. }: &Change) {
+    fn change(
+        &self,
+        Change {
+            node,
+            rail,
+            what,
+            is_return,
+            ..
+        }: &Change,
+    ) {
         let action = match (what, is_return) {
             (What::Port, false) => Action::Down,
             (What::Port, true) => Action::Up,
@@ -175,7 +214,12 @@ impl Process {
     fn start(node: usize, prepared: &Prepared) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("the test's own path"))
             .args(["--exact", PROCESS, "--ignored", "--nocapture"])
-            .envs(prepared.environment.iter().map(|(name, value)| (name, value)))
+            .envs(
+                prepared
+                    .environment
+                    .iter()
+                    .map(|(name, value)| (name, value)),
+            )
             .env("SOFTVERBS_PROFILE", "spark-2cable")
             .env("SOFTVERBS_NODE", node.to_string())
             .stdin(Stdio::piped())
@@ -186,21 +230,50 @@ impl Process {
         let said = child.stdout.take().expect("its output");
         let (tell, lines) = channel();
         std::thread::spawn(move || {
-            BufReader::new(said).lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
+            BufReader::new(said)
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| tell.send(line))
         });
-        Self { child, orders, lines }
+        Self {
+            child,
+            orders,
+            lines,
+        }
     }
 }
 
 impl Terms {
     fn text(&self) -> String {
-        let Self { number, place_words, parts, lead, low_latency, operation_steps } = self;
-        format!("{number},{place_words},{parts},{},{},{operation_steps}", lead.unwrap_or(0), u8::from(*low_latency))
+        let Self {
+            number,
+            place_words,
+            parts,
+            lead,
+            low_latency,
+            operation_steps,
+        } = self;
+        format!(
+            "{number},{place_words},{parts},{},{},{operation_steps}",
+            lead.unwrap_or(0),
+            u8::from(*low_latency)
+        )
     }
 
     fn parse(text: &str) -> Self {
-        let numbers: Vec<u64> = text.split(',').map(|word| word.parse().expect("a number")).collect();
-        let [number, place_words, parts, lead, low_latency, operation_steps] = numbers[..] else {
+        let numbers: Vec<u64> = text
+            .split(',')
+            .map(|word| word.parse().expect("a number"))
+            .collect();
+        let [
+            number,
+            place_words,
+            parts,
+            lead,
+            low_latency,
+            operation_steps,
+        ] = numbers[..]
+        else {
             panic!("terms {text:?}")
         };
         Self {
@@ -216,12 +289,27 @@ impl Terms {
 
 /// One of the two processes: takes orders from standard input until it closes.
 pub fn run_process() {
-    let node: u64 = std::env::var("SOFTVERBS_NODE").expect("the number of the node").parse().expect("0 or 1");
-    let host = bring_up(Config::from_variables(&settings(node)).unwrap()).unwrap().0;
+    let node: u64 = std::env::var("SOFTVERBS_NODE")
+        .expect("the number of the node")
+        .parse()
+        .expect("0 or 1");
+    let host = bring_up(Config::from_variables(&settings(node)).unwrap())
+        .unwrap()
+        .0;
     let (tell, lines) = channel();
-    std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+    std::thread::spawn(move || {
+        std::io::stdin()
+            .lines()
+            .map_while(Result::ok)
+            .try_for_each(|line| tell.send(line))
+    });
     println!("\nready");
-    let mut rank = Rank { node, host, lines, channels: Vec::new() };
+    let mut rank = Rank {
+        node,
+        host,
+        lines,
+        channels: Vec::new(),
+    };
     while rank.take_order() && rank.progress() {}
 }
 
@@ -234,7 +322,10 @@ fn settings(node: u64) -> Vec<(String, String)> {
         ("NCCL_IB_HCA", RAILS.join(",")),
         ("NCCL_SPARK_LOSS_TIMEOUT_S", "120".to_owned()),
     ];
-    settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    settings
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
 }
 
 struct Rank {
@@ -269,20 +360,32 @@ impl Rank {
             Some("stop") => {
                 self.print("begun", Channel::begun);
                 // Nothing may begin before the number of steps is known.
-                let Ok(line) = self.lines.recv() else { return false };
-                let steps = line.strip_prefix("steps ").expect("the number of steps").split_whitespace();
+                let Ok(line) = self.lines.recv() else {
+                    return false;
+                };
+                let steps = line
+                    .strip_prefix("steps ")
+                    .expect("the number of steps")
+                    .split_whitespace();
                 for (channel, steps) in self.channels.iter_mut().zip(steps) {
                     channel.end_after(steps.parse().expect("a number"));
                 }
             }
-            Some("state") => self.channels.iter().for_each(|channel| println!("{}", channel.state())),
+            Some("state") => self
+                .channels
+                .iter()
+                .for_each(|channel| println!("{}", channel.state())),
             other => panic!("unknown order {other:?}"),
         }
         true
     }
 
     fn print(&self, what: &str, number: fn(&Channel<SendComm, RecvComm>) -> u64) {
-        let numbers: Vec<String> = self.channels.iter().map(|channel| number(channel).to_string()).collect();
+        let numbers: Vec<String> = self
+            .channels
+            .iter()
+            .map(|channel| number(channel).to_string())
+            .collect();
         println!("{what} {}", numbers.join(" "));
     }
 
@@ -316,7 +419,12 @@ impl Rank {
     }
 }
 
-fn open(host: &Arc<Host>, node: u64, terms: &[Terms], lines: &Receiver<String>) -> Vec<Channel<SendComm, RecvComm>> {
+fn open(
+    host: &Arc<Host>,
+    node: u64,
+    terms: &[Terms],
+    lines: &Receiver<String>,
+) -> Vec<Channel<SendComm, RecvComm>> {
     let mut listeners: Vec<(ListenComm, Option<RecvComm>)> = Vec::new();
     for at in 0..terms.len() {
         let (listener, handle) = host.listen().unwrap();
@@ -328,10 +436,14 @@ fn open(host: &Arc<Host>, node: u64, terms: &[Terms], lines: &Receiver<String>) 
     let mut sends: Vec<Option<SendComm>> = (0..terms.len()).map(|_| None).collect();
     until(|| {
         while let Ok(line) = lines.try_recv() {
-            let mut words = line.strip_prefix("peer ").expect("a handle").split_whitespace();
+            let mut words = line
+                .strip_prefix("peer ")
+                .expect("a handle")
+                .split_whitespace();
             let at: usize = words.next().expect("a number").parse().expect("a number");
             let hex = words.next().expect("a handle");
-            let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("a byte");
+            let byte =
+                |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("a byte");
             handles[at] = Some(std::array::from_fn(byte));
         }
         for (handle, send) in handles.iter_mut().zip(&mut sends) {
@@ -345,8 +457,12 @@ fn open(host: &Arc<Host>, node: u64, terms: &[Terms], lines: &Receiver<String>) 
             }
         }
         std::thread::yield_now();
-        (sends.iter().all(Option::is_some) && listeners.iter().all(|(_, recv)| recv.is_some())).then_some(())
+        (sends.iter().all(Option::is_some) && listeners.iter().all(|(_, recv)| recv.is_some()))
+            .then_some(())
     });
     let ends = sends.into_iter().zip(listeners).zip(terms);
-    ends.map(|((send, (_, recv)), terms)| Channel::new(*terms, node, send.unwrap(), recv.unwrap()).unwrap()).collect()
+    ends.map(|((send, (_, recv)), terms)| {
+        Channel::new(*terms, node, send.unwrap(), recv.unwrap()).unwrap()
+    })
+    .collect()
 }

@@ -42,15 +42,27 @@ impl Bed {
     pub fn new() -> Self {
         let (dir, fabric) = (fabric_folder(), fabric_name());
         let switches = Switches { dir, fabric };
-        let [(mut first, tell_first), (mut second, tell_second)] = [0, 1].map(|side| Process::start(side, &switches));
+        let [(mut first, tell_first), (mut second, tell_second)] =
+            [0, 1].map(|side| Process::start(side, &switches));
         first.listen(tell_first, &second);
         second.listen(tell_second, &first);
         let processes = [first, second];
-        processes.iter().for_each(|process| assert_eq!(process.answer("ready", LIMIT), [0_u64; 0]));
+        processes
+            .iter()
+            .for_each(|process| assert_eq!(process.answer("ready", LIMIT), [0_u64; 0]));
         let path = switches.dir.join(&switches.fabric).join("fabric");
-        let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("the fabric's file");
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .expect("the fabric's file");
         let memory = shm::map(&file).unwrap();
-        let bed = Self { switches, processes, memory, begun: Instant::now() };
+        let bed = Self {
+            switches,
+            processes,
+            memory,
+            begun: Instant::now(),
+        };
         // This also reads the whole list once: the kernel takes half a second for the first read of
         // such a large file, and later reads are fast.
         assert_eq!(bed.queue_pairs(), 0);
@@ -58,26 +70,55 @@ impl Bed {
     }
 
     pub fn tell(&self, order: &str, answer: &str) -> [Vec<u64>; 2] {
-        self.processes.iter().for_each(|process| process.order(order));
+        self.processes
+            .iter()
+            .for_each(|process| process.order(order));
         [0, 1].map(|side| self.processes[side].answer(answer, CHURN_LIMIT))
     }
 
     pub fn sample(&self) -> ([Sample; 2], Carried) {
         let (at_s, mut carried) = (self.begun.elapsed().as_secs_f64(), Carried::default());
-        let samples = self.tell("gauge", "gauge").into_iter().zip(&self.processes).map(|(said, process)| {
-            let [heap_bytes, blocks, rust_bytes, registrations, messages, bytes] = said[..] else {
-                panic!("a gauge of {said:?}")
-            };
-            carried.messages += messages;
-            carried.bytes += bytes;
-            let told = SelfReported { heap_bytes, blocks, bytes: rust_bytes, registrations };
-            Sample::take(process.child.id(), at_s, told)
-        });
-        (samples.collect::<Vec<_>>().try_into().expect("two processes"), carried)
+        let samples = self
+            .tell("gauge", "gauge")
+            .into_iter()
+            .zip(&self.processes)
+            .map(|(said, process)| {
+                let [
+                    heap_bytes,
+                    blocks,
+                    rust_bytes,
+                    registrations,
+                    messages,
+                    bytes,
+                ] = said[..]
+                else {
+                    panic!("a gauge of {said:?}")
+                };
+                carried.messages += messages;
+                carried.bytes += bytes;
+                let told = SelfReported {
+                    heap_bytes,
+                    blocks,
+                    bytes: rust_bytes,
+                    registrations,
+                };
+                Sample::take(process.child.id(), at_s, told)
+            });
+        (
+            samples
+                .collect::<Vec<_>>()
+                .try_into()
+                .expect("two processes"),
+            carried,
+        )
     }
 
     pub fn queue_pairs(&self) -> usize {
-        self.memory.qps.iter().filter(|qp| qp.number.load(Ordering::Acquire) != 0).count()
+        self.memory
+            .qps
+            .iter()
+            .filter(|qp| qp.number.load(Ordering::Acquire) != 0)
+            .count()
     }
 
     pub fn made(&self) -> u64 {
@@ -96,11 +137,17 @@ impl Bed {
             for process in &self.processes {
                 let threads = gauge::threads(process.child.id());
                 if threads.iter().any(|name| name.starts_with("spark-service")) {
-                    off.push(format!("process {}: its service thread still runs", process.child.id()));
+                    off.push(format!(
+                        "process {}: its service thread still runs",
+                        process.child.id()
+                    ));
                 }
             }
             if off.is_empty() || begun.elapsed() > SETTLE_LIMIT {
-                println!("  waited {:.2} s for closed connections to end", begun.elapsed().as_secs_f64());
+                println!(
+                    "  waited {:.2} s for closed connections to end",
+                    begun.elapsed().as_secs_f64()
+                );
                 return off;
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -109,7 +156,11 @@ impl Bed {
 
     pub fn print(&self, histories: &[History; 2]) -> Vec<String> {
         gauge::print_head();
-        histories.iter().enumerate().flat_map(|(process, history)| history.print(process)).collect()
+        histories
+            .iter()
+            .enumerate()
+            .flat_map(|(process, history)| history.print(process))
+            .collect()
     }
 }
 
@@ -132,7 +183,12 @@ impl Process {
         let (dir, fabric) = (&switches.dir, &switches.fabric);
         let sysfs = dir.join(fabric).join("sys");
         let mut child = Command::new(std::env::current_exe().expect("the test's own path"))
-            .args(["--exact", "one_of_two_processes", "--ignored", "--nocapture"])
+            .args([
+                "--exact",
+                "one_of_two_processes",
+                "--ignored",
+                "--nocapture",
+            ])
             .env("SOFTVERBS_DIR", dir)
             .env("SOFTVERBS_FABRIC", fabric)
             .env("SOFTVERBS_PROFILE", PROFILE)
@@ -149,7 +205,14 @@ impl Process {
         let orders = Arc::new(Mutex::new(child.stdin.take().expect("its input")));
         let said = child.stdout.take().expect("its output");
         let (_, answers) = channel();
-        (Self { child, orders, answers }, said)
+        (
+            Self {
+                child,
+                orders,
+                answers,
+            },
+            said,
+        )
     }
 
     /// Starts a thread that reads the process's output. The thread forwards lines for the other
@@ -173,15 +236,21 @@ impl Process {
     }
 
     fn order(&self, order: &str) {
-        writeln!(self.orders.lock().expect("no writer panics"), "{order}").expect("the process takes orders");
+        writeln!(self.orders.lock().expect("no writer panics"), "{order}")
+            .expect("the process takes orders");
     }
 
     fn answer(&self, begin: &str, limit: Duration) -> Vec<u64> {
         loop {
             let line = self.answers.recv_timeout(limit);
-            let line = line.unwrap_or_else(|e| panic!("process {} did not say {begin:?}: {e}", self.child.id()));
+            let line = line.unwrap_or_else(|e| {
+                panic!("process {} did not say {begin:?}: {e}", self.child.id())
+            });
             if let Some(rest) = line.strip_prefix(begin) {
-                return rest.split_whitespace().map(|word| word.parse().expect("a number")).collect();
+                return rest
+                    .split_whitespace()
+                    .map(|word| word.parse().expect("a number"))
+                    .collect();
             }
         }
     }

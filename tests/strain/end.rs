@@ -68,13 +68,30 @@ enum End {
 
 impl Process {
     pub fn new(side: u64, settings: &[(String, String)]) -> Self {
-        let host = bring_up(Config::from_variables(settings).unwrap()).unwrap().0;
+        let host = bring_up(Config::from_variables(settings).unwrap())
+            .unwrap()
+            .0;
         let (tell, lines) = channel();
-        std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        std::thread::spawn(move || {
+            std::io::stdin()
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| tell.send(line))
+        });
         // The memory is written here, so that all samples count its pages.
         let (from, to) = (vec![0x11; MEMORY], vec![0xee; MEMORY]);
         let (received, orders) = Default::default();
-        Self { side, host, from, to, lines, received, orders, messages: 0, bytes: 0 }
+        Self {
+            side,
+            host,
+            from,
+            to,
+            lines,
+            received,
+            orders,
+            messages: 0,
+            bytes: 0,
+        }
     }
 
     pub fn run(&mut self) {
@@ -91,12 +108,16 @@ impl Process {
             if !self.listen(connections.is_empty()) {
                 return;
             }
-            let Some(order) = self.orders.pop_front() else { continue };
+            let Some(order) = self.orders.pop_front() else {
+                continue;
+            };
             let mut words = order.split_whitespace();
             let name = words.next().unwrap_or_default().to_owned();
             let numbers: Vec<u64> = words.map(|word| word.parse().expect("a number")).collect();
             match (name.as_str(), numbers.as_slice()) {
-                ("open", [first, count, places]) => connections = self.open(*first..first + count, *places),
+                ("open", [first, count, places]) => {
+                    connections = self.open(*first..first + count, *places)
+                }
                 ("stop", []) => self.finish(std::mem::take(&mut connections)),
                 ("churn", [first, count]) => self.churn(*first..first + count),
                 ("gauge", []) => self.print_gauge(),
@@ -128,8 +149,13 @@ impl Process {
 
     fn wait_for(&mut self, what: &str, number: u64) -> Option<String> {
         let begin = format!("{what} {number} ");
-        let at = self.received.iter().position(|said| said.starts_with(&begin))?;
-        self.received.remove(at).map(|said| said[begin.len()..].to_owned())
+        let at = self
+            .received
+            .iter()
+            .position(|said| said.starts_with(&begin))?;
+        self.received
+            .remove(at)
+            .map(|said| said[begin.len()..].to_owned())
     }
 
     fn open(&mut self, numbers: Range<u64>, places: u64) -> Vec<Connection> {
@@ -141,7 +167,8 @@ impl Process {
 
     fn connect(&mut self, numbers: Range<u64>, places: u64) -> Vec<Connection> {
         let mut listeners: Vec<(u64, ListenComm)> = Vec::new();
-        let (mut silent, mut handles): (Vec<u64>, Vec<(u64, [u8; HANDLE_BYTES])>) = Default::default();
+        let (mut silent, mut handles): (Vec<u64>, Vec<(u64, [u8; HANDLE_BYTES])>) =
+            Default::default();
         for number in numbers {
             if number % 2 == self.side {
                 silent.push(number);
@@ -157,19 +184,23 @@ impl Process {
             self.listen(false);
             silent.retain(|number| match self.wait_for("handle", *number) {
                 Some(hex) => {
-                    let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("a byte");
+                    let byte = |at: usize| {
+                        u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("a byte")
+                    };
                     handles.push((*number, std::array::from_fn(byte)));
                     false
                 }
                 None => true,
             });
-            handles.retain_mut(|(number, handle)| match self.host.connect(handle, None).unwrap() {
-                Some(send) => {
-                    connections.push(Connection::new(self, *number, End::Sends(send), places));
-                    false
-                }
-                None => true,
-            });
+            handles.retain_mut(
+                |(number, handle)| match self.host.connect(handle, None).unwrap() {
+                    Some(send) => {
+                        connections.push(Connection::new(self, *number, End::Sends(send), places));
+                        false
+                    }
+                    None => true,
+                },
+            );
             listeners.retain(|(number, listener)| match listener.accept().unwrap() {
                 Some(recv) => {
                     connections.push(Connection::new(self, *number, End::Receives(recv), places));
@@ -199,7 +230,9 @@ impl Process {
             self.listen(false);
             for each in &mut connections {
                 if each.total.is_none() {
-                    each.total = self.wait_for("total", each.number).map(|total| total.parse().expect("a number"));
+                    each.total = self
+                        .wait_for("total", each.number)
+                        .map(|total| total.parse().expect("a number"));
                 }
                 each.step(self);
                 if each.is_complete() && !each.is_told {
@@ -219,7 +252,8 @@ impl Process {
     }
 
     fn churn(&mut self, numbers: Range<u64>) {
-        let (mut opening, mut using, mut closing) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+        let (mut opening, mut using, mut closing) =
+            (Duration::ZERO, Duration::ZERO, Duration::ZERO);
         for number in numbers {
             let begun = Instant::now();
             let mut connection = self.connect(number..number + 1, CHURN_PLACES).remove(0);
@@ -239,7 +273,12 @@ impl Process {
             using += used - opened;
             closing += used.elapsed();
         }
-        println!("churned {} {} {}", opening.as_micros(), using.as_micros(), closing.as_micros());
+        println!(
+            "churned {} {} {}",
+            opening.as_micros(),
+            using.as_micros(),
+            closing.as_micros()
+        );
     }
 
     fn print_gauge(&self) {
@@ -249,11 +288,15 @@ impl Process {
             libc::malloc_trim(0);
             libc::mallinfo()
         };
-        let ((blocks, bytes), registrations) = (heap::in_use(), self.host.process().registrations.in_use());
+        let ((blocks, bytes), registrations) =
+            (heap::in_use(), self.host.process().registrations.in_use());
         // Not `mallinfo2`, which came with glibc 2.33: Debian 11 has 2.31. The fields are 32 bits
         // wide, which suffices: a process here has less than 4 GiB.
         let heap_bytes = u64::from(all.uordblks as u32) + u64::from(all.hblkhd as u32);
-        println!("gauge {heap_bytes} {blocks} {bytes} {registrations} {} {}", self.messages, self.bytes);
+        println!(
+            "gauge {heap_bytes} {blocks} {bytes} {registrations} {} {}",
+            self.messages, self.bytes
+        );
     }
 }
 
@@ -264,13 +307,25 @@ impl Connection {
         let part = begin..begin + room;
         // SAFETY: the process keeps the memory as long as it has connections, and reads the peer's
         // bytes only after the receive is done.
-        let memory = |all: &[u8]| unsafe { HostMemory::from_caller(all.as_ptr() as usize + begin, room) };
+        let memory =
+            |all: &[u8]| unsafe { HostMemory::from_caller(all.as_ptr() as usize + begin, room) };
         let memory = match &end {
             End::Sends(send) => send.register(memory(&process.from)),
             End::Receives(recv) => recv.register(memory(&process.to)),
         };
         let (under_way, total, is_told, next, filled, done) = Default::default();
-        Self { number, end, memory: memory.unwrap(), part, under_way, next, filled, done, total, is_told }
+        Self {
+            number,
+            end,
+            memory: memory.unwrap(),
+            part,
+            under_way,
+            next,
+            filled,
+            done,
+            total,
+            is_told,
+        }
     }
 
     fn place(&self, message: u64) -> Range<usize> {
@@ -278,7 +333,11 @@ impl Connection {
         let begin = self.part.start + message as usize % WINDOW * room;
         let dice = mix(self.number << 40 ^ message);
         let limit = [200, 20_000, 300_000, MOST][dice as usize % 4].min(room);
-        let size = if self.total == Some(1) { SINGLE } else { (dice >> 8) as usize % limit };
+        let size = if self.total == Some(1) {
+            SINGLE
+        } else {
+            (dice >> 8) as usize % limit
+        };
         begin..begin + size
     }
 
@@ -292,18 +351,23 @@ impl Connection {
 
     /// Starts a message if there is room, and tests the oldest one. Returns true on progress.
     fn step(&mut self, process: &mut Process) -> bool {
-        let has_room = self.under_way.len() < WINDOW && self.total.is_none_or(|total| self.next < total);
+        let has_room =
+            self.under_way.len() < WINDOW && self.total.is_none_or(|total| self.next < total);
         let started = if has_room { self.start(process) } else { None };
         if let Some(request) = started {
             self.under_way.push_back((self.next, request));
             self.next += 1;
         }
-        let Some(&(message, request)) = self.under_way.front() else { return false };
+        let Some(&(message, request)) = self.under_way.front() else {
+            return false;
+        };
         let place = self.place(message);
         let ended = match &self.end {
             End::Sends(send) => send.test(request).unwrap().is_some(),
             End::Receives(recv) => {
-                let tell = |_: usize, bytes: u64| assert_eq!(bytes, place.len() as u64, "{}", self.text(message));
+                let tell = |_: usize, bytes: u64| {
+                    assert_eq!(bytes, place.len() as u64, "{}", self.text(message))
+                };
                 recv.test(request, tell).unwrap()
             }
         };
@@ -328,11 +392,22 @@ impl Connection {
                     fill(&mut process.from[place.clone()], self.seed(self.next));
                     self.filled += 1;
                 }
-                send.isend(process.from.as_ptr() as u64 + place.start as u64, place.len(), 3, &self.memory).unwrap()
+                send.isend(
+                    process.from.as_ptr() as u64 + place.start as u64,
+                    place.len(),
+                    3,
+                    &self.memory,
+                )
+                .unwrap()
             }
             End::Receives(recv) => {
                 let addr = process.to.as_ptr() as u64 + place.start as u64;
-                let part = RecvPart { addr, bytes: place.len(), tag: 3, memory: &self.memory };
+                let part = RecvPart {
+                    addr,
+                    bytes: place.len(),
+                    tag: 3,
+                    memory: &self.memory,
+                };
                 recv.irecv(&[part], false).unwrap()
             }
         }

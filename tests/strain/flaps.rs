@@ -34,7 +34,14 @@ pub struct Switches {
 
 impl Switches {
     fn set(&self, machine: Option<usize>, rail: usize, action: Action) {
-        control(&self.dir, &self.fabric, machine, RAILS[rail % RAILS.len()], action).unwrap();
+        control(
+            &self.dir,
+            &self.fabric,
+            machine,
+            RAILS[rail % RAILS.len()],
+            action,
+        )
+        .unwrap();
     }
 
     pub fn mend(&self) {
@@ -71,19 +78,33 @@ impl Flaps {
 /// refuses one or two requests as invalid.
 fn flap(switches: &Switches, dice: u64, flapped: &mut Flapped) {
     let one_in = |count: u64, part: u32| (dice >> part).is_multiple_of(count);
-    let first = if one_in(2, 0) { flapped.flaps } else { dice >> 4 } as usize % RAILS.len();
-    let second = one_in(6, 8).then_some((first + 1 + (dice >> 12) as usize % (RAILS.len() - 1)) % RAILS.len());
+    let first = if one_in(2, 0) {
+        flapped.flaps
+    } else {
+        dice >> 4
+    } as usize
+        % RAILS.len();
+    let second = one_in(6, 8)
+        .then_some((first + 1 + (dice >> 12) as usize % (RAILS.len() - 1)) % RAILS.len());
     let machine = [None, None, Some(0), Some(1)][(dice >> 16) as usize % 4];
     let down_ms = 50 + (dice >> 20) % 700;
     let rails = [Some(first), second];
-    rails.into_iter().flatten().for_each(|rail| switches.set(machine, rail, Action::Down));
+    rails
+        .into_iter()
+        .flatten()
+        .for_each(|rail| switches.set(machine, rail, Action::Down));
     if one_in(5, 32) {
-        let up = (0..RAILS.len()).find(|rail| !rails.contains(&Some(*rail))).expect("two of four are up");
+        let up = (0..RAILS.len())
+            .find(|rail| !rails.contains(&Some(*rail)))
+            .expect("two of four are up");
         switches.set(None, up, Action::Refuse(1 + (dice >> 36) as u32 % 2));
         flapped.refusals += 1;
     }
     std::thread::sleep(Duration::from_millis(down_ms));
-    rails.into_iter().flatten().for_each(|rail| switches.set(machine, rail, Action::Up));
+    rails
+        .into_iter()
+        .flatten()
+        .for_each(|rail| switches.set(machine, rail, Action::Up));
     std::thread::sleep(Duration::from_millis(EVERY_MS - down_ms));
     flapped.flaps += 1;
     flapped.in_pairs += u64::from(second.is_some());

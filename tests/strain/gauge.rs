@@ -13,15 +13,51 @@ use std::fs;
 /// - Shared pages have no limit. They are the fabric's file, which keeps its pages for later queue
 ///   pairs. Its size is 377 KB times the largest number of queue pairs that existed at one time.
 pub const QUANTITIES: [Quantity; 9] = [
-    Quantity { name: "plugin blocks", may_grow: 2, may_rise_during_load: 64 },
-    Quantity { name: "plugin bytes", may_grow: 8192, may_rise_during_load: 65_536 },
-    Quantity { name: "heap KiB", may_grow: 512, may_rise_during_load: 512 },
-    Quantity { name: "private KiB", may_grow: 4096, may_rise_during_load: 4096 },
-    Quantity { name: "shared KiB", may_grow: ANY, may_rise_during_load: ANY },
-    Quantity { name: "mappings", may_grow: 16, may_rise_during_load: 16 },
-    Quantity { name: "descriptors", may_grow: 0, may_rise_during_load: 8 },
-    Quantity { name: "threads", may_grow: 0, may_rise_during_load: 2 },
-    Quantity { name: "registrations", may_grow: 0, may_rise_during_load: 2 },
+    Quantity {
+        name: "plugin blocks",
+        may_grow: 2,
+        may_rise_during_load: 64,
+    },
+    Quantity {
+        name: "plugin bytes",
+        may_grow: 8192,
+        may_rise_during_load: 65_536,
+    },
+    Quantity {
+        name: "heap KiB",
+        may_grow: 512,
+        may_rise_during_load: 512,
+    },
+    Quantity {
+        name: "private KiB",
+        may_grow: 4096,
+        may_rise_during_load: 4096,
+    },
+    Quantity {
+        name: "shared KiB",
+        may_grow: ANY,
+        may_rise_during_load: ANY,
+    },
+    Quantity {
+        name: "mappings",
+        may_grow: 16,
+        may_rise_during_load: 16,
+    },
+    Quantity {
+        name: "descriptors",
+        may_grow: 0,
+        may_rise_during_load: 8,
+    },
+    Quantity {
+        name: "threads",
+        may_grow: 0,
+        may_rise_during_load: 2,
+    },
+    Quantity {
+        name: "registrations",
+        may_grow: 0,
+        may_rise_during_load: 2,
+    },
 ];
 
 /// Minimum number of samples for a judgement of the slope.
@@ -68,24 +104,44 @@ impl Sample {
                 .unwrap_or_else(|| panic!("/proc/{pid}/status: {name} is not a number"))
         };
         let mappings = read(pid, "maps").lines().count() as u64;
-        let descriptors =
-            fs::read_dir(format!("/proc/{pid}/fd")).expect("the process's file descriptors").count() as u64;
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd"))
+            .expect("the process's file descriptors")
+            .count() as u64;
         let (private, shared) = (number("RssAnon:"), number("RssFile:") + number("RssShmem:"));
         let threads = number("Threads:");
-        let SelfReported { heap_bytes, blocks, bytes, registrations } = told;
-        let values = [blocks, bytes, heap_bytes >> 10, private, shared, mappings, descriptors, threads, registrations];
+        let SelfReported {
+            heap_bytes,
+            blocks,
+            bytes,
+            registrations,
+        } = told;
+        let values = [
+            blocks,
+            bytes,
+            heap_bytes >> 10,
+            private,
+            shared,
+            mappings,
+            descriptors,
+            threads,
+            registrations,
+        ];
         Self { at_s, values }
     }
 }
 
 fn read(pid: u32, name: &str) -> String {
-    fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_else(|e| panic!("process {pid}, {name}: {e}"))
+    fs::read_to_string(format!("/proc/{pid}/{name}"))
+        .unwrap_or_else(|e| panic!("process {pid}, {name}: {e}"))
 }
 
 pub fn threads(pid: u32) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process's threads");
     // A thread that ends meanwhile has no name any longer.
-    tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).collect()
+    tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("comm")).ok())
+        .collect()
 }
 
 pub struct History {
@@ -98,7 +154,9 @@ impl History {
     /// Returns the rise of the regression line during the load, and the samples' root-mean-square
     /// distance from the line.
     fn slope(&self, quantity: usize) -> (f64, f64) {
-        let (count, value) = (self.during.len() as f64, |sample: &Sample| sample.values[quantity] as f64);
+        let (count, value) = (self.during.len() as f64, |sample: &Sample| {
+            sample.values[quantity] as f64
+        });
         let mean = |of: &dyn Fn(&Sample) -> f64| self.during.iter().map(of).sum::<f64>() / count;
         let (when, what) = (mean(&|sample| sample.at_s), mean(&value));
         let spread = mean(&|sample| (sample.at_s - when).powi(2));
@@ -106,26 +164,49 @@ impl History {
             return (0.0, 0.0);
         }
         let slope_per_s = mean(&|sample| (sample.at_s - when) * (value(sample) - what)) / spread;
-        let residual = mean(&|sample| (value(sample) - what - slope_per_s * (sample.at_s - when)).powi(2)).sqrt();
-        (slope_per_s * (self.during[self.during.len() - 1].at_s - self.during[0].at_s), residual)
+        let residual =
+            mean(&|sample| (value(sample) - what - slope_per_s * (sample.at_s - when)).powi(2))
+                .sqrt();
+        (
+            slope_per_s * (self.during[self.during.len() - 1].at_s - self.during[0].at_s),
+            residual,
+        )
     }
 
     /// Prints a line for each quantity. Returns a text for each quantity beyond its limits.
     pub fn print(&self, process: usize) -> Vec<String> {
         let mut failures = Vec::new();
-        for (at, Quantity { name, may_grow, may_rise_during_load }) in QUANTITIES.iter().enumerate() {
+        for (
+            at,
+            Quantity {
+                name,
+                may_grow,
+                may_rise_during_load,
+            },
+        ) in QUANTITIES.iter().enumerate()
+        {
             let (before, after) = (self.before.values[at], self.after.values[at]);
             let during = || self.during.iter().map(|sample| sample.values[at]);
-            let (least, most) = (during().min().unwrap_or(before), during().max().unwrap_or(before));
+            let (least, most) = (
+                during().min().unwrap_or(before),
+                during().max().unwrap_or(before),
+            );
             let (slope, residual) = self.slope(at);
-            let rises = self.during.len() >= MIN_SLOPE_SAMPLES && slope > *may_rise_during_load as f64 + 2.0 * residual;
-            let verdict = match (after > before.saturating_add(*may_grow) || (*may_grow == 0 && after != before), rises)
-            {
+            let rises = self.during.len() >= MIN_SLOPE_SAMPLES
+                && slope > *may_rise_during_load as f64 + 2.0 * residual;
+            let verdict = match (
+                after > before.saturating_add(*may_grow) || (*may_grow == 0 && after != before),
+                rises,
+            ) {
                 (true, _) => "CHANGED",
                 (false, true) => "RISES",
                 (false, false) => "ok",
             };
-            let may_grow = if *may_grow == ANY { "any".to_owned() } else { may_grow.to_string() };
+            let may_grow = if *may_grow == ANY {
+                "any".to_owned()
+            } else {
+                may_grow.to_string()
+            };
             println!(
                 "  {process}  {name:<14} {before:>8} {least:>8} ..{most:>8} {slope:>+9.1} {after:>8} {may_grow:>8}  {verdict}"
             );
@@ -140,6 +221,9 @@ impl History {
 }
 
 pub fn print_head() {
-    let [before, least, most, slope, after, may] = ["before", "least", "most", "slope", "after", "may grow"];
-    println!("  process           {before:>8} {least:>8} ..{most:>8} {slope:>9} {after:>8} {may:>8}");
+    let [before, least, most, slope, after, may] =
+        ["before", "least", "most", "slope", "after", "may grow"];
+    println!(
+        "  process           {before:>8} {least:>8} ..{most:>8} {slope:>9} {after:>8} {may:>8}"
+    );
 }

@@ -11,7 +11,10 @@ static BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Number of blocks in use, and their bytes.
 pub fn in_use() -> (u64, u64) {
-    (BLOCKS.load(Ordering::Relaxed), BYTES.load(Ordering::Relaxed))
+    (
+        BLOCKS.load(Ordering::Relaxed),
+        BYTES.load(Ordering::Relaxed),
+    )
 }
 
 // SAFETY: every call is passed unchanged to the system's allocator. The counting only accesses two

@@ -4,7 +4,8 @@
 use crate::bed::{FAR, NEAR};
 use crate::common::{self, fill, is_filled, until};
 use nccl_net_spark::abi::types::{
-    CommConfig, HANDLE_BYTES, NcclResult, NetV11, OPTIONAL_RECV_COMPLETION, PTR_CUDA, PTR_HOST, UNDEFINED,
+    CommConfig, HANDLE_BYTES, NcclResult, NetV11, OPTIONAL_RECV_COMPLETION, PTR_CUDA, PTR_HOST,
+    UNDEFINED,
 };
 use std::ffi::{CString, c_int, c_void};
 use std::path::Path;
@@ -23,11 +24,21 @@ fn bytes_move_over_the_c_interface() {
         let output = Command::new(std::env::current_exe().unwrap())
             .args([this, "--exact", "--nocapture", "--test-threads=1"])
             .envs(settings)
-            .envs([(IN_CHILD, "1"), ("NCCL_SPARK_RING_TCP", "1"), ("NCCL_SOCKET_IFNAME", "lo")])
+            .envs([
+                (IN_CHILD, "1"),
+                ("NCCL_SPARK_RING_TCP", "1"),
+                ("NCCL_SOCKET_IFNAME", "lo"),
+            ])
             .output()
             .unwrap();
-        let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        assert!(output.status.success() && said[0].contains("1 passed"), "{}\n{}", said[0], said[1]);
+        let said = [output.stdout, output.stderr]
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        assert!(
+            output.status.success() && said[0].contains("1 passed"),
+            "{}\n{}",
+            said[0],
+            said[1]
+        );
         return;
     }
     let copies = tempfile::tempdir().unwrap();
@@ -40,8 +51,10 @@ fn bytes_move_over_the_c_interface() {
     for bytes in [0, 1, 4096, 1_000_000] {
         let (mut from, mut to) = (vec![0_u8; bytes + 1], vec![0xee_u8; bytes + 1]);
         fill(&mut from[..bytes], bytes as u64);
-        let (out, into) =
-            (a.register(send, &mut from, PTR_HOST).unwrap(), b.register(recv, &mut to, PTR_HOST).unwrap());
+        let (out, into) = (
+            a.register(send, &mut from, PTR_HOST).unwrap(),
+            b.register(recv, &mut to, PTR_HOST).unwrap(),
+        );
         let receive = until(|| b.irecv(recv, &mut to, bytes, into, false));
         let request = until(|| a.isend(send, &mut from, bytes, out));
         let (mut sent, mut received) = (None, None);
@@ -50,7 +63,10 @@ fn bytes_move_over_the_c_interface() {
             received = received.or_else(|| b.test(receive));
             sent.and(received)
         });
-        assert_eq!((sent, received), (Some(bytes as c_int), Some(bytes as c_int)));
+        assert_eq!(
+            (sent, received),
+            (Some(bytes as c_int), Some(bytes as c_int))
+        );
         assert!(is_filled(&to[..bytes], bytes as u64) && to[bytes] == 0xee);
         // Even an optional receive is done only when its bytes have arrived. If it were done
         // earlier, no later call would read the sockets.
@@ -68,9 +84,17 @@ fn bytes_move_over_the_c_interface() {
         b.deregister(recv, into);
     }
     let mut memory = vec![0_u8; 8];
-    assert_eq!(a.register(send, &mut memory, PTR_CUDA), Err(NcclResult::INVALID_USAGE), "GPU memory");
+    assert_eq!(
+        a.register(send, &mut memory, PTR_CUDA),
+        Err(NcclResult::INVALID_USAGE),
+        "GPU memory"
+    );
     let into = b.register(recv, &mut memory, PTR_HOST).unwrap();
-    assert_eq!(a.isend_result(recv, &mut memory, into), NcclResult::INVALID_ARGUMENT, "isend on a receive comm");
+    assert_eq!(
+        a.isend_result(recv, &mut memory, into),
+        NcclResult::INVALID_ARGUMENT,
+        "isend on a receive comm"
+    );
     assert_eq!(b.flush(recv), NcclResult::SUCCESS);
     b.deregister(recv, into);
     a.close(send, true);
@@ -95,9 +119,17 @@ impl Library {
         let table = unsafe {
             let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
             assert!(!library.is_null());
-            libc::dlsym(library, c"ncclNetPlugin_v11".as_ptr()).cast::<NetV11>().as_ref().unwrap()
+            libc::dlsym(library, c"ncclNetPlugin_v11".as_ptr())
+                .cast::<NetV11>()
+                .as_ref()
+                .unwrap()
         };
-        let (mut context, config) = (ptr::null_mut(), CommConfig { traffic_class: UNDEFINED });
+        let (mut context, config) = (
+            ptr::null_mut(),
+            CommConfig {
+                traffic_class: UNDEFINED,
+            },
+        );
         // SAFETY: here and below all arguments live for the length of the call, and a comm until it
         // is closed.
         let result = unsafe { table.init.unwrap()(&mut context, 1, &config, None, None) };
@@ -110,7 +142,8 @@ impl Library {
         let [mut listener, mut send, mut recv]: [Raw; 3] = [ptr::null_mut(); 3];
         // SAFETY: as in `load`.
         unsafe {
-            let result = to.table.listen.unwrap()(to.context, 0, handle.as_mut_ptr().cast(), &mut listener);
+            let result =
+                to.table.listen.unwrap()(to.context, 0, handle.as_mut_ptr().cast(), &mut listener);
             assert_eq!(result, NcclResult::SUCCESS);
         }
         until(|| {
@@ -118,17 +151,29 @@ impl Library {
             unsafe {
                 if send.is_null() {
                     let connect = self.table.connect.unwrap();
-                    let result = connect(self.context, 0, handle.as_mut_ptr().cast(), &mut send, ptr::null_mut());
+                    let result = connect(
+                        self.context,
+                        0,
+                        handle.as_mut_ptr().cast(),
+                        &mut send,
+                        ptr::null_mut(),
+                    );
                     assert_eq!(result, NcclResult::SUCCESS);
                 }
                 if recv.is_null() {
-                    assert_eq!(to.table.accept.unwrap()(listener, &mut recv, ptr::null_mut()), NcclResult::SUCCESS);
+                    assert_eq!(
+                        to.table.accept.unwrap()(listener, &mut recv, ptr::null_mut()),
+                        NcclResult::SUCCESS
+                    );
                 }
             }
             (!send.is_null() && !recv.is_null()).then_some(())
         });
         // SAFETY: as in `load`.
-        assert_eq!(unsafe { to.table.close_listen.unwrap()(listener) }, NcclResult::SUCCESS);
+        assert_eq!(
+            unsafe { to.table.close_listen.unwrap()(listener) },
+            NcclResult::SUCCESS
+        );
         (send, recv)
     }
 
@@ -144,14 +189,27 @@ impl Library {
 
     fn deregister(&self, comm: Raw, handle: Raw) {
         // SAFETY: as in `load`.
-        assert_eq!(unsafe { self.table.dereg_mr.unwrap()(comm, handle) }, NcclResult::SUCCESS);
+        assert_eq!(
+            unsafe { self.table.dereg_mr.unwrap()(comm, handle) },
+            NcclResult::SUCCESS
+        );
     }
 
     fn isend(&self, comm: Raw, from: &mut [u8], bytes: usize, memory: Raw) -> Option<Raw> {
         let mut request = ptr::null_mut();
         let isend = self.table.isend.unwrap();
         // SAFETY: as in `load`; the caller keeps the bytes until the request is done.
-        let result = unsafe { isend(comm, from.as_mut_ptr().cast(), bytes, 3, memory, ptr::null_mut(), &mut request) };
+        let result = unsafe {
+            isend(
+                comm,
+                from.as_mut_ptr().cast(),
+                bytes,
+                3,
+                memory,
+                ptr::null_mut(),
+                &mut request,
+            )
+        };
         assert_eq!(result, NcclResult::SUCCESS);
         (!request.is_null()).then_some(request)
     }
@@ -160,18 +218,46 @@ impl Library {
         let mut request = ptr::null_mut();
         // SAFETY: as in `load`.
         unsafe {
-            self.table.isend.unwrap()(comm, from.as_mut_ptr().cast(), 1, 3, memory, ptr::null_mut(), &mut request)
+            self.table.isend.unwrap()(
+                comm,
+                from.as_mut_ptr().cast(),
+                1,
+                3,
+                memory,
+                ptr::null_mut(),
+                &mut request,
+            )
         }
     }
 
-    fn irecv(&self, comm: Raw, to: &mut [u8], mut bytes: usize, mut memory: Raw, optional: bool) -> Option<Raw> {
-        let mut request: Raw =
-            if optional { ptr::without_provenance_mut(OPTIONAL_RECV_COMPLETION) } else { ptr::null_mut() };
+    fn irecv(
+        &self,
+        comm: Raw,
+        to: &mut [u8],
+        mut bytes: usize,
+        mut memory: Raw,
+        optional: bool,
+    ) -> Option<Raw> {
+        let mut request: Raw = if optional {
+            ptr::without_provenance_mut(OPTIONAL_RECV_COMPLETION)
+        } else {
+            ptr::null_mut()
+        };
         let (mut data, mut tag) = (to.as_mut_ptr().cast(), 3);
         let irecv = self.table.irecv.unwrap();
         // SAFETY: as in `isend`.
-        let result =
-            unsafe { irecv(comm, 1, &mut data, &mut bytes, &mut tag, &mut memory, ptr::null_mut(), &mut request) };
+        let result = unsafe {
+            irecv(
+                comm,
+                1,
+                &mut data,
+                &mut bytes,
+                &mut tag,
+                &mut memory,
+                ptr::null_mut(),
+                &mut request,
+            )
+        };
         assert_eq!(result, NcclResult::SUCCESS);
         (!request.is_null()).then_some(request)
     }
@@ -179,7 +265,10 @@ impl Library {
     fn test(&self, request: Raw) -> Option<c_int> {
         let (mut done, mut size) = (0, -1);
         // SAFETY: as in `load`.
-        assert_eq!(unsafe { self.table.test.unwrap()(request, &mut done, &mut size) }, NcclResult::SUCCESS);
+        assert_eq!(
+            unsafe { self.table.test.unwrap()(request, &mut done, &mut size) },
+            NcclResult::SUCCESS
+        );
         (done == 1).then_some(size)
     }
 
@@ -193,7 +282,11 @@ impl Library {
     }
 
     fn close(&self, comm: Raw, sends: bool) {
-        let close = if sends { self.table.close_send } else { self.table.close_recv };
+        let close = if sends {
+            self.table.close_send
+        } else {
+            self.table.close_recv
+        };
         // SAFETY: as in `load`; the comm is not used again.
         assert_eq!(unsafe { close.unwrap()(comm) }, NcclResult::SUCCESS);
     }

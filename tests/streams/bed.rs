@@ -17,14 +17,18 @@ pub const RING_TCP: (&str, &str) = ("NCCL_SPARK_RING_TCP", "1");
 
 pub fn host(devices: &str, settings: &[(&str, &str)]) -> Arc<Host> {
     let (_, library) = common::test_rails();
-    let mut variables =
-        vec![("NCCL_IB_HCA".to_owned(), devices.to_owned()), ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned())];
+    let mut variables = vec![
+        ("NCCL_IB_HCA".to_owned(), devices.to_owned()),
+        ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()),
+    ];
     variables.extend(library);
     for (name, value) in settings {
         variables.retain(|(known, _)| known != name);
         variables.push(((*name).to_owned(), (*value).to_owned()));
     }
-    bring_up(Config::from_variables(&variables).unwrap()).unwrap().0
+    bring_up(Config::from_variables(&variables).unwrap())
+        .unwrap()
+        .0
 }
 
 pub fn apart() -> Ends {
@@ -40,7 +44,12 @@ pub fn is_by_tcp(ends: &Ends) -> bool {
 }
 
 pub fn irecv(recv: &RecvComm, to: &Buffer, bytes: usize, tag: i32, memory: &Registration) -> u16 {
-    let part = RecvPart { addr: to.addr(), bytes, tag, memory };
+    let part = RecvPart {
+        addr: to.addr(),
+        bytes,
+        tag,
+        memory,
+    };
     until(|| recv.irecv(&[part], false).unwrap())
 }
 

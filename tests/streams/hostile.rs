@@ -43,7 +43,17 @@ fn hello(token: [u8; 16], host: &Host) -> Hello {
     let (name, tuner_hash) = ("liar:1".to_owned(), host.process().tuner.hash);
     let (chunk_bytes, qps_per_rail, rails) = (1 << 20, 0, Vec::new());
     let (by_tcp, gpu, priority) = (ByTcp::Allowed, String::new(), Priority::default());
-    Hello { token, name, chunk_bytes, qps_per_rail, tuner_hash, gpu, priority, by_tcp, rails }
+    Hello {
+        token,
+        name,
+        chunk_bytes,
+        qps_per_rail,
+        tuner_hash,
+        gpu,
+        priority,
+        by_tcp,
+        rails,
+    }
 }
 
 /// Returns a real receiver, and the streams of the false sender that is connected to it.
@@ -55,11 +65,23 @@ fn lying_sender() -> (RecvComm, Vec<TcpStream>) {
     let liar = std::thread::spawn(move || {
         let mut first = dial(address);
         send_message(&mut first, &Message::Hello(hello));
-        let Message::Streams(Streams { count, token, .. }) = receive_message(&mut first) else { panic!("no STREAMS") };
+        let Message::Streams(Streams { count, token, .. }) = receive_message(&mut first) else {
+            panic!("no STREAMS")
+        };
         // A client without the token gets no further.
         let mut stranger = dial(address);
-        send_message(&mut stranger, &Message::Stream(Stream { token: [0; 16], number: 1 }));
-        assert_eq!(stranger.read(&mut [0; 8]).unwrap(), 0, "the listener accepted a stream without the token");
+        send_message(
+            &mut stranger,
+            &Message::Stream(Stream {
+                token: [0; 16],
+                number: 1,
+            }),
+        );
+        assert_eq!(
+            stranger.read(&mut [0; 8]).unwrap(),
+            0,
+            "the listener accepted a stream without the token"
+        );
         let mut streams = vec![first];
         for number in 1..count {
             let mut stream = dial(address);
@@ -81,16 +103,33 @@ fn lying_receiver(count: u8) -> (SendComm, Vec<TcpStream>) {
 /// Does the same as [`lying_receiver`], but closes the first `drops` streams without reading them.
 fn dropping_receiver(count: u8, drops: usize) -> (SendComm, Vec<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut handle = Handle { address: listener.local_addr().unwrap(), token: [1; 16] }.encode();
+    let mut handle = Handle {
+        address: listener.local_addr().unwrap(),
+        token: [1; 16],
+    }
+    .encode();
     let liar = std::thread::spawn(move || {
         let mut first = limited(listener.accept().unwrap().0);
-        assert!(matches!(receive_message(&mut first), Message::Hello(hello) if hello.by_tcp == ByTcp::Allowed));
-        send_message(&mut first, &Message::Streams(Streams { name: "liar:2".into(), count, token: [2; 16] }));
+        assert!(
+            matches!(receive_message(&mut first), Message::Hello(hello) if hello.by_tcp == ByTcp::Allowed)
+        );
+        send_message(
+            &mut first,
+            &Message::Streams(Streams {
+                name: "liar:2".into(),
+                count,
+                token: [2; 16],
+            }),
+        );
         (0..drops).for_each(|_| drop(listener.accept().unwrap()));
         let mut streams: Vec<Option<TcpStream>> = (0..count).map(|_| None).collect();
         while streams.iter().skip(1).any(Option::is_none) {
             let mut stream = limited(listener.accept().unwrap().0);
-            let Message::Stream(Stream { token: [2, ..], number }) = receive_message(&mut stream) else {
+            let Message::Stream(Stream {
+                token: [2, ..],
+                number,
+            }) = receive_message(&mut stream)
+            else {
                 panic!("no STREAM")
             };
             streams[usize::from(number)] = Some(stream);
@@ -104,67 +143,175 @@ fn dropping_receiver(count: u8, drops: usize) -> (SendComm, Vec<TcpStream>) {
     (send, liar.join().unwrap())
 }
 
-const VALID_DATA: Data = Data { sequence: 0, part: 0, offset: 0, bytes: 128, total: 300 };
+const VALID_DATA: Data = Data {
+    sequence: 0,
+    part: 0,
+    offset: 0,
+    bytes: 128,
+    total: 300,
+};
 
 fn data(data: Data) -> Vec<u8> {
-    [&StreamFrame::Data(data).encode()[..], &vec![7; data.bytes as usize]].concat()
+    [
+        &StreamFrame::Data(data).encode()[..],
+        &vec![7; data.bytes as usize],
+    ]
+    .concat()
 }
 
 #[test]
 fn an_invalid_frame_of_a_sender_fails_the_receive_and_writes_nothing_outside_it() {
-    let grant =
-        StreamFrame::Grant(StreamGrant { sequence: 0, part: 0, parts: 1, tag: 0, buffer_bytes: 8 }).encode().to_vec();
-    let mut oversized = StreamFrame::Data(Data { bytes: 300, ..VALID_DATA }).encode();
+    let grant = StreamFrame::Grant(StreamGrant {
+        sequence: 0,
+        part: 0,
+        parts: 1,
+        tag: 0,
+        buffer_bytes: 8,
+    })
+    .encode()
+    .to_vec();
+    let mut oversized = StreamFrame::Data(Data {
+        bytes: 300,
+        ..VALID_DATA
+    })
+    .encode();
     oversized[4..8].copy_from_slice(&301_u32.to_le_bytes());
     let cases: Vec<(&str, Vec<u8>)> = vec![
         ("invalid mark of a stream's frame", vec![0xff; 64]),
         ("invalid chunk size", oversized.to_vec()),
-        ("bytes for part 0 of receive 1, which expects none", data(Data { sequence: 1, ..VALID_DATA })),
-        ("bytes for part 0 of receive 18446744073709551615", data(Data { sequence: u64::MAX, ..VALID_DATA })),
-        ("bytes for part 3 of receive 0", data(Data { part: 3, ..VALID_DATA })),
-        ("message of 1001 bytes for a receive of 1000", data(Data { total: 1001, ..VALID_DATA })),
+        (
+            "bytes for part 0 of receive 1, which expects none",
+            data(Data {
+                sequence: 1,
+                ..VALID_DATA
+            }),
+        ),
+        (
+            "bytes for part 0 of receive 18446744073709551615",
+            data(Data {
+                sequence: u64::MAX,
+                ..VALID_DATA
+            }),
+        ),
+        (
+            "bytes for part 3 of receive 0",
+            data(Data {
+                part: 3,
+                ..VALID_DATA
+            }),
+        ),
+        (
+            "message of 1001 bytes for a receive of 1000",
+            data(Data {
+                total: 1001,
+                ..VALID_DATA
+            }),
+        ),
         (
             "chunks of one message disagree: 300 and 301 bytes",
-            [data(VALID_DATA), data(Data { total: 301, ..VALID_DATA })].concat(),
+            [
+                data(VALID_DATA),
+                data(Data {
+                    total: 301,
+                    ..VALID_DATA
+                }),
+            ]
+            .concat(),
         ),
-        ("384 bytes of a message of 300 bytes", [data(VALID_DATA), data(VALID_DATA), data(VALID_DATA)].concat()),
+        (
+            "384 bytes of a message of 300 bytes",
+            [data(VALID_DATA), data(VALID_DATA), data(VALID_DATA)].concat(),
+        ),
         ("a grant frame from the sender", grant),
-        ("a frame after its BYE", [StreamFrame::Bye.encode().to_vec(), data(VALID_DATA)].concat()),
+        (
+            "a frame after its BYE",
+            [StreamFrame::Bye.encode().to_vec(), data(VALID_DATA)].concat(),
+        ),
     ];
     for (expected, bytes) in cases {
         for stream in [0, 3] {
             let (recv, mut streams) = lying_sender();
             let to = Buffer::blank(3000);
             let into = recv.register(to.memory()).unwrap();
-            let part = RecvPart { addr: to.addr() + 1000, bytes: 1000, tag: 0, memory: &into };
+            let part = RecvPart {
+                addr: to.addr() + 1000,
+                bytes: 1000,
+                tag: 0,
+                memory: &into,
+            };
             let receive = until(|| recv.irecv(&[part], false).unwrap());
             streams[stream].write_all(&bytes).unwrap();
             let error = receive_error(&recv, receive);
             let text = error.to_string();
-            assert!(matches!(error, Error::Protocol(_)) && text.contains(expected), "{expected}: {text}");
+            assert!(
+                matches!(error, Error::Protocol(_)) && text.contains(expected),
+                "{expected}: {text}"
+            );
             assert!(text.contains("liar:1"), "{text}");
             drop(recv);
-            assert!(to.0[..1000].iter().chain(&to.0[1300..]).all(|byte| *byte == 0xee), "{expected}");
+            assert!(
+                to.0[..1000]
+                    .iter()
+                    .chain(&to.0[1300..])
+                    .all(|byte| *byte == 0xee),
+                "{expected}"
+            );
         }
     }
 }
 
 #[test]
 fn a_lying_receiver_is_refused_with_an_error() {
-    let valid = StreamGrant { sequence: 0, part: 0, parts: 1, tag: 9, buffer_bytes: 8 };
-    let all = |grants: &[StreamGrant]| {
-        grants.iter().flat_map(|grant| StreamFrame::Grant(*grant).encode()).collect::<Vec<u8>>()
+    let valid = StreamGrant {
+        sequence: 0,
+        part: 0,
+        parts: 1,
+        tag: 9,
+        buffer_bytes: 8,
     };
-    let many: Vec<StreamGrant> = (0..33).map(|sequence| StreamGrant { sequence, ..valid }).collect();
+    let all = |grants: &[StreamGrant]| {
+        grants
+            .iter()
+            .flat_map(|grant| StreamFrame::Grant(*grant).encode())
+            .collect::<Vec<u8>>()
+    };
+    let many: Vec<StreamGrant> = (0..33)
+        .map(|sequence| StreamGrant { sequence, ..valid })
+        .collect();
     let of_two = StreamGrant { parts: 2, ..valid };
     let cases = [
         ("invalid mark of a stream's frame", vec![0xff; 64]),
-        ("grant of part 0 of receive 1 out of order", all(&[StreamGrant { sequence: 1, ..valid }])),
-        ("grant of part 0 of receive 0 out of order", all(&[valid, valid])),
-        ("receive 32 granted, but more receives are outstanding than there are slots", all(&many)),
-        ("invalid group of 3 receives", all(&[of_two, StreamGrant { part: 1, parts: 3, ..valid }])),
+        (
+            "grant of part 0 of receive 1 out of order",
+            all(&[StreamGrant {
+                sequence: 1,
+                ..valid
+            }]),
+        ),
+        (
+            "grant of part 0 of receive 0 out of order",
+            all(&[valid, valid]),
+        ),
+        (
+            "receive 32 granted, but more receives are outstanding than there are slots",
+            all(&many),
+        ),
+        (
+            "invalid group of 3 receives",
+            all(&[
+                of_two,
+                StreamGrant {
+                    part: 1,
+                    parts: 3,
+                    ..valid
+                },
+            ]),
+        ),
         ("a data frame sent to the sender", data(VALID_DATA)),
-        ("a frame after its BYE", [StreamFrame::Bye.encode().to_vec(), all(&[valid])].concat()),
+        (
+            "a frame after its BYE",
+            [StreamFrame::Bye.encode().to_vec(), all(&[valid])].concat(),
+        ),
     ];
     for (expected, bytes) in cases {
         let (send, mut streams) = lying_receiver(3);
@@ -173,7 +320,10 @@ fn a_lying_receiver_is_refused_with_an_error() {
         streams[0].write_all(&bytes).unwrap();
         let error = *until(|| send.isend(from.addr(), 1, 0, &out).err());
         let text = error.to_string();
-        assert!(matches!(error, Error::Protocol(_)) && text.contains(expected), "{expected}: {text}");
+        assert!(
+            matches!(error, Error::Protocol(_)) && text.contains(expected),
+            "{expected}: {text}"
+        );
         assert!(text.contains("liar:2 violated the protocol"), "{text}");
         assert_have_ended(&mut streams);
         drop(send);
@@ -186,7 +336,12 @@ fn valid_frames_arrive_however_they_are_cut_and_over_any_stream() {
     for is_watched in [false, true] {
         let (to, total) = (Buffer::blank(5000), 3000_usize);
         let into = recv.register(to.memory()).unwrap();
-        let part = RecvPart { addr: to.addr(), bytes: 4000, tag: 0, memory: &into };
+        let part = RecvPart {
+            addr: to.addr(),
+            bytes: 4000,
+            tag: 0,
+            memory: &into,
+        };
         let receive = until(|| recv.irecv(&[part], is_watched).unwrap());
         let mut message = vec![0; total];
         fill(&mut message, 4);
@@ -195,7 +350,14 @@ fn valid_frames_arrive_however_they_are_cut_and_over_any_stream() {
         for (stream, from, until_byte) in [(3, 2944, 3000), (1, 128, 2944), (2, 0, 128)] {
             let chunk = &message[from..until_byte];
             let (bytes, offset) = (chunk.len() as u32, from as u64);
-            let frame = StreamFrame::Data(Data { sequence, part: 0, offset, bytes, total: total as u64 }).encode();
+            let frame = StreamFrame::Data(Data {
+                sequence,
+                part: 0,
+                offset,
+                bytes,
+                total: total as u64,
+            })
+            .encode();
             for byte in frame.iter().chain(chunk) {
                 streams[stream].write_all(&[*byte]).unwrap();
                 if byte.is_multiple_of(16) && from > 0 {
@@ -215,11 +377,24 @@ fn a_stream_that_ends_early_yields_no_message() {
     let into = recv.register(to.memory()).unwrap();
     let receive = irecv(&recv, &to, 1000, 0, &into);
     streams[1].write_all(&data(VALID_DATA)).unwrap();
-    streams[2].write_all(&data(Data { offset: 128, bytes: 100, ..VALID_DATA })[..FRAME_BYTES + 50]).unwrap();
+    streams[2]
+        .write_all(
+            &data(Data {
+                offset: 128,
+                bytes: 100,
+                ..VALID_DATA
+            })[..FRAME_BYTES + 50],
+        )
+        .unwrap();
     drop(streams.remove(2));
     let error = receive_error(&recv, receive);
     let text = error.to_string();
-    assert!(matches!(error, Error::PeerGone(_)) && text.contains("stream 2") && text.contains("over lo"), "{text}");
+    assert!(
+        matches!(error, Error::PeerGone(_))
+            && text.contains("stream 2")
+            && text.contains("over lo"),
+        "{text}"
+    );
     assert_have_ended(&mut streams);
     drop(recv);
 }
@@ -230,7 +405,9 @@ fn assert_have_ended(streams: &mut [TcpStream]) {
     for stream in streams {
         // Grants may come before the end. A reset counts as an end; a time-out does not.
         let end = stream.read_to_end(&mut Vec::new());
-        let has_ended = end.as_ref().map_or_else(|why| why.kind() == ErrorKind::ConnectionReset, |_| true);
+        let has_ended = end
+            .as_ref()
+            .map_or_else(|why| why.kind() == ErrorKind::ConnectionReset, |_| true);
         assert!(has_ended, "{end:?}");
     }
 }
@@ -249,7 +426,13 @@ fn a_single_stream_works_and_a_missing_stream_is_an_error() {
     let (send, mut streams) = lying_receiver(1);
     let from = Buffer::filled(300_000, 6);
     let out = send.register(from.memory()).unwrap();
-    let grant = StreamFrame::Grant(StreamGrant { sequence: 0, part: 0, parts: 1, tag: 0, buffer_bytes: 300_000 });
+    let grant = StreamFrame::Grant(StreamGrant {
+        sequence: 0,
+        part: 0,
+        parts: 1,
+        tag: 0,
+        buffer_bytes: 300_000,
+    });
     streams[0].write_all(&grant.encode()).unwrap();
     let request = until(|| send.isend(from.addr(), 300_000, 0, &out).unwrap());
     let reader = std::thread::spawn(move || {
@@ -258,11 +441,19 @@ fn a_single_stream_works_and_a_missing_stream_is_an_error() {
         while came < message.len() {
             let mut frame = [0; FRAME_BYTES];
             streams[0].read_exact(&mut frame).unwrap();
-            let Ok(StreamFrame::Data(Data { offset, bytes, total: 300_000, .. })) = StreamFrame::decode(&frame) else {
+            let Ok(StreamFrame::Data(Data {
+                offset,
+                bytes,
+                total: 300_000,
+                ..
+            })) = StreamFrame::decode(&frame)
+            else {
                 panic!()
             };
             let at = offset as usize;
-            streams[0].read_exact(&mut message[at..at + bytes as usize]).unwrap();
+            streams[0]
+                .read_exact(&mut message[at..at + bytes as usize])
+                .unwrap();
             came += bytes as usize;
         }
         message
@@ -272,11 +463,22 @@ fn a_single_stream_works_and_a_missing_stream_is_an_error() {
 
     let host: Arc<Host> = host(NEAR, &[RING_TCP]);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut handle = Handle { address: listener.local_addr().unwrap(), token: [1; 16] }.encode();
+    let mut handle = Handle {
+        address: listener.local_addr().unwrap(),
+        token: [1; 16],
+    }
+    .encode();
     let liar = std::thread::spawn(move || {
         let mut first = limited(listener.accept().unwrap().0);
         receive_message(&mut first);
-        send_message(&mut first, &Message::Streams(Streams { name: "liar:3".into(), count: 2, token: [2; 16] }));
+        send_message(
+            &mut first,
+            &Message::Streams(Streams {
+                name: "liar:3".into(),
+                count: 2,
+                token: [2; 16],
+            }),
+        );
         // The second stream is never accepted, and its port is closed.
         drop(listener);
         send_message(&mut first, &Message::Carries);
@@ -284,6 +486,9 @@ fn a_single_stream_works_and_a_missing_stream_is_an_error() {
     });
     let error = until(|| host.connect(&mut handle, None).err());
     let text = error.to_string();
-    assert!(text.contains("uses streams that are not open") || text.contains("cannot reach the peer"), "{text}");
+    assert!(
+        text.contains("uses streams that are not open") || text.contains("cannot reach the peer"),
+        "{text}"
+    );
     drop(liar.join().unwrap());
 }

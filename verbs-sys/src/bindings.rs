@@ -771,7 +771,10 @@ pub struct ibv_device {
 #[derive(Copy, Clone)]
 pub struct ibv_context_ops {
     pub _compat_query_device: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> core::ffi::c_int,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            device_attr: *mut ibv_device_attr,
+        ) -> core::ffi::c_int,
     >,
     pub _compat_query_port: ::core::option::Option<
         unsafe extern "C" fn(
@@ -781,29 +784,45 @@ pub struct ibv_context_ops {
         ) -> core::ffi::c_int,
     >,
     pub _compat_alloc_pd: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_dealloc_pd: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_dealloc_pd:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub _compat_reg_mr: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub _compat_rereg_mr: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub _compat_dereg_mr: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub alloc_mw: ::core::option::Option<unsafe extern "C" fn(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw>,
-    pub bind_mw: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> core::ffi::c_int,
+    pub alloc_mw: ::core::option::Option<
+        unsafe extern "C" fn(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw,
     >,
-    pub dealloc_mw: ::core::option::Option<unsafe extern "C" fn(mw: *mut ibv_mw) -> core::ffi::c_int>,
+    pub bind_mw: ::core::option::Option<
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp,
+            mw: *mut ibv_mw,
+            mw_bind: *mut ibv_mw_bind,
+        ) -> core::ffi::c_int,
+    >,
+    pub dealloc_mw:
+        ::core::option::Option<unsafe extern "C" fn(mw: *mut ibv_mw) -> core::ffi::c_int>,
     pub _compat_create_cq: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub poll_cq: ::core::option::Option<
-        unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: core::ffi::c_int, wc: *mut ibv_wc) -> core::ffi::c_int,
+        unsafe extern "C" fn(
+            cq: *mut ibv_cq,
+            num_entries: core::ffi::c_int,
+            wc: *mut ibv_wc,
+        ) -> core::ffi::c_int,
     >,
     pub req_notify_cq: ::core::option::Option<
         unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: core::ffi::c_int) -> core::ffi::c_int,
     >,
     pub _compat_cq_event: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub _compat_resize_cq: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_destroy_cq: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_create_srq: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_modify_srq: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_destroy_cq:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_create_srq:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_modify_srq:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub _compat_query_srq: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_destroy_srq: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_destroy_srq:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub post_srq_recv: ::core::option::Option<
         unsafe extern "C" fn(
             srq: *mut ibv_srq,
@@ -814,18 +833,31 @@ pub struct ibv_context_ops {
     pub _compat_create_qp: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub _compat_query_qp: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub _compat_modify_qp: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_destroy_qp: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_destroy_qp:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
     pub post_send: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> core::ffi::c_int,
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp,
+            wr: *mut ibv_send_wr,
+            bad_wr: *mut *mut ibv_send_wr,
+        ) -> core::ffi::c_int,
     >,
     pub post_recv: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> core::ffi::c_int,
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp,
+            wr: *mut ibv_recv_wr,
+            bad_wr: *mut *mut ibv_recv_wr,
+        ) -> core::ffi::c_int,
     >,
     pub _compat_create_ah: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_destroy_ah: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_attach_mcast: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_detach_mcast: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
-    pub _compat_async_event: ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_destroy_ah:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_attach_mcast:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_detach_mcast:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
+    pub _compat_async_event:
+        ::core::option::Option<unsafe extern "C" fn() -> *mut core::ffi::c_void>,
 }
 #[repr(C)]
 pub struct ibv_context {
@@ -898,9 +930,14 @@ pub struct verbs_context {
         ) -> core::ffi::c_int,
     >,
     pub create_counters: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_counters_init_attr) -> *mut ibv_counters,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            init_attr: *mut ibv_counters_init_attr,
+        ) -> *mut ibv_counters,
     >,
-    pub destroy_counters: ::core::option::Option<unsafe extern "C" fn(counters: *mut ibv_counters) -> core::ffi::c_int>,
+    pub destroy_counters: ::core::option::Option<
+        unsafe extern "C" fn(counters: *mut ibv_counters) -> core::ffi::c_int,
+    >,
     pub reg_dm_mr: ::core::option::Option<
         unsafe extern "C" fn(
             pd: *mut ibv_pd,
@@ -911,52 +948,88 @@ pub struct verbs_context {
         ) -> *mut ibv_mr,
     >,
     pub alloc_dm: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            attr: *mut ibv_alloc_dm_attr,
+        ) -> *mut ibv_dm,
     >,
     pub free_dm: ::core::option::Option<unsafe extern "C" fn(dm: *mut ibv_dm) -> core::ffi::c_int>,
     pub modify_flow_action_esp: ::core::option::Option<
-        unsafe extern "C" fn(action: *mut ibv_flow_action, attr: *mut ibv_flow_action_esp_attr) -> core::ffi::c_int,
+        unsafe extern "C" fn(
+            action: *mut ibv_flow_action,
+            attr: *mut ibv_flow_action_esp_attr,
+        ) -> core::ffi::c_int,
     >,
-    pub destroy_flow_action:
-        ::core::option::Option<unsafe extern "C" fn(action: *mut ibv_flow_action) -> core::ffi::c_int>,
+    pub destroy_flow_action: ::core::option::Option<
+        unsafe extern "C" fn(action: *mut ibv_flow_action) -> core::ffi::c_int,
+    >,
     pub create_flow_action_esp: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_flow_action_esp_attr) -> *mut ibv_flow_action,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            attr: *mut ibv_flow_action_esp_attr,
+        ) -> *mut ibv_flow_action,
     >,
     pub modify_qp_rate_limit: ::core::option::Option<
-        unsafe extern "C" fn(qp: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> core::ffi::c_int,
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp,
+            attr: *mut ibv_qp_rate_limit_attr,
+        ) -> core::ffi::c_int,
     >,
     pub alloc_parent_domain: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_parent_domain_init_attr) -> *mut ibv_pd,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            attr: *mut ibv_parent_domain_init_attr,
+        ) -> *mut ibv_pd,
     >,
-    pub dealloc_td: ::core::option::Option<unsafe extern "C" fn(td: *mut ibv_td) -> core::ffi::c_int>,
+    pub dealloc_td:
+        ::core::option::Option<unsafe extern "C" fn(td: *mut ibv_td) -> core::ffi::c_int>,
     pub alloc_td: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_td_init_attr) -> *mut ibv_td,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            init_attr: *mut ibv_td_init_attr,
+        ) -> *mut ibv_td,
     >,
     pub modify_cq: ::core::option::Option<
         unsafe extern "C" fn(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> core::ffi::c_int,
     >,
     pub post_srq_ops: ::core::option::Option<
-        unsafe extern "C" fn(srq: *mut ibv_srq, op: *mut ibv_ops_wr, bad_op: *mut *mut ibv_ops_wr) -> core::ffi::c_int,
+        unsafe extern "C" fn(
+            srq: *mut ibv_srq,
+            op: *mut ibv_ops_wr,
+            bad_op: *mut *mut ibv_ops_wr,
+        ) -> core::ffi::c_int,
     >,
-    pub destroy_rwq_ind_table:
-        ::core::option::Option<unsafe extern "C" fn(rwq_ind_table: *mut ibv_rwq_ind_table) -> core::ffi::c_int>,
+    pub destroy_rwq_ind_table: ::core::option::Option<
+        unsafe extern "C" fn(rwq_ind_table: *mut ibv_rwq_ind_table) -> core::ffi::c_int,
+    >,
     pub create_rwq_ind_table: ::core::option::Option<
         unsafe extern "C" fn(
             context: *mut ibv_context,
             init_attr: *mut ibv_rwq_ind_table_init_attr,
         ) -> *mut ibv_rwq_ind_table,
     >,
-    pub destroy_wq: ::core::option::Option<unsafe extern "C" fn(wq: *mut ibv_wq) -> core::ffi::c_int>,
-    pub modify_wq:
-        ::core::option::Option<unsafe extern "C" fn(wq: *mut ibv_wq, wq_attr: *mut ibv_wq_attr) -> core::ffi::c_int>,
+    pub destroy_wq:
+        ::core::option::Option<unsafe extern "C" fn(wq: *mut ibv_wq) -> core::ffi::c_int>,
+    pub modify_wq: ::core::option::Option<
+        unsafe extern "C" fn(wq: *mut ibv_wq, wq_attr: *mut ibv_wq_attr) -> core::ffi::c_int,
+    >,
     pub create_wq: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, wq_init_attr: *mut ibv_wq_init_attr) -> *mut ibv_wq,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            wq_init_attr: *mut ibv_wq_init_attr,
+        ) -> *mut ibv_wq,
     >,
     pub query_rt_values: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, values: *mut ibv_values_ex) -> core::ffi::c_int,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            values: *mut ibv_values_ex,
+        ) -> core::ffi::c_int,
     >,
     pub create_cq_ex: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, init_attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            init_attr: *mut ibv_cq_init_attr_ex,
+        ) -> *mut ibv_cq_ex,
     >,
     pub priv_: *mut verbs_ex_private,
     pub query_device_ex: ::core::option::Option<
@@ -967,26 +1040,39 @@ pub struct verbs_context {
             attr_size: usize,
         ) -> core::ffi::c_int,
     >,
-    pub ibv_destroy_flow: ::core::option::Option<unsafe extern "C" fn(flow: *mut ibv_flow) -> core::ffi::c_int>,
+    pub ibv_destroy_flow:
+        ::core::option::Option<unsafe extern "C" fn(flow: *mut ibv_flow) -> core::ffi::c_int>,
     pub ABI_placeholder2: ::core::option::Option<unsafe extern "C" fn()>,
-    pub ibv_create_flow:
-        ::core::option::Option<unsafe extern "C" fn(qp: *mut ibv_qp, flow_attr: *mut ibv_flow_attr) -> *mut ibv_flow>,
+    pub ibv_create_flow: ::core::option::Option<
+        unsafe extern "C" fn(qp: *mut ibv_qp, flow_attr: *mut ibv_flow_attr) -> *mut ibv_flow,
+    >,
     pub ABI_placeholder1: ::core::option::Option<unsafe extern "C" fn()>,
     pub open_qp: ::core::option::Option<
         unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp,
     >,
     pub create_qp_ex: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, qp_init_attr_ex: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            qp_init_attr_ex: *mut ibv_qp_init_attr_ex,
+        ) -> *mut ibv_qp,
     >,
-    pub get_srq_num:
-        ::core::option::Option<unsafe extern "C" fn(srq: *mut ibv_srq, srq_num: *mut u32) -> core::ffi::c_int>,
+    pub get_srq_num: ::core::option::Option<
+        unsafe extern "C" fn(srq: *mut ibv_srq, srq_num: *mut u32) -> core::ffi::c_int,
+    >,
     pub create_srq_ex: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, srq_init_attr_ex: *mut ibv_srq_init_attr_ex) -> *mut ibv_srq,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            srq_init_attr_ex: *mut ibv_srq_init_attr_ex,
+        ) -> *mut ibv_srq,
     >,
     pub open_xrcd: ::core::option::Option<
-        unsafe extern "C" fn(context: *mut ibv_context, xrcd_init_attr: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd,
+        unsafe extern "C" fn(
+            context: *mut ibv_context,
+            xrcd_init_attr: *mut ibv_xrcd_init_attr,
+        ) -> *mut ibv_xrcd,
     >,
-    pub close_xrcd: ::core::option::Option<unsafe extern "C" fn(xrcd: *mut ibv_xrcd) -> core::ffi::c_int>,
+    pub close_xrcd:
+        ::core::option::Option<unsafe extern "C" fn(xrcd: *mut ibv_xrcd) -> core::ffi::c_int>,
     pub _ABI_placeholder3: u64,
     pub sz: usize,
     pub context: ibv_context,
@@ -994,26 +1080,36 @@ pub struct verbs_context {
 pub const LINK_LAYER_INFINIBAND: u8 = 1;
 pub const LINK_LAYER_ETHERNET: u8 = 2;
 pub const ACCESS_OPTIONAL_RANGE: u32 = 1072693248;
-pub type fn_ibv_get_device_list =
-    ::core::option::Option<unsafe extern "C" fn(arg1: *mut core::ffi::c_int) -> *mut *mut ibv_device>;
-pub type fn_ibv_free_device_list = ::core::option::Option<unsafe extern "C" fn(arg1: *mut *mut ibv_device)>;
+pub type fn_ibv_get_device_list = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut core::ffi::c_int) -> *mut *mut ibv_device,
+>;
+pub type fn_ibv_free_device_list =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut *mut ibv_device)>;
 pub type fn_ibv_get_device_name =
     ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_device) -> *const core::ffi::c_char>;
-pub type fn_ibv_get_device_guid = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_device) -> __be64>;
+pub type fn_ibv_get_device_guid =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_device) -> __be64>;
 pub type fn_ibv_get_device_index =
     ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_device) -> core::ffi::c_int>;
-pub type fn_ibv_open_device = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_device) -> *mut ibv_context>;
-pub type fn_ibv_close_device = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context) -> core::ffi::c_int>;
+pub type fn_ibv_open_device =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_device) -> *mut ibv_context>;
+pub type fn_ibv_close_device =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context) -> core::ffi::c_int>;
 pub type fn_ibv_import_device =
     ::core::option::Option<unsafe extern "C" fn(arg1: core::ffi::c_int) -> *mut ibv_context>;
 pub type fn_ibv_query_device = ::core::option::Option<
     unsafe extern "C" fn(arg1: *mut ibv_context, arg2: *mut ibv_device_attr) -> core::ffi::c_int,
 >;
 pub type fn_ibv_query_port = ::core::option::Option<
-    unsafe extern "C" fn(arg1: *mut ibv_context, arg2: u8, arg3: *mut _compat_ibv_port_attr) -> core::ffi::c_int,
+    unsafe extern "C" fn(
+        arg1: *mut ibv_context,
+        arg2: u8,
+        arg3: *mut _compat_ibv_port_attr,
+    ) -> core::ffi::c_int,
 >;
-pub type fn_ibv_query_port_speed =
-    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context, arg2: u32, arg3: *mut u64) -> core::ffi::c_int>;
+pub type fn_ibv_query_port_speed = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut ibv_context, arg2: u32, arg3: *mut u64) -> core::ffi::c_int,
+>;
 pub type fn_ibv_query_gid = ::core::option::Option<
     unsafe extern "C" fn(
         arg1: *mut ibv_context,
@@ -1057,14 +1153,18 @@ pub type fn_ibv_query_pkey = ::core::option::Option<
         arg4: *mut __be16,
     ) -> core::ffi::c_int,
 >;
-pub type fn_ibv_get_pkey_index =
-    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context, arg2: u8, arg3: __be16) -> core::ffi::c_int>;
+pub type fn_ibv_get_pkey_index = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut ibv_context, arg2: u8, arg3: __be16) -> core::ffi::c_int,
+>;
 pub type fn_ibv_get_async_event = ::core::option::Option<
     unsafe extern "C" fn(arg1: *mut ibv_context, arg2: *mut ibv_async_event) -> core::ffi::c_int,
 >;
-pub type fn_ibv_ack_async_event = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_async_event)>;
-pub type fn_ibv_alloc_pd = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context) -> *mut ibv_pd>;
-pub type fn_ibv_dealloc_pd = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_pd) -> core::ffi::c_int>;
+pub type fn_ibv_ack_async_event =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_async_event)>;
+pub type fn_ibv_alloc_pd =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context) -> *mut ibv_pd>;
+pub type fn_ibv_dealloc_pd =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_pd) -> core::ffi::c_int>;
 pub type fn_ibv_import_pd =
     ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context, arg2: u32) -> *mut ibv_pd>;
 pub type fn_ibv_unimport_pd = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_pd)>;
@@ -1114,8 +1214,10 @@ pub type fn_ibv_rereg_mr = ::core::option::Option<
         arg6: core::ffi::c_int,
     ) -> core::ffi::c_int,
 >;
-pub type fn_ibv_dereg_mr = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_mr) -> core::ffi::c_int>;
-pub type fn_ibv_import_mr = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_pd, arg2: u32) -> *mut ibv_mr>;
+pub type fn_ibv_dereg_mr =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_mr) -> core::ffi::c_int>;
+pub type fn_ibv_import_mr =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_pd, arg2: u32) -> *mut ibv_mr>;
 pub type fn_ibv_unimport_mr = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_mr)>;
 pub type fn_ibv_import_dm =
     ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_context, arg2: u32) -> *mut ibv_dm>;
@@ -1133,9 +1235,11 @@ pub type fn_ibv_create_cq = ::core::option::Option<
         arg5: core::ffi::c_int,
     ) -> *mut ibv_cq,
 >;
-pub type fn_ibv_resize_cq =
-    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_cq, arg2: core::ffi::c_int) -> core::ffi::c_int>;
-pub type fn_ibv_destroy_cq = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_cq) -> core::ffi::c_int>;
+pub type fn_ibv_resize_cq = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut ibv_cq, arg2: core::ffi::c_int) -> core::ffi::c_int,
+>;
+pub type fn_ibv_destroy_cq =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_cq) -> core::ffi::c_int>;
 pub type fn_ibv_get_cq_event = ::core::option::Option<
     unsafe extern "C" fn(
         arg1: *mut ibv_comp_channel,
@@ -1145,18 +1249,30 @@ pub type fn_ibv_get_cq_event = ::core::option::Option<
 >;
 pub type fn_ibv_ack_cq_events =
     ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_cq, arg2: core::ffi::c_uint)>;
-pub type fn_ibv_create_srq =
-    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_pd, arg2: *mut ibv_srq_init_attr) -> *mut ibv_srq>;
-pub type fn_ibv_modify_srq = ::core::option::Option<
-    unsafe extern "C" fn(arg1: *mut ibv_srq, arg2: *mut ibv_srq_attr, arg3: core::ffi::c_int) -> core::ffi::c_int,
+pub type fn_ibv_create_srq = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut ibv_pd, arg2: *mut ibv_srq_init_attr) -> *mut ibv_srq,
 >;
-pub type fn_ibv_query_srq =
-    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_srq, arg2: *mut ibv_srq_attr) -> core::ffi::c_int>;
-pub type fn_ibv_destroy_srq = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_srq) -> core::ffi::c_int>;
-pub type fn_ibv_create_qp =
-    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_pd, arg2: *mut ibv_qp_init_attr) -> *mut ibv_qp>;
+pub type fn_ibv_modify_srq = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: *mut ibv_srq,
+        arg2: *mut ibv_srq_attr,
+        arg3: core::ffi::c_int,
+    ) -> core::ffi::c_int,
+>;
+pub type fn_ibv_query_srq = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut ibv_srq, arg2: *mut ibv_srq_attr) -> core::ffi::c_int,
+>;
+pub type fn_ibv_destroy_srq =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_srq) -> core::ffi::c_int>;
+pub type fn_ibv_create_qp = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut ibv_pd, arg2: *mut ibv_qp_init_attr) -> *mut ibv_qp,
+>;
 pub type fn_ibv_modify_qp = ::core::option::Option<
-    unsafe extern "C" fn(arg1: *mut ibv_qp, arg2: *mut ibv_qp_attr, arg3: core::ffi::c_int) -> core::ffi::c_int,
+    unsafe extern "C" fn(
+        arg1: *mut ibv_qp,
+        arg2: *mut ibv_qp_attr,
+        arg3: core::ffi::c_int,
+    ) -> core::ffi::c_int,
 >;
 pub type fn_ibv_query_qp = ::core::option::Option<
     unsafe extern "C" fn(
@@ -1166,18 +1282,29 @@ pub type fn_ibv_query_qp = ::core::option::Option<
         arg4: *mut ibv_qp_init_attr,
     ) -> core::ffi::c_int,
 >;
-pub type fn_ibv_query_qp_data_in_order =
-    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_qp, arg2: ibv_wr_opcode, arg3: u32) -> core::ffi::c_int>;
-pub type fn_ibv_qp_to_qp_ex = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_qp) -> *mut ibv_qp_ex>;
-pub type fn_ibv_destroy_qp = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_qp) -> core::ffi::c_int>;
-pub type fn_ibv_query_ece =
-    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_qp, arg2: *mut ibv_ece) -> core::ffi::c_int>;
-pub type fn_ibv_set_ece =
-    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_qp, arg2: *mut ibv_ece) -> core::ffi::c_int>;
-pub type fn_ibv_create_ah =
-    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_pd, arg2: *mut ibv_ah_attr) -> *mut ibv_ah>;
+pub type fn_ibv_query_qp_data_in_order = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut ibv_qp, arg2: ibv_wr_opcode, arg3: u32) -> core::ffi::c_int,
+>;
+pub type fn_ibv_qp_to_qp_ex =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_qp) -> *mut ibv_qp_ex>;
+pub type fn_ibv_destroy_qp =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_qp) -> core::ffi::c_int>;
+pub type fn_ibv_query_ece = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut ibv_qp, arg2: *mut ibv_ece) -> core::ffi::c_int,
+>;
+pub type fn_ibv_set_ece = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut ibv_qp, arg2: *mut ibv_ece) -> core::ffi::c_int,
+>;
+pub type fn_ibv_create_ah = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut ibv_pd, arg2: *mut ibv_ah_attr) -> *mut ibv_ah,
+>;
 pub type fn_ibv_create_ah_from_wc = ::core::option::Option<
-    unsafe extern "C" fn(arg1: *mut ibv_pd, arg2: *mut ibv_wc, arg3: *mut ibv_grh, arg4: u8) -> *mut ibv_ah,
+    unsafe extern "C" fn(
+        arg1: *mut ibv_pd,
+        arg2: *mut ibv_wc,
+        arg3: *mut ibv_grh,
+        arg4: u8,
+    ) -> *mut ibv_ah,
 >;
 pub type fn_ibv_init_ah_from_wc = ::core::option::Option<
     unsafe extern "C" fn(
@@ -1188,7 +1315,8 @@ pub type fn_ibv_init_ah_from_wc = ::core::option::Option<
         arg5: *mut ibv_ah_attr,
     ) -> core::ffi::c_int,
 >;
-pub type fn_ibv_destroy_ah = ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_ah) -> core::ffi::c_int>;
+pub type fn_ibv_destroy_ah =
+    ::core::option::Option<unsafe extern "C" fn(arg1: *mut ibv_ah) -> core::ffi::c_int>;
 pub type fn_ibv_attach_mcast = ::core::option::Option<
     unsafe extern "C" fn(arg1: *mut ibv_qp, arg2: *const ibv_gid, arg3: u16) -> core::ffi::c_int,
 >;
@@ -1204,11 +1332,14 @@ pub type fn_ibv_resolve_eth_l2_from_gid = ::core::option::Option<
     ) -> core::ffi::c_int,
 >;
 pub type fn_ibv_fork_init = ::core::option::Option<unsafe extern "C" fn() -> core::ffi::c_int>;
-pub type fn_ibv_is_fork_initialized = ::core::option::Option<unsafe extern "C" fn() -> ibv_fork_status>;
-pub type fn_ibv_dontfork_range =
-    ::core::option::Option<unsafe extern "C" fn(arg1: *mut core::ffi::c_void, arg2: usize) -> core::ffi::c_int>;
-pub type fn_ibv_dofork_range =
-    ::core::option::Option<unsafe extern "C" fn(arg1: *mut core::ffi::c_void, arg2: usize) -> core::ffi::c_int>;
+pub type fn_ibv_is_fork_initialized =
+    ::core::option::Option<unsafe extern "C" fn() -> ibv_fork_status>;
+pub type fn_ibv_dontfork_range = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut core::ffi::c_void, arg2: usize) -> core::ffi::c_int,
+>;
+pub type fn_ibv_dofork_range = ::core::option::Option<
+    unsafe extern "C" fn(arg1: *mut core::ffi::c_void, arg2: usize) -> core::ffi::c_int,
+>;
 pub type fn_ibv_node_type_str =
     ::core::option::Option<unsafe extern "C" fn(arg1: ibv_node_type) -> *const core::ffi::c_char>;
 pub type fn_ibv_port_state_str =

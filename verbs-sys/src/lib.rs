@@ -15,7 +15,12 @@
 //! `tests/verbs_bindings.rs` regenerates the bindings and compares them with the checked-in file.
 //! `tests/rdma-sys-check` compares them with the `rdma-sys` crate.
 #![no_std]
-#![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals)]
+#![allow(
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals
+)]
 
 mod bindings;
 

@@ -48,20 +48,40 @@ pub fn gpus() -> Result<Vec<String>> {
     const ASKED: &str = "nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader";
     let mut words = ASKED.split(' ');
     let mut command = Command::new(words.next().unwrap_or_default());
-    let said = command.args(words).output().with_context(|| format!("run {ASKED}"))?;
+    let said = command
+        .args(words)
+        .output()
+        .with_context(|| format!("run {ASKED}"))?;
     let text = String::from_utf8_lossy(&said.stdout).to_lowercase();
     // nvidia-smi writes the domain with eight digits, NCCL with four.
-    let buses: Vec<String> =
-        text.lines().map(|line| line.trim().strip_prefix("0000").unwrap_or(line.trim()).to_owned()).collect();
-    let is_bus =
-        |bus: &String| bus.len() == 12 && bus.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
-    ensure!(said.status.success() && !buses.is_empty() && buses.iter().all(is_bus), "{ASKED} says: {}", text.trim());
+    let buses: Vec<String> = text
+        .lines()
+        .map(|line| {
+            line.trim()
+                .strip_prefix("0000")
+                .unwrap_or(line.trim())
+                .to_owned()
+        })
+        .collect();
+    let is_bus = |bus: &String| {
+        bus.len() == 12
+            && bus
+                .bytes()
+                .all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte))
+    };
+    ensure!(
+        said.status.success() && !buses.is_empty() && buses.iter().all(is_bus),
+        "{ASKED} says: {}",
+        text.trim()
+    );
     Ok(buses)
 }
 
 /// Returns the graph. `gpus` are bus ids as in `0000:41:00.0`.
 pub fn xml(gpus: &[String], machine: &Machine) -> String {
-    let mut text = String::from("<system version=\"1\">\n <cpu numaid=\"0\" affinity=\"ffffffff\" arch=\"arm64\">\n");
+    let mut text = String::from(
+        "<system version=\"1\">\n <cpu numaid=\"0\" affinity=\"ffffffff\" arch=\"arm64\">\n",
+    );
     for bus in gpus {
         // Each rank is a host of its own, whose only GPU has the number 0. NCCL rotates the order
         // of NICs by this number (graph/topo.cc, ncclTopoGetLocalNet), so with other numbers the
@@ -79,11 +99,23 @@ pub fn xml(gpus: &[String], machine: &Machine) -> String {
         slots.entry(&function.slot).or_default().push(function);
     }
     for (slot, functions) in slots {
-        let link = format!("link_speed=\"{:.1} GT/s PCIe\" link_width=\"{}\"", functions[0].gts, functions[0].width);
+        let link = format!(
+            "link_speed=\"{:.1} GT/s PCIe\" link_width=\"{}\"",
+            functions[0].gts, functions[0].width
+        );
         let domain = slot.split(':').next().unwrap_or(slot);
         // Each PCIe link of a Spark's ConnectX-7 has a domain and a root port of its own.
-        let _ = writeln!(text, "  <pci busid=\"{domain}:00:00.0\" class=\"0x060400\" {link}>");
-        for Function { device, number, speed_mbps, .. } in functions {
+        let _ = writeln!(
+            text,
+            "  <pci busid=\"{domain}:00:00.0\" class=\"0x060400\" {link}>"
+        );
+        for Function {
+            device,
+            number,
+            speed_mbps,
+            ..
+        } in functions
+        {
             let _ = writeln!(
                 text,
                 "   <pci busid=\"{slot}.{number}\" class=\"0x020000\" {link}><nic>\
@@ -94,7 +126,11 @@ pub fn xml(gpus: &[String], machine: &Machine) -> String {
     }
     // The merged device has no PCI path, so NCCL attaches it to the CPU (graph/xml.cc,
     // ncclTopoFillNet).
-    let _ = writeln!(text, "  <nic><net name=\"{MERGED_DEVICE}\" speed=\"{}\"/></nic>", machine.merged_mbps);
+    let _ = writeln!(
+        text,
+        "  <nic><net name=\"{MERGED_DEVICE}\" speed=\"{}\"/></nic>",
+        machine.merged_mbps
+    );
     text.push_str(" </cpu>\n</system>\n");
     text
 }
@@ -106,11 +142,24 @@ mod tests {
     fn machine() -> Machine {
         let function = |device: &str, slot: &str, number| {
             let (device, slot) = (device.to_owned(), slot.to_owned());
-            Function { device, slot, number, gts: 32.0, width: 4, speed_mbps: 200_000 }
+            Function {
+                device,
+                slot,
+                number,
+                gts: 32.0,
+                width: 4,
+                speed_mbps: 200_000,
+            }
         };
-        let functions =
-            vec![function("a", "0000:01:00", 0), function("c", "0002:01:00", 0), function("b", "0000:01:00", 1)];
-        Machine { functions, merged_mbps: 224_054 }
+        let functions = vec![
+            function("a", "0000:01:00", 0),
+            function("c", "0002:01:00", 0),
+            function("b", "0000:01:00", 1),
+        ];
+        Machine {
+            functions,
+            merged_mbps: 224_054,
+        }
     }
 
     #[test]
@@ -118,30 +167,54 @@ mod tests {
         let text = xml(&["0000:41:00.0".to_owned()], &machine());
         let first = text.find("busid=\"0000:00:00.0\"").unwrap();
         let second = text.find("busid=\"0002:00:00.0\"").unwrap();
-        let place = |name: &str| text.find(&format!("<net name=\"{name}\" speed=\"200000\"/>")).unwrap();
-        assert!(first < place("a") && place("b") < second && second < place("c"), "{text}");
+        let place = |name: &str| {
+            text.find(&format!("<net name=\"{name}\" speed=\"200000\"/>"))
+                .unwrap()
+        };
+        assert!(
+            first < place("a") && place("b") < second && second < place("c"),
+            "{text}"
+        );
         assert!(
             text.contains("busid=\"0000:01:00.1\" class=\"0x020000\" link_speed=\"32.0 GT/s PCIe\" link_width=\"4\"")
         );
-        assert!(text.contains("busid=\"0000:41:00.0\"") && text.contains("sm=\"121\""), "{text}");
+        assert!(
+            text.contains("busid=\"0000:41:00.0\"") && text.contains("sm=\"121\""),
+            "{text}"
+        );
         assert_eq!(text.matches("<pci").count(), text.matches("</pci>").count());
     }
 
     #[test]
     fn every_gpu_has_an_nvlink_entry_without_a_link() {
-        let text = xml(&["0000:41:00.0".to_owned(), "0000:42:00.0".to_owned()], &machine());
+        let text = xml(
+            &["0000:41:00.0".to_owned(), "0000:42:00.0".to_owned()],
+            &machine(),
+        );
         for gpu in text.split("<gpu ").skip(1) {
-            let nvlink = gpu.find("<nvlink target=\"fffe:ff:ff.0\" count=\"0\" tclass=\"0x030200\"/>");
+            let nvlink =
+                gpu.find("<nvlink target=\"fffe:ff:ff.0\" count=\"0\" tclass=\"0x030200\"/>");
             assert!(nvlink.unwrap() < gpu.find("</gpu>").unwrap(), "{text}");
         }
-        assert!(text.matches("<gpu ").count() == 2 && !text.contains("busid=\"fffe"), "{text}");
+        assert!(
+            text.matches("<gpu ").count() == 2 && !text.contains("busid=\"fffe"),
+            "{text}"
+        );
     }
 
     #[test]
     fn the_merged_device_is_attached_to_the_cpu() {
         let text = xml(&["0000:41:00.0".to_owned()], &machine());
-        let net = text.find("<nic><net name=\"spark-rails\" speed=\"224054\"/></nic>").unwrap();
-        assert_eq!(text[..net].matches("<pci").count(), text[..net].matches("</pci>").count());
-        assert!(text.rfind("</pci>").unwrap() < net && net < text.find("</cpu>").unwrap(), "{text}");
+        let net = text
+            .find("<nic><net name=\"spark-rails\" speed=\"224054\"/></nic>")
+            .unwrap();
+        assert_eq!(
+            text[..net].matches("<pci").count(),
+            text[..net].matches("</pci>").count()
+        );
+        assert!(
+            text.rfind("</pci>").unwrap() < net && net < text.find("</cpu>").unwrap(),
+            "{text}"
+        );
     }
 }

@@ -18,7 +18,11 @@ impl Health {
         let entries = fs::read_dir("/proc/self/fd").context("list /proc/self/fd")?;
         // Does not count the descriptor that lists the others.
         let descriptors = (entries.count() as u64).saturating_sub(1);
-        Ok(Self { memory_kib: field("RssAnon")? + field("RssShmem")?, descriptors, threads: field("Threads")? })
+        Ok(Self {
+            memory_kib: field("RssAnon")? + field("RssShmem")?,
+            descriptors,
+            threads: field("Threads")?,
+        })
     }
 }
 
@@ -33,7 +37,10 @@ mod tests {
         // Other tests of this process open files too, so only lower bounds are checked.
         let memory = vec![1u8; 32 << 20];
         let after = Health::now().unwrap();
-        assert!(after.memory_kib >= before.memory_kib + 16 * 1024, "{before:?} {after:?}");
+        assert!(
+            after.memory_kib >= before.memory_kib + 16 * 1024,
+            "{before:?} {after:?}"
+        );
         assert!(after.descriptors > 3 && after.threads >= 1);
         drop((file, memory));
     }

@@ -38,25 +38,50 @@ pub struct End {
 
 impl End {
     fn text(&self) -> String {
-        format!("{}: {}", job::ended(self.status), self.complaint.as_deref().unwrap_or("no error message"))
+        format!(
+            "{}: {}",
+            job::ended(self.status),
+            self.complaint.as_deref().unwrap_or("no error message")
+        )
     }
 }
 
 /// Returns the result in words, or the fault as an error.
 pub fn judge(plan: &Plan, scenario: Scenario, ends: &[End]) -> Result<String> {
-    let (last, others) = ends.split_last().map_or((None, ends), |(last, others)| (Some(last), others));
+    let (last, others) = ends
+        .split_last()
+        .map_or((None, ends), |(last, others)| (Some(last), others));
     match scenario {
         Scenario::Mixed => refused(ends),
         Scenario::Lost => {
             let killed = last.and_then(|end| end.status.signal()) == Some(Signal::SIGKILL as i32);
-            ensure!(killed, "the last rank should have been killed, but {}", last.map_or_else(String::new, End::text));
-            let words = others.iter().filter_map(|end| end.report.as_ref()).map(|report| report.words.clone());
-            Ok(format!("{}; {}", right(others)?, words.collect::<Vec<_>>().join("; ")))
+            ensure!(
+                killed,
+                "the last rank should have been killed, but {}",
+                last.map_or_else(String::new, End::text)
+            );
+            let words = others
+                .iter()
+                .filter_map(|end| end.report.as_ref())
+                .map(|report| report.words.clone());
+            Ok(format!(
+                "{}; {}",
+                right(others)?,
+                words.collect::<Vec<_>>().join("; ")
+            ))
         }
         Scenario::Again => Ok(format!("{}; {}", right(ends)?, flat(ends)?)),
         Scenario::Several | Scenario::Split | Scenario::Abort | Scenario::Returns => {
-            let words = ends.first().and_then(|end| end.report.as_ref()).map(|report| report.words.clone());
-            Ok(format!("{}; {} ranks: {}", right(ends)?, plan.tests.ranks, words.unwrap_or_default()))
+            let words = ends
+                .first()
+                .and_then(|end| end.report.as_ref())
+                .map(|report| report.words.clone());
+            Ok(format!(
+                "{}; {} ranks: {}",
+                right(ends)?,
+                plan.tests.ranks,
+                words.unwrap_or_default()
+            ))
         }
     }
 }
@@ -69,7 +94,11 @@ fn right(ends: &[End]) -> Result<String> {
         let Some(report) = report.as_ref().filter(|_| status.success()) else {
             bail!("rank {rank} {}", end.text());
         };
-        ensure!(report.wrong == 0, "rank {rank}: {} WRONG values", report.wrong);
+        ensure!(
+            report.wrong == 0,
+            "rank {rank}: {} WRONG values",
+            report.wrong
+        );
         ensure!(report.checked > 0, "rank {rank} checked nothing");
         checked += report.checked;
     }
@@ -81,7 +110,8 @@ fn right(ends: &[End]) -> Result<String> {
 fn flat(ends: &[End]) -> Result<String> {
     let mut words = Vec::new();
     for (rank, end) in ends.iter().enumerate() {
-        let Some((before, after, count)) = end.report.as_ref().and_then(|report| report.held) else {
+        let Some((before, after, count)) = end.report.as_ref().and_then(|report| report.held)
+        else {
             bail!("rank {rank} did not report its memory, descriptors and threads");
         };
         let grown_kib = after.memory_kib.saturating_sub(before.memory_kib);
@@ -89,11 +119,20 @@ fn flat(ends: &[End]) -> Result<String> {
         let each = (after.memory_kib as f64 - before.memory_kib as f64) / f64::from(count);
         let text = format!(
             "rank {rank} over {count}: memory {} to {} KiB ({each:.2} each), descriptors {} to {}, threads {} to {}",
-            before.memory_kib, after.memory_kib, before.descriptors, after.descriptors, before.threads, after.threads
+            before.memory_kib,
+            after.memory_kib,
+            before.descriptors,
+            after.descriptors,
+            before.threads,
+            after.threads
         );
-        let is_flat =
-            grown_kib <= allowed_kib && after.descriptors <= before.descriptors && after.threads <= before.threads;
-        ensure!(is_flat, "{text}; allowed: {allowed_kib} KiB more, no more descriptors or threads");
+        let is_flat = grown_kib <= allowed_kib
+            && after.descriptors <= before.descriptors
+            && after.threads <= before.threads;
+        ensure!(
+            is_flat,
+            "{text}; allowed: {allowed_kib} KiB more, no more descriptors or threads"
+        );
         words.push(text);
     }
     Ok(words.join("; "))
@@ -102,11 +141,24 @@ fn flat(ends: &[End]) -> Result<String> {
 /// Requires that every rank got an error, and that at least one of the errors has the reason.
 fn refused(ends: &[End]) -> Result<String> {
     for (rank, end) in ends.iter().enumerate() {
-        ensure!(end.status.code() == Some(1), "rank {rank} should have failed, but {}", end.text());
+        ensure!(
+            end.status.code() == Some(1),
+            "rank {rank} should have failed, but {}",
+            end.text()
+        );
     }
-    let complaints: Vec<&str> = ends.iter().filter_map(|end| end.complaint.as_deref()).collect();
-    let Some(told) = complaints.iter().find(|text| text.contains("uses another network")) else {
-        bail!("no rank reported that its peer uses another network; they reported: {}", complaints.join("; "));
+    let complaints: Vec<&str> = ends
+        .iter()
+        .filter_map(|end| end.complaint.as_deref())
+        .collect();
+    let Some(told) = complaints
+        .iter()
+        .find(|text| text.contains("uses another network"))
+    else {
+        bail!(
+            "no rank reported that its peer uses another network; they reported: {}",
+            complaints.join("; ")
+        );
     };
     Ok(format!("all ranks failed, as they should: {told}"))
 }
@@ -119,62 +171,196 @@ mod tests {
 
     fn plan() -> Plan {
         let library = tempfile::NamedTempFile::new().unwrap();
-        let line = ["spark-lab", "communicators", "--fabric", "verbs", "--plugin", library.path().to_str().unwrap()];
-        let Command::Communicators(options) = Cli::try_parse_from(line).unwrap().command else { panic!() };
-        options.plan(std::path::Path::new("/nowhere/nccl-spark")).unwrap()
+        let line = [
+            "spark-lab",
+            "communicators",
+            "--fabric",
+            "verbs",
+            "--plugin",
+            library.path().to_str().unwrap(),
+        ];
+        let Command::Communicators(options) = Cli::try_parse_from(line).unwrap().command else {
+            panic!()
+        };
+        options
+            .plan(std::path::Path::new("/nowhere/nccl-spark"))
+            .unwrap()
     }
 
     fn end(raw: i32, report: Option<Report>, complaint: &str) -> End {
-        End { status: ExitStatus::from_raw(raw), report, complaint: Some(complaint.to_owned()) }
+        End {
+            status: ExitStatus::from_raw(raw),
+            report,
+            complaint: Some(complaint.to_owned()),
+        }
     }
 
     fn good(held: Option<(Health, Health, u32)>) -> End {
-        end(0, Some(Report { checked: 4, wrong: 0, words: "words".to_owned(), held }), "")
+        end(
+            0,
+            Some(Report {
+                checked: 4,
+                wrong: 0,
+                words: "words".to_owned(),
+                held,
+            }),
+            "",
+        )
     }
 
     #[test]
     fn wrong_values_silence_and_failure_are_found() {
         let plan = plan();
         assert!(
-            judge(&plan, Scenario::Several, &[good(None), good(None)]).unwrap().starts_with("8 all-reduces, 0 wrong")
+            judge(&plan, Scenario::Several, &[good(None), good(None)])
+                .unwrap()
+                .starts_with("8 all-reduces, 0 wrong")
         );
-        let wrong = end(0, Some(Report { checked: 4, wrong: 1, ..Report::default() }), "");
-        let text = |end: End| judge(&plan, Scenario::Split, &[good(None), end]).unwrap_err().to_string();
+        let wrong = end(
+            0,
+            Some(Report {
+                checked: 4,
+                wrong: 1,
+                ..Report::default()
+            }),
+            "",
+        );
+        let text = |end: End| {
+            judge(&plan, Scenario::Split, &[good(None), end])
+                .unwrap_err()
+                .to_string()
+        };
         assert!(text(wrong).contains("rank 1: 1 WRONG"));
         assert!(text(end(0, Some(Report::default()), "")).contains("checked nothing"));
         assert!(text(end(0, None, "")).contains("rank 1"));
-        assert!(text(end(1 << 8, Some(Report { checked: 1, ..Report::default() }), "no GPU")).contains("no GPU"));
+        assert!(
+            text(end(
+                1 << 8,
+                Some(Report {
+                    checked: 1,
+                    ..Report::default()
+                }),
+                "no GPU"
+            ))
+            .contains("no GPU")
+        );
     }
 
     #[test]
     fn growth_is_found() {
-        let before = Health { memory_kib: 100_000, descriptors: 40, threads: 9 };
-        let judged_over = |count, after: Health| judge(&plan(), Scenario::Again, &[good(Some((before, after, count)))]);
+        let before = Health {
+            memory_kib: 100_000,
+            descriptors: 40,
+            threads: 9,
+        };
+        let judged_over = |count, after: Health| {
+            judge(
+                &plan(),
+                Scenario::Again,
+                &[good(Some((before, after, count)))],
+            )
+        };
         let judged = |after: Health| judged_over(900, after);
-        assert!(judged(Health { memory_kib: 100_900, ..before }).unwrap().contains("(1.00 each)"));
-        assert!(judged(Health { memory_kib: 107_200, ..before }).is_ok());
-        assert!(judged(Health { memory_kib: 107_201, ..before }).unwrap_err().to_string().contains("7200 KiB more"));
-        // A step of the allocators, within few communicators.
-        assert!(judged_over(54, Health { memory_kib: 104_096, ..before }).is_ok());
         assert!(
-            judged_over(54, Health { memory_kib: 104_097, ..before }).unwrap_err().to_string().contains("4096 KiB")
+            judged(Health {
+                memory_kib: 100_900,
+                ..before
+            })
+            .unwrap()
+            .contains("(1.00 each)")
         );
-        assert!(judged(Health { descriptors: 41, ..before }).unwrap_err().to_string().contains("descriptors 40 to 41"));
-        assert!(judged(Health { threads: 10, ..before }).is_err());
+        assert!(
+            judged(Health {
+                memory_kib: 107_200,
+                ..before
+            })
+            .is_ok()
+        );
+        assert!(
+            judged(Health {
+                memory_kib: 107_201,
+                ..before
+            })
+            .unwrap_err()
+            .to_string()
+            .contains("7200 KiB more")
+        );
+        // A step of the allocators, within few communicators.
+        assert!(
+            judged_over(
+                54,
+                Health {
+                    memory_kib: 104_096,
+                    ..before
+                }
+            )
+            .is_ok()
+        );
+        assert!(
+            judged_over(
+                54,
+                Health {
+                    memory_kib: 104_097,
+                    ..before
+                }
+            )
+            .unwrap_err()
+            .to_string()
+            .contains("4096 KiB")
+        );
+        assert!(
+            judged(Health {
+                descriptors: 41,
+                ..before
+            })
+            .unwrap_err()
+            .to_string()
+            .contains("descriptors 40 to 41")
+        );
+        assert!(
+            judged(Health {
+                threads: 10,
+                ..before
+            })
+            .is_err()
+        );
         assert!(judge(&plan(), Scenario::Again, &[good(None)]).is_err());
     }
 
     #[test]
     fn ranks_to_be_killed_must_die_and_refused_ranks_must_report_it() {
         let killed = || end(Signal::SIGKILL as i32, None, "");
-        assert!(judge(&plan(), Scenario::Lost, &[good(None), killed()]).unwrap().contains("words"));
-        let alive = judge(&plan(), Scenario::Lost, &[good(None), end(1 << 8, None, "no GPU")]).unwrap_err();
-        assert_eq!(alive.to_string(), "the last rank should have been killed, but exited with status 1: no GPU");
+        assert!(
+            judge(&plan(), Scenario::Lost, &[good(None), killed()])
+                .unwrap()
+                .contains("words")
+        );
+        let alive = judge(
+            &plan(),
+            Scenario::Lost,
+            &[good(None), end(1 << 8, None, "no GPU")],
+        )
+        .unwrap_err();
+        assert_eq!(
+            alive.to_string(),
+            "the last rank should have been killed, but exited with status 1: no GPU"
+        );
         assert!(judge(&plan(), Scenario::Lost, &[killed(), killed()]).is_err());
         let refused = |text: &str| end(1 << 8, None, text);
         let why = "the peer rank uses another network";
-        assert!(judge(&plan(), Scenario::Mixed, &[refused(why), refused("closed")]).unwrap().contains(why));
-        assert!(judge(&plan(), Scenario::Mixed, &[refused("closed"), refused("closed")]).is_err());
+        assert!(
+            judge(&plan(), Scenario::Mixed, &[refused(why), refused("closed")])
+                .unwrap()
+                .contains(why)
+        );
+        assert!(
+            judge(
+                &plan(),
+                Scenario::Mixed,
+                &[refused("closed"), refused("closed")]
+            )
+            .is_err()
+        );
         assert!(judge(&plan(), Scenario::Mixed, &[refused(why), good(None)]).is_err());
     }
 }

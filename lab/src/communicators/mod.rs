@@ -31,24 +31,41 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const RETURNS_NEEDS: &str = "it needs the software fabric (--fabric soft) and this plugin (--network spark)";
+const RETURNS_NEEDS: &str =
+    "it needs the software fabric (--fabric soft) and this plugin (--network spark)";
 
 /// Prefix of a rank's error message.
 const COMPLAINT: &str = "spark-lab: ";
 
 /// Runs the scenarios. Returns false when one failed, or an error if none could be run. `own` is
 /// this program's file; `lookup` reads an environment variable.
-pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<bool> {
+pub fn run(
+    plan: &Plan,
+    own: &Path,
+    lookup: &dyn Fn(&str) -> Option<String>,
+    out: &mut impl Write,
+) -> Result<bool> {
     // Checked here, because each rank would fail alike in every scenario.
     rank::check_machine()?;
     let scene = Scene::set(&plan.setting, plan.tests.ranks, lookup)?;
     let can_return = scene.fabric.kind == Kind::Soft && plan.tests.network.is_plugin();
     let is_chosen = plan.tests.scenarios.contains(&Scenario::Returns)
         && plan.tests.scenarios.len() < Scenario::value_variants().len();
-    ensure!(can_return || !is_chosen, "scenario returns: {RETURNS_NEEDS}");
+    ensure!(
+        can_return || !is_chosen,
+        "scenario returns: {RETURNS_NEEDS}"
+    );
     let environment = environment(plan, &scene, plan.tests.network, lookup)?;
-    let shown: Vec<String> = environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    writeln!(out, "# spark-lab {}: communicators, {} ranks", env!("CARGO_PKG_VERSION"), plan.tests.ranks)?;
+    let shown: Vec<String> = environment
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    writeln!(
+        out,
+        "# spark-lab {}: communicators, {} ranks",
+        env!("CARGO_PKG_VERSION"),
+        plan.tests.ranks
+    )?;
     writeln!(out, "# fabric: {}", scene.fabric.about)?;
     writeln!(out, "# {}", shown.join(" "))?;
     let watch = Watch::start("scenarios", || plan.tests.scenarios.len() as u64);
@@ -64,7 +81,9 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
         watch.step();
         let text = match outcome {
             Ok(text) => text,
-            Err(error) if nccl_tests_harness::output::is_output_closed(&error) => return Err(error),
+            Err(error) if nccl_tests_harness::output::is_output_closed(&error) => {
+                return Err(error);
+            }
             Err(error) => {
                 good = false;
                 format!("FAILED: {error:#}")
@@ -89,7 +108,10 @@ fn play(
     for rank in 0..plan.tests.ranks {
         children.push(start(plan, scene, scenario, rank, own, lookup)?);
     }
-    let mut logs = RankLogs { complaints: vec![None; plan.tests.ranks], used: Used::default() };
+    let mut logs = RankLogs {
+        complaints: vec![None; plan.tests.ranks],
+        used: Used::default(),
+    };
     let (ends, directed) = follow(plan, scene, scenario, &mut children, |rank, line| {
         watch.doing(&scenario.name());
         scene.log(&format!("{} {rank}", scenario.name()), line)?;
@@ -100,22 +122,46 @@ fn play(
     // The director's error is the reason for all other errors.
     let directed = directed.transpose()?;
     let Some(statuses) = ends else {
-        let reason = used.complaints().unwrap_or_else(|| "NCCL logged no reason".to_owned());
-        bail!("the ranks did not end within {} s (--timeout): {reason}", plan.setting.timeout.as_secs());
+        let reason = used
+            .complaints()
+            .unwrap_or_else(|| "NCCL logged no reason".to_owned());
+        bail!(
+            "the ranks did not end within {} s (--timeout): {reason}",
+            plan.setting.timeout.as_secs()
+        );
     };
     // A rank's own error message does not have the plugin's messages: they are in NCCL's log.
-    let log = used.complaints().map(|text| format!(" (NCCL's log: {text})")).unwrap_or_default();
+    let log = used
+        .complaints()
+        .map(|text| format!(" (NCCL's log: {text})"))
+        .unwrap_or_default();
     let told = |complaint: Option<String>| complaint.map(|text| text + &log);
     let end = |(rank, (status, complaint))| {
-        Ok(End { status, report: report(scene, scenario, rank)?, complaint: told(complaint) })
+        Ok(End {
+            status,
+            report: report(scene, scenario, rank)?,
+            complaint: told(complaint),
+        })
     };
-    let ends = statuses.into_iter().zip(complaints).enumerate().map(end).collect::<Result<Vec<_>>>()?;
+    let ends = statuses
+        .into_iter()
+        .zip(complaints)
+        .enumerate()
+        .map(end)
+        .collect::<Result<Vec<_>>>()?;
     let mut words = judge::judge(plan, scenario, &ends)?;
     if let Some(directed) = directed {
-        words = format!("{words}; {}", directed.context("the ranks ended before the devices had returned")?);
+        words = format!(
+            "{words}; {}",
+            directed.context("the ranks ended before the devices had returned")?
+        );
     }
     // Scenario mixed uses two networks, so its log is not judged by the chosen network.
-    if scenario == Scenario::Mixed { Ok(words) } else { Ok(format!("{words}; {}", used.judge(plan.tests.network)?)) }
+    if scenario == Scenario::Mixed {
+        Ok(words)
+    } else {
+        Ok(format!("{words}; {}", used.judge(plan.tests.network)?))
+    }
 }
 
 /// Exit statuses of the ranks if they ended in time, and the director's result if there is one.
@@ -133,12 +179,18 @@ fn follow(
         return Ok((lines::follow(children, Vec::new(), timeout, on_line)?, None));
     }
     let is_over = AtomicBool::new(false);
-    let director = Director { fabric: &scene.fabric, folder: scene.folder(), is_over: &is_over };
+    let director = Director {
+        fabric: &scene.fabric,
+        folder: scene.folder(),
+        is_over: &is_over,
+    };
     std::thread::scope(|scope| {
         let directing = scope.spawn(|| director.direct(plan.tests.ranks));
         let ends = lines::follow(children, Vec::new(), timeout, on_line);
         is_over.store(true, Ordering::Relaxed);
-        let directed = directing.join().unwrap_or_else(|_| bail!("the thread that takes devices away panicked"));
+        let directed = directing
+            .join()
+            .unwrap_or_else(|_| bail!("the thread that takes devices away panicked"));
         Ok((ends?, Some(directed)))
     })
 }
@@ -179,7 +231,9 @@ fn environment(
 
 fn report(scene: &Scene, scenario: Scenario, rank: usize) -> Result<Option<Report>> {
     match fs::read(rank::report_file(scene.folder(), scenario, rank)) {
-        Ok(text) => serde_json::from_slice(&text).map(Some).with_context(|| format!("the report of rank {rank}")),
+        Ok(text) => serde_json::from_slice(&text)
+            .map(Some)
+            .with_context(|| format!("the report of rank {rank}")),
         Err(_) => Ok(None),
     }
 }
@@ -193,17 +247,46 @@ fn start(
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Child> {
     let is_last = rank + 1 == plan.tests.ranks;
-    let network = if scenario == Scenario::Mixed && is_last { Network::Socket } else { plan.tests.network };
+    let network = if scenario == Scenario::Mixed && is_last {
+        Network::Socket
+    } else {
+        plan.tests.network
+    };
     let mut command = Command::new(own);
-    command.args(["communicators-rank", &scenario.name(), "--rank", &rank.to_string(), "--ranks"]);
+    command.args([
+        "communicators-rank",
+        &scenario.name(),
+        "--rank",
+        &rank.to_string(),
+        "--ranks",
+    ]);
     command
-        .args([&plan.tests.ranks.to_string(), "--count", &plan.tests.count.to_string(), "--folder"])
+        .args([
+            &plan.tests.ranks.to_string(),
+            "--count",
+            &plan.tests.count.to_string(),
+            "--folder",
+        ])
         .arg(scene.folder());
     command.envs(environment(plan, scene, network, lookup)?);
-    command.envs(scene.fabric.environment(rank).into_iter().filter(|_| network != Network::Socket));
-    command.env("NCCL_HOSTID", format!("spark-lab-{}-{rank}", std::process::id()));
+    command.envs(
+        scene
+            .fabric
+            .environment(rank)
+            .into_iter()
+            .filter(|_| network != Network::Socket),
+    );
+    command.env(
+        "NCCL_HOSTID",
+        format!("spark-lab-{}-{rank}", std::process::id()),
+    );
     // NCCL would write its log to that file and not to standard output.
     command.env_remove("NCCL_DEBUG_FILE");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.spawn().with_context(|| format!("start rank {rank}"))
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+        .spawn()
+        .with_context(|| format!("start rank {rank}"))
 }

@@ -36,7 +36,15 @@ pub struct Nccl {
     get_unique_id: unsafe extern "C" fn(*mut Id) -> Code,
     init_rank: unsafe extern "C" fn(*mut Raw, c_int, Id, c_int) -> Code,
     split: unsafe extern "C" fn(Raw, c_int, c_int, *mut Raw, *mut c_void) -> Code,
-    all_reduce: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Raw, *mut c_void) -> Code,
+    all_reduce: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        c_int,
+        c_int,
+        Raw,
+        *mut c_void,
+    ) -> Code,
     async_error: unsafe extern "C" fn(Raw, *mut c_int) -> Code,
     abort: unsafe extern "C" fn(Raw) -> Code,
     destroy: unsafe extern "C" fn(Raw) -> Code,
@@ -67,8 +75,8 @@ impl Nccl {
     /// Loads `libnccl.so.2`. Fails if it is missing or cannot split communicators (before 2.18).
     pub fn load() -> Result<Rc<Self>> {
         // SAFETY: runs the initialisers of NCCL, which are made to be run in any process.
-        let library =
-            unsafe { Library::open(Some("libnccl.so.2"), RTLD_NOW | RTLD_LOCAL) }.context("load libnccl.so.2")?;
+        let library = unsafe { Library::open(Some("libnccl.so.2"), RTLD_NOW | RTLD_LOCAL) }
+            .context("load libnccl.so.2")?;
         // SAFETY: the types are those of nccl.h for these names; enums are passed as int,
         // ncclComm_t and cudaStream_t are pointers.
         let nccl = unsafe {
@@ -89,7 +97,9 @@ impl Nccl {
     }
 
     pub fn unique_id(&self) -> Result<Id> {
-        let mut id = Id { internal: [0; ID_BYTES] };
+        let mut id = Id {
+            internal: [0; ID_BYTES],
+        };
         // SAFETY: `id` is valid for writes for the length of the call.
         let code = unsafe { (self.get_unique_id)(&mut id) };
         self.check("ncclGetUniqueId", code)?;
@@ -105,7 +115,10 @@ impl Nccl {
         let code = unsafe { (self.init_rank)(&mut raw, ranks, *id, rank) };
         self.check("ncclCommInitRank", code)?;
         let raw = NonNull::new(raw).context("ncclCommInitRank gave no communicator")?;
-        Ok(Communicator { nccl: Rc::clone(self), raw })
+        Ok(Communicator {
+            nccl: Rc::clone(self),
+            raw,
+        })
     }
 
     fn check(&self, call: &str, code: Code) -> Result<()> {
@@ -129,14 +142,23 @@ impl Communicator {
         let mut raw = ptr::null_mut();
         // SAFETY: the communicator is alive; `raw` is valid for writes for the length of the call;
         // a NULL configuration means the parent's.
-        let code = unsafe { (self.nccl.split)(self.raw.as_ptr(), number, key, &mut raw, ptr::null_mut()) };
+        let code =
+            unsafe { (self.nccl.split)(self.raw.as_ptr(), number, key, &mut raw, ptr::null_mut()) };
         self.nccl.check("ncclCommSplit", code)?;
-        Ok(NonNull::new(raw).map(|raw| Self { nccl: Rc::clone(&self.nccl), raw }))
+        Ok(NonNull::new(raw).map(|raw| Self {
+            nccl: Rc::clone(&self.nccl),
+            raw,
+        }))
     }
 
     /// Starts to sum up `from` of all ranks into `into`, in the order of `stream`. Fails with
     /// NCCL's error, or if the buffers' lengths differ.
-    pub fn all_reduce(&self, from: &CudaSlice<f32>, into: &mut CudaSlice<f32>, stream: &CudaStream) -> Result<()> {
+    pub fn all_reduce(
+        &self,
+        from: &CudaSlice<f32>,
+        into: &mut CudaSlice<f32>,
+        stream: &CudaStream,
+    ) -> Result<()> {
         let count = from.len();
         ensure!(count == into.len(), "{count} elements into {}", into.len());
         let (from, _read) = from.device_ptr(stream);
@@ -167,13 +189,19 @@ impl Communicator {
         // SAFETY: the communicator is alive, `code` is valid for writes for the length of the call.
         let asked = unsafe { (self.nccl.async_error)(self.raw.as_ptr(), &mut code) };
         self.nccl.check("ncclCommGetAsyncError", asked)?;
-        if code == IN_PROGRESS { Ok(()) } else { self.nccl.check("the communicator", code) }
+        if code == IN_PROGRESS {
+            Ok(())
+        } else {
+            self.nccl.check("the communicator", code)
+        }
     }
 
     /// Ends the communicator after all started operations. All ranks must call it.
     pub fn destroy(self) -> Result<()> {
         // SAFETY: alive until here, and not used after this: `end` took the owner.
-        self.end("ncclCommDestroy", |nccl, raw| unsafe { (nccl.destroy)(raw) })
+        self.end("ncclCommDestroy", |nccl, raw| unsafe {
+            (nccl.destroy)(raw)
+        })
     }
 
     /// Ends the communicator during started operations.
@@ -206,5 +234,7 @@ fn text(string: *const c_char) -> String {
     }
     // SAFETY: NCCL's strings end with NUL. The two strings that are passed here (an error's
     // description and the last error) live at least until the next error of this thread.
-    unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(string) }
+        .to_string_lossy()
+        .into_owned()
 }

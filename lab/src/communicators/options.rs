@@ -32,7 +32,8 @@ pub enum Scenario {
 
 impl Scenario {
     pub fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+        self.to_possible_value()
+            .map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
@@ -72,6 +73,9 @@ impl Options {
     /// Checks the options. `program` is this program's file. Fails if options contradict each other
     /// or the plugin is missing.
     pub fn plan(self, program: &Path) -> Result<Plan> {
-        Ok(Plan { tests: self.tests, setting: self.scene.setting(program)? })
+        Ok(Plan {
+            tests: self.tests,
+            setting: self.scene.setting(program)?,
+        })
     }
 }

@@ -53,8 +53,18 @@ impl Task {
         let file = report_file(&self.folder, self.scenario, self.rank);
         let mut rank = Rank::new(self)?;
         let words = rank.play()?;
-        let Rank { checked, wrong, held, .. } = rank;
-        let report = serde_json::to_string(&Report { checked, wrong, words, held })?;
+        let Rank {
+            checked,
+            wrong,
+            held,
+            ..
+        } = rank;
+        let report = serde_json::to_string(&Report {
+            checked,
+            wrong,
+            words,
+            held,
+        })?;
         fs::write(&file, report).with_context(|| format!("write {}", file.display()))
     }
 }
@@ -65,8 +75,11 @@ pub fn report_file(folder: &Path, scenario: Scenario, rank: usize) -> PathBuf {
 
 /// Loads the GPU driver and NCCL, which every scenario needs. The error says which is missing.
 pub fn check_machine() -> Result<Rc<Nccl>> {
-    Driver::load().map_err(|why| anyhow!("communicators needs an NVIDIA GPU and its driver: {why}"))?;
-    Nccl::load().context("communicators needs NCCL: install libnccl2, or name its folder in LD_LIBRARY_PATH")
+    Driver::load()
+        .map_err(|why| anyhow!("communicators needs an NVIDIA GPU and its driver: {why}"))?;
+    Nccl::load().context(
+        "communicators needs NCCL: install libnccl2, or name its folder in LD_LIBRARY_PATH",
+    )
 }
 
 struct Rank {
@@ -88,9 +101,20 @@ impl Rank {
         let nccl = check_machine()?;
         let gpus = CudaContext::device_count().map_err(|error| anyhow!("count GPUs: {error}"))?;
         // If there are fewer GPUs than ranks, several ranks share a GPU.
-        let gpu = CudaContext::new(task.rank % gpus.max(1) as usize).map_err(|error| anyhow!("open a GPU: {error}"))?;
+        let gpu = CudaContext::new(task.rank % gpus.max(1) as usize)
+            .map_err(|error| anyhow!("open a GPU: {error}"))?;
         let stream = gpu.new_stream()?;
-        Ok(Self { task, nccl, gpu, stream, ids: 0, steps: 0, checked: 0, wrong: 0, held: None })
+        Ok(Self {
+            task,
+            nccl,
+            gpu,
+            stream,
+            ids: 0,
+            steps: 0,
+            checked: 0,
+            wrong: 0,
+            held: None,
+        })
     }
 
     fn play(&mut self) -> Result<String> {
@@ -108,22 +132,33 @@ impl Rank {
     fn several(&mut self) -> Result<String> {
         const COMMUNICATORS: usize = 8;
         const ROUNDS: u32 = 4;
-        let communicators = (0..COMMUNICATORS).map(|_| self.join()).collect::<Result<Vec<_>>>()?;
-        let streams = (0..COMMUNICATORS).map(|_| Ok(self.gpu.new_stream()?)).collect::<Result<Vec<_>>>()?;
+        let communicators = (0..COMMUNICATORS)
+            .map(|_| self.join())
+            .collect::<Result<Vec<_>>>()?;
+        let streams = (0..COMMUNICATORS)
+            .map(|_| Ok(self.gpu.new_stream()?))
+            .collect::<Result<Vec<_>>>()?;
         for round in 0..ROUNDS {
             let mut sums = Vec::new();
             // All ranks start the all-reduces in the same order, as NCCL demands of several
             // communicators on one GPU.
             for (number, (communicator, stream)) in communicators.iter().zip(&streams).enumerate() {
                 let salt = round * 100 + number as u32;
-                sums.push((salt, self.start(communicator, self.task.rank, LARGE, salt, stream)?));
+                sums.push((
+                    salt,
+                    self.start(communicator, self.task.rank, LARGE, salt, stream)?,
+                ));
             }
             for ((salt, sum), stream) in sums.into_iter().zip(&streams) {
                 self.compare(&sum, self.task.ranks, salt, stream)?;
             }
         }
-        communicators.into_iter().try_for_each(Communicator::destroy)?;
-        Ok(format!("{COMMUNICATORS} communicators at the same time, {ROUNDS} rounds"))
+        communicators
+            .into_iter()
+            .try_for_each(Communicator::destroy)?;
+        Ok(format!(
+            "{COMMUNICATORS} communicators at the same time, {ROUNDS} rounds"
+        ))
     }
 
     fn split(&mut self) -> Result<String> {
@@ -133,16 +168,23 @@ impl Rank {
         // Pairs of ranks, each in reverse order. If the number of ranks is odd, the last is alone.
         let (pair, first) = (rank / 2, rank / 2 * 2);
         let size = (ranks - first).min(2);
-        let reversed = world.split(Some(pair as u16), ranks - rank)?.context("a colour gave no communicator")?;
+        let reversed = world
+            .split(Some(pair as u16), ranks - rank)?
+            .context("a colour gave no communicator")?;
         self.check(&reversed, size - 1 - (rank - first), size, LARGE)?;
         self.check(&world, rank, ranks, SMALL)?;
         reversed.destroy()?;
         self.check(&world, rank, ranks, SMALL)?;
-        let alone = world.split(Some(rank as u16), 0)?.context("a colour gave no communicator")?;
+        let alone = world
+            .split(Some(rank as u16), 0)?
+            .context("a colour gave no communicator")?;
         self.check(&alone, 0, 1, SMALL)?;
         alone.destroy()?;
         let rest = world.split((rank > 0).then_some(0), rank)?;
-        ensure!(rest.is_some() == (rank > 0), "no colour gave a communicator");
+        ensure!(
+            rest.is_some() == (rank > 0),
+            "no colour gave a communicator"
+        );
         match rest {
             Some(rest) => {
                 self.check(&rest, rank - 1, ranks - 1, LARGE)?;
@@ -151,7 +193,9 @@ impl Rank {
             None => self.steps += 1,
         }
         // A child that outlives its parent.
-        let child = world.split(Some(0), rank)?.context("a colour gave no communicator")?;
+        let child = world
+            .split(Some(0), rank)?
+            .context("a colour gave no communicator")?;
         world.destroy()?;
         self.check(&child, rank, ranks, LARGE)?;
         child.destroy()?;
@@ -159,7 +203,9 @@ impl Rank {
     }
 
     fn again(&mut self) -> Result<String> {
-        let Task { rank, ranks, count, .. } = self.task;
+        let Task {
+            rank, ranks, count, ..
+        } = self.task;
         let warm = count / 10;
         let mut before = None;
         for number in 0..count {
@@ -216,13 +262,20 @@ impl Rank {
             if let Err(error) = communicator.health() {
                 break error;
             }
-            ensure!(start.elapsed() < PATIENCE, "no error within {} s after a rank was killed", PATIENCE.as_secs());
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "no error within {} s after a rank was killed",
+                PATIENCE.as_secs()
+            );
             std::thread::sleep(Duration::from_millis(5));
         };
         let told_after = start.elapsed();
         communicator.abort()?;
         stream.synchronize().context("wait for what was aborted")?;
-        Ok(format!("rank {rank} got the error after {:.1} s: {told:#}", told_after.as_secs_f64()))
+        Ok(format!(
+            "rank {rank} got the error after {:.1} s: {told:#}",
+            told_after.as_secs_f64()
+        ))
     }
 
     fn mixed(&mut self) -> Result<String> {
@@ -232,7 +285,12 @@ impl Rank {
     }
 
     fn returns(&mut self) -> Result<String> {
-        let Task { rank, ranks, folder, .. } = &self.task;
+        let Task {
+            rank,
+            ranks,
+            folder,
+            ..
+        } = &self.task;
         let (rank, ranks, folder) = (*rank, *ranks, folder.clone());
         let first = self.join()?;
         let mut longest = Duration::ZERO;
@@ -250,7 +308,11 @@ impl Rank {
                 break;
             }
             ensure!(!Mark::GaveUp.is_set(&folder), "told to end");
-            ensure!(start.elapsed() < PATIENCE, "two all-reduces took over {} s", PATIENCE.as_secs());
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "two all-reduces took over {} s",
+                PATIENCE.as_secs()
+            );
         }
         let second = self.join()?;
         self.check(&second, rank, ranks, LARGE)?;
@@ -258,7 +320,10 @@ impl Rank {
         if rank == 0 {
             Mark::SecondInUse.set(&folder)?;
         }
-        ensure!(Mark::Counted.wait(&folder, || Mark::GaveUp.is_set(&folder))?, "told to end");
+        ensure!(
+            Mark::Counted.wait(&folder, || Mark::GaveUp.is_set(&folder))?,
+            "told to end"
+        );
         for communicator in [first, second] {
             self.check(&communicator, rank, ranks, LARGE)?;
             communicator.destroy()?;
@@ -277,7 +342,10 @@ impl Rank {
 
     /// Returns the next id. Rank 0 makes it, and shares it through the folder.
     fn next_id(&mut self) -> Result<Id> {
-        let file = self.task.folder.join(format!("id-{}-{}", self.task.scenario.name(), self.ids));
+        let file = self
+            .task
+            .folder
+            .join(format!("id-{}-{}", self.task.scenario.name(), self.ids));
         self.ids += 1;
         if self.task.rank == 0 {
             let id = self.nccl.unique_id()?;
@@ -290,16 +358,28 @@ impl Rank {
         let start = Instant::now();
         loop {
             if let Ok(bytes) = fs::read(&file) {
-                let bytes: [u8; ID_BYTES] = bytes.try_into().map_err(|_| anyhow!("{} is damaged", file.display()))?;
+                let bytes: [u8; ID_BYTES] = bytes
+                    .try_into()
+                    .map_err(|_| anyhow!("{} is damaged", file.display()))?;
                 return Ok(Id::from_bytes(bytes));
             }
-            ensure!(start.elapsed() < PATIENCE, "no communicator id from rank 0 within {} s", PATIENCE.as_secs());
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "no communicator id from rank 0 within {} s",
+                PATIENCE.as_secs()
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     /// Runs an all-reduce and checks every value. `index` is this rank's place among `size` ranks.
-    fn check(&mut self, communicator: &Communicator, index: usize, size: usize, count: usize) -> Result<()> {
+    fn check(
+        &mut self,
+        communicator: &Communicator,
+        index: usize,
+        size: usize,
+        count: usize,
+    ) -> Result<()> {
         let (stream, salt) = (Arc::clone(&self.stream), self.steps);
         self.steps += 1;
         let sum = self.start(communicator, index, count, salt, &stream)?;
@@ -325,18 +405,30 @@ impl Rank {
         salt: u32,
         stream: &Arc<CudaStream>,
     ) -> Result<CudaSlice<f32>> {
-        let own: Vec<f32> = (0..count).map(|at| value(at, salt) + index as f32).collect();
+        let own: Vec<f32> = (0..count)
+            .map(|at| value(at, salt) + index as f32)
+            .collect();
         let own = stream.clone_htod(&own)?;
         let mut sum = stream.alloc_zeros::<f32>(count)?;
         communicator.all_reduce(&own, &mut sum, stream)?;
         Ok(sum)
     }
 
-    fn compare(&mut self, sum: &CudaSlice<f32>, size: usize, salt: u32, stream: &Arc<CudaStream>) -> Result<()> {
+    fn compare(
+        &mut self,
+        sum: &CudaSlice<f32>,
+        size: usize,
+        salt: u32,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()> {
         let sum = stream.clone_dtoh(sum)?;
         stream.synchronize()?;
         let expected = |at: usize| value(at, salt) * size as f32 + (size * (size - 1) / 2) as f32;
-        self.wrong += sum.iter().enumerate().filter(|(at, sum)| **sum != expected(*at)).count() as u64;
+        self.wrong += sum
+            .iter()
+            .enumerate()
+            .filter(|(at, sum)| **sum != expected(*at))
+            .count() as u64;
         self.checked += 1;
         Ok(())
     }
@@ -355,12 +447,18 @@ impl Rank {
 
     fn ensure_busy(&self, stream: &Arc<CudaStream>) -> Result<()> {
         let end = stream.record_event(None)?;
-        ensure!(!end.is_complete(), "the all-reduces were done before the fault could be injected");
+        ensure!(
+            !end.is_complete(),
+            "the all-reduces were done before the fault could be injected"
+        );
         Ok(())
     }
 }
 
 /// Returns a small whole number. Sums of such numbers over ranks are exact.
 fn value(at: usize, salt: u32) -> f32 {
-    ((at as u32).wrapping_mul(2_654_435_761).wrapping_add(salt.wrapping_mul(40_503)) >> 22) as f32
+    ((at as u32)
+        .wrapping_mul(2_654_435_761)
+        .wrapping_add(salt.wrapping_mul(40_503))
+        >> 22) as f32
 }

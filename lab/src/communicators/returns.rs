@@ -56,7 +56,11 @@ impl Mark {
             if is_over() {
                 return Ok(false);
             }
-            ensure!(start.elapsed() < PATIENCE, "no {self:?} within {} s", PATIENCE.as_secs());
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "no {self:?} within {} s",
+                PATIENCE.as_secs()
+            );
             std::thread::sleep(LOOK_EVERY);
         }
         Ok(true)
@@ -93,7 +97,9 @@ impl Director<'_> {
         let rails: Vec<&str> = self.fabric.rails().collect();
         let mut words = Vec::new();
         for leaving in [&rails[..1], &rails[..]] {
-            let Some(back) = self.away(leaving, &before)? else { return Ok(None) };
+            let Some(back) = self.away(leaving, &before)? else {
+                return Ok(None);
+            };
             words.push(format!(
                 "{} of {} devices of rank {NODE} away for {:.1} s, all rails back {:.1} s later",
                 leaving.len(),
@@ -106,14 +112,19 @@ impl Director<'_> {
         if !Mark::SecondInUse.wait(self.folder, || self.is_over())? {
             return Ok(None);
         }
-        let (after, twice) = (self.queue_pairs(ranks)?, before.iter().map(|count| 2 * count).collect::<Vec<_>>());
+        let (after, twice) = (
+            self.queue_pairs(ranks)?,
+            before.iter().map(|count| 2 * count).collect::<Vec<_>>(),
+        );
         ensure!(
             after == twice,
             "a second communicator should have as many queue pairs as the first ({before:?} by rank), but both together \
              have {after:?}"
         );
         Mark::Counted.set(self.folder)?;
-        words.push(format!("a new communicator has as many queue pairs as the first: {before:?} by rank"));
+        words.push(format!(
+            "a new communicator has as many queue pairs as the first: {before:?} by rank"
+        ));
         Ok(Some(words.join("; ")))
     }
 
@@ -125,7 +136,11 @@ impl Director<'_> {
         }
         std::thread::sleep(AWAY);
         let without = self.queue_pairs(before.len())?;
-        ensure!(without != before, "no queue pair was lost with {}", leaving.join(", "));
+        ensure!(
+            without != before,
+            "no queue pair was lost with {}",
+            leaving.join(", ")
+        );
         for rail in leaving {
             self.fabric.plug(NODE, rail, true)?;
         }
@@ -149,7 +164,9 @@ impl Director<'_> {
     }
 
     fn queue_pairs(&self, ranks: usize) -> Result<Vec<usize>> {
-        (0..ranks).map(|node| self.fabric.queue_pairs(node)).collect()
+        (0..ranks)
+            .map(|node| self.fabric.queue_pairs(node))
+            .collect()
     }
 
     fn is_over(&self) -> bool {
@@ -166,7 +183,10 @@ mod tests {
     /// No process uses the fabric, so no queue pair is lost with a device.
     #[test]
     fn ranks_end_when_removed_devices_have_no_effect() {
-        let (folder, library) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        let (folder, library) = (
+            tempfile::tempdir().unwrap(),
+            tempfile::NamedTempFile::new().unwrap(),
+        );
         let request = FabricRequest {
             kind: Some(Kind::Soft),
             profile: UNPACED.to_owned(),
@@ -179,7 +199,11 @@ mod tests {
         };
         let fabric = fabric::set_up(&request, 2, None).unwrap();
         let is_over = AtomicBool::new(false);
-        let director = |folder| Director { fabric: &fabric, folder, is_over: &is_over };
+        let director = |folder| Director {
+            fabric: &fabric,
+            folder,
+            is_over: &is_over,
+        };
         Mark::InUse.set(folder.path()).unwrap();
         let error = director(folder.path()).direct(2).unwrap_err().to_string();
         assert!(error.starts_with("no queue pair was lost with "), "{error}");

@@ -25,7 +25,10 @@ pub fn say(arguments: &[&str]) -> ProgramOutput {
 
 /// Path of another program of the workspace.
 pub fn beside(name: &str) -> String {
-    PathBuf::from(PROGRAM).with_file_name(name).display().to_string()
+    PathBuf::from(PROGRAM)
+        .with_file_name(name)
+        .display()
+        .to_string()
 }
 
 /// The plugin, if the whole workspace is built; otherwise prints that the test is skipped.

@@ -38,11 +38,23 @@ pub const ALL_REDUCE: &str = collective!(
     "-b 8 -e 64M -f 2      # two ranks on this machine",
     "-r 3 -n 100 -c 10     # 100 timed, 10 checked"
 );
-pub const REDUCE_SCATTER: &str = collective!("reduce-scatter", "-b 8 -e 64M -f 2  # two ranks on this machine");
-pub const BROADCAST: &str = collective!("broadcast", "-b 8 -e 64M -f 2       # two ranks on this machine");
-pub const ALL_TO_ALL: &str = collective!("alltoall", "-r 4 -b 8 -e 64M -f 2   # four ranks on this machine");
-pub const SEND_RECV: &str =
-    collective!("sendrecv", "-b 8 -e 64M -f 2        # two ranks on this machine", "-r 3 --slow-rail rocep1s0f0=0.25");
+pub const REDUCE_SCATTER: &str = collective!(
+    "reduce-scatter",
+    "-b 8 -e 64M -f 2  # two ranks on this machine"
+);
+pub const BROADCAST: &str = collective!(
+    "broadcast",
+    "-b 8 -e 64M -f 2       # two ranks on this machine"
+);
+pub const ALL_TO_ALL: &str = collective!(
+    "alltoall",
+    "-r 4 -b 8 -e 64M -f 2   # four ranks on this machine"
+);
+pub const SEND_RECV: &str = collective!(
+    "sendrecv",
+    "-b 8 -e 64M -f 2        # two ranks on this machine",
+    "-r 3 --slow-rail rocep1s0f0=0.25"
+);
 
 pub const TUNE: &str = "\
 Examples:

@@ -29,7 +29,9 @@ impl Command {
         match self {
             Self::AllGather(options) => collective(options, Collective::AllGather, &program),
             Self::AllReduce(options) => collective(options, Collective::AllReduce, &program),
-            Self::ReduceScatter(options) => collective(options, Collective::ReduceScatter, &program),
+            Self::ReduceScatter(options) => {
+                collective(options, Collective::ReduceScatter, &program)
+            }
             Self::Broadcast(options) => collective(options, Collective::Broadcast, &program),
             Self::AllToAll(options) => collective(options, Collective::AllToAll, &program),
             Self::SendRecv(options) => collective(options, Collective::SendRecv, &program),
@@ -37,11 +39,17 @@ impl Command {
             Self::TuneCollectivesWrite(task) => done(task.run(&variable, &mut output::standard())),
             Self::NcclTests(options) => {
                 let plan = options.plan(&program, variable("PATH").as_deref())?;
-                nccl_tests::run(&plan, &program, &variable, &mut report::beside(plan.json.as_ref())).map(Outcome::from)
+                nccl_tests::run(
+                    &plan,
+                    &program,
+                    &variable,
+                    &mut report::beside(plan.json.as_ref()),
+                )
+                .map(Outcome::from)
             }
             Self::NcclTestsRank(rank) => {
-                let number =
-                    launch::detect(variable, std::os::unix::process::parent_id())?.map_or(0, |world| world.rank);
+                let number = launch::detect(variable, std::os::unix::process::parent_id())?
+                    .map_or(0, |world| world.rank);
                 done(rank.run(number, variable))
             }
             Self::Memory(options) => {
@@ -60,12 +68,20 @@ impl Command {
             Self::Top(options) => done(options.run(variable("NO_COLOR").is_none())),
             Self::Settings => done(settings::show(out)),
             Self::Env(options) => done(options.run(&program, out)),
-            Self::Install(options) => done(options.run(&program, variable("PATH").as_deref(), &Cli::command(), out)),
+            Self::Install(options) => {
+                done(options.run(&program, variable("PATH").as_deref(), &Cli::command(), out))
+            }
             Self::Uninstall(options) => done(options.run(&program, out)),
             Self::Completions(options) => done(options.run(&Cli::command(), out)),
             Self::Manual(options) => done(options.run(&Cli::command(), out)),
-            Self::Rank(start) => done(process::run::<Collectives>(&start, variable("NCCL_DEBUG").as_deref())),
-            Self::MemoryRank(start) => done(process::run::<Memory>(&start, variable("NCCL_DEBUG").as_deref())),
+            Self::Rank(start) => done(process::run::<Collectives>(
+                &start,
+                variable("NCCL_DEBUG").as_deref(),
+            )),
+            Self::MemoryRank(start) => done(process::run::<Memory>(
+                &start,
+                variable("NCCL_DEBUG").as_deref(),
+            )),
         }
     }
 
@@ -93,10 +109,19 @@ fn done(outcome: Result<()>) -> Result<Outcome> {
     outcome.map(|()| Outcome::Good)
 }
 
-fn collective(options: options::Options, collective: Collective, program: &Path) -> Result<Outcome> {
+fn collective(
+    options: options::Options,
+    collective: Collective,
+    program: &Path,
+) -> Result<Outcome> {
     let world = world(options.run.is_local())?;
-    let plan = options.run.plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?;
-    let plan = lead::Plan { shows_percentiles: options.percentiles, ..plan };
+    let plan = options
+        .run
+        .plan(collective, program, world, variable("NCCL_IBVERBS_LIB"))?;
+    let plan = lead::Plan {
+        shows_percentiles: options.percentiles,
+        ..plan
+    };
     check_settings(&plan.plugin, program)?;
     lead::run(&plan, program).map(Outcome::from)
 }

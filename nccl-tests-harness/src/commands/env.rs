@@ -111,22 +111,36 @@ impl Options {
     /// The plugin is not found, its path does not suit the reader, or `out` cannot be written.
     pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
         let plugin = places::found_plugin(self.plugin, program)?;
-        let plugin = plugin.to_str().with_context(|| format!("the path {} is not UTF-8", plugin.display()))?;
-        Ok(writeln!(out, "{}", text(self.reader, plugin, Path::new(LATENCY_DEVICE).exists())?)?)
+        let plugin = plugin
+            .to_str()
+            .with_context(|| format!("the path {} is not UTF-8", plugin.display()))?;
+        Ok(writeln!(
+            out,
+            "{}",
+            text(self.reader, plugin, Path::new(LATENCY_DEVICE).exists())?
+        )?)
     }
 }
 
 fn text(reader: Reader, plugin: &str, has_latency_device: bool) -> Result<String> {
     Ok(match reader {
-        Reader::Shell => format!("export NCCL_NET_PLUGIN={}\nexport NCCL_NET={NETWORK}", quoted(plugin)),
+        Reader::Shell => format!(
+            "export NCCL_NET_PLUGIN={}\nexport NCCL_NET={NETWORK}",
+            quoted(plugin)
+        ),
         Reader::Docker => {
             // In `docker run $(nccl-spark env --for docker) IMAGE`, the shell splits at white
             // space, and docker splits the mount at colons.
             ensure!(
-                !plugin.contains(|letter: char| letter.is_whitespace() || ":*?[\\".contains(letter)),
+                !plugin
+                    .contains(|letter: char| letter.is_whitespace() || ":*?[\\".contains(letter)),
                 "the path {plugin} has a character that docker run cannot take: copy the plugin, and name the copy with --plugin"
             );
-            let latency = if has_latency_device { format!(" --device {LATENCY_DEVICE}") } else { String::new() };
+            let latency = if has_latency_device {
+                format!(" --device {LATENCY_DEVICE}")
+            } else {
+                String::new()
+            };
             format!(
                 "--network host --ipc host --device /dev/infiniband{latency} --ulimit memlock=-1 -v {plugin}:{plugin}:ro \
                  -e NCCL_NET_PLUGIN={plugin} -e NCCL_NET={NETWORK}"
@@ -134,7 +148,8 @@ fn text(reader: Reader, plugin: &str, has_latency_device: bool) -> Result<String
         }
         Reader::Systemd => qos_installer(&nccl_net_spark::plugin::survey()?.qos().0)?,
         Reader::Ray => {
-            let variables = serde_json::json!({"env_vars": {"NCCL_NET": NETWORK, "NCCL_NET_PLUGIN": plugin}});
+            let variables =
+                serde_json::json!({"env_vars": {"NCCL_NET": NETWORK, "NCCL_NET_PLUGIN": plugin}});
             variables.to_string()
         }
     })
@@ -151,7 +166,10 @@ fn qos_installer(rails: &[RailQos]) -> Result<String> {
     // Conventional values for congestion notifications.
     const NOTIFICATIONS_DSCP: u8 = 48;
     const NOTIFICATIONS_PRIORITY: u8 = 6;
-    let first = &rails.first().context("no rail of this host has an interface with priorities (DCB)")?.port;
+    let first = &rails
+        .first()
+        .context("no rail of this host has an interface with priorities (DCB)")?
+        .port;
     let (dscp, priority) = (first.lossless_dscp(), first.lossless());
     let mut mappings = format!("{dscp}:{priority}");
     if dscp != NOTIFICATIONS_DSCP {
@@ -163,7 +181,10 @@ fn qos_installer(rails: &[RailQos]) -> Result<String> {
         .replace("@UNIT@", QOS_UNIT)
         .replace("@MAPPINGS@", &mappings)
         .replace("@PRIORITY@", &priority.to_string())
-        .replace("@TRAFFIC_CLASS@", &first.lossless_traffic_class().to_string())
+        .replace(
+            "@TRAFFIC_CLASS@",
+            &first.lossless_traffic_class().to_string(),
+        )
         .replace("@INTERFACES@", &interfaces.join(" ")))
 }
 
@@ -184,31 +205,52 @@ mod tests {
     #[test]
     fn a_quoted_path_survives_the_shell() {
         let path = "/opt/it's here/lib $x.so";
-        let script =
-            format!("{}\nprintf '%s %s' \"$NCCL_NET\" \"$NCCL_NET_PLUGIN\"", text(Reader::Shell, path, true).unwrap());
-        let said = Command::new("sh").args(["-c", &script]).output().unwrap().stdout;
+        let script = format!(
+            "{}\nprintf '%s %s' \"$NCCL_NET\" \"$NCCL_NET_PLUGIN\"",
+            text(Reader::Shell, path, true).unwrap()
+        );
+        let said = Command::new("sh")
+            .args(["-c", &script])
+            .output()
+            .unwrap()
+            .stdout;
         assert_eq!(String::from_utf8(said).unwrap(), format!("Spark {path}"));
     }
 
     #[test]
     fn docker_gets_one_line_or_an_error() {
         let line = text(Reader::Docker, "/usr/local/lib/libnccl-net-spark.so", true).unwrap();
-        assert!(line.contains(" --device /dev/infiniband --device /dev/cpu_dma_latency --ulimit "), "{line}");
-        let without = text(Reader::Docker, "/usr/local/lib/libnccl-net-spark.so", false).unwrap();
-        assert!(without.contains(" --device /dev/infiniband --ulimit "), "{without}");
         assert!(
-            line.contains("-v /usr/local/lib/libnccl-net-spark.so:/usr/local/lib/libnccl-net-spark.so:ro "),
+            line.contains(" --device /dev/infiniband --device /dev/cpu_dma_latency --ulimit "),
+            "{line}"
+        );
+        let without = text(Reader::Docker, "/usr/local/lib/libnccl-net-spark.so", false).unwrap();
+        assert!(
+            without.contains(" --device /dev/infiniband --ulimit "),
+            "{without}"
+        );
+        assert!(
+            line.contains(
+                "-v /usr/local/lib/libnccl-net-spark.so:/usr/local/lib/libnccl-net-spark.so:ro "
+            ),
             "{line}"
         );
         assert!(!line.contains('\n'));
         for path in ["/a b.so", "/a:b.so", "/a*.so"] {
             let error = text(Reader::Docker, path, true).unwrap_err().to_string();
-            assert!(error.contains(path) && error.contains("--plugin"), "{error}");
+            assert!(
+                error.contains(path) && error.contains("--plugin"),
+                "{error}"
+            );
         }
     }
 
     fn installer(netdevs: &[&str], port: &PortQos) -> Result<String> {
-        let rail = |netdev: &&str| RailQos { device: "x".to_owned(), netdev: (*netdev).to_owned(), port: port.clone() };
+        let rail = |netdev: &&str| RailQos {
+            device: "x".to_owned(),
+            netdev: (*netdev).to_owned(),
+            port: port.clone(),
+        };
         qos_installer(&netdevs.iter().map(rail).collect::<Vec<_>>())
     }
 
@@ -216,18 +258,37 @@ mod tests {
     fn the_installer_has_all_rails_and_keeps_the_owners_priority() {
         let text = |port: &PortQos| installer(&["eth0", "it's-1"], port).unwrap();
         let fresh = text(&PortQos { dscp: None, pfc: 0 });
-        for part in ["NCCL_IB_TC=106 ", "mappings='26:3 48:6'", "priority='3'", r"-- 'eth0' 'it'\''s-1')"] {
+        for part in [
+            "NCCL_IB_TC=106 ",
+            "mappings='26:3 48:6'",
+            "priority='3'",
+            r"-- 'eth0' 'it'\''s-1')",
+        ] {
             assert!(fresh.contains(part), "{part}: {fresh}");
         }
         let without_placeholders = fresh.replace("qos@", "").replace("$@", "");
         assert!(!without_placeholders.contains('@'), "{fresh}");
-        let own = text(&PortQos { dscp: None, pfc: 1 << 5 });
-        assert!(own.contains("mappings='26:5 48:6'") && own.contains("priority='5'"), "{own}");
+        let own = text(&PortQos {
+            dscp: None,
+            pfc: 1 << 5,
+        });
+        assert!(
+            own.contains("mappings='26:5 48:6'") && own.contains("priority='5'"),
+            "{own}"
+        );
         // RoCE on the DSCP of notifications.
         let map = std::array::from_fn(|dscp| if dscp == 48 { 3 } else { 0 });
-        let shared = text(&PortQos { dscp: Some(map), pfc: 1 << 3 });
+        let shared = text(&PortQos {
+            dscp: Some(map),
+            pfc: 1 << 3,
+        });
         assert!(shared.contains("mappings='48:3'"), "{shared}");
-        assert!(installer(&[], &PortQos { dscp: None, pfc: 0 }).unwrap_err().to_string().contains("DCB"));
+        assert!(
+            installer(&[], &PortQos { dscp: None, pfc: 0 })
+                .unwrap_err()
+                .to_string()
+                .contains("DCB")
+        );
     }
 
     const SCRIPT_PATH: &str = "usr/local/sbin/nccl-spark-qos";
@@ -236,8 +297,17 @@ mod tests {
     /// Runs the printed program with `DESTDIR`, as `| sudo sh` does.
     fn install_below(root: &Path) {
         let text = installer(&["eth0"], &PortQos { dscp: None, pfc: 0 }).unwrap();
-        let mut shell = Command::new("sh").env("DESTDIR", root).stdin(Stdio::piped()).spawn().unwrap();
-        shell.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        let mut shell = Command::new("sh")
+            .env("DESTDIR", root)
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        shell
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(text.as_bytes())
+            .unwrap();
         assert!(shell.wait().unwrap().success());
     }
 
@@ -249,29 +319,61 @@ mod tests {
         fs::write(units.join("nccl-spark-qos.service"), "").unwrap();
         install_below(root.path());
         install_below(root.path());
-        for (path, mode) in [(root.path().join(SCRIPT_PATH), 0o755), (units.join("nccl-spark-qos@.service"), 0o644)] {
-            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, mode, "{}", path.display());
+        for (path, mode) in [
+            (root.path().join(SCRIPT_PATH), 0o755),
+            (units.join("nccl-spark-qos@.service"), 0o644),
+        ] {
+            assert_eq!(
+                fs::metadata(&path).unwrap().permissions().mode() & 0o7777,
+                mode,
+                "{}",
+                path.display()
+            );
         }
-        assert_eq!(fs::read_to_string(units.join("nccl-spark-qos@.service")).unwrap(), QOS_UNIT);
-        assert_eq!(fs::read_dir(&units).unwrap().count(), 1, "the old unit or a temporary file is left");
+        assert_eq!(
+            fs::read_to_string(units.join("nccl-spark-qos@.service")).unwrap(),
+            QOS_UNIT
+        );
+        assert_eq!(
+            fs::read_dir(&units).unwrap().count(),
+            1,
+            "the old unit or a temporary file is left"
+        );
     }
 
     #[test]
     fn systemd_accepts_the_unit() {
-        if Command::new("systemd-analyze").arg("--version").output().is_err() {
+        if Command::new("systemd-analyze")
+            .arg("--version")
+            .output()
+            .is_err()
+        {
             return skip::missing("there is no systemd-analyze (Debian's systemd)");
         }
         let root = tempfile::tempdir().unwrap();
         install_below(root.path());
         // systemd-analyze checks that the program exists.
-        let template = root.path().join(UNIT_FOLDER).join("nccl-spark-qos@.service");
-        let text = QOS_UNIT.replace("/usr/local", &format!("{}/usr/local", root.path().display()));
+        let template = root
+            .path()
+            .join(UNIT_FOLDER)
+            .join("nccl-spark-qos@.service");
+        let text = QOS_UNIT.replace(
+            "/usr/local",
+            &format!("{}/usr/local", root.path().display()),
+        );
         fs::write(&template, text).unwrap();
         for instance in ["enp1s0f0np0", r"my\x2dif"] {
             let unit = template.with_file_name(format!("nccl-spark-qos@{instance}.service"));
-            let output = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(unit).output().unwrap();
+            let output = Command::new("systemd-analyze")
+                .args(["verify", "--man=no"])
+                .arg(unit)
+                .output()
+                .unwrap();
             let messages = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success() && !messages.contains("nccl-spark"), "{messages}");
+            assert!(
+                output.status.success() && !messages.contains("nccl-spark"),
+                "{messages}"
+            );
         }
     }
 
@@ -318,9 +420,15 @@ for name in cat grep; do ln -s "$(command -v $name)" bin/; done
             let host = Self(tempfile::tempdir().unwrap());
             install_below(host.0.path());
             let mut shell = Command::new("sh");
-            shell.args(["-ec", SET_UP]).env("STUB", STUB).current_dir(host.0.path());
+            shell
+                .args(["-ec", SET_UP])
+                .env("STUB", STUB)
+                .current_dir(host.0.path());
             assert!(shell.status().unwrap().success());
-            host.set("pfc", "prio-pfc 0:off 1:off 2:off 3:off 4:off 5:off 6:off 7:off \n");
+            host.set(
+                "pfc",
+                "prio-pfc 0:off 1:off 2:off 3:off 4:off 5:off 6:off 7:off \n",
+            );
             host.set("dscp", "");
             host.set("pause", "Autonegotiate:\toff\nRX:\t\ton\nTX:\t\toff\n");
             host.set("cable", "");
@@ -341,14 +449,25 @@ for name in cat grep; do ln -s "$(command -v $name)" bin/; done
             self.set("log", "");
             let mut script = Command::new(self.path(SCRIPT_PATH));
             script.arg(interface).env("PATH", self.path("bin"));
-            let output = script.env("STATE", self.path("state")).env("SYSFS", self.path("state")).output().unwrap();
+            let output = script
+                .env("STATE", self.path("state"))
+                .env("SYSFS", self.path("state"))
+                .output()
+                .unwrap();
             let log = fs::read_to_string(self.path("state/log")).unwrap();
             let errors = String::from_utf8(output.stderr).unwrap();
-            (log.lines().map(str::to_owned).collect(), output.status.code(), errors)
+            (
+                log.lines().map(str::to_owned).collect(),
+                output.status.code(),
+                errors,
+            )
         }
     }
 
-    const SET_DSCP: [&str; 2] = ["dcb app replace dev eth0 dscp-prio 26:3", "dcb app replace dev eth0 dscp-prio 48:6"];
+    const SET_DSCP: [&str; 2] = [
+        "dcb app replace dev eth0 dscp-prio 26:3",
+        "dcb app replace dev eth0 dscp-prio 48:6",
+    ];
     const SET_PFC: &str = "dcb pfc set dev eth0 prio-pfc 3:on";
     const SET_PAUSE: &str = "ethtool -A eth0 rx off tx off";
     const PFC_ON_4: &str = "prio-pfc 0:off 1:off 2:off 3:off 4:on 5:off 6:off 7:off \n";
@@ -361,7 +480,15 @@ for name in cat grep; do ln -s "$(command -v $name)" bin/; done
             assert_eq!((status, errors.as_str()), (Some(0), ""));
             log
         };
-        let all = [SET_DSCP[0], SET_DSCP[1], SET_PFC, SET_PAUSE, "sleep 1", "sleep 1", "sleep 1"];
+        let all = [
+            SET_DSCP[0],
+            SET_DSCP[1],
+            SET_PFC,
+            SET_PAUSE,
+            "sleep 1",
+            "sleep 1",
+            "sleep 1",
+        ];
         assert_eq!(run(), all);
         assert_eq!(run(), [""; 0]);
         host.set("pause", "Autonegotiate:\toff\nRX:\t\toff\nTX:\t\ton\n");
@@ -379,9 +506,15 @@ for name in cat grep; do ln -s "$(command -v $name)" bin/; done
         let (log, status, errors) = host.run("eth0");
         let sleeps = log.iter().filter(|line| *line == "sleep 1").count();
         assert_eq!((sleeps, status), (15, Some(0)), "{errors}");
-        assert!(errors.starts_with("eth0: no carrier 15 s after"), "{errors}");
+        assert!(
+            errors.starts_with("eth0: no carrier 15 s after"),
+            "{errors}"
+        );
         host.set("pfc", PFC_ON_4);
-        assert_eq!(host.run("eth0"), (vec![SET_PFC.to_owned()], Some(0), String::new()));
+        assert_eq!(
+            host.run("eth0"),
+            (vec![SET_PFC.to_owned()], Some(0), String::new())
+        );
     }
 
     #[test]
@@ -389,10 +522,16 @@ for name in cat grep; do ln -s "$(command -v $name)" bin/; done
         let host = Host::new();
         let (_, status, errors) = host.run("vf0");
         assert_eq!((status, errors.lines().count()), (Some(1), 1), "{errors}");
-        assert!(errors.starts_with("vf0: PFC not set: ") && errors.contains("virtual functions"), "{errors}");
+        assert!(
+            errors.starts_with("vf0: PFC not set: ") && errors.contains("virtual functions"),
+            "{errors}"
+        );
         fs::remove_file(host.path("bin/ethtool")).unwrap();
         let (log, status, errors) = host.run("eth0");
-        assert!(status == Some(0) && log.contains(&SET_PFC.to_owned()), "{errors}");
+        assert!(
+            status == Some(0) && log.contains(&SET_PFC.to_owned()),
+            "{errors}"
+        );
         assert!(errors.contains("package ethtool"), "{errors}");
         fs::remove_file(host.path("bin/dcb")).unwrap();
         let (_, status, errors) = host.run("eth0");
@@ -402,7 +541,8 @@ for name in cat grep; do ln -s "$(command -v $name)" bin/; done
 
     #[test]
     fn ray_gets_json() {
-        let json: serde_json::Value = serde_json::from_str(&text(Reader::Ray, "/a \"b\".so", true).unwrap()).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_str(&text(Reader::Ray, "/a \"b\".so", true).unwrap()).unwrap();
         assert_eq!(json["env_vars"]["NCCL_NET_PLUGIN"], "/a \"b\".so");
         assert_eq!(json["env_vars"]["NCCL_NET"], "Spark");
     }
@@ -413,13 +553,32 @@ for name in cat grep; do ln -s "$(command -v $name)" bin/; done
         let program = folder.path().join(places::PROGRAM);
         let run = |plugin: Option<PathBuf>| {
             let mut out = Vec::new();
-            Options { reader: Reader::Ray, plugin }.run(&program, &mut out).map(|()| String::from_utf8(out).unwrap())
+            Options {
+                reader: Reader::Ray,
+                plugin,
+            }
+            .run(&program, &mut out)
+            .map(|()| String::from_utf8(out).unwrap())
         };
-        assert!(run(None).unwrap_err().to_string().contains("name it with --plugin"));
-        assert!(run(Some("/no/where.so".into())).unwrap_err().to_string().contains("/no/where.so not found"));
+        assert!(
+            run(None)
+                .unwrap_err()
+                .to_string()
+                .contains("name it with --plugin")
+        );
+        assert!(
+            run(Some("/no/where.so".into()))
+                .unwrap_err()
+                .to_string()
+                .contains("/no/where.so not found")
+        );
         let plugin = folder.path().join(places::PLUGIN);
         std::fs::create_dir_all(plugin.parent().unwrap()).unwrap();
         std::fs::write(&plugin, "").unwrap();
-        assert!(run(None).unwrap().contains(plugin.canonicalize().unwrap().to_str().unwrap()));
+        assert!(
+            run(None)
+                .unwrap()
+                .contains(plugin.canonicalize().unwrap().to_str().unwrap())
+        );
     }
 }

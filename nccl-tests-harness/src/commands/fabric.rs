@@ -126,24 +126,47 @@ impl Options {
             What::Plug(rail) => (rail, Action::Plug, "plugged in".to_owned()),
             What::Reset(rail) => (rail, Action::Reset, "reset".to_owned()),
             What::Slow { rail, factor: 1.0 } => (rail, Action::Slow(1.0), "full rate".to_owned()),
-            What::Slow { rail, factor } => (rail, Action::Slow(factor), format!("limited to {factor} of its rate")),
-            What::Refuse { rail, count: 0 } => (rail, Action::Refuse(0), "refuses no requests".to_owned()),
-            What::Refuse { rail, count: 1 } => (rail, Action::Refuse(1), "refuses the next request".to_owned()),
-            What::Refuse { rail, count } => (rail, Action::Refuse(count), format!("refuses the next {count} requests")),
-            What::Unresolved { rail, count: 0 } => (rail, Action::Unresolved(0), "finds its peers".to_owned()),
-            What::Unresolved { rail, count } => {
-                (rail, Action::Unresolved(count), format!("leaves {count} connections unanswered"))
+            What::Slow { rail, factor } => (
+                rail,
+                Action::Slow(factor),
+                format!("limited to {factor} of its rate"),
+            ),
+            What::Refuse { rail, count: 0 } => {
+                (rail, Action::Refuse(0), "refuses no requests".to_owned())
             }
+            What::Refuse { rail, count: 1 } => (
+                rail,
+                Action::Refuse(1),
+                "refuses the next request".to_owned(),
+            ),
+            What::Refuse { rail, count } => (
+                rail,
+                Action::Refuse(count),
+                format!("refuses the next {count} requests"),
+            ),
+            What::Unresolved { rail, count: 0 } => {
+                (rail, Action::Unresolved(0), "finds its peers".to_owned())
+            }
+            What::Unresolved { rail, count } => (
+                rail,
+                Action::Unresolved(count),
+                format!("leaves {count} connections unanswered"),
+            ),
             What::Path { rail, fault, off } => {
                 let effect = format!("path fault {fault}{}", if off { " ended" } else { "" });
                 (rail, Action::Path(fault, !off), effect)
             }
         };
         let name = name.map_or_else(|| only_one(&dir), |name| Ok(name.to_owned()))?;
-        let Rail { rail: Place { node, rail } } = place;
+        let Rail {
+            rail: Place { node, rail },
+        } = place;
         control::control(&dir, &name, node, &rail, action).map_err(|error| anyhow!(error))?;
         let node = node.map_or_else(|| "every node".to_owned(), |node| format!("node {node}"));
-        writeln!(output::standard(), "fabric {name}: {rail} of {node}: {effect}")?;
+        writeln!(
+            output::standard(),
+            "fabric {name}: {rail} of {node}: {effect}"
+        )?;
         Ok(true)
     }
 }
@@ -153,7 +176,10 @@ fn only_one(dir: &Path) -> Result<String> {
     match names.as_slice() {
         [name] => Ok(name.clone()),
         [] => bail!("no software fabric runs in {}", dir.display()),
-        _ => bail!("several software fabrics run: name one with --fabric-name: {}", names.join(", ")),
+        _ => bail!(
+            "several software fabrics run: name one with --fabric-name: {}",
+            names.join(", ")
+        ),
     }
 }
 
@@ -180,18 +206,40 @@ fn status(dir: &Path, name: Option<&str>, json: Option<Target>) -> Result<bool> 
 }
 
 fn text(status: &Status) -> String {
-    let Status { name, folder, nodes } = status;
+    let Status {
+        name,
+        folder,
+        nodes,
+    } = status;
     let plural = if nodes.len() == 1 { "" } else { "s" };
-    let mut text = format!("fabric {name}: {} node{plural}, files in {}\n", nodes.len(), folder.display());
-    let width = nodes.iter().flat_map(|node| &node.rails).map(|rail| rail.device.len()).max().unwrap_or(0);
-    for NodeStatus { node, pids, queue_pairs, registrations, rails } in nodes {
+    let mut text = format!(
+        "fabric {name}: {} node{plural}, files in {}\n",
+        nodes.len(),
+        folder.display()
+    );
+    let width = nodes
+        .iter()
+        .flat_map(|node| &node.rails)
+        .map(|rail| rail.device.len())
+        .max()
+        .unwrap_or(0);
+    for NodeStatus {
+        node,
+        pids,
+        queue_pairs,
+        registrations,
+        rails,
+    } in nodes
+    {
         let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
         let processes = match pids.as_slice() {
             [] => "no process yet".to_owned(),
             [pid] => format!("process {pid}"),
             _ => format!("processes {}", pids.join(", ")),
         };
-        text += &format!("  node {node} ({processes}): {queue_pairs} queue pairs, {registrations} registrations\n");
+        text += &format!(
+            "  node {node} ({processes}): {queue_pairs} queue pairs, {registrations} registrations\n"
+        );
         for rail in rails {
             text += &format!("    {:width$}  {}\n", rail.device, state(rail));
         }
@@ -204,7 +252,9 @@ fn state(rail: &RailStatus) -> String {
         _ if rail.is_unplugged => "unplugged".to_owned(),
         _ if rail.is_down => "port down".to_owned(),
         (None, None) => "no rate limit".to_owned(),
-        (Some(full), Some(now)) if now < full => format!("{}, slowed from {}", rate(now), rate(full)),
+        (Some(full), Some(now)) if now < full => {
+            format!("{}, slowed from {}", rate(now), rate(full))
+        }
         (_, Some(now)) => rate(now),
         (Some(full), None) => rate(full),
     }];
@@ -221,7 +271,11 @@ fn state(rail: &RailStatus) -> String {
 }
 
 fn rate(mbps: f64) -> String {
-    if mbps < 1_000.0 { format!("{mbps:.1} Mb/s") } else { format!("{:.2} Gb/s", mbps / 1_000.0) }
+    if mbps < 1_000.0 {
+        format!("{mbps:.1} Mb/s")
+    } else {
+        format!("{:.2} Gb/s", mbps / 1_000.0)
+    }
 }
 
 /// Returns the status as JSON. Rates are null if the rail has no rate limit. `sent_bytes` is the
@@ -255,15 +309,20 @@ fn as_json(status: &Status) -> Value {
 }
 
 fn parse_count(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| "must be a number from 0 on".to_owned())
+    text.parse()
+        .map_err(|_| "must be a number from 0 on".to_owned())
 }
 
 fn parse_rail(text: &str) -> Result<Place, String> {
     match text.split_once(':') {
-        Some(("*", rail)) if !rail.is_empty() => Ok(Place { node: None, rail: rail.to_owned() }),
-        Some((node, rail)) if !rail.is_empty() && node.parse::<usize>().is_ok() => {
-            Ok(Place { node: node.parse().ok(), rail: rail.to_owned() })
-        }
+        Some(("*", rail)) if !rail.is_empty() => Ok(Place {
+            node: None,
+            rail: rail.to_owned(),
+        }),
+        Some((node, rail)) if !rail.is_empty() && node.parse::<usize>().is_ok() => Ok(Place {
+            node: node.parse().ok(),
+            rail: rail.to_owned(),
+        }),
         _ => Err("must be NODE:RAIL, as in 1:rocep1s0f0, or *:rocep1s0f0 for all nodes".to_owned()),
     }
 }
@@ -276,10 +335,15 @@ mod tests {
 
     #[test]
     fn rails_are_named_with_their_node() {
-        let place = |node, rail: &str| Place { node, rail: rail.to_owned() };
+        let place = |node, rail: &str| Place {
+            node,
+            rail: rail.to_owned(),
+        };
         assert_eq!(parse_rail("1:a").unwrap(), place(Some(1), "a"));
         assert_eq!(parse_rail("*:a").unwrap(), place(None, "a"));
-        assert!(parse_rail("a").is_err() && parse_rail("1:").is_err() && parse_rail("x:a").is_err());
+        assert!(
+            parse_rail("a").is_err() && parse_rail("1:").is_err() && parse_rail("x:a").is_err()
+        );
     }
 
     #[test]
@@ -292,7 +356,10 @@ mod tests {
         let b = control::prepare(dir.path(), "b", &profile, 1).unwrap();
         assert!(error().ends_with("--fabric-name: a, b"));
         drop(b);
-        assert!(dir.path().join("b/fabric").exists(), "its files are still there");
+        assert!(
+            dir.path().join("b/fabric").exists(),
+            "its files are still there"
+        );
         assert_eq!(only_one(dir.path()).unwrap(), "a");
         drop(a);
         assert!(error().contains("no software fabric runs"));
@@ -312,18 +379,52 @@ mod tests {
             sent_bytes: 0,
         };
         assert_eq!(state(&healthy), "112.00 Gb/s");
-        let slow = RailStatus { now_mbps: Some(560.0), refusals: 3, ..healthy.clone() };
-        assert_eq!(state(&slow), "560.0 Mb/s, slowed from 112.00 Gb/s, refuses the next 3 requests");
-        let path = PathFaults::default().with(PathFault::Silent, true).with(PathFault::SwitchMtu, true);
-        let dead = RailStatus { unanswered: 2, path, ..healthy.clone() };
+        let slow = RailStatus {
+            now_mbps: Some(560.0),
+            refusals: 3,
+            ..healthy.clone()
+        };
+        assert_eq!(
+            state(&slow),
+            "560.0 Mb/s, slowed from 112.00 Gb/s, refuses the next 3 requests"
+        );
+        let path = PathFaults::default()
+            .with(PathFault::Silent, true)
+            .with(PathFault::SwitchMtu, true);
+        let dead = RailStatus {
+            unanswered: 2,
+            path,
+            ..healthy.clone()
+        };
         assert_eq!(
             state(&dead),
             "112.00 Gb/s, leaves 2 connections unanswered, path fault silent, path fault switch-mtu"
         );
-        assert_eq!(state(&RailStatus { full_mbps: None, now_mbps: None, ..healthy.clone() }), "no rate limit");
-        let rails = vec![RailStatus { is_down: true, now_mbps: Some(0.0), ..healthy }];
-        let nodes = vec![NodeStatus { node: 0, pids: vec![7], queue_pairs: 4, registrations: 6, rails }];
-        let told = text(&Status { name: "a".to_owned(), folder: "/dev/shm/a".into(), nodes });
+        assert_eq!(
+            state(&RailStatus {
+                full_mbps: None,
+                now_mbps: None,
+                ..healthy.clone()
+            }),
+            "no rate limit"
+        );
+        let rails = vec![RailStatus {
+            is_down: true,
+            now_mbps: Some(0.0),
+            ..healthy
+        }];
+        let nodes = vec![NodeStatus {
+            node: 0,
+            pids: vec![7],
+            queue_pairs: 4,
+            registrations: 6,
+            rails,
+        }];
+        let told = text(&Status {
+            name: "a".to_owned(),
+            folder: "/dev/shm/a".into(),
+            nodes,
+        });
         assert_eq!(
             told,
             "fabric a: 1 node, files in /dev/shm/a\n  node 0 (process 7): 4 queue pairs, 6 registrations\n    rocep1s0f0  \

@@ -70,21 +70,36 @@ impl Install {
     ) -> Result<()> {
         if let Some((package, _)) = packaged::package_of(program) {
             let cure = "there is nothing to install; `nccl-spark env` prints the variables to set";
-            bail!("{} belongs to the {package} nccl-net-spark: {cure}", program.display());
+            bail!(
+                "{} belongs to the {package} nccl-net-spark: {cure}",
+                program.display()
+            );
         }
         let prefix = std::path::absolute(&self.prefix).context("make the prefix absolute")?;
         let (items, old) = (self.items(program, command_line)?, manifest::read(&prefix)?);
-        let done = if old.is_some() { "Upgraded" } else { "Installed" };
+        let done = if old.is_some() {
+            "Upgraded"
+        } else {
+            "Installed"
+        };
         let command = command(program, "install", &prefix);
         for item in &items {
-            files::check_writable(prefix.join(&item.path).parent().unwrap_or(&prefix), &command)?;
+            files::check_writable(
+                prefix.join(&item.path).parent().unwrap_or(&prefix),
+                &command,
+            )?;
         }
         let kept = files::put(&prefix, &items, &old.unwrap_or_default())?;
         kept.iter().try_for_each(|kept| writeln!(out, "{kept}"))?;
         if output::verbosity() == Verbosity::Quiet {
             return Ok(());
         }
-        writeln!(out, "{done} nccl-spark {} in {}:", env!("PROGRAM_VERSION"), prefix.display())?;
+        writeln!(
+            out,
+            "{done} nccl-spark {} in {}:",
+            env!("PROGRAM_VERSION"),
+            prefix.display()
+        )?;
         report(&prefix, &items, path, out)
     }
 
@@ -92,23 +107,56 @@ impl Install {
     fn items(self, program: &Path, command_line: &clap::Command) -> Result<Vec<Item>> {
         let plugin = places::found_plugin(self.plugin, program)?;
         let fabric = self.softverbs.unwrap_or_else(|| places::fabric(program));
-        let cure = format!("build it with `{}`, or name it with --softverbs", places::build_command());
-        ensure!(fabric.is_file(), "software fabric {} not found: {cure}", fabric.display());
+        let cure = format!(
+            "build it with `{}`, or name it with --softverbs",
+            places::build_command()
+        );
+        ensure!(
+            fabric.is_file(),
+            "software fabric {} not found: {cure}",
+            fabric.display()
+        );
         let present = net::exported_versions(&plugin, abi::VERSIONS)?;
         let missing = abi::VERSIONS.filter(|version| !present.contains(version));
-        let missing: Vec<String> = missing.map(|version| format!("ncclNetPlugin_v{version}")).collect();
+        let missing: Vec<String> = missing
+            .map(|version| format!("ncclNetPlugin_v{version}"))
+            .collect();
         let missing = missing.join(", ");
-        ensure!(missing.is_empty(), "{} is not this plugin: it does not export {missing}", plugin.display());
+        ensure!(
+            missing.is_empty(),
+            "{} is not this plugin: it does not export {missing}",
+            plugin.display()
+        );
 
         let mut files = Vec::new();
-        for (path, file) in [(places::PROGRAM, program), (places::PLUGIN, &plugin), (places::FABRIC, &fabric)] {
+        for (path, file) in [
+            (places::PROGRAM, program),
+            (places::PLUGIN, &plugin),
+            (places::FABRIC, &fabric),
+        ] {
             let content = fs::read(file).with_context(|| format!("read {}", file.display()))?;
             files.push((path.to_owned(), content));
         }
-        files.push((UDEV_RULE.to_owned(), include_bytes!("install/60-nccl-spark.rules").to_vec()));
+        files.push((
+            UDEV_RULE.to_owned(),
+            include_bytes!("install/60-nccl-spark.rules").to_vec(),
+        ));
         files.extend(manual::files(command_line).context("write the manual pages")?);
-        let mode = |path: &str| if path == places::PROGRAM { 0o755 } else { 0o644 };
-        Ok(files.into_iter().map(|(path, content)| Item { mode: mode(&path), path, content }).collect())
+        let mode = |path: &str| {
+            if path == places::PROGRAM {
+                0o755
+            } else {
+                0o644
+            }
+        };
+        Ok(files
+            .into_iter()
+            .map(|(path, content)| Item {
+                mode: mode(&path),
+                path,
+                content,
+            })
+            .collect())
     }
 }
 
@@ -120,39 +168,83 @@ impl Uninstall {
     /// also an error if a package installed this program.
     pub fn run(self, program: &Path, mut out: impl Write) -> Result<()> {
         if let (None, Some((package, removal))) = (&self.prefix, packaged::package_of(program)) {
-            let cure = format!("remove it with `{removal}`; --prefix names a folder that `nccl-spark install` used");
-            bail!("{} belongs to the {package} nccl-net-spark: {cure}", program.display());
+            let cure = format!(
+                "remove it with `{removal}`; --prefix names a folder that `nccl-spark install` used"
+            );
+            bail!(
+                "{} belongs to the {package} nccl-net-spark: {cure}",
+                program.display()
+            );
         }
         let own = places::prefix(program).filter(|prefix| prefix.join(manifest::PATH).is_file());
         let prefix = self.prefix.as_deref().or(own).unwrap_or(Path::new(PREFIX));
         let prefix = std::path::absolute(prefix).context("make the prefix absolute")?;
         let Some(manifest) = manifest::read(&prefix)? else {
-            bail!("nothing is installed in {}: name the folder with --prefix", prefix.display());
+            bail!(
+                "nothing is installed in {}: name the folder with --prefix",
+                prefix.display()
+            );
         };
-        let (removed, kept) = files::remove(&prefix, &manifest, &command(program, "uninstall", &prefix))?;
-        writeln!(out, "Removed {} that install put into {}", count(removed, "file"), prefix.display())?;
+        let (removed, kept) =
+            files::remove(&prefix, &manifest, &command(program, "uninstall", &prefix))?;
+        writeln!(
+            out,
+            "Removed {} that install put into {}",
+            count(removed, "file"),
+            prefix.display()
+        )?;
         kept.iter().try_for_each(|kept| writeln!(out, "{kept}"))?;
-        Ok(writeln!(out, "Unset NCCL_NET_PLUGIN and NCCL_NET where you set them")?)
+        Ok(writeln!(
+            out,
+            "Unset NCCL_NET_PLUGIN and NCCL_NET where you set them"
+        )?)
     }
 }
 
 /// Prints the installed files, and how to use and remove them. `path` is the environment's PATH.
 fn report(prefix: &Path, items: &[Item], path: Option<&str>, mut out: impl Write) -> Result<()> {
-    let (shared, others): (Vec<&Item>, Vec<&Item>) = items.iter().partition(|item| item.path.starts_with("share/"));
-    others.iter().try_for_each(|item| writeln!(out, "  {}", prefix.join(&item.path).display()))?;
+    let (shared, others): (Vec<&Item>, Vec<&Item>) = items
+        .iter()
+        .partition(|item| item.path.starts_with("share/"));
+    others
+        .iter()
+        .try_for_each(|item| writeln!(out, "  {}", prefix.join(&item.path).display()))?;
     let share = prefix.join("share");
-    writeln!(out, "  shell completions and manual pages ({}) in {}", count(shared.len(), "file"), share.display())?;
+    writeln!(
+        out,
+        "  shell completions and manual pages ({}) in {}",
+        count(shared.len(), "file"),
+        share.display()
+    )?;
     let bin = prefix.join("bin");
-    if !path.unwrap_or_default().split(':').any(|folder| Path::new(folder) == bin) {
-        writeln!(out, "Put the command into your PATH:\n  export PATH={}:$PATH", bin.display())?;
+    if !path
+        .unwrap_or_default()
+        .split(':')
+        .any(|folder| Path::new(folder) == bin)
+    {
+        writeln!(
+            out,
+            "Put the command into your PATH:\n  export PATH={}:$PATH",
+            bin.display()
+        )?;
     }
     if cfg!(debug_assertions) {
-        writeln!(out, "This is a debug build, which is slow: build the one to use with `cargo build --release`")?;
+        writeln!(
+            out,
+            "This is a debug build, which is slow: build the one to use with `cargo build --release`"
+        )?;
     }
     let plugin = prefix.join(places::PLUGIN);
-    writeln!(out, "To use the plugin, set for a job:\n  export NCCL_NET_PLUGIN={}", plugin.display())?;
+    writeln!(
+        out,
+        "To use the plugin, set for a job:\n  export NCCL_NET_PLUGIN={}",
+        plugin.display()
+    )?;
     writeln!(out, "  export NCCL_NET=Spark")?;
-    writeln!(out, "Do not set NCCL_NET in a login script: NCCL fails with it on a machine that has no usable rail.")?;
+    writeln!(
+        out,
+        "Do not set NCCL_NET in a login script: NCCL fails with it on a machine that has no usable rail."
+    )?;
     if prefix == Path::new(PREFIX) {
         writeln!(
             out,
@@ -163,10 +255,18 @@ fn report(prefix: &Path, items: &[Item], path: Option<&str>, mut out: impl Write
     }
     // Only root can remove files that root has installed.
     let sudo = if geteuid().is_root() { "sudo " } else { "" };
-    Ok(writeln!(out, "To remove it:\n  {sudo}{}", command(&prefix.join(places::PROGRAM), "uninstall", prefix))?)
+    Ok(writeln!(
+        out,
+        "To remove it:\n  {sudo}{}",
+        command(&prefix.join(places::PROGRAM), "uninstall", prefix)
+    )?)
 }
 
 fn command(program: &Path, command: &str, prefix: &Path) -> String {
-    let prefix = if prefix == Path::new(PREFIX) { String::new() } else { format!(" --prefix {}", prefix.display()) };
+    let prefix = if prefix == Path::new(PREFIX) {
+        String::new()
+    } else {
+        format!(" --prefix {}", prefix.display())
+    };
     format!("{} {command}{prefix}", program.display())
 }

@@ -77,7 +77,9 @@ fn completions(all: &Command, shell: Shell) -> Vec<u8> {
     if shell == Shell::Bash {
         // clap_complete 4.6.11 encodes the hyphen of the program's name in two ways. Without this
         // correction, bash finds no options.
-        text = String::from_utf8_lossy(&text).replace("nccl__subcmd__spark", "nccl__spark").into_bytes();
+        text = String::from_utf8_lossy(&text)
+            .replace("nccl__subcmd__spark", "nccl__spark")
+            .into_bytes();
     }
     text
 }
@@ -86,8 +88,14 @@ fn completions(all: &Command, shell: Shell) -> Vec<u8> {
 /// and its content.
 pub fn files(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
     let completions = SHELLS.map(|(shell, file)| (file.to_owned(), completions(all, shell)));
-    let pages = pages(all)?.into_iter().map(|(name, text)| (format!("man/man1/{name}"), text));
-    Ok(completions.into_iter().chain(pages).map(|(path, text)| (format!("share/{path}"), text)).collect())
+    let pages = pages(all)?
+        .into_iter()
+        .map(|(name, text)| (format!("man/man1/{name}"), text));
+    Ok(completions
+        .into_iter()
+        .chain(pages)
+        .map(|(path, text)| (format!("share/{path}"), text))
+        .collect())
 }
 
 /// Returns the file name and the text of each manual page. The program's own page is the last.
@@ -99,13 +107,19 @@ fn pages(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
 }
 
 fn add_pages(command: Command, pages: &mut Vec<(String, Vec<u8>)>) -> io::Result<()> {
-    for command in command.get_subcommands().filter(|command| !command.is_hide_set()).cloned() {
+    for command in command
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+        .cloned()
+    {
         add_pages(command, pages)?;
     }
     let has_subcommands = command.has_subcommands();
     let is_main = command.get_name() == NAME;
     let after = command.get_after_help().map(ToString::to_string);
-    let page = Man::new(command).manual("nccl-spark").source(concat!("nccl-spark ", env!("CARGO_PKG_VERSION")));
+    let page = Man::new(command)
+        .manual("nccl-spark")
+        .source(concat!("nccl-spark ", env!("CARGO_PKG_VERSION")));
     let mut text = Vec::new();
     page.render_title(&mut text)?;
     page.render_name_section(&mut text)?;
@@ -136,18 +150,37 @@ fn sections(after_help: &str) -> String {
 }
 
 fn environment() -> String {
-    let settings = config::table().iter().map(|row| (row.name, format!("{} Default: {}.", row.doc, default_text(row))));
+    let settings = config::table().iter().map(|row| {
+        (
+            row.name,
+            format!("{} Default: {}.", row.doc, default_text(row)),
+        )
+    });
     let own = [
         (
             "NCCL_DEBUG",
-            "WARN, INFO or TRACE: how much of the plugin's log is shown. -v and -vv do the same.".to_owned(),
+            "WARN, INFO or TRACE: how much of the plugin's log is shown. -v and -vv do the same."
+                .to_owned(),
         ),
-        ("NO_COLOR", "Turns colours off, whatever its value.".to_owned()),
-        (TOKEN_VARIABLE, "Secret of a run's ranks, the same on each: 32 hexadecimal digits.".to_owned()),
-        ("SOFTVERBS_DIR", "The folder below which software fabrics keep their files.".to_owned()),
+        (
+            "NO_COLOR",
+            "Turns colours off, whatever its value.".to_owned(),
+        ),
+        (
+            TOKEN_VARIABLE,
+            "Secret of a run's ranks, the same on each: 32 hexadecimal digits.".to_owned(),
+        ),
+        (
+            "SOFTVERBS_DIR",
+            "The folder below which software fabrics keep their files.".to_owned(),
+        ),
     ];
-    let entry = |(name, text): (&str, String)| format!(".TP\n{}\n{}\n", escaped(name), escaped(&text));
-    format!(".SH ENVIRONMENT\n{}", settings.chain(own).map(entry).collect::<String>())
+    let entry =
+        |(name, text): (&str, String)| format!(".TP\n{}\n{}\n", escaped(name), escaped(&text));
+    format!(
+        ".SH ENVIRONMENT\n{}",
+        settings.chain(own).map(entry).collect::<String>()
+    )
 }
 
 fn escaped(line: &str) -> String {
@@ -162,8 +195,14 @@ fn visible(all: &Command) -> Command {
     if let Some(examples) = all.get_after_help() {
         command = command.after_help(examples.clone());
     }
-    let subcommands = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
-    command.subcommand_required(true).args(all.get_arguments().cloned()).subcommands(subcommands)
+    let subcommands = all
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+        .cloned();
+    command
+        .subcommand_required(true)
+        .args(all.get_arguments().cloned())
+        .subcommands(subcommands)
 }
 
 #[cfg(test)]
@@ -176,10 +215,20 @@ mod tests {
     fn completions_offer_commands_and_options_and_nothing_that_is_hidden() {
         for (shell, _) in SHELLS {
             let text = String::from_utf8(completions(&Cli::command(), shell)).unwrap();
-            for word in ["all-gather", "uninstall", "minbytes", "spark-untuned", "quiet"] {
+            for word in [
+                "all-gather",
+                "uninstall",
+                "minbytes",
+                "spark-untuned",
+                "quiet",
+            ] {
                 assert!(text.contains(word), "{shell:?}: {word}");
             }
-            for word in ["communicators-rank", "nccl-tests-rank", "tune-collectives-write"] {
+            for word in [
+                "communicators-rank",
+                "nccl-tests-rank",
+                "tune-collectives-write",
+            ] {
                 assert!(!text.contains(word), "{shell:?}: {word}");
             }
         }
@@ -197,25 +246,50 @@ mod tests {
                  _nccl__spark nccl-spark \"{current}\" \"{before}\"; echo \"${{COMPREPLY[@]}}\"",
                 file.path().display()
             );
-            let output = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
-            assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+            let output = std::process::Command::new("bash")
+                .args(["-c", &script])
+                .output()
+                .unwrap();
+            assert!(
+                output.stderr.is_empty(),
+                "{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
             String::from_utf8(output.stdout).unwrap().trim().to_owned()
         };
         assert_eq!(complete(["nccl-spark", "all-g", "", ""], 1), "all-gather");
-        assert_eq!(complete(["nccl-spark", "all-gather", "--minb", ""], 2), "--minbytes");
-        assert_eq!(complete(["nccl-spark", "all-gather", "--fabric", "so"], 3), "soft");
-        assert_eq!(complete(["nccl-spark", "all-gather", "--profile", "spark-2"], 3), "spark-2cable");
-        assert_eq!(complete(["nccl-spark", "all-gather", "--nic", "soft"], 3), "soft-roce");
-        assert_eq!(complete(["nccl-spark", "fabric", "slow", "--fab"], 3), "--fabric-name");
+        assert_eq!(
+            complete(["nccl-spark", "all-gather", "--minb", ""], 2),
+            "--minbytes"
+        );
+        assert_eq!(
+            complete(["nccl-spark", "all-gather", "--fabric", "so"], 3),
+            "soft"
+        );
+        assert_eq!(
+            complete(["nccl-spark", "all-gather", "--profile", "spark-2"], 3),
+            "spark-2cable"
+        );
+        assert_eq!(
+            complete(["nccl-spark", "all-gather", "--nic", "soft"], 3),
+            "soft-roce"
+        );
+        assert_eq!(
+            complete(["nccl-spark", "fabric", "slow", "--fab"], 3),
+            "--fabric-name"
+        );
     }
 
     #[test]
     fn every_command_has_a_page_with_its_options_and_examples() {
         let pages = pages(&Cli::command()).unwrap();
         let names: Vec<&str> = pages.iter().map(|(name, _)| name.as_str()).collect();
-        for name in
-            ["nccl-spark.1", "nccl-spark-all-gather.1", "nccl-spark-tune-collectives.1", "nccl-spark-fabric-slow.1"]
-        {
+        for name in [
+            "nccl-spark.1",
+            "nccl-spark-all-gather.1",
+            "nccl-spark-tune-collectives.1",
+            "nccl-spark-fabric-slow.1",
+        ] {
             assert!(names.contains(&name), "{name}: {names:?}");
         }
         assert!(!names.iter().any(|name| name.contains("rank")), "{names:?}");
@@ -225,13 +299,22 @@ mod tests {
             String::from_utf8(page.1.clone()).unwrap()
         };
         let page = text("nccl-spark-all-gather.1");
-        assert!(page.contains("\\-\\-minbytes") && page.contains(".SH EXAMPLES\n.nf\n"), "{page}");
+        assert!(
+            page.contains("\\-\\-minbytes") && page.contains(".SH EXAMPLES\n.nf\n"),
+            "{page}"
+        );
         assert!(page.contains("\\&  nccl\\-spark all\\-gather"), "{page}");
         let main = text("nccl-spark.1");
-        for part in
-            [".SH EXIT STATUS\n.nf\n\\&  0 ", ".SH ENVIRONMENT\n.TP\n", "\nNCCL_SPARK_TUNER\n", ".SH FILES\n.TP\n"]
-        {
-            assert!(main.contains(part) && !page.contains(part), "{part}: {main}");
+        for part in [
+            ".SH EXIT STATUS\n.nf\n\\&  0 ",
+            ".SH ENVIRONMENT\n.TP\n",
+            "\nNCCL_SPARK_TUNER\n",
+            ".SH FILES\n.TP\n",
+        ] {
+            assert!(
+                main.contains(part) && !page.contains(part),
+                "{part}: {main}"
+            );
         }
         // A page has no date, so that it is the same in every build.
         assert!(!page.contains("202"), "{page}");

@@ -84,7 +84,11 @@ pub struct LinkJson {
 /// # Errors
 /// The machine cannot be examined, or the output cannot be written.
 pub fn rails(options: Options, program: &Path) -> Result<u8> {
-    let Options { short, json, fabric } = options;
+    let Options {
+        short,
+        json,
+        fabric,
+    } = options;
     let request = fabric.request(program)?;
     if request.kind == Some(Kind::Soft) {
         interrupt::watch()?;
@@ -93,7 +97,11 @@ pub fn rails(options: Options, program: &Path) -> Result<u8> {
     }
     let is_usable = report::of_run(json.target.as_ref(), Found::default(), |mut out, found| {
         let survey = nccl_net_spark::plugin::survey()?;
-        let text = if short { lines(&survey) } else { nccl_net_spark::rails::report(&survey) };
+        let text = if short {
+            lines(&survey)
+        } else {
+            nccl_net_spark::rails::report(&survey)
+        };
         write!(out, "{text}")?;
         out.flush()?;
         let is_usable = !survey.rails.is_empty();
@@ -105,38 +113,76 @@ pub fn rails(options: Options, program: &Path) -> Result<u8> {
 
 /// Runs this command again as a child process, because a process cannot put the fabric's variables
 /// into its own environment.
-fn on_fabric(program: &Path, short: bool, json: JsonOption, environment: Vec<(String, String)>) -> Result<u8> {
+fn on_fabric(
+    program: &Path,
+    short: bool,
+    json: JsonOption,
+    environment: Vec<(String, String)>,
+) -> Result<u8> {
     let mut command = Command::new(program);
-    command.args(["rails", "--fabric", "verbs"]).args(short.then_some("--short")).envs(environment);
+    command
+        .args(["rails", "--fabric", "verbs"])
+        .args(short.then_some("--short"))
+        .envs(environment);
     match json.target {
         Some(Target::Output) => command.arg("--json"),
         Some(Target::File(path)) => command.arg("--json").arg(path),
         None => &mut command,
     };
-    let status = command.status().with_context(|| format!("start {}", program.display()))?;
-    Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+    let status = command
+        .status()
+        .with_context(|| format!("start {}", program.display()))?;
+    Ok(status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .unwrap_or(1))
 }
 
 /// Makes a line for each port, the rails first.
 fn lines(survey: &Survey) -> String {
     let unknown = || "-".to_owned();
     let used = survey.rails.iter().map(|rail| {
-        let (name, netdev) = (format!("{}:{}", rail.device, rail.port), rail.netdev.clone());
+        let (name, netdev) = (
+            format!("{}:{}", rail.device, rail.port),
+            rail.netdev.clone(),
+        );
         let rate = gbps(rail.speed_mbps);
-        [name, netdev.unwrap_or_else(unknown), survey.cable_name(rail), "used".to_owned(), rate]
+        [
+            name,
+            netdev.unwrap_or_else(unknown),
+            survey.cable_name(rail),
+            "used".to_owned(),
+            rate,
+        ]
     });
     let others = survey.refused.iter().map(|port| {
         let (state, rate) = match port.obstacle {
             Obstacle::State(_) => ("down", None),
             _ => ("unused", port.speed_mbps),
         };
-        let [netdev, cable] = [&port.netdev, &port.phys_port].map(|name| name.clone().unwrap_or_else(unknown));
-        [format!("{}:{}", port.device, port.port), netdev, cable, state.to_owned(), rate.map_or_else(unknown, gbps)]
+        let [netdev, cable] =
+            [&port.netdev, &port.phys_port].map(|name| name.clone().unwrap_or_else(unknown));
+        [
+            format!("{}:{}", port.device, port.port),
+            netdev,
+            cable,
+            state.to_owned(),
+            rate.map_or_else(unknown, gbps),
+        ]
     });
     let ports: Vec<[String; 5]> = used.chain(others).collect();
-    let widths = [0, 1, 2, 3].map(|column: usize| ports.iter().map(|port| port[column].len()).max().unwrap_or(0));
+    let widths = [0, 1, 2, 3].map(|column: usize| {
+        ports
+            .iter()
+            .map(|port| port[column].len())
+            .max()
+            .unwrap_or(0)
+    });
     let line = |port: &[String; 5]| {
-        let cells = port.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}  "));
+        let cells = port
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:width$}  "));
         cells.collect::<String>() + &port[4] + "\n"
     };
     ports.iter().map(line).collect()
@@ -154,10 +200,18 @@ impl From<Survey> for Found {
             expected_mbps: payload.mbps,
             limited_by,
             announced_mbps: survey.speed_mbps,
-            rails: survey.rails.iter().map(|rail| rail_json(rail, &survey)).collect(),
+            rails: survey
+                .rails
+                .iter()
+                .map(|rail| rail_json(rail, &survey))
+                .collect(),
             unused: survey.refused.into_iter().map(unused_json).collect(),
             pcie_links: survey.links.into_iter().map(LinkJson::from).collect(),
-            warnings: survey.warnings.into_iter().map(|warning| warning.text).collect(),
+            warnings: survey
+                .warnings
+                .into_iter()
+                .map(|warning| warning.text)
+                .collect(),
         }
     }
 }
@@ -193,7 +247,19 @@ fn unused_json(port: Refused) -> Value {
 }
 
 impl From<PcieLink> for LinkJson {
-    fn from(PcieLink { slot, devices, rate, payload_mbps }: PcieLink) -> Self {
-        Self { slot, rate: rate.map(|rate| rate.to_string()), payload_mbps, devices }
+    fn from(
+        PcieLink {
+            slot,
+            devices,
+            rate,
+            payload_mbps,
+        }: PcieLink,
+    ) -> Self {
+        Self {
+            slot,
+            rate: rate.map(|rate| rate.to_string()),
+            payload_mbps,
+            devices,
+        }
     }
 }

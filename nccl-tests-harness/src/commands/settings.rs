@@ -10,7 +10,11 @@ const INDENT: &str = "    ";
 
 /// Returns a setting's default as text: `unset` if the plugin chooses the value.
 pub fn default_text(row: &SettingRow) -> &'static str {
-    if row.default.is_empty() { "unset" } else { row.default }
+    if row.default.is_empty() {
+        "unset"
+    } else {
+        row.default
+    }
 }
 
 /// Prints the default and meaning of every setting, and its current value if it is not the default.
@@ -21,12 +25,25 @@ pub fn show(mut out: impl Write) -> Result<()> {
     let settings = Settings::of_this_process();
     for (index, row) in config::table().iter().enumerate() {
         writeln!(out, "{} [default: {}]", row.name, default_text(row))?;
-        write!(out, "{}", wrapped(output::columns(), INDENT, &format!("{INDENT}{}", row.doc)))?;
-        let held = settings.as_ref().ok().and_then(|settings| settings.in_effect().get(index));
+        write!(
+            out,
+            "{}",
+            wrapped(output::columns(), INDENT, &format!("{INDENT}{}", row.doc))
+        )?;
+        let held = settings
+            .as_ref()
+            .ok()
+            .and_then(|settings| settings.in_effect().get(index));
         match held.map(|held| (&held.value, &held.source)) {
-            Some((value, Source::Environment)) => writeln!(out, "    current value: {value} (environment)")?,
+            Some((value, Source::Environment)) => {
+                writeln!(out, "    current value: {value} (environment)")?
+            }
             Some((value, Source::File { path, line })) => {
-                writeln!(out, "    current value: {value} ({}, line {line})", path.display())?;
+                writeln!(
+                    out,
+                    "    current value: {value} ({}, line {line})",
+                    path.display()
+                )?;
             }
             _ => {}
         }

@@ -41,12 +41,18 @@ pub fn run(
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<bool> {
     let tune = options.checked(program, world, variable)?;
-    if let Some((world, meeting)) = tune.plan.launched.as_ref().filter(|(world, _)| world.rank > 0) {
+    if let Some((world, meeting)) = tune
+        .plan
+        .launched
+        .as_ref()
+        .filter(|(world, _)| world.rank > 0)
+    {
         return follow::follow(&tune, world, meeting, program).map(|()| true);
     }
     let sink = tune.plan.json.as_ref().map(Sink::open).transpose()?;
     let report = self::tune(&tune, program, &mut report::beside(tune.plan.json.as_ref()))?;
-    sink.map_or(Ok(()), |sink| sink.write(&report)).map(|()| true)
+    sink.map_or(Ok(()), |sink| sink.write(&report))
+        .map(|()| true)
 }
 
 fn tune(tune: &Tune, program: &Path, out: &mut impl Write) -> Result<TuneReport> {
@@ -57,12 +63,26 @@ fn tune(tune: &Tune, program: &Path, out: &mut impl Write) -> Result<TuneReport>
     let watch = Watch::start("runs", || tune.runs());
     let mut out = watch.over(out);
     let out = &mut out;
-    let RunParameters { ranks, channels, .. } = tune.plan.terms;
+    let RunParameters {
+        ranks, channels, ..
+    } = tune.plan.terms;
     let sizes_bytes = tune.plan.sizes().collect();
-    let mut report =
-        TuneReport { version: env!("CARGO_PKG_VERSION"), ranks, channels, sizes_bytes, ..TuneReport::default() };
+    let mut report = TuneReport {
+        version: env!("CARGO_PKG_VERSION"),
+        ranks,
+        channels,
+        sizes_bytes,
+        ..TuneReport::default()
+    };
     let fabric_text = String::new();
-    let mut bench = Bench { tune, program, followers: &followers, runs: 0, fabric_text, watch: watch.clone() };
+    let mut bench = Bench {
+        tune,
+        program,
+        followers: &followers,
+        runs: 0,
+        fabric_text,
+        watch: watch.clone(),
+    };
     show::introduction(tune, out)?;
     let candidates = tune.candidates.iter().copied().map(Some);
     let mut tried = bench.measure([None].into_iter().chain(candidates), tune.rounds, out)?;
@@ -70,13 +90,19 @@ fn tune(tune: &Tune, program: &Path, out: &mut impl Write) -> Result<TuneReport>
     report.fabric_text.clone_from(&bench.fabric_text);
     show::table(&report, out)?;
     let proposed = judge::propose(&report.defaults, &report.tried, tune.default_share_bytes);
-    let proposed = proposed.and_then(|record| record.candidate).context("no settings but the defaults work")?;
+    let proposed = proposed
+        .and_then(|record| record.candidate)
+        .context("no settings but the defaults work")?;
     report.proposed = Some(proposed);
     writeln!(out, "# the best settings again, in turns with the defaults")?;
     let mut again = bench.measure([None, Some(proposed)].into_iter(), FINAL_ROUNDS, out)?;
     watch.end();
     let (defaults, again) = (again.remove(0), again.remove(0));
-    ensure!(again.failed.is_none(), "the proposed settings fail: {}", again.failed.unwrap_or_default());
+    ensure!(
+        again.failed.is_none(),
+        "the proposed settings fail: {}",
+        again.failed.unwrap_or_default()
+    );
     let verdict = judge::judge(&defaults, &again);
     report.chosen = (verdict.holds || tune.write_best).then_some(proposed);
     show::verdict(&report, proposed, &verdict, out)?;
@@ -114,7 +140,12 @@ impl Bench<'_> {
         rounds: u32,
         out: &mut impl Write,
     ) -> Result<Vec<Record>> {
-        let mut records: Vec<Record> = candidates.map(|candidate| Record { candidate, ..Record::default() }).collect();
+        let mut records: Vec<Record> = candidates
+            .map(|candidate| Record {
+                candidate,
+                ..Record::default()
+            })
+            .collect();
         let count = records.len();
         let stride = (count / rounds as usize).max(1);
         for round in 0..rounds as usize {
@@ -146,16 +177,33 @@ impl Bench<'_> {
     /// Measures once. Returns the bus bandwidth in GB/s by size.
     fn run(&mut self, candidate: Option<Candidate>) -> Result<Vec<f64>> {
         self.runs += 1;
-        let mut plan = Plan { rank_env: self.tune.rank_env(candidate), ..self.tune.plan.clone() };
+        let mut plan = Plan {
+            rank_env: self.tune.rank_env(candidate),
+            ..self.tune.plan.clone()
+        };
         if let Some((world, meeting)) = &mut plan.launched {
             (*world, *meeting) = follow::of_run(world, meeting, self.runs);
             self.followers.run(self.runs, candidate)?;
         }
         let mut report = Report::new(plan.terms);
-        let right = lead::lead(&plan, self.program, &self.watch.part(), std::io::sink(), &mut report)?;
+        let right = lead::lead(
+            &plan,
+            self.program,
+            &self.watch.part(),
+            std::io::sink(),
+            &mut report,
+        )?;
         let wrong = report.rows.iter().flat_map(|row| &row.first_wrong).next();
-        ensure!(right, "data is wrong: {}", wrong.map_or("no rank described it", String::as_str));
+        ensure!(
+            right,
+            "data is wrong: {}",
+            wrong.map_or("no rank described it", String::as_str)
+        );
         self.fabric_text = report.fabric_text;
-        Ok(report.rows.iter().map(|size| size.row.bandwidth.busbw).collect())
+        Ok(report
+            .rows
+            .iter()
+            .map(|size| size.row.bandwidth.busbw)
+            .collect())
     }
 }

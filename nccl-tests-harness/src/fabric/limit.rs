@@ -37,12 +37,14 @@ impl Limit {
     /// Returns the shortest time of a message of `bytes`, in microseconds.
     pub fn one_way_us(&self, bytes: usize) -> Option<f64> {
         // 1 Mb/s is 1 bit per microsecond.
-        self.payload_mbps.map(|mbps| self.latency_us + bytes as f64 * 8.0 / mbps)
+        self.payload_mbps
+            .map(|mbps| self.latency_us + bytes as f64 * 8.0 / mbps)
     }
 
     /// Returns the greatest number of messages of `bytes` per second.
     pub fn messages_per_s(&self, bytes: usize) -> Option<f64> {
-        self.payload_mbps.map(|mbps| mbps * 1e6 / 8.0 / bytes as f64)
+        self.payload_mbps
+            .map(|mbps| mbps * 1e6 / 8.0 / bytes as f64)
     }
 }
 
@@ -56,8 +58,14 @@ pub fn of_rails(profile: &Profile, rails: &[(usize, f64)]) -> Limit {
     // computed.
     let cuts = (0..1_u32 << (links.len() + cables.len())).map(|cut| cut_mbps(profile, rails, cut));
     let mbps = cuts.fold(f64::INFINITY, f64::min);
-    let latency_us = rails.iter().map(|(at, _)| profile.rails[*at].latency_ns as f64 / 1e3).reduce(f64::min);
-    Limit { payload_mbps: Some(mbps).filter(|mbps| mbps.is_finite()), latency_us: latency_us.unwrap_or_default() }
+    let latency_us = rails
+        .iter()
+        .map(|(at, _)| profile.rails[*at].latency_ns as f64 / 1e3)
+        .reduce(f64::min);
+    Limit {
+        payload_mbps: Some(mbps).filter(|mbps| mbps.is_finite()),
+        latency_us: latency_us.unwrap_or_default(),
+    }
 }
 
 /// Returns the capacity of a cut in Mb/s. Each bit of `cut` is for a link or a cable, the links
@@ -66,19 +74,42 @@ pub fn of_rails(profile: &Profile, rails: &[(usize, f64)]) -> Limit {
 fn cut_mbps(profile: &Profile, rails: &[(usize, f64)], cut: u32) -> f64 {
     let Profile { links, cables, .. } = profile;
     let is_cut = |at: usize| cut >> at & 1 == 1;
-    let shared = links.iter().map(|link| link.payload_mbps).chain(cables.iter().map(|cable| cable.payload_mbps));
-    let shared: f64 = shared.enumerate().filter(|(at, _)| is_cut(*at)).map(|(_, mbps)| zero_is_infinite(mbps)).sum();
-    let rails = rails.iter().map(|(at, factor)| (&profile.rails[*at], *factor));
-    let cut_rails = rails.filter(|(rail, _)| !is_cut(rail.link) && !is_cut(links.len() + rail.cable));
-    shared + cut_rails.map(|(rail, factor)| rail_mbps(profile, rail, factor)).sum::<f64>()
+    let shared = links
+        .iter()
+        .map(|link| link.payload_mbps)
+        .chain(cables.iter().map(|cable| cable.payload_mbps));
+    let shared: f64 = shared
+        .enumerate()
+        .filter(|(at, _)| is_cut(*at))
+        .map(|(_, mbps)| zero_is_infinite(mbps))
+        .sum();
+    let rails = rails
+        .iter()
+        .map(|(at, factor)| (&profile.rails[*at], *factor));
+    let cut_rails =
+        rails.filter(|(rail, _)| !is_cut(rail.link) && !is_cut(links.len() + rail.cable));
+    shared
+        + cut_rails
+            .map(|(rail, factor)| rail_mbps(profile, rail, factor))
+            .sum::<f64>()
 }
 
 /// Returns a rail's own limit in Mb/s: its line rate, except for a slowed rail (`factor` below 1).
 /// A slowed rail carries `factor` times the rate that it could reach if no other rail sent.
 fn rail_mbps(profile: &Profile, rail: &RailSpec, factor: f64) -> f64 {
-    let limits_mbps = [rail.line_mbps, profile.links[rail.link].payload_mbps, profile.cables[rail.cable].payload_mbps];
+    let limits_mbps = [
+        rail.line_mbps,
+        profile.links[rail.link].payload_mbps,
+        profile.cables[rail.cable].payload_mbps,
+    ];
     match factor < 1.0 {
-        true => factor * limits_mbps.into_iter().map(zero_is_infinite).fold(f64::INFINITY, f64::min),
+        true => {
+            factor
+                * limits_mbps
+                    .into_iter()
+                    .map(zero_is_infinite)
+                    .fold(f64::INFINITY, f64::min)
+        }
         false => zero_is_infinite(rail.line_mbps),
     }
 }
@@ -96,11 +127,16 @@ mod tests {
         let rate = |mbps: u32| if is_limited { mbps } else { 0 };
         let mut text = String::new();
         for at in 0..2 {
-            text += &format!("link L{at} pci=000{at}:01:00 gts=32 width=4 payload={}\n", rate(112));
+            text += &format!(
+                "link L{at} pci=000{at}:01:00 gts=32 width=4 payload={}\n",
+                rate(112)
+            );
             text += &format!("cable c{at} payload={}\n", rate(195));
         }
         for (at, (link, cable)) in rails.iter().enumerate() {
-            text += &format!("rail r{at} netdev=e{at} port=p{cable} link=L{link} cable=c{cable} function={cable} ");
+            text += &format!(
+                "rail r{at} netdev=e{at} port=p{cable} link=L{link} cable=c{cable} function={cable} "
+            );
             text += &format!("line={} qp=1 latency=1400 speed=200\n", rate(200));
         }
         Profile::parse("file", &text).unwrap()
@@ -110,8 +146,12 @@ mod tests {
     /// cables, and with a rail slowed to a quarter of 112 Mb/s.
     #[test]
     fn the_limit_is_the_minimum_cut() {
-        let (one, two) = (spark(&[(0, 0), (1, 0)], true), spark(&[(0, 0), (0, 1), (1, 0), (1, 1)], true));
-        let payload = |profile: &Profile, rails: &[(usize, f64)]| of_rails(profile, rails).payload_mbps;
+        let (one, two) = (
+            spark(&[(0, 0), (1, 0)], true),
+            spark(&[(0, 0), (0, 1), (1, 0), (1, 1)], true),
+        );
+        let payload =
+            |profile: &Profile, rails: &[(usize, f64)]| of_rails(profile, rails).payload_mbps;
         assert_eq!(payload(&one, &[(0, 1.0), (1, 1.0)]), Some(195.0));
         let all = |factor| [(0, factor), (1, 1.0), (2, 1.0), (3, 1.0)];
         assert_eq!(payload(&two, &all(1.0)), Some(224.0));
@@ -119,13 +159,26 @@ mod tests {
         assert_eq!(payload(&two, &all(0.25)), Some(224.0));
         assert_eq!(payload(&one, &[(0, 0.25), (1, 1.0)]), Some(28.0 + 112.0));
         assert_eq!(payload(&one, &[(0, 1.0)]), Some(112.0));
-        assert_eq!(payload(&two, &[(0, 1.0), (2, 1.0)]), Some(195.0), "the limit is the only cable in use");
+        assert_eq!(
+            payload(&two, &[(0, 1.0), (2, 1.0)]),
+            Some(195.0),
+            "the limit is the only cable in use"
+        );
     }
 
     #[test]
     fn rates_of_0_mean_no_limit() {
         let open = of_rails(&spark(&[(0, 0)], false), &[(0, 1.0)]);
-        assert_eq!((open, open.gb_s()), (Limit { payload_mbps: None, latency_us: 1.4 }, None));
+        assert_eq!(
+            (open, open.gb_s()),
+            (
+                Limit {
+                    payload_mbps: None,
+                    latency_us: 1.4
+                },
+                None
+            )
+        );
     }
 
     /// Computed by hand: 4096 of 4178 bytes are payload.
@@ -137,8 +190,14 @@ mod tests {
     /// 8000 Mb/s are one byte per nanosecond.
     #[test]
     fn a_limit_converts_to_gb_s_latency_and_message_rate() {
-        let limit = Limit { payload_mbps: Some(8_000.0), latency_us: 2.0 };
-        assert_eq!((limit.gb_s(), limit.one_way_us(1000)), (Some(1.0), Some(3.0)));
+        let limit = Limit {
+            payload_mbps: Some(8_000.0),
+            latency_us: 2.0,
+        };
+        assert_eq!(
+            (limit.gb_s(), limit.one_way_us(1000)),
+            (Some(1.0), Some(3.0))
+        );
         assert_eq!(limit.messages_per_s(1000), Some(1e6));
     }
 }

@@ -64,10 +64,15 @@ impl FabricOptions {
             ("--softverbs", self.softverbs.is_some()),
             ("--fabric-name", self.fabric_name.is_some()),
         ];
-        let first = given.iter().find(|(_, given)| *given).map(|(name, _)| *name);
+        let first = given
+            .iter()
+            .find(|(_, given)| *given)
+            .map(|(name, _)| *name);
         let kind = match (self.fabric, first) {
             (Some(Kind::Verbs), Some(name)) => {
-                return Err(wrong(format!("{name} is for the software fabric: not with --fabric verbs")));
+                return Err(wrong(format!(
+                    "{name} is for the software fabric: not with --fabric verbs"
+                )));
             }
             (None, Some(_)) => Some(Kind::Soft),
             (kind, _) => kind,
@@ -89,18 +94,28 @@ impl FabricOptions {
 }
 
 fn parse_scale(text: &str) -> Result<f64, String> {
-    let scale = text.parse::<f64>().ok().filter(|scale| SCALES.contains(scale));
+    let scale = text
+        .parse::<f64>()
+        .ok()
+        .filter(|scale| SCALES.contains(scale));
     scale.ok_or_else(|| format!("must be {} to {}", SCALES.start(), SCALES.end()))
 }
 
 /// Parses the fraction of its rate that a rail keeps. The error names the allowed values.
 pub(crate) fn parse_factor(text: &str) -> Result<f64, String> {
-    let factor = text.parse::<f64>().ok().filter(|factor| *factor > 0.0 && *factor <= 1.0);
+    let factor = text
+        .parse::<f64>()
+        .ok()
+        .filter(|factor| *factor > 0.0 && *factor <= 1.0);
     factor.ok_or_else(|| "must be above 0, up to 1".to_owned())
 }
 
 /// Parses RAIL=VALUE. `form` is the error for a text without `=` or without a rail.
-fn of_rail<T>(text: &str, value: fn(&str) -> Result<T, String>, form: &str) -> Result<(String, T), String> {
+fn of_rail<T>(
+    text: &str,
+    value: fn(&str) -> Result<T, String>,
+    form: &str,
+) -> Result<(String, T), String> {
     match text.split_once('=') {
         Some((rail, text)) if !rail.is_empty() => Ok((rail.to_owned(), value(text)?)),
         _ => Err(form.to_owned()),

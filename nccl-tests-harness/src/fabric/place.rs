@@ -26,9 +26,17 @@ pub struct SoftPlace {
 impl SoftPlace {
     /// Returns the environment of the rank, which loads `library`.
     pub(super) fn environment(&self, library: &Path) -> Vec<(String, String)> {
-        let Self { dir, fabric, node, nic } = self;
+        let Self {
+            dir,
+            fabric,
+            node,
+            nic,
+        } = self;
         let mut environment = control::environment(dir, fabric);
-        for (_, root) in environment.iter_mut().filter(|(name, _)| name == "NCCL_SPARK_SYSFS") {
+        for (_, root) in environment
+            .iter_mut()
+            .filter(|(name, _)| name == "NCCL_SPARK_SYSFS")
+        {
             *root = control::sysfs_of_node(root, *node);
         }
         let own = [
@@ -46,21 +54,39 @@ impl SoftPlace {
     /// # Errors
     /// Fails when `library` does not exist, or a field is not allowed: the folder must be this
     /// process's own choice or closed to other users, and each rank is its own node.
-    pub fn environment_for_guest(&self, rank: usize, library: &Path) -> Result<Vec<(String, String)>> {
-        self.check(rank).context("rank 0 sent a place in the software fabric that is not allowed")?;
+    pub fn environment_for_guest(
+        &self,
+        rank: usize,
+        library: &Path,
+    ) -> Result<Vec<(String, String)>> {
+        self.check(rank)
+            .context("rank 0 sent a place in the software fabric that is not allowed")?;
         Ok(self.environment(&self::library(library)?))
     }
 
     fn check(&self, rank: usize) -> Result<()> {
-        let Self { dir, fabric, node, nic } = self;
+        let Self {
+            dir,
+            fabric,
+            node,
+            nic,
+        } = self;
         let shown = output::plain(&dir.display().to_string());
-        let is_plain = dir.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
-        ensure!(dir.is_absolute() && is_plain && shown == dir.display().to_string(), "folder {shown}");
+        let is_plain = dir
+            .components()
+            .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        ensure!(
+            dir.is_absolute() && is_plain && shown == dir.display().to_string(),
+            "folder {shown}"
+        );
         if settings::dir().as_ref() != Ok(dir) {
             own_folder::check(dir).map_err(|error| anyhow!(error))?;
         }
         parse_fabric_name(fabric).map_err(|error| anyhow!("name of the fabric: {error}"))?;
-        ensure!(*node == rank && rank < MAX_NODES, "node {node} for rank {rank}");
+        ensure!(
+            *node == rank && rank < MAX_NODES,
+            "node {node} for rank {rank}"
+        );
         Nic::parse(nic).map_err(|error| anyhow!("NIC: {error}"))?;
         Ok(())
     }
@@ -79,7 +105,9 @@ pub(super) fn library(path: &Path) -> Result<PathBuf> {
 
 /// Parses the name of a software fabric. The error names the allowed names.
 pub(crate) fn parse_fabric_name(text: &str) -> Result<String, String> {
-    let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
+    let plain = text
+        .chars()
+        .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
     match plain && (1..=64).contains(&text.len()) {
         true => Ok(text.to_owned()),
         false => Err("must be at most 64 letters, digits, - and _".to_owned()),
@@ -93,14 +121,21 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     fn place(dir: &Path) -> SoftPlace {
-        SoftPlace { dir: dir.to_owned(), fabric: "bed".to_owned(), node: 1, nic: "mlx5".to_owned() }
+        SoftPlace {
+            dir: dir.to_owned(),
+            fabric: "bed".to_owned(),
+            node: 1,
+            nic: "mlx5".to_owned(),
+        }
     }
 
     #[test]
     fn a_place_is_checked_before_it_becomes_an_environment() {
         let folder = tempfile::tempdir().unwrap();
         let good = place(folder.path());
-        let environment = good.environment_for_guest(1, Path::new("/dev/null")).unwrap();
+        let environment = good
+            .environment_for_guest(1, Path::new("/dev/null"))
+            .unwrap();
         let names: Vec<&str> = environment.iter().map(|(name, _)| name.as_str()).collect();
         let expected = [
             "SOFTVERBS_DIR",
@@ -112,21 +147,52 @@ mod tests {
         ];
         assert_eq!(names, expected);
         assert!(environment.contains(&("NCCL_IBVERBS_LIB".to_owned(), "/dev/null".to_owned())));
-        let below = folder.path().join("..").join(folder.path().file_name().unwrap());
+        let below = folder
+            .path()
+            .join("..")
+            .join(folder.path().file_name().unwrap());
         for (bad, why) in [
             (place(Path::new("relative")), "folder relative"),
             (place(&below), "folder "),
             (place(Path::new("/tmp/\u{1b}[2J")), "folder /tmp/?[2J"),
             (place(Path::new("/no/folder")), "/no/folder: No such file"),
-            (SoftPlace { fabric: "../x".to_owned(), ..good.clone() }, "name of the fabric: must be at most 64 letters"),
-            (SoftPlace { node: 0, ..good.clone() }, "node 0 for rank 1"),
-            (SoftPlace { nic: "x".to_owned(), ..good.clone() }, "NIC: must be mlx5 or soft-roce"),
+            (
+                SoftPlace {
+                    fabric: "../x".to_owned(),
+                    ..good.clone()
+                },
+                "name of the fabric: must be at most 64 letters",
+            ),
+            (
+                SoftPlace {
+                    node: 0,
+                    ..good.clone()
+                },
+                "node 0 for rank 1",
+            ),
+            (
+                SoftPlace {
+                    nic: "x".to_owned(),
+                    ..good.clone()
+                },
+                "NIC: must be mlx5 or soft-roce",
+            ),
         ] {
-            let error = format!("{:#}", bad.environment_for_guest(1, Path::new("/dev/null")).unwrap_err());
+            let error = format!(
+                "{:#}",
+                bad.environment_for_guest(1, Path::new("/dev/null"))
+                    .unwrap_err()
+            );
             assert!(error.contains(why), "{error}");
         }
-        let error = good.environment_for_guest(1, Path::new("/no/library")).unwrap_err().to_string();
-        assert!(error.contains("software fabric /no/library not found"), "{error}");
+        let error = good
+            .environment_for_guest(1, Path::new("/no/library"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("software fabric /no/library not found"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -22,8 +22,14 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 6] =
-        [Self::Malloc, Self::HostAlloc, Self::HostRegister, Self::Managed, Self::Device, Self::DeviceAsCuda];
+    pub const ALL: [Self; 6] = [
+        Self::Malloc,
+        Self::HostAlloc,
+        Self::HostRegister,
+        Self::Managed,
+        Self::Device,
+        Self::DeviceAsCuda,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {

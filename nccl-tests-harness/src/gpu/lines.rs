@@ -82,7 +82,9 @@ pub fn read_line(line: &[AtomicU64; WORDS], sequence: u32, number: u32) -> Optio
 /// sequence or of another line.
 pub fn old_pieces(line: &[AtomicU64; WORDS], sequence: u32, number: u32) -> u8 {
     let is_old = |index: &usize| line[*index].load(Relaxed) != word(sequence, number, *index);
-    (0..WORDS).filter(is_old).fold(0, |pieces, index| pieces | 1 << (index / PIECE_WORDS))
+    (0..WORDS)
+        .filter(is_old)
+        .fold(0, |pieces, index| pieces | 1 << (index / PIECE_WORDS))
 }
 
 #[cfg(test)]
@@ -123,7 +125,14 @@ mod tests {
         tally.add(0, 0);
         tally.add(0x0f, 0);
         tally.add(0x10, 0x01);
-        let expected = Tally { lines: 3, torn: 2, torn_again: 1, missing: 0, pieces: 0x1f, pieces_again: 0x01 };
+        let expected = Tally {
+            lines: 3,
+            torn: 2,
+            torn_again: 1,
+            missing: 0,
+            pieces: 0x1f,
+            pieces_again: 0x01,
+        };
         assert_eq!(tally, expected);
     }
 }

@@ -32,7 +32,10 @@ pub(crate) fn self_check(gpu: &Gpu) -> Result<()> {
     const BYTES: usize = 70_001;
     const MARGIN: usize = 64;
     const CHANGED: [usize; 3] = [77, 4096, BYTES - 1];
-    let pattern = Pattern { seed: 0x1234_5678, flip: 0x5a };
+    let pattern = Pattern {
+        seed: 0x1234_5678,
+        flip: 0x5a,
+    };
     let name = gpu.name();
     let block = gpu.allocate(Kind::HostAlloc, BYTES + MARGIN)?;
     gpu.fill(&block, 0..BYTES, pattern)?;
@@ -40,13 +43,27 @@ pub(crate) fn self_check(gpu: &Gpu) -> Result<()> {
         let beyond = bytes[BYTES..].iter().filter(|byte| **byte != 0).count();
         (pattern.compare(0, &bytes[..BYTES]), beyond)
     })?;
-    ensure!(unlike == (Wrong::default(), 0), "{name} and the CPU wrote different patterns: {unlike:?}");
+    ensure!(
+        unlike == (Wrong::default(), 0),
+        "{name} and the CPU wrote different patterns: {unlike:?}"
+    );
     let wrong = gpu.check(&block, 0..BYTES, pattern)?;
-    ensure!(wrong == Wrong::default(), "{name} reports errors in its own pattern: {wrong:?}");
-    block.buffer().with_bytes(|bytes| CHANGED.iter().for_each(|at| bytes[*at] ^= 1))?;
+    ensure!(
+        wrong == Wrong::default(),
+        "{name} reports errors in its own pattern: {wrong:?}"
+    );
+    block
+        .buffer()
+        .with_bytes(|bytes| CHANGED.iter().for_each(|at| bytes[*at] ^= 1))?;
     let wrong = gpu.check(&block, 3..BYTES, pattern)?;
-    let expected = Wrong { count: CHANGED.len() as u32, first: u32::try_from(CHANGED[0]).ok() };
-    ensure!(wrong == expected, "{name} counts {wrong:?}, but {expected:?} was changed");
+    let expected = Wrong {
+        count: CHANGED.len() as u32,
+        first: u32::try_from(CHANGED[0]).ok(),
+    };
+    ensure!(
+        wrong == expected,
+        "{name} counts {wrong:?}, but {expected:?} was changed"
+    );
     Ok(())
 }
 
@@ -59,7 +76,13 @@ pub(crate) fn self_check_lines(gpu: &Rc<Gpu>) -> Result<()> {
     const BYTES: usize = 200 * lines::LINE_BYTES;
     // The round starts inside the buffer. Its number of lines is not a multiple of four, the number
     // that a warp processes at a time.
-    const ROUND: Round = Round { first: 5, lines: 133, sequence: 9, pause_ns: 1, delay_ns: 0 };
+    const ROUND: Round = Round {
+        first: 5,
+        lines: 133,
+        sequence: 9,
+        pause_ns: 1,
+        delay_ns: 0,
+    };
     const WAIT: Duration = Duration::from_millis(100);
     let name = gpu.name();
     let block = gpu.allocate(Kind::HostAlloc, BYTES)?;
@@ -71,37 +94,77 @@ pub(crate) fn self_check_lines(gpu: &Rc<Gpu>) -> Result<()> {
         }
         Ok(())
     };
-    for round in [ROUND, Round { sequence: 10, delay_ns: 1000, ..ROUND }] {
+    for round in [
+        ROUND,
+        Round {
+            sequence: 10,
+            delay_ns: 1000,
+            ..ROUND
+        },
+    ] {
         kernels.store(&round)?;
         end()?;
         for (at, stored) in words.all().iter().enumerate() {
             let (line, index) = ((at / WORDS) as u32, at % WORDS);
             let is_inside = (round.first..round.first + round.lines).contains(&line);
-            let (stored, expected) =
-                (stored.load(SeqCst), if is_inside { word(round.sequence, line, index) } else { 0 });
+            let (stored, expected) = (
+                stored.load(SeqCst),
+                if is_inside {
+                    word(round.sequence, line, index)
+                } else {
+                    0
+                },
+            );
             ensure!(
                 stored == expected,
                 "{name} stores {stored:#x} as word {index} of line {line} instead of {expected:#x}"
             );
         }
     }
-    let round = Round { sequence: 10, ..ROUND };
-    let whole = Tally { lines: 133, ..Tally::default() };
+    let round = Round {
+        sequence: 10,
+        ..ROUND
+    };
+    let whole = Tally {
+        lines: 133,
+        ..Tally::default()
+    };
     // A word that was changed for one load is still changed in the next load, and the tally adds up
     // all loads.
-    let torn = Tally { lines: 266, torn: 1, torn_again: 1, missing: 0, pieces: 1 << 3, pieces_again: 1 << 3 };
-    let missing = Tally { lines: 398, torn: 2, torn_again: 2, missing: 1, ..torn };
-    let old = |line: u32, index: usize| {
-        words.all()[line as usize * WORDS + index].store(word(ROUND.sequence, line, index), Relaxed);
+    let torn = Tally {
+        lines: 266,
+        torn: 1,
+        torn_again: 1,
+        missing: 0,
+        pieces: 1 << 3,
+        pieces_again: 1 << 3,
     };
-    for (change, expected) in [(None, whole), (Some((12, 6)), torn), (Some((20, FLAG)), missing)] {
+    let missing = Tally {
+        lines: 398,
+        torn: 2,
+        torn_again: 2,
+        missing: 1,
+        ..torn
+    };
+    let old = |line: u32, index: usize| {
+        words.all()[line as usize * WORDS + index]
+            .store(word(ROUND.sequence, line, index), Relaxed);
+    };
+    for (change, expected) in [
+        (None, whole),
+        (Some((12, 6)), torn),
+        (Some((20, FLAG)), missing),
+    ] {
         if let Some((line, index)) = change {
             old(line, index);
         }
         kernels.load(&round, WAIT)?;
         end()?;
         let found = kernels.tally()?;
-        ensure!(found == expected, "{name} counts {found:?} instead of {expected:?}");
+        ensure!(
+            found == expected,
+            "{name} counts {found:?} instead of {expected:?}"
+        );
     }
     Ok(())
 }
@@ -115,9 +178,17 @@ mod tests {
     fn every_gpu_is_tested_and_every_kind_of_memory_is_freed() {
         let driver = match Driver::load() {
             Ok(driver) => driver,
-            Err(reason) => return assert!(!reason.is_empty() && !reason.contains('\n'), "{reason}"),
+            Err(reason) => {
+                return assert!(!reason.is_empty() && !reason.contains('\n'), "{reason}");
+            }
         };
-        assert!(Gpu::open(&driver, 4096).map(|_| ()).unwrap_err().to_string().contains("GPU 4096 not found"));
+        assert!(
+            Gpu::open(&driver, 4096)
+                .map(|_| ())
+                .unwrap_err()
+                .to_string()
+                .contains("GPU 4096 not found")
+        );
         let gpu = Rc::new(Gpu::open(&driver, 0).unwrap());
         self_check(&gpu).unwrap();
         self_check_lines(&gpu).unwrap();
@@ -134,11 +205,29 @@ mod tests {
             let block = gpu.allocate(kind, 5001).unwrap();
             let pattern = Pattern { seed: 9, flip: 0 };
             gpu.fill(&block, 0..5001, pattern).unwrap();
-            assert_eq!(gpu.check(&block, 0..5001, pattern).unwrap(), Wrong::default(), "{kind:?}");
-            let other = Pattern { seed: 9, flip: 0xff };
-            assert_eq!(gpu.check(&block, 1..5001, other).unwrap(), Wrong { count: 5000, first: Some(1) }, "{kind:?}");
+            assert_eq!(
+                gpu.check(&block, 0..5001, pattern).unwrap(),
+                Wrong::default(),
+                "{kind:?}"
+            );
+            let other = Pattern {
+                seed: 9,
+                flip: 0xff,
+            };
+            assert_eq!(
+                gpu.check(&block, 1..5001, other).unwrap(),
+                Wrong {
+                    count: 5000,
+                    first: Some(1)
+                },
+                "{kind:?}"
+            );
             let is_host = !matches!(kind, Kind::Device | Kind::DeviceAsCuda);
-            assert_eq!(block.buffer().with_bytes(|_| ()).is_ok(), is_host, "{kind:?}");
+            assert_eq!(
+                block.buffer().with_bytes(|_| ()).is_ok(),
+                is_host,
+                "{kind:?}"
+            );
         }
     }
 }

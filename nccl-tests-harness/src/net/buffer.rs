@@ -85,9 +85,18 @@ impl Buffer {
 
     /// Checks the range of a request, and returns its address.
     pub(super) fn place(&self, offset: usize, bytes: usize) -> Result<*mut c_void> {
-        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes());
-        ensure!(inside, "{bytes} bytes at {offset} lie outside of a buffer of {} bytes", self.bytes());
-        ensure!(!self.borrowed.get() || self.shared.get(), "the buffer is being filled or checked");
+        let inside = offset
+            .checked_add(bytes)
+            .is_some_and(|end| end <= self.bytes());
+        ensure!(
+            inside,
+            "{bytes} bytes at {offset} lie outside of a buffer of {} bytes",
+            self.bytes()
+        );
+        ensure!(
+            !self.borrowed.get() || self.shared.get(),
+            "the buffer is being filled or checked"
+        );
         Ok(self.start().as_ptr().wrapping_byte_add(offset))
     }
 
@@ -110,7 +119,10 @@ impl Buffer {
     pub fn alone<T>(&self, work: impl FnOnce(NonNull<c_void>) -> Result<T>) -> Result<T> {
         let users = self.active.borrow().len();
         ensure!(users == 0, "the buffer is in use by {users} requests");
-        ensure!(!self.borrowed.replace(true), "the buffer is being filled or checked, or is shared");
+        ensure!(
+            !self.borrowed.replace(true),
+            "the buffer is being filled or checked, or is shared"
+        );
         let result = work(self.start());
         self.borrowed.set(false);
         result
@@ -122,12 +134,17 @@ impl Buffer {
     /// Fails while requests use the memory, after `Words::share`, and if the processor cannot
     /// reach the memory.
     pub fn with_bytes<T>(&self, work: impl FnOnce(&mut [u8]) -> T) -> Result<T> {
-        ensure!(self.memory.is_host(), "the processor cannot reach this memory");
+        ensure!(
+            self.memory.is_host(),
+            "the processor cannot reach this memory"
+        );
         self.alone(|start| {
             // SAFETY: `Memory` promises this many initialised bytes while it lives, and `self`
             // owns it. No request is in flight in these bytes. Until `alone` returns, no request
             // starts and no second call reaches the bytes, so this is the only access.
-            Ok(work(unsafe { std::slice::from_raw_parts_mut(start.as_ptr().cast(), self.bytes()) }))
+            Ok(work(unsafe {
+                std::slice::from_raw_parts_mut(start.as_ptr().cast(), self.bytes())
+            }))
         })
     }
 
@@ -135,19 +152,43 @@ impl Buffer {
     /// when the range lies outside of either buffer, when a request uses the range of this buffer,
     /// and when a request writes the range of `other`. Requests may still read the range of
     /// `other`.
-    pub(crate) fn combine(&self, other: &Self, range: Range<usize>, work: impl FnOnce(&mut [u8], &[u8])) -> Result<()> {
-        ensure!(!ptr::eq(self, other), "a buffer cannot be combined with itself");
-        ensure!(self.memory.is_host() && other.memory.is_host(), "the processor cannot reach this memory");
-        ensure!(range.start <= range.end, "a stretch that ends before it begins");
+    pub(crate) fn combine(
+        &self,
+        other: &Self,
+        range: Range<usize>,
+        work: impl FnOnce(&mut [u8], &[u8]),
+    ) -> Result<()> {
+        ensure!(
+            !ptr::eq(self, other),
+            "a buffer cannot be combined with itself"
+        );
+        ensure!(
+            self.memory.is_host() && other.memory.is_host(),
+            "the processor cannot reach this memory"
+        );
+        ensure!(
+            range.start <= range.end,
+            "a stretch that ends before it begins"
+        );
         ensure!(
             range.end <= self.bytes().min(other.bytes()),
             "the stretch to {} lies outside of the buffers",
             range.end
         );
-        ensure!(!self.borrowed.get() && !other.borrowed.get(), "the buffer is being filled or checked");
+        ensure!(
+            !self.borrowed.get() && !other.borrowed.get(),
+            "the buffer is being filled or checked"
+        );
         let touched = |stretch: &Stretch| stretch.start < range.end && range.start < stretch.end;
         let free = !self.active.borrow().iter().any(touched);
-        ensure!(free && !other.active.borrow().iter().any(|stretch| stretch.written && touched(stretch)), "in use");
+        ensure!(
+            free && !other
+                .active
+                .borrow()
+                .iter()
+                .any(|stretch| stretch.written && touched(stretch)),
+            "in use"
+        );
         self.borrowed.set(true);
         other.borrowed.set(true);
         // SAFETY: both ranges are mapped and initialised and have different owners. No request is
@@ -156,7 +197,10 @@ impl Buffer {
         let (into, from) = unsafe {
             let into = self.start().as_ptr().cast::<u8>().add(range.start);
             let from = other.start().as_ptr().cast::<u8>().add(range.start);
-            (std::slice::from_raw_parts_mut(into, range.len()), std::slice::from_raw_parts(from, range.len()))
+            (
+                std::slice::from_raw_parts_mut(into, range.len()),
+                std::slice::from_raw_parts(from, range.len()),
+            )
         };
         work(into, from);
         self.borrowed.set(false);
@@ -169,9 +213,17 @@ impl Words {
     /// Shares a buffer. Fails while requests use the buffer, if it is already shared, and if it is
     /// not host memory or not made of whole words.
     pub fn share(buffer: &Rc<Buffer>) -> Result<Rc<Self>> {
-        ensure!(buffer.memory.is_host(), "the processor cannot reach this memory");
-        let whole = buffer.start().cast::<AtomicU64>().is_aligned() && buffer.bytes().is_multiple_of(size_of::<u64>());
-        ensure!(whole, "a buffer of {} bytes is not made of whole words", buffer.bytes());
+        ensure!(
+            buffer.memory.is_host(),
+            "the processor cannot reach this memory"
+        );
+        let whole = buffer.start().cast::<AtomicU64>().is_aligned()
+            && buffer.bytes().is_multiple_of(size_of::<u64>());
+        ensure!(
+            whole,
+            "a buffer of {} bytes is not made of whole words",
+            buffer.bytes()
+        );
         buffer.alone(|_| Ok(()))?;
         // From now on only `all` hands out references into the buffer.
         buffer.borrowed.set(true);
@@ -216,12 +268,19 @@ impl Heap {
     /// Allocates `bytes` (1 or more). Fails when the allocator has no memory left.
     pub fn new(bytes: usize) -> Result<Self> {
         ensure!(bytes > 0, "a buffer of no bytes");
-        let whole = bytes.checked_next_multiple_of(PAGE_BYTES).context("a buffer larger than the address space")?;
+        let whole = bytes
+            .checked_next_multiple_of(PAGE_BYTES)
+            .context("a buffer larger than the address space")?;
         let layout = Layout::from_size_align(whole, PAGE_BYTES)?;
         // SAFETY: the layout has a size above 0.
         let start = unsafe { alloc::alloc_zeroed(layout) };
-        let start = NonNull::new(start.cast()).with_context(|| format!("allocate {bytes} bytes: out of memory"))?;
-        Ok(Self { start, bytes, layout })
+        let start = NonNull::new(start.cast())
+            .with_context(|| format!("allocate {bytes} bytes: out of memory"))?;
+        Ok(Self {
+            start,
+            bytes,
+            layout,
+        })
     }
 }
 
@@ -276,7 +335,11 @@ mod tests {
         let buffer = Buffer::of(other);
         assert_eq!(buffer.bytes(), PAGE_BYTES + 1);
         assert!(
-            buffer.with_bytes(|bytes| bytes.len() == PAGE_BYTES + 1 && bytes.iter().all(|byte| *byte == 0)).unwrap()
+            buffer
+                .with_bytes(
+                    |bytes| bytes.len() == PAGE_BYTES + 1 && bytes.iter().all(|byte| *byte == 0)
+                )
+                .unwrap()
         );
         assert!(Heap::new(0).is_err());
     }
@@ -285,7 +348,11 @@ mod tests {
     fn a_shared_buffer_has_requests_and_atomic_words_and_nothing_else() {
         let buffer = Buffer::new(64).unwrap();
         buffer.with_bytes(|bytes| bytes[8] = 5).unwrap();
-        let stretch = Stretch { start: 0, end: 8, written: true };
+        let stretch = Stretch {
+            start: 0,
+            end: 8,
+            written: true,
+        };
         buffer.begin(stretch);
         assert!(Words::share(&buffer).is_err());
         buffer.end(stretch);
@@ -294,27 +361,78 @@ mod tests {
         assert!(words.are_of(&buffer) && !words.are_of(&Buffer::new(64).unwrap()));
         assert!(buffer.place(8, 56).is_ok() && buffer.place(8, 57).is_err());
         let other = Buffer::new(64).unwrap();
-        assert!(buffer.with_bytes(|_| ()).unwrap_err().to_string().contains("shared"));
-        assert!(buffer.combine(&other, 0..8, |_, _| ()).is_err() && other.combine(&buffer, 0..8, |_, _| ()).is_err());
+        assert!(
+            buffer
+                .with_bytes(|_| ())
+                .unwrap_err()
+                .to_string()
+                .contains("shared")
+        );
+        assert!(
+            buffer.combine(&other, 0..8, |_, _| ()).is_err()
+                && other.combine(&buffer, 0..8, |_, _| ()).is_err()
+        );
         assert!(Words::share(&buffer).is_err() && buffer.place(0, 8).is_ok());
-        assert!(Words::share(&Buffer::new(12).unwrap()).map(|_| ()).unwrap_err().to_string().contains("whole words"));
+        assert!(
+            Words::share(&Buffer::new(12).unwrap())
+                .map(|_| ())
+                .unwrap_err()
+                .to_string()
+                .contains("whole words")
+        );
         assert!(Words::share(&Buffer::of(Far(Heap::new(64).unwrap()))).is_err());
     }
 
     #[test]
     fn memory_in_use_or_out_of_reach_is_not_touched() {
         let buffer = Buffer::new(64).unwrap();
-        let stretch = Stretch { start: 0, end: 8, written: true };
+        let stretch = Stretch {
+            start: 0,
+            end: 8,
+            written: true,
+        };
         buffer.begin(stretch);
-        assert!(buffer.with_bytes(|_| ()).unwrap_err().to_string().contains("in use by 1 request"));
-        assert!(buffer.combine(&Buffer::new(64).unwrap(), 4..9, |_, _| ()).is_err());
-        buffer.combine(&Buffer::new(64).unwrap(), 8..64, |into, from| into.copy_from_slice(from)).unwrap();
+        assert!(
+            buffer
+                .with_bytes(|_| ())
+                .unwrap_err()
+                .to_string()
+                .contains("in use by 1 request")
+        );
+        assert!(
+            buffer
+                .combine(&Buffer::new(64).unwrap(), 4..9, |_, _| ())
+                .is_err()
+        );
+        buffer
+            .combine(&Buffer::new(64).unwrap(), 8..64, |into, from| {
+                into.copy_from_slice(from)
+            })
+            .unwrap();
         buffer.end(stretch);
         buffer.with_bytes(|bytes| bytes.fill(1)).unwrap();
-        assert!(buffer.alone(|_| buffer.place(0, 8)).unwrap_err().to_string().contains("being filled"));
-        assert!(buffer.place(60, 5).is_err() && buffer.place(usize::MAX, 2).is_err() && buffer.place(60, 4).is_ok());
+        assert!(
+            buffer
+                .alone(|_| buffer.place(0, 8))
+                .unwrap_err()
+                .to_string()
+                .contains("being filled")
+        );
+        assert!(
+            buffer.place(60, 5).is_err()
+                && buffer.place(usize::MAX, 2).is_err()
+                && buffer.place(60, 4).is_ok()
+        );
         let far = Buffer::of(Far(Heap::new(64).unwrap()));
-        assert!(far.with_bytes(|_| ()).unwrap_err().to_string().contains("cannot reach"));
-        assert!(buffer.combine(&far, 0..8, |_, _| ()).is_err() && far.combine(&buffer, 0..8, |_, _| ()).is_err());
+        assert!(
+            far.with_bytes(|_| ())
+                .unwrap_err()
+                .to_string()
+                .contains("cannot reach")
+        );
+        assert!(
+            buffer.combine(&far, 0..8, |_, _| ()).is_err()
+                && far.combine(&buffer, 0..8, |_, _| ()).is_err()
+        );
     }
 }

@@ -4,7 +4,8 @@ use crate::ranks::log;
 use nccl_net_spark::abi::types::DebugLogger;
 use std::ffi::{CStr, c_char, c_int, c_ulong};
 
-type FixedLogger = extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
+type FixedLogger =
+    extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, *const c_char);
 
 pub(super) fn logger() -> DebugLogger {
     // SAFETY: NCCL's logger is variadic after `fmt`, and Rust cannot define such a function.
@@ -37,5 +38,7 @@ pub(super) fn text(string: *const c_char) -> String {
         return String::new();
     }
     // SAFETY: not NULL. By the plugin interface, it ends with NUL and lives during the call.
-    unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(string) }
+        .to_string_lossy()
+        .into_owned()
 }

@@ -29,7 +29,9 @@ use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
 /// The communicator's configuration, with the values that NCCL passes by default.
-const CONFIG: CommConfig = CommConfig { traffic_class: UNDEFINED };
+const CONFIG: CommConfig = CommConfig {
+    traffic_class: UNDEFINED,
+};
 
 /// The handle that `listen` fills and `connect` takes.
 pub(crate) type Handle = [u8; HANDLE_BYTES];
@@ -105,18 +107,22 @@ pub struct Request {
 /// Fails when the library cannot be loaded.
 pub fn exported_versions(library: &Path, versions: impl Iterator<Item = u32>) -> Result<Vec<u32>> {
     let library = open(library)?;
-    Ok(versions.filter(|version| symbol(&library, *version).is_some()).collect())
+    Ok(versions
+        .filter(|version| symbol(&library, *version).is_some())
+        .collect())
 }
 
 fn open(path: &Path) -> Result<Library> {
     // SAFETY: loading runs the library's initialisers, as NCCL would: the user named the library as
     // an NCCL plugin. This project's plugin has no initialisers.
-    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.with_context(|| format!("load {}", path.display()))
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
+        .with_context(|| format!("load {}", path.display()))
 }
 
 fn symbol(library: &Library, version: u32) -> Option<NonNull<c_void>> {
     // SAFETY: only the symbol's address is taken, nothing is read or called through it here.
-    let symbol = unsafe { library.get::<*mut c_void>(format!("ncclNetPlugin_v{version}\0").as_bytes()) };
+    let symbol =
+        unsafe { library.get::<*mut c_void>(format!("ncclNetPlugin_v{version}\0").as_bytes()) };
     symbol.ok().and_then(|symbol| NonNull::new(*symbol))
 }
 
@@ -128,11 +134,23 @@ impl Plugin {
     /// Fails when the library cannot be loaded, or has no such interface.
     pub fn load(path: &Path, version: Option<u32>) -> Result<Rc<Self>> {
         let library = open(path)?;
-        let (newest, oldest) = (version.unwrap_or(*abi::VERSIONS.end()), version.unwrap_or(*abi::VERSIONS.start()));
-        let found = (oldest..=newest).rev().find_map(|version| Some((version, symbol(&library, version)?)));
+        let (newest, oldest) = (
+            version.unwrap_or(*abi::VERSIONS.end()),
+            version.unwrap_or(*abi::VERSIONS.start()),
+        );
+        let found = (oldest..=newest)
+            .rev()
+            .find_map(|version| Some((version, symbol(&library, version)?)));
         let (version, table) = found.with_context(|| {
-            let symbols = if oldest == newest { format!("_v{newest}") } else { format!("_v{oldest} to _v{newest}") };
-            format!("{} is not a usable NCCL plugin: no symbol ncclNetPlugin{symbols}", path.display())
+            let symbols = if oldest == newest {
+                format!("_v{newest}")
+            } else {
+                format!("_v{oldest} to _v{newest}")
+            };
+            format!(
+                "{} is not a usable NCCL plugin: no symbol ncclNetPlugin{symbols}",
+                path.display()
+            )
         })?;
         // SAFETY: by NCCL's plugin interface, the symbol of this name is a table of that version's
         // type. The table is constant while the library is loaded, and `self` holds the library.
@@ -145,7 +163,10 @@ impl Plugin {
                 _ => Functions::of(version, table.cast::<NetV12>().as_ref()),
             }
         };
-        Ok(Rc::new(Self { table, _library: library }))
+        Ok(Rc::new(Self {
+            table,
+            _library: library,
+        }))
     }
 
     /// Starts the plugin for the communicator `job`.
@@ -164,21 +185,30 @@ impl Plugin {
         });
         log::release_warnings();
         outcome?;
-        Ok(Rc::new(Context { plugin: Rc::clone(self), raw }))
+        Ok(Rc::new(Context {
+            plugin: Rc::clone(self),
+            raw,
+        }))
     }
 
     /// Returns `bytes` as the 32-bit size that version 8 of the interface takes. For later versions
     /// the result is 0, and no call uses it.
     fn short(&self, bytes: usize) -> Result<c_int> {
         match self.table.version {
-            8 => c_int::try_from(bytes)
-                .with_context(|| format!("version 8 of the interface has no message of {bytes} bytes")),
+            8 => c_int::try_from(bytes).with_context(|| {
+                format!("version 8 of the interface has no message of {bytes} bytes")
+            }),
             _ => Ok(0),
         }
     }
 
     /// Calls the function `name`. The error of a failed call has the plugin's last warning.
-    fn call<F>(&self, name: &'static str, function: Option<F>, call: impl FnOnce(F) -> NcclResult) -> Result<()> {
+    fn call<F>(
+        &self,
+        name: &'static str,
+        function: Option<F>,
+        call: impl FnOnce(F) -> NcclResult,
+    ) -> Result<()> {
         let function = function.with_context(|| format!("the plugin has no function {name}"))?;
         activity::enter(name);
         let result = call(function);
@@ -193,7 +223,12 @@ impl Plugin {
     }
 
     /// Calls the function `name` from `drop`, if the plugin has it. An error is only logged.
-    fn close<F>(&self, name: &'static str, function: Option<F>, call: impl FnOnce(F) -> NcclResult) {
+    fn close<F>(
+        &self,
+        name: &'static str,
+        function: Option<F>,
+        call: impl FnOnce(F) -> NcclResult,
+    ) {
         let Some(function) = function else { return };
         if let Err(error) = self.call(name, Some(function), call) {
             log::record(2, &error.to_string());
@@ -216,7 +251,10 @@ impl Context {
     pub fn devices(&self) -> Result<i32> {
         let mut count = 0;
         // SAFETY: `count` is valid for writes for the length of the call.
-        self.plugin.call("devices", self.plugin.table.devices, |devices| unsafe { devices(&mut count) })?;
+        self.plugin
+            .call("devices", self.plugin.table.devices, |devices| unsafe {
+                devices(&mut count)
+            })?;
         Ok(count)
     }
 
@@ -237,12 +275,19 @@ impl Context {
     ) -> Result<Properties> {
         let mut raw = MaybeUninit::zeroed();
         // SAFETY: `raw` is valid for writes for the length of the call.
-        self.plugin.call("getProperties", function, |function| unsafe { function(dev, raw.as_mut_ptr()) })?;
+        self.plugin
+            .call("getProperties", function, |function| unsafe {
+                function(dev, raw.as_mut_ptr())
+            })?;
         let raw = raw.as_ptr();
         // SAFETY: reads a pointer and two integers. `raw` was zeroed, so they are initialised even
         // if the plugin did not fill them in.
         let (name, speed_mbps, kinds) = unsafe { ((*raw).name, (*raw).speed, (*raw).ptr_support) };
-        Ok(Properties { name: text(name), speed_mbps, host_memory: kinds & PTR_HOST != 0 })
+        Ok(Properties {
+            name: text(name),
+            speed_mbps,
+            host_memory: kinds & PTR_HOST != 0,
+        })
     }
 
     /// Listens on device `dev`. Returns the listening comm, and the handle for its peer.
@@ -251,14 +296,21 @@ impl Context {
         let place = handle.as_mut_ptr().cast();
         // SAFETY: the context is from `init`. `handle` has the length that the interface promises.
         // `handle` and `raw` are valid for writes during the call.
-        self.plugin.call("listen", self.plugin.table.listen, |listen| unsafe {
-            match listen {
-                Listen::V8(listen) => listen(dev, place, &mut raw),
-                Listen::V11(listen) => listen(self.raw, dev, place, &mut raw),
-            }
-        })?;
+        self.plugin
+            .call("listen", self.plugin.table.listen, |listen| unsafe {
+                match listen {
+                    Listen::V8(listen) => listen(dev, place, &mut raw),
+                    Listen::V11(listen) => listen(self.raw, dev, place, &mut raw),
+                }
+            })?;
         let raw = NonNull::new(raw).context("listen succeeded without a comm")?;
-        Ok((Listener { context: Rc::clone(self), raw }, handle))
+        Ok((
+            Listener {
+                context: Rc::clone(self),
+                raw,
+            },
+            handle,
+        ))
     }
 
     /// Starts or continues to connect to `handle`. All calls for one connection must pass the same
@@ -268,18 +320,29 @@ impl Context {
         let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
         let handle = handle.as_mut_ptr().cast();
         // SAFETY: as in `listen`; a NULL device handle asks for no offload.
-        self.plugin.call("connect", self.plugin.table.connect, |connect| unsafe {
-            match connect {
-                Connect::V8(connect) => connect(dev, handle, &mut raw, &mut device_handle),
-                Connect::V10(connect) => connect(dev, &CONFIG, handle, &mut raw, &mut device_handle),
-                Connect::V11(connect) => connect(self.raw, dev, handle, &mut raw, &mut device_handle),
-            }
-        })?;
+        self.plugin
+            .call("connect", self.plugin.table.connect, |connect| unsafe {
+                match connect {
+                    Connect::V8(connect) => connect(dev, handle, &mut raw, &mut device_handle),
+                    Connect::V10(connect) => {
+                        connect(dev, &CONFIG, handle, &mut raw, &mut device_handle)
+                    }
+                    Connect::V11(connect) => {
+                        connect(self.raw, dev, handle, &mut raw, &mut device_handle)
+                    }
+                }
+            })?;
         Ok(self.comm(raw))
     }
 
     fn comm<const SENDS: bool>(self: &Rc<Self>, raw: *mut c_void) -> Option<Direction<SENDS>> {
-        NonNull::new(raw).map(|raw| Direction(Rc::new(Comm { context: Rc::clone(self), raw, sends: SENDS })))
+        NonNull::new(raw).map(|raw| {
+            Direction(Rc::new(Comm {
+                context: Rc::clone(self),
+                raw,
+                sends: SENDS,
+            }))
+        })
     }
 }
 
@@ -287,7 +350,10 @@ impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: the context is from `init` and ends here. Every object made from it held `self`
         // and has been dropped.
-        self.plugin.close("finalize", self.plugin.table.finalize, |finalize| unsafe { finalize(self.raw) });
+        self.plugin
+            .close("finalize", self.plugin.table.finalize, |finalize| unsafe {
+                finalize(self.raw)
+            });
     }
 }
 
@@ -308,7 +374,9 @@ impl Drop for Listener {
     fn drop(&mut self) {
         let plugin = &self.context.plugin;
         // SAFETY: the listen comm is open and ends here.
-        plugin.close("closeListen", plugin.table.close_listen, |close| unsafe { close(self.raw.as_ptr()) });
+        plugin.close("closeListen", plugin.table.close_listen, |close| unsafe {
+            close(self.raw.as_ptr())
+        });
     }
 }
 
@@ -331,7 +399,11 @@ impl<const SENDS: bool> Direction<SENDS> {
         self.register_as(buffer, Pointer::Host)
     }
 
-    pub(crate) fn register_as(&self, buffer: &Rc<Buffer>, pointer: Pointer) -> Result<Rc<Registration>> {
+    pub(crate) fn register_as(
+        &self,
+        buffer: &Rc<Buffer>,
+        pointer: Pointer,
+    ) -> Result<Rc<Registration>> {
         let plugin = &self.0.context.plugin;
         let kind = match pointer {
             Pointer::Host => PTR_HOST,
@@ -341,9 +413,19 @@ impl<const SENDS: bool> Direction<SENDS> {
         // SAFETY: the comm is open. The registration holds the buffer, so its address and length
         // stay until after deregMr. The plugin and the kernel refuse a wrong kind of pointer.
         plugin.call("regMr", plugin.table.reg_mr, |reg_mr| unsafe {
-            reg_mr(self.0.raw.as_ptr(), buffer.start().as_ptr(), buffer.bytes(), kind, &mut raw)
+            reg_mr(
+                self.0.raw.as_ptr(),
+                buffer.start().as_ptr(),
+                buffer.bytes(),
+                kind,
+                &mut raw,
+            )
         })?;
-        Ok(Rc::new(Registration { comm: Rc::clone(&self.0), raw, buffer: Rc::clone(buffer) }))
+        Ok(Rc::new(Registration {
+            comm: Rc::clone(&self.0),
+            raw,
+            buffer: Rc::clone(buffer),
+        }))
     }
 }
 
@@ -353,7 +435,13 @@ impl SendComm {
     ///
     /// # Errors
     /// Fails when the range lies outside of the memory.
-    pub fn isend(&self, memory: &Rc<Registration>, offset: usize, bytes: usize, tag: i32) -> Result<Option<Request>> {
+    pub fn isend(
+        &self,
+        memory: &Rc<Registration>,
+        offset: usize,
+        bytes: usize,
+        tag: i32,
+    ) -> Result<Option<Request>> {
         let address = memory.address(&self.0, offset, bytes)?;
         let plugin = &self.0.context.plugin;
         let (mut raw, short) = (ptr::null_mut(), plugin.short(bytes)?);
@@ -365,10 +453,16 @@ impl SendComm {
             match isend {
                 Isend::V8(isend) => isend(comm, address, short, tag, memory, &mut raw),
                 Isend::V9(isend) => isend(comm, address, bytes, tag, memory, &mut raw),
-                Isend::V10(isend) => isend(comm, address, bytes, tag, memory, ptr::null_mut(), &mut raw),
+                Isend::V10(isend) => {
+                    isend(comm, address, bytes, tag, memory, ptr::null_mut(), &mut raw)
+                }
             }
         })?;
-        let stretch = Stretch { start: offset, end: offset + bytes, written: false };
+        let stretch = Stretch {
+            start: offset,
+            end: offset + bytes,
+            written: false,
+        };
         Ok(NonNull::new(raw).map(|raw| Request::start(raw, memory, stretch)))
     }
 }
@@ -379,7 +473,13 @@ impl RecvComm {
     ///
     /// # Errors
     /// Fails when the range lies outside of the memory.
-    pub fn irecv(&self, memory: &Rc<Registration>, offset: usize, bytes: usize, tag: i32) -> Result<Option<Request>> {
+    pub fn irecv(
+        &self,
+        memory: &Rc<Registration>,
+        offset: usize,
+        bytes: usize,
+        tag: i32,
+    ) -> Result<Option<Request>> {
         self.post(memory, offset, bytes, tag, ptr::null_mut())
     }
 
@@ -397,8 +497,17 @@ impl RecvComm {
         bytes: usize,
         tag: i32,
     ) -> Result<Option<Request>> {
-        ensure!(memory.buffer.is_shared(), "an optional receive into memory that is not shared");
-        self.post(memory, offset, bytes, tag, ptr::without_provenance_mut(OPTIONAL_RECV_COMPLETION))
+        ensure!(
+            memory.buffer.is_shared(),
+            "an optional receive into memory that is not shared"
+        );
+        self.post(
+            memory,
+            offset,
+            bytes,
+            tag,
+            ptr::without_provenance_mut(OPTIONAL_RECV_COMPLETION),
+        )
     }
 
     fn post(
@@ -411,7 +520,8 @@ impl RecvComm {
     ) -> Result<Option<Request>> {
         let mut address = memory.address(&self.0, offset, bytes)?;
         let plugin = &self.0.context.plugin;
-        let (mut size, mut short, mut tag, mut handle) = (bytes, plugin.short(bytes)?, tag, memory.raw);
+        let (mut size, mut short, mut tag, mut handle) =
+            (bytes, plugin.short(bytes)?, tag, memory.raw);
         let mut profiler = ptr::null_mut();
         // SAFETY: each pointer is to an array of one element that is valid during the call. The
         // memory is as in `isend`, but this program does not read the range either, except by
@@ -421,23 +531,56 @@ impl RecvComm {
             match irecv {
                 Irecv::V8(irecv) => {
                     raw = ptr::null_mut();
-                    irecv(comm, 1, &mut address, &mut short, &mut tag, &mut handle, &mut raw)
+                    irecv(
+                        comm,
+                        1,
+                        &mut address,
+                        &mut short,
+                        &mut tag,
+                        &mut handle,
+                        &mut raw,
+                    )
                 }
-                Irecv::V9(irecv) => irecv(comm, 1, &mut address, &mut size, &mut tag, &mut handle, &mut raw),
-                Irecv::V10(irecv) => {
-                    irecv(comm, 1, &mut address, &mut size, &mut tag, &mut handle, &mut profiler, &mut raw)
-                }
+                Irecv::V9(irecv) => irecv(
+                    comm,
+                    1,
+                    &mut address,
+                    &mut size,
+                    &mut tag,
+                    &mut handle,
+                    &mut raw,
+                ),
+                Irecv::V10(irecv) => irecv(
+                    comm,
+                    1,
+                    &mut address,
+                    &mut size,
+                    &mut tag,
+                    &mut handle,
+                    &mut profiler,
+                    &mut raw,
+                ),
             }
         })?;
-        ensure!(raw.addr() != OPTIONAL_RECV_COMPLETION, "irecv returned without setting the request");
-        let stretch = Stretch { start: offset, end: offset + bytes, written: true };
+        ensure!(
+            raw.addr() != OPTIONAL_RECV_COMPLETION,
+            "irecv returned without setting the request"
+        );
+        let stretch = Stretch {
+            start: offset,
+            end: offset + bytes,
+            written: true,
+        };
         Ok(NonNull::new(raw).map(|raw| Request::start(raw, memory, stretch)))
     }
 }
 
 impl Registration {
     fn address(&self, comm: &Rc<Comm>, offset: usize, bytes: usize) -> Result<*mut c_void> {
-        ensure!(Rc::ptr_eq(comm, &self.comm), "memory registered with another comm");
+        ensure!(
+            Rc::ptr_eq(comm, &self.comm),
+            "memory registered with another comm"
+        );
         self.buffer.place(offset, bytes)
     }
 }
@@ -447,15 +590,20 @@ impl Drop for Registration {
         let plugin = &self.comm.context.plugin;
         // SAFETY: the handle is from regMr of this comm, which is still open, and ends here. No
         // request is in flight, because each request holds its registration.
-        plugin
-            .close("deregMr", plugin.table.dereg_mr, |dereg_mr| unsafe { dereg_mr(self.comm.raw.as_ptr(), self.raw) });
+        plugin.close("deregMr", plugin.table.dereg_mr, |dereg_mr| unsafe {
+            dereg_mr(self.comm.raw.as_ptr(), self.raw)
+        });
     }
 }
 
 impl Request {
     fn start(raw: NonNull<c_void>, registration: &Rc<Registration>, stretch: Stretch) -> Self {
         registration.buffer.begin(stretch);
-        Self { raw: Some(raw), registration: Rc::clone(registration), stretch }
+        Self {
+            raw: Some(raw),
+            registration: Rc::clone(registration),
+            stretch,
+        }
     }
 
     /// Tests the request. Returns the number of bytes moved, or `None` until the request is done.
@@ -463,11 +611,15 @@ impl Request {
     /// # Errors
     /// Fails for a request that was done before, and for a size that the request cannot have.
     pub fn test(&mut self) -> Result<Option<usize>> {
-        let raw = self.raw.context("a request that is done was tested again")?;
+        let raw = self
+            .raw
+            .context("a request that is done was tested again")?;
         let plugin = &self.registration.comm.context.plugin;
         let (mut done, mut size) = (0, 0);
         // SAFETY: the request is in flight and has one part, so `size` has room for its size.
-        plugin.call("test", plugin.table.test, |test| unsafe { test(raw.as_ptr(), &mut done, &mut size) })?;
+        plugin.call("test", plugin.table.test, |test| unsafe {
+            test(raw.as_ptr(), &mut done, &mut size)
+        })?;
         if done == 0 {
             return Ok(None);
         }
@@ -475,7 +627,9 @@ impl Request {
         self.registration.buffer.end(self.stretch);
         let bytes = self.stretch.end - self.stretch.start;
         let moved = usize::try_from(size).ok().filter(|moved| *moved <= bytes);
-        moved.map(Some).with_context(|| format!("test reports {size} bytes of a request of {bytes}"))
+        moved
+            .map(Some)
+            .with_context(|| format!("test reports {size} bytes of a request of {bytes}"))
     }
 }
 

@@ -39,7 +39,9 @@ pub(crate) fn set_verbosity(verbosity: Verbosity) {
 /// terminal would act on: control characters, and characters that change the writing direction.
 pub fn plain(text: &str) -> String {
     let turns = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    text.chars().map(|c| if c.is_control() || turns(c) { '?' } else { c }).collect()
+    text.chars()
+        .map(|c| if c.is_control() || turns(c) { '?' } else { c })
+        .collect()
 }
 
 pub(crate) fn verbosity() -> Verbosity {
@@ -61,7 +63,10 @@ pub(crate) fn shows_progress() -> bool {
 
 /// Sets the width from the variable `COLUMNS`. Only the first valid value has an effect.
 pub(crate) fn set_columns(variable: Option<&str>) {
-    if let Some(columns) = variable.and_then(|text| text.parse().ok()).filter(|columns| *columns > 0) {
+    if let Some(columns) = variable
+        .and_then(|text| text.parse().ok())
+        .filter(|columns| *columns > 0)
+    {
         let _ = COLUMNS.set(columns);
     }
 }
@@ -72,7 +77,11 @@ pub(crate) const STANDARD_OUTPUT: &str = "standard output";
 pub fn columns() -> usize {
     const WITHOUT_TERMINAL: usize = 100;
     let terminal = || terminal_size::terminal_size().map(|(columns, _)| columns.0.into());
-    COLUMNS.get().copied().or_else(terminal).unwrap_or(WITHOUT_TERMINAL)
+    COLUMNS
+        .get()
+        .copied()
+        .or_else(terminal)
+        .unwrap_or(WITHOUT_TERMINAL)
 }
 
 /// Returns a writer to standard output. With --quiet it leaves out remarks.
@@ -89,7 +98,9 @@ pub fn error() -> impl Write {
 /// Returns false for other broken pipes, such as a rank's control connection.
 pub fn is_output_closed(error: &anyhow::Error) -> bool {
     let unread = |cause: &(dyn Error + 'static)| {
-        let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        let inner = cause
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
         inner.is_some_and(|inner| inner.is::<Unread>())
     };
     error.chain().any(unread)
@@ -116,7 +127,11 @@ impl Error for Unread {}
 
 impl<W: Write> Output<W> {
     fn new(to: W, name: &'static str, verbosity: Verbosity) -> Self {
-        Self { to, name, line: (verbosity == Verbosity::Quiet).then(Vec::new) }
+        Self {
+            to,
+            name,
+            line: (verbosity == Verbosity::Quiet).then(Vec::new),
+        }
     }
 
     fn named(name: &'static str) -> impl Fn(io::Error) -> io::Error {
@@ -132,7 +147,9 @@ impl<W: Write> Output<W> {
 impl<W: Write> Write for Output<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let named = Self::named(self.name);
-        let Some(line) = &mut self.line else { return self.to.write(bytes).map_err(named) };
+        let Some(line) = &mut self.line else {
+            return self.to.write(bytes).map_err(named);
+        };
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             line.extend_from_slice(part);
             if line.ends_with(b"\n") {
@@ -152,7 +169,11 @@ impl<W: Write> Write for Output<W> {
 
 impl<W: Write> Drop for Output<W> {
     fn drop(&mut self) {
-        if let Some(line) = self.line.take().filter(|line| !line.is_empty() && !is_remark(line)) {
+        if let Some(line) = self
+            .line
+            .take()
+            .filter(|line| !line.is_empty() && !is_remark(line))
+        {
             let _ = self.to.write_all(&line);
         }
     }
@@ -183,17 +204,24 @@ mod tests {
 
     #[test]
     fn foreign_text_cannot_move_the_cursor_or_break_lines() {
-        assert_eq!(plain("a\u{1b}[2J\r\nb\u{9b}1m\u{202e}c\u{2067}d é"), "a?[2J??b?1m?c?d é");
+        assert_eq!(
+            plain("a\u{1b}[2J\r\nb\u{9b}1m\u{202e}c\u{2067}d é"),
+            "a?[2J??b?1m?c?d é"
+        );
     }
 
     #[test]
     fn a_closed_pipe_is_distinguished_from_other_errors() {
         for verbosity in [Verbosity::Normal, Verbosity::Quiet] {
-            let unread = writeln!(Output::new(Closed, "it", verbosity), "text").context("write the table").unwrap_err();
+            let unread = writeln!(Output::new(Closed, "it", verbosity), "text")
+                .context("write the table")
+                .unwrap_err();
             assert!(is_output_closed(&unread));
         }
         let other: anyhow::Error = io::Error::from(ErrorKind::BrokenPipe).into();
-        assert!(!is_output_closed(&other.context("write to the control socket")));
+        assert!(!is_output_closed(
+            &other.context("write to the control socket")
+        ));
     }
 
     #[test]
@@ -208,7 +236,13 @@ mod tests {
             drop(out);
             String::from_utf8(bytes).unwrap()
         };
-        assert_eq!(shown(Verbosity::Quiet), "  8 #2\n# Out of bounds values : 1 FAILED\n");
-        assert_eq!(shown(Verbosity::Normal), "# 1 # more\n  8 #2\n# Out of bounds values : 1 FAILED\n# end");
+        assert_eq!(
+            shown(Verbosity::Quiet),
+            "  8 #2\n# Out of bounds values : 1 FAILED\n"
+        );
+        assert_eq!(
+            shown(Verbosity::Normal),
+            "# 1 # more\n  8 #2\n# Out of bounds values : 1 FAILED\n# end"
+        );
     }
 }

@@ -18,7 +18,10 @@ pub fn median(values: &[f64]) -> f64 {
 
 /// Returns the least and the greatest value.
 pub fn spread(values: &[f64]) -> (f64, f64) {
-    values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| (least.min(*value), most.max(*value)))
+    values.iter().fold(
+        (f64::INFINITY, f64::NEG_INFINITY),
+        |(least, most), value| (least.min(*value), most.max(*value)),
+    )
 }
 
 /// Formats a value with three significant digits and never with an exponent. A value that rounds up
@@ -72,9 +75,19 @@ mod tests {
 
     #[test]
     fn the_median_is_the_middle_of_the_sorted_values() {
-        assert_eq!((median(&[5.0, 1.0, 3.0]), median(&[5.0, 1.0, 3.0, 4.0]), median(&[2.0])), (3.0, 3.5, 2.0));
+        assert_eq!(
+            (
+                median(&[5.0, 1.0, 3.0]),
+                median(&[5.0, 1.0, 3.0, 4.0]),
+                median(&[2.0])
+            ),
+            (3.0, 3.5, 2.0)
+        );
         assert!(median(&[]).is_nan());
-        assert_eq!((spread(&[5.0, 1.0, 3.0]), range(&[5.0, 1.0, 3.0])), ((1.0, 5.0), "1.00..5.00".to_owned()));
+        assert_eq!(
+            (spread(&[5.0, 1.0, 3.0]), range(&[5.0, 1.0, 3.0])),
+            ((1.0, 5.0), "1.00..5.00".to_owned())
+        );
     }
 
     #[test]
@@ -91,8 +104,20 @@ mod tests {
             assert_eq!(significant(value), text);
         }
         assert_eq!(
-            (size(8), size(4096), size(3 << 20), size(1000), size(1 << 30)),
-            ("8".into(), "4K".into(), "3M".into(), "1000".into(), "1G".into())
+            (
+                size(8),
+                size(4096),
+                size(3 << 20),
+                size(1000),
+                size(1 << 30)
+            ),
+            (
+                "8".into(),
+                "4K".into(),
+                "3M".into(),
+                "1000".into(),
+                "1G".into()
+            )
         );
     }
 }

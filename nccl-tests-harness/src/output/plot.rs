@@ -90,11 +90,21 @@ impl Chart {
     }
 
     fn draw_captions(&self, picture: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()> {
-        let place = format!("{}; host {}; {}", self.fabric, placement::local_host_name(), date::today());
+        let place = format!(
+            "{}; host {}; {}",
+            self.fabric,
+            placement::local_host_name(),
+            date::today()
+        );
         let first = SIZE.1 as i32 - MARGIN + LINE_HEIGHT;
         let captions = rows(&place).into_iter().chain(rows(self.points));
-        for (row, y) in captions.take(3).zip((first..).step_by(LINE_HEIGHT as usize)) {
-            let style = TextStyle::from(font().into_font()).color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
+        for (row, y) in captions
+            .take(3)
+            .zip((first..).step_by(LINE_HEIGHT as usize))
+        {
+            let style = TextStyle::from(font().into_font())
+                .color(&INK)
+                .pos(Pos::new(HPos::Left, VPos::Center));
             picture.draw(&Text::new(row, (LEFT, y), style))?;
         }
         Ok(())
@@ -102,10 +112,17 @@ impl Chart {
 
     fn draw(&self, picture: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()> {
         let dots = || self.lines.iter().flat_map(|line| &line.points);
-        let top = dots().map(|dot| dot.y.max(dot.spread.1)).fold(0.0, f64::max);
+        let top = dots()
+            .map(|dot| dot.y.max(dot.spread.1))
+            .fold(0.0, f64::max);
         let y = 0.0..if top > 0.0 { top * 1.06 } else { 1.0 };
         let mut builder = ChartBuilder::on(picture);
-        builder.caption(&self.title, font()).margin_bottom(MARGIN).margin_top(12).margin_left(12).margin_right(24);
+        builder
+            .caption(&self.title, font())
+            .margin_bottom(MARGIN)
+            .margin_top(12)
+            .margin_left(12)
+            .margin_right(24);
         builder.x_label_area_size(44).y_label_area_size(LEFT - 12);
         let x = powers(dots().map(|dot| dot.bytes)).log_scale().base(2.0);
         let mut plot = builder.build_cartesian_2d(x, y)?;
@@ -123,21 +140,42 @@ impl Chart {
             .y_desc(self.quantity)
             .draw()?;
         for (line, colour) in self.lines.iter().zip(COLOURS.iter().cycle()) {
-            let places: Vec<(f64, f64)> = line.points.iter().map(|dot| (dot.bytes as f64, dot.y)).collect();
-            plot.draw_series(places.iter().map(|place| Circle::new(*place, RADIUS, colour.filled())))?;
+            let places: Vec<(f64, f64)> = line
+                .points
+                .iter()
+                .map(|dot| (dot.bytes as f64, dot.y))
+                .collect();
+            plot.draw_series(
+                places
+                    .iter()
+                    .map(|place| Circle::new(*place, RADIUS, colour.filled())),
+            )?;
             let spread = line.points.iter().filter(|dot| dot.spread.0 < dot.spread.1);
             plot.draw_series(spread.map(|dot| {
                 let (least, most) = dot.spread;
-                ErrorBar::new_vertical(dot.bytes as f64, least, dot.y, most, *colour, 2 * RADIUS as u32)
+                ErrorBar::new_vertical(
+                    dot.bytes as f64,
+                    least,
+                    dot.y,
+                    most,
+                    *colour,
+                    2 * RADIUS as u32,
+                )
             }))?;
             let stroke = colour.stroke_width(2);
             let series = plot.draw_series(LineSeries::new(places, stroke))?;
             if !line.points.is_empty() {
-                series.label(line.name).legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], stroke));
+                series
+                    .label(line.name)
+                    .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], stroke));
             }
         }
         let mut legend = plot.configure_series_labels();
-        legend.position(SeriesLabelPosition::UpperLeft).background_style(WHITE).label_font(font()).draw()?;
+        legend
+            .position(SeriesLabelPosition::UpperLeft)
+            .background_style(WHITE)
+            .label_font(font())
+            .draw()?;
         Ok(())
     }
 }
@@ -145,8 +183,13 @@ impl Chart {
 /// Returns the smallest range that has all sizes and goes from one power of 2 to a larger one. The
 /// axis has its labels at powers of 2.
 fn powers(sizes: impl Iterator<Item = u64>) -> Range<f64> {
-    let (least, most) = sizes.fold((u64::MAX, 1), |(least, most), bytes| (least.min(bytes), most.max(bytes)));
-    let (from, to) = (least.min(most).max(1).ilog2(), most.next_power_of_two().ilog2());
+    let (least, most) = sizes.fold((u64::MAX, 1), |(least, most), bytes| {
+        (least.min(bytes), most.max(bytes))
+    });
+    let (from, to) = (
+        least.min(most).max(1).ilog2(),
+        most.next_power_of_two().ilog2(),
+    );
     2_f64.powi(from as i32)..2_f64.powi(to.max(from + 1) as i32)
 }
 
@@ -158,7 +201,10 @@ fn font() -> (&'static str, i32) {
 fn rows(text: &str) -> Vec<String> {
     let mut rows: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
-        match rows.last_mut().filter(|row| row.chars().count() + word.chars().count() < LINE_LETTERS) {
+        match rows
+            .last_mut()
+            .filter(|row| row.chars().count() + word.chars().count() < LINE_LETTERS)
+        {
             Some(row) => *row += &format!(" {word}"),
             None => rows.push(word.to_owned()),
         }
@@ -181,25 +227,62 @@ mod tests {
     fn a_chart_has_axes_legend_captions_and_bars() {
         let dot = |bytes, y, spread| Dot { bytes, y, spread };
         let points = vec![dot(64, 12.5, (10.0, 20.0)), dot(65536, 0.0, (0.0, 0.0))];
-        let lines = vec![Line { name: "a & b", points }, Line { name: "absent", points: Vec::new() }];
+        let lines = vec![
+            Line {
+                name: "a & b",
+                points,
+            },
+            Line {
+                name: "absent",
+                points: Vec::new(),
+            },
+        ];
         let fabric = "where ".repeat(25);
-        let mut chart = Chart { title: "title".to_owned(), fabric, points: "points: one", quantity: "GB/s", lines };
+        let mut chart = Chart {
+            title: "title".to_owned(),
+            fabric,
+            points: "points: one",
+            quantity: "GB/s",
+            lines,
+        };
         let svg = chart.render().unwrap();
         // An error bar is three strokes in the colour of its line.
-        let strokes = |svg: &str| svg.matches("<line opacity=\"1\" stroke=\"#0072B2\"").count();
+        let strokes = |svg: &str| {
+            svg.matches("<line opacity=\"1\" stroke=\"#0072B2\"")
+                .count()
+        };
         let host = format!("; host {}; {}", placement::local_host_name(), date::today());
-        for part in ["title", "where where", &host, "points: one", "size, bytes", "GB/s", "a &amp; b", "64K", "#0072B2"]
-        {
+        for part in [
+            "title",
+            "where where",
+            &host,
+            "points: one",
+            "size, bytes",
+            "GB/s",
+            "a &amp; b",
+            "64K",
+            "#0072B2",
+        ] {
             assert!(svg.contains(part), "{part}: {svg}");
         }
-        assert!(svg.ends_with("</svg>\n") && !svg.contains("absent"), "{svg}");
+        assert!(
+            svg.ends_with("</svg>\n") && !svg.contains("absent"),
+            "{svg}"
+        );
         chart.lines[0].points[0].spread = (12.5, 12.5);
-        assert_eq!((strokes(&svg), strokes(&chart.render().unwrap())), (3, 0), "{svg}");
+        assert_eq!(
+            (strokes(&svg), strokes(&chart.render().unwrap())),
+            (3, 0),
+            "{svg}"
+        );
         let folder = tempfile::tempdir().unwrap();
         save(folder.path(), "some", &chart).unwrap();
         chart.lines.clear();
         save(folder.path(), "none", &chart).unwrap();
-        let names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let names: Vec<_> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
         assert_eq!(names, ["some.svg"], "a chart without points is not written");
     }
 }

@@ -49,7 +49,11 @@ struct Ended<'a, R> {
 
 impl From<PathBuf> for Target {
     fn from(path: PathBuf) -> Self {
-        if path == Path::new("-") { Self::Output } else { Self::File(path) }
+        if path == Path::new("-") {
+            Self::Output
+        } else {
+            Self::File(path)
+        }
     }
 }
 
@@ -76,7 +80,11 @@ pub fn of_run<R: Serialize>(
     if let Some(sink) = sink {
         let ok = matches!(outcome, Ok(true));
         let error = outcome.as_ref().err().map(usage::text);
-        sink.write(&Ended { report: &report, ok, error })?;
+        sink.write(&Ended {
+            report: &report,
+            ok,
+            error,
+        })?;
     }
     outcome
 }
@@ -85,11 +93,13 @@ impl Sink {
     /// Checks before the run that a report can be written. The check leaves no new file behind,
     /// because a run may end without a report. An unusable file is a mistake on the command line.
     pub fn open(target: &Target) -> Result<Self, clap::Error> {
-        let Target::File(path) = target else { return Ok(Self::Output) };
+        let Target::File(path) = target else {
+            return Ok(Self::Output);
+        };
         let file = match OpenOptions::new().write(true).open(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                File::create_new(path).and_then(|_| fs::remove_file(path)).map(|()| Self::New(path.clone()))
-            }
+            Err(error) if error.kind() == ErrorKind::NotFound => File::create_new(path)
+                .and_then(|_| fs::remove_file(path))
+                .map(|()| Self::New(path.clone())),
             other => other.map(|file| Self::Existing(file, path.clone())),
         };
         file.map_err(|error| wrong(format!("--json {}: {error}", path.display())))
@@ -106,7 +116,8 @@ impl Sink {
             Self::Existing(mut file, path) => {
                 // A pipe cannot be truncated.
                 let is_regular = file.metadata().map(|metadata| metadata.is_file());
-                let cut = is_regular.and_then(|is_regular| if is_regular { file.set_len(0) } else { Ok(()) });
+                let cut = is_regular
+                    .and_then(|is_regular| if is_regular { file.set_len(0) } else { Ok(()) });
                 (cut.and_then(|()| file.write_all(text.as_bytes())), path)
             }
             Self::New(path) => {

@@ -13,12 +13,18 @@ pub struct Column {
 
 /// Returns a left-aligned column, for text.
 pub const fn left(width: usize) -> Column {
-    Column { width, is_left: true }
+    Column {
+        width,
+        is_left: true,
+    }
 }
 
 /// Returns a right-aligned column, for numbers.
 pub const fn right(width: usize) -> Column {
-    Column { width, is_left: false }
+    Column {
+        width,
+        is_left: false,
+    }
 }
 
 /// Writes a table.
@@ -32,7 +38,11 @@ impl<W: Write> Table<W> {
     /// Makes a table with `gap` between columns. [`Table::head`] replaces the first character of
     /// its line by `#`, so the name of the first column must not begin there.
     pub fn new(out: W, gap: &'static str, columns: impl Into<Vec<Column>>) -> Self {
-        Self { out, gap, columns: columns.into() }
+        Self {
+            out,
+            gap,
+            columns: columns.into(),
+        }
     }
 
     /// Writes a line of column names.
@@ -59,10 +69,19 @@ impl<W: Write> Table<W> {
     }
 
     fn line(&self, cells: &[impl AsRef<str>]) -> String {
-        let cells = cells.iter().map(AsRef::as_ref).zip(&self.columns).map(|(cell, column)| match *column {
-            Column { width, is_left: true } => format!("{cell:<width$}"),
-            Column { width, is_left: false } => format!("{cell:>width$}"),
-        });
+        let cells =
+            cells.iter().map(AsRef::as_ref).zip(&self.columns).map(
+                |(cell, column)| match *column {
+                    Column {
+                        width,
+                        is_left: true,
+                    } => format!("{cell:<width$}"),
+                    Column {
+                        width,
+                        is_left: false,
+                    } => format!("{cell:>width$}"),
+                },
+            );
         cells.collect::<Vec<_>>().join(self.gap)
     }
 }
@@ -80,6 +99,9 @@ mod tests {
         table.row(&["8", "a", "1.5"]).unwrap();
         table.row(&["16", "b"]).unwrap();
         table.remark("done").unwrap();
-        assert_eq!(String::from_utf8(out).unwrap(), "#\n# size  who    us\n     8  a     1.5\n    16  b  \n# done\n");
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            "#\n# size  who    us\n     8  a     1.5\n    16  b  \n# done\n"
+        );
     }
 }

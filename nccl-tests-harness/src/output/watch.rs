@@ -29,23 +29,33 @@ impl Watch {
             return Self::none();
         }
         let bar = ProgressBar::with_draw_target(Some(steps()), ProgressDrawTarget::hidden());
-        let style =
-            ProgressStyle::with_template(&format!("[{{elapsed}}] {{bar:24}} {{pos}}/{{len}} {unit}: {{wide_msg}}"));
+        let style = ProgressStyle::with_template(&format!(
+            "[{{elapsed}}] {{bar:24}} {{pos}}/{{len}} {unit}: {{wide_msg}}"
+        ));
         if let Ok(style) = style {
             bar.set_style(style);
         }
-        Self { bar: Some(bar), is_part: false }
+        Self {
+            bar: Some(bar),
+            is_part: false,
+        }
     }
 
     /// Returns a progress line that is never shown.
     pub fn none() -> Self {
-        Self { bar: None, is_part: false }
+        Self {
+            bar: None,
+            is_part: false,
+        }
     }
 
     /// Returns the same line for a part of the work. On the returned line, [`Watch::step`] and
     /// [`Watch::end`] do nothing.
     pub fn part(&self) -> Self {
-        Self { is_part: true, ..self.clone() }
+        Self {
+            is_part: true,
+            ..self.clone()
+        }
     }
 
     /// Shows `text` as the current work. The first call later than two seconds after the start
@@ -67,7 +77,10 @@ impl Watch {
 
     /// Returns a writer that prints whole lines to `out`, without the progress line between them.
     pub fn over<W: Write>(&self, out: W) -> impl Write + use<W> {
-        LineWriter::new(Over { out, watch: self.clone() })
+        LineWriter::new(Over {
+            out,
+            watch: self.clone(),
+        })
     }
 
     /// Ends and removes the line.

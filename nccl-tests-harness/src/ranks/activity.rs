@@ -58,7 +58,10 @@ pub fn start_messages(messages: usize) {
 /// Notes that the rank calls `function` of the plugin. Only the rank's one working thread may call
 /// this function, because the update is not atomic.
 pub(crate) fn enter(function: &'static str) {
-    let index = FUNCTIONS.iter().position(|name| *name == function).map_or(0, |at| at as u64 + 1);
+    let index = FUNCTIONS
+        .iter()
+        .position(|name| *name == function)
+        .map_or(0, |at| at as u64 + 1);
     CALL.store(((CALL.load(Relaxed) >> 8) + 1) << 8 | index, Relaxed);
 }
 
@@ -85,7 +88,9 @@ impl Observer {
             let done = ticks.wrapping_sub(TICKS_BEFORE.load(Relaxed)).min(messages);
             doing += &format!(", {done} of {messages} messages done");
         }
-        let function = (call & 0xff).checked_sub(1).and_then(|index| FUNCTIONS.get(index as usize));
+        let function = (call & 0xff)
+            .checked_sub(1)
+            .and_then(|index| FUNCTIONS.get(index as usize));
         if let Some(name) = function.filter(|_| stuck) {
             doing += &format!(", inside {name}");
         }

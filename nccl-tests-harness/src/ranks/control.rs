@@ -87,7 +87,9 @@ impl Sender {
         let mut line = serde_json::to_vec(message).context("encode a control message")?;
         line.push(b'\n');
         let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        stream.write_all(&line).context("write to the control socket")
+        stream
+            .write_all(&line)
+            .context("write to the control socket")
     }
 }
 
@@ -95,9 +97,13 @@ impl Receiver {
     /// Works like [`Receiver::receive`], for a peer that is not this process's child: a terminal
     /// would not act on the message's texts ([`output::plain`]).
     pub fn receive_plain<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
-        let Some(mut message) = self.receive::<Value>()? else { return Ok(None) };
+        let Some(mut message) = self.receive::<Value>()? else {
+            return Ok(None);
+        };
         make_plain(&mut message);
-        serde_json::from_value(message).map(Some).context("malformed control message")
+        serde_json::from_value(message)
+            .map(Some)
+            .context("malformed control message")
     }
 
     /// Returns the next message, or `None` at the end of the stream.
@@ -108,9 +114,9 @@ impl Receiver {
             Ok(bytes) if bytes as u64 == LINE_MAX_BYTES => {
                 bail!("a control message has more than {LINE_MAX_BYTES} bytes")
             }
-            Ok(_) => {
-                serde_json::from_str(&line).map(Some).map_err(|error| anyhow!("control message {line:?}: {error}"))
-            }
+            Ok(_) => serde_json::from_str(&line)
+                .map(Some)
+                .map_err(|error| anyhow!("control message {line:?}: {error}")),
             Err(error) => Err(error).context("read from the control socket"),
         }
     }
@@ -137,7 +143,9 @@ mod tests {
         let reason = "\u{1b}]0;x\u{7}\u{202e}gone".to_owned();
         sender.send(&FromRank::<u8>::Failed { reason }).unwrap();
         let (_, mut receiver) = split(near).unwrap();
-        let Some(FromRank::<u8>::Failed { reason }) = receiver.receive_plain().unwrap() else { panic!() };
+        let Some(FromRank::<u8>::Failed { reason }) = receiver.receive_plain().unwrap() else {
+            panic!()
+        };
         assert_eq!(reason, "?]0;x??gone");
     }
 }

@@ -34,7 +34,11 @@ pub fn examine(context: &Context) -> Result<Network> {
     let devices = context.devices()?;
     ensure!(devices > 0, "the plugin has no device");
     let properties = context.properties(DEVICE)?;
-    ensure!(properties.host_memory, "device {} does not take host memory", properties.name);
+    ensure!(
+        properties.host_memory,
+        "device {} does not take host memory",
+        properties.name
+    );
     Ok(Network {
         name: context.network(),
         device: properties.name,
@@ -46,8 +50,13 @@ pub fn examine(context: &Context) -> Result<Network> {
 
 /// Listens for `count` connections. Returns the listeners, and their handles for the peers.
 pub fn listen(context: &Rc<Context>, count: usize) -> Result<(Vec<Listener>, Vec<Vec<u8>>)> {
-    let made = (0..count).map(|_| context.listen(DEVICE)).collect::<Result<Vec<_>>>()?;
-    Ok(made.into_iter().map(|(listener, handle)| (listener, handle.to_vec())).unzip())
+    let made = (0..count)
+        .map(|_| context.listen(DEVICE))
+        .collect::<Result<Vec<_>>>()?;
+    Ok(made
+        .into_iter()
+        .map(|(listener, handle)| (listener, handle.to_vec()))
+        .unzip())
 }
 
 /// Converts the bytes of handles that the peers sent.
@@ -55,7 +64,10 @@ pub fn listen(context: &Rc<Context>, count: usize) -> Result<(Vec<Listener>, Vec
 /// # Errors
 /// Fails when a handle has the wrong length.
 pub fn handles(bytes: Vec<Vec<u8>>) -> Result<Vec<Handle>> {
-    let handles = bytes.into_iter().map(Handle::try_from).collect::<Result<Vec<_>, _>>();
+    let handles = bytes
+        .into_iter()
+        .map(Handle::try_from)
+        .collect::<Result<Vec<_>, _>>();
     handles.map_err(|_| anyhow!("a handle does not have {HANDLE_BYTES} bytes"))
 }
 
@@ -72,15 +84,30 @@ pub fn connect(
     let mut sends: Vec<Option<SendComm>> = handles.iter().map(|_| None).collect();
     let mut receives: Vec<Option<RecvComm>> = listeners.iter().map(|_| None).collect();
     while sends.iter().any(Option::is_none) || receives.iter().any(Option::is_none) {
-        for (number, send) in sends.iter_mut().enumerate().filter(|(_, send)| send.is_none()) {
-            *send = context.connect(DEVICE, &mut handles[number]).map_err(|error| (number, error))?;
+        for (number, send) in sends
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, send)| send.is_none())
+        {
+            *send = context
+                .connect(DEVICE, &mut handles[number])
+                .map_err(|error| (number, error))?;
             send.iter().for_each(|_| activity::tick());
         }
-        for (number, receive) in receives.iter_mut().enumerate().filter(|(_, receive)| receive.is_none()) {
-            *receive = listeners[number].accept().map_err(|error| (number, error))?;
+        for (number, receive) in receives
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, receive)| receive.is_none())
+        {
+            *receive = listeners[number]
+                .accept()
+                .map_err(|error| (number, error))?;
             receive.iter().for_each(|_| activity::tick());
         }
         std::thread::yield_now();
     }
-    Ok((sends.into_iter().flatten().collect(), receives.into_iter().flatten().collect()))
+    Ok((
+        sends.into_iter().flatten().collect(),
+        receives.into_iter().flatten().collect(),
+    ))
 }

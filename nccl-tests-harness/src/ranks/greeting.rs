@@ -85,7 +85,11 @@ impl Trust {
     /// Without a token, an address that is not loopback is refused. The error names the cures.
     pub fn check_address(&self, address: IpAddr) -> Result<()> {
         let is_allowed = self.token.is_some() || self.trusts_anybody || is_loopback(address);
-        ensure!(is_allowed, "at {address} anybody on the network could answer or connect: {}", self.cure);
+        ensure!(
+            is_allowed,
+            "at {address} anybody on the network could answer or connect: {}",
+            self.cure
+        );
         Ok(())
     }
 
@@ -93,13 +97,17 @@ impl Trust {
     fn check_peer(&self, stream: &TcpStream) -> Result<()> {
         let address = stream.peer_addr().context("read the peer's address")?.ip();
         if self.token.is_none() && is_loopback(address) {
-            return socket_owner::check(stream).map_err(|error| anyhow!("{error:#}: {}", self.cure));
+            return socket_owner::check(stream)
+                .map_err(|error| anyhow!("{error:#}: {}", self.cure));
         }
         self.check_address(address)
     }
 
     fn prove(&self, side: Side, nonces: Nonces<'_>, message: &str) -> String {
-        self.token.as_ref().map(|token| token.prove(side, nonces, message)).unwrap_or_default()
+        self.token
+            .as_ref()
+            .map(|token| token.prove(side, nonces, message))
+            .unwrap_or_default()
     }
 
     /// A side without a token accepts no proof, so that a token on one side alone is noticed.
@@ -129,21 +137,42 @@ pub(super) struct Arrivals<T> {
 }
 
 pub(super) enum Arrival<T> {
-    Admitted { hello: T, line: GreetingStream, address: SocketAddr },
-    Refused { address: SocketAddr, reason: String },
+    Admitted {
+        hello: T,
+        line: GreetingStream,
+        address: SocketAddr,
+    },
+    Refused {
+        address: SocketAddr,
+        reason: String,
+    },
 }
 
 impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
-    pub fn new(listeners: Vec<TcpListener>, trust: Trust, unauthenticated_max: usize) -> Result<Self> {
+    pub fn new(
+        listeners: Vec<TcpListener>,
+        trust: Trust,
+        unauthenticated_max: usize,
+    ) -> Result<Self> {
         for listener in &listeners {
             listener.set_nonblocking(true).context("set the port")?;
         }
         let (sender, receiver) = mpsc::channel();
-        Ok(Self { listeners, trust, sender, receiver, unauthenticated: Arc::default(), unauthenticated_max })
+        Ok(Self {
+            listeners,
+            trust,
+            sender,
+            receiver,
+            unauthenticated: Arc::default(),
+            unauthenticated_max,
+        })
     }
 
     pub fn addresses(&self) -> Result<Vec<SocketAddr>> {
-        self.listeners.iter().map(|listener| listener.local_addr().context("ask for the port")).collect()
+        self.listeners
+            .iter()
+            .map(|listener| listener.local_addr().context("ask for the port"))
+            .collect()
     }
 
     /// Returns the next connection that has introduced itself or was refused, if any. Waits at most
@@ -151,20 +180,35 @@ impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
     pub fn next(&self) -> Option<Arrival<T>> {
         // An error of `accept` is not reported: no connection is waiting, or the error concerns one
         // connection or is temporary. The caller has a time limit.
-        let accepted = self.listeners.iter().find_map(|listener| listener.accept().ok());
-        let Some((stream, address)) = accepted else { return self.receiver.recv_timeout(PAUSE).ok() };
+        let accepted = self
+            .listeners
+            .iter()
+            .find_map(|listener| listener.accept().ok());
+        let Some((stream, address)) = accepted else {
+            return self.receiver.recv_timeout(PAUSE).ok();
+        };
         if self.unauthenticated.fetch_add(1, Ordering::Relaxed) >= self.unauthenticated_max {
             self.unauthenticated.fetch_sub(1, Ordering::Relaxed);
             return self.receiver.try_recv().ok();
         }
-        let (sender, trust, unauthenticated) =
-            (self.sender.clone(), self.trust.clone(), Arc::clone(&self.unauthenticated));
+        let (sender, trust, unauthenticated) = (
+            self.sender.clone(),
+            self.trust.clone(),
+            Arc::clone(&self.unauthenticated),
+        );
         std::thread::spawn(move || {
             let admitted = admit(stream, address, &trust);
             unauthenticated.fetch_sub(1, Ordering::Relaxed);
             let arrival = match admitted {
-                Ok((hello, line)) => Arrival::Admitted { hello, line, address },
-                Err(error) => Arrival::Refused { address, reason: format!("{error:#}") },
+                Ok((hello, line)) => Arrival::Admitted {
+                    hello,
+                    line,
+                    address,
+                },
+                Err(error) => Arrival::Refused {
+                    address,
+                    reason: format!("{error:#}"),
+                },
             };
             // The listening side may have ended.
             let _ = sender.send(arrival);
@@ -175,13 +219,19 @@ impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
 
 /// Does the listening side's part of a greeting, up to the first message. On an error, sends the
 /// reason to the other side.
-fn admit<T: DeserializeOwned>(stream: TcpStream, address: SocketAddr, trust: &Trust) -> Result<(T, GreetingStream)> {
+fn admit<T: DeserializeOwned>(
+    stream: TcpStream,
+    address: SocketAddr,
+    trust: &Trust,
+) -> Result<(T, GreetingStream)> {
     let mut line = GreetingStream::new(stream, address.to_string(), Instant::now() + 2 * HELLO)?;
     match introduced(&mut line, trust) {
         Ok(hello) => Ok((hello, line)),
         Err(error) => {
             // The other end may have closed.
-            let _ = line.send(&Answer::<()>::Refused { reason: format!("{error:#}") });
+            let _ = line.send(&Answer::<()>::Refused {
+                reason: format!("{error:#}"),
+            });
             Err(error)
         }
     }
@@ -194,13 +244,26 @@ fn introduced<T: DeserializeOwned>(line: &mut GreetingStream, trust: &Trust) -> 
         "this side has version {PROTOCOL} of the messages, the other one {protocol}: install the same nccl-spark on \
          both hosts"
     );
-    ensure!(token::is_nonce(&nonce), "the other side sent no random number");
+    ensure!(
+        token::is_nonce(&nonce),
+        "the other side sent no random number"
+    );
     trust.check_peer(line.stream())?;
     let own = token::nonce()?;
-    let nonces = Nonces { connecting: &nonce, listening: &own };
-    line.send(&Answer::Welcome(Challenge { nonce: own.clone(), proof: trust.prove(Side::Listening, nonces, "") }))?;
+    let nonces = Nonces {
+        connecting: &nonce,
+        listening: &own,
+    };
+    line.send(&Answer::Welcome(Challenge {
+        nonce: own.clone(),
+        proof: trust.prove(Side::Listening, nonces, ""),
+    }))?;
     let Introduction { proof, hello } = line.receive(HELLO)?;
-    ensure!(trust.is_proved(Side::Connecting, nonces, &hello, &proof), "{}", trust.mismatch);
+    ensure!(
+        trust.is_proved(Side::Connecting, nonces, &hello, &proof),
+        "{}",
+        trust.mismatch
+    );
     serde_json::from_str(&hello).context("the first message is malformed")
 }
 
@@ -219,14 +282,29 @@ pub(super) fn greet<W: DeserializeOwned>(
 ) -> Result<(TcpStream, W)> {
     let mut line = GreetingStream::new(stream, other, Instant::now() + limit)?;
     let nonce = token::nonce()?;
-    line.send(&ClientHello { protocol: PROTOCOL, nonce: nonce.clone() })?;
-    let Challenge { nonce: theirs, proof } = accepted(line.receive(limit)?, other, own)?;
-    trust.check_peer(line.stream()).with_context(|| format!("{other} is not trusted"))?;
-    let nonces = Nonces { connecting: &nonce, listening: &theirs };
-    let is_proved = token::is_nonce(&theirs) && trust.is_proved(Side::Listening, nonces, "", &proof);
+    line.send(&ClientHello {
+        protocol: PROTOCOL,
+        nonce: nonce.clone(),
+    })?;
+    let Challenge {
+        nonce: theirs,
+        proof,
+    } = accepted(line.receive(limit)?, other, own)?;
+    trust
+        .check_peer(line.stream())
+        .with_context(|| format!("{other} is not trusted"))?;
+    let nonces = Nonces {
+        connecting: &nonce,
+        listening: &theirs,
+    };
+    let is_proved =
+        token::is_nonce(&theirs) && trust.is_proved(Side::Listening, nonces, "", &proof);
     ensure!(is_proved, "{other} is not trusted: {}", trust.mismatch);
     let hello = serde_json::to_string(hello).context("encode a message")?;
-    line.send(&Introduction { proof: trust.prove(Side::Connecting, nonces, &hello), hello })?;
+    line.send(&Introduction {
+        proof: trust.prove(Side::Connecting, nonces, &hello),
+        hello,
+    })?;
     let welcome = accepted(line.receive(limit)?, other, own)?;
     Ok((line.settle()?, welcome))
 }
@@ -234,6 +312,8 @@ pub(super) fn greet<W: DeserializeOwned>(
 fn accepted<T>(answer: Answer<T>, other: &str, own: &str) -> Result<T> {
     match answer {
         Answer::Welcome(accepted) => Ok(accepted),
-        Answer::Refused { reason } => bail!("{other} refused this {own}: {}", output::plain(&reason)),
+        Answer::Refused { reason } => {
+            bail!("{other} refused this {own}: {}", output::plain(&reason))
+        }
     }
 }

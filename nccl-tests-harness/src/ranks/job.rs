@@ -84,12 +84,15 @@ impl RankEnv {
     /// # Errors
     /// The text has another form. The error names the allowed one.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let parts =
-            text.split_once(':').and_then(|(rank, variable)| Some((rank.parse().ok()?, variable.split_once('=')?)));
+        let parts = text
+            .split_once(':')
+            .and_then(|(rank, variable)| Some((rank.parse().ok()?, variable.split_once('=')?)));
         match parts {
-            Some((rank, (name, value))) if !name.is_empty() && !text.contains('\0') => {
-                Ok(Self { rank, name: name.to_owned(), value: value.to_owned() })
-            }
+            Some((rank, (name, value))) if !name.is_empty() && !text.contains('\0') => Ok(Self {
+                rank,
+                name: name.to_owned(),
+                value: value.to_owned(),
+            }),
             _ => Err("RANK:NAME=VALUE, as in 0:NCCL_IB_HCA==mlx5_0".to_owned()),
         }
     }
@@ -99,23 +102,48 @@ impl<W: Work> Job<W> {
     /// Starts a process of the file `program` for each rank that is to be a child process. Reads
     /// the messages of all ranks, each on a thread. The run fails when no rank makes progress for
     /// `timeout`.
-    pub fn start(program: &Path, places: Vec<RankPlace>, timeout: Duration, watch: Watch) -> Result<Self> {
+    pub fn start(
+        program: &Path,
+        places: Vec<RankPlace>,
+        timeout: Duration,
+        watch: Watch,
+    ) -> Result<Self> {
         let (events_in, events) = mpsc::channel();
-        let mut job = Self { ranks: Vec::new(), events, timeout, last_progress: Instant::now(), end: None, watch };
+        let mut job = Self {
+            ranks: Vec::new(),
+            events,
+            timeout,
+            last_progress: Instant::now(),
+            end: None,
+            watch,
+        };
         for (number, place) in places.into_iter().enumerate() {
             let is_guest = matches!(place, RankPlace::Guest(_));
             let (process, socket) = match place {
                 RankPlace::Here(environment) => spawn(program, W::COMMAND, number, environment)?,
-                RankPlace::Guest(Guest { hello, line }) => {
-                    (Process::Launched(hello.pid, hello.host), OwnedFd::from(line))
-                }
+                RankPlace::Guest(Guest { hello, line }) => (
+                    Process::Launched(hello.pid, hello.host),
+                    OwnedFd::from(line),
+                ),
             };
             let (sender, mut receiver) = control::split(socket)?;
             let (doing, last_message) = ("starting".to_owned(), Instant::now());
-            job.ranks.push(Rank { process, sender, ticks: 0, doing, last_message });
+            job.ranks.push(Rank {
+                process,
+                sender,
+                ticks: 0,
+                doing,
+                last_message,
+            });
             let events = events_in.clone();
             std::thread::spawn(move || {
-                let mut next = || if is_guest { receiver.receive_plain() } else { receiver.receive() };
+                let mut next = || {
+                    if is_guest {
+                        receiver.receive_plain()
+                    } else {
+                        receiver.receive()
+                    }
+                };
                 while let Ok(Some(message)) = next() {
                     if events.send((number, Some(message))).is_err() {
                         return;
@@ -216,14 +244,24 @@ impl<W: Work> Job<W> {
     /// arrives before `until`. Fails when a rank fails, the run hangs, or the run's time is up.
     fn next(&mut self, until: Option<Instant>) -> Result<Option<Event<W::Answer>>> {
         loop {
-            let deadline = until.into_iter().chain(self.end).fold(self.last_progress + self.timeout, Instant::min);
-            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok((number, Some(FromRank::Beat { ticks, doing }))) => self.beat(number, ticks, doing),
+            let deadline = until
+                .into_iter()
+                .chain(self.end)
+                .fold(self.last_progress + self.timeout, Instant::min);
+            match self
+                .events
+                .recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            {
+                Ok((number, Some(FromRank::Beat { ticks, doing }))) => {
+                    self.beat(number, ticks, doing)
+                }
                 Ok((number, message)) => {
                     self.last_progress = Instant::now();
                     self.ranks[number].last_message = self.last_progress;
                     return match message {
-                        Some(FromRank::Failed { reason }) => Err(self.failure(number, Some(reason))),
+                        Some(FromRank::Failed { reason }) => {
+                            Err(self.failure(number, Some(reason)))
+                        }
                         Some(FromRank::Answer(answer)) => Ok(Some((number, Some(answer)))),
                         Some(FromRank::Beat { .. }) | None => Ok(Some((number, None))),
                     };
@@ -235,10 +273,18 @@ impl<W: Work> Job<W> {
             if until.is_some_and(|until| until <= now) {
                 return Ok(None);
             }
-            ensure!(self.end.is_none_or(|end| now < end), "time is up: {}", self.doing());
+            ensure!(
+                self.end.is_none_or(|end| now < end),
+                "time is up: {}",
+                self.doing()
+            );
             let timeout_s = self.timeout.as_secs();
             let is_hung = now >= self.last_progress + self.timeout;
-            ensure!(!is_hung, "no progress for {timeout_s} s (--timeout): {}", self.doing());
+            ensure!(
+                !is_hung,
+                "no progress for {timeout_s} s (--timeout): {}",
+                self.doing()
+            );
         }
     }
 
@@ -255,15 +301,17 @@ impl<W: Work> Job<W> {
     }
 
     fn doing(&self) -> String {
-        let doing = self.ranks.iter().enumerate().map(|(number, rank)| match rank.last_message.elapsed() > SILENCE {
-            true => {
-                format!(
-                    "rank {number}: no message for {} s; last: {}",
-                    rank.last_message.elapsed().as_secs(),
-                    rank.doing
-                )
+        let doing = self.ranks.iter().enumerate().map(|(number, rank)| {
+            match rank.last_message.elapsed() > SILENCE {
+                true => {
+                    format!(
+                        "rank {number}: no message for {} s; last: {}",
+                        rank.last_message.elapsed().as_secs(),
+                        rank.doing
+                    )
+                }
+                false => format!("rank {number}: {}", rank.doing),
             }
-            false => format!("rank {number}: {}", rank.doing),
         });
         doing.collect::<Vec<_>>().join("; ")
     }
@@ -287,7 +335,11 @@ impl<W: Work> Job<W> {
 
     fn next_failure(&self, until: Instant) -> Option<Event<String>> {
         loop {
-            match self.events.recv_timeout(until.saturating_duration_since(Instant::now())).ok()? {
+            match self
+                .events
+                .recv_timeout(until.saturating_duration_since(Instant::now()))
+                .ok()?
+            {
                 (number, Some(FromRank::Failed { reason })) => return Some((number, Some(reason))),
                 (number, None) => return Some((number, None)),
                 (_, Some(_)) => {}
@@ -313,12 +365,16 @@ impl Rank {
     /// if it does not exit within [`EXIT_TIMEOUT`]. Returns `None` for a process that a launcher
     /// started, because only the launcher gets the exit status.
     fn exit_status(&mut self) -> Option<ExitStatus> {
-        let Process::Ours(process) = &mut self.process else { return None };
+        let Process::Ours(process) = &mut self.process else {
+            return None;
+        };
         let deadline = Instant::now() + EXIT_TIMEOUT;
         loop {
             match process.try_wait() {
                 Ok(Some(status)) => return Some(status),
-                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+                Ok(None) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1))
+                }
                 _ => {
                     let _ = process.kill();
                     return Some(process.wait().unwrap_or_default());
@@ -329,9 +385,13 @@ impl Rank {
 
     fn end(&mut self) -> String {
         match (self.exit_status(), &self.process) {
-            (Some(status), _) if status.code().is_some() => format!("{} and no error message", ended(status)),
+            (Some(status), _) if status.code().is_some() => {
+                format!("{} and no error message", ended(status))
+            }
             (Some(status), _) => ended(status),
-            (None, Process::Launched(pid, host)) => format!("process {pid} on {host} ended without an error message"),
+            (None, Process::Launched(pid, host)) => {
+                format!("process {pid} on {host} ended without an error message")
+            }
             (None, Process::Ours(_)) => "gone".to_owned(),
         }
     }
@@ -345,10 +405,14 @@ fn spawn(
 ) -> Result<(Process, OwnedFd)> {
     let (ours, theirs) = UnixStream::pair().context("make a socket pair")?;
     let mut rank = Command::new(program);
-    rank.args([command, &number.to_string()]).stdin(Stdio::from(OwnedFd::from(theirs)));
+    rank.args([command, &number.to_string()])
+        .stdin(Stdio::from(OwnedFd::from(theirs)));
     // Standard output is for the table. A plugin's output must not come between the table's lines.
-    rank.stdout(Stdio::from(std::io::stderr())).envs(environment);
-    let process = rank.spawn().with_context(|| format!("start {}", program.display()))?;
+    rank.stdout(Stdio::from(std::io::stderr()))
+        .envs(environment);
+    let process = rank
+        .spawn()
+        .with_context(|| format!("start {}", program.display()))?;
     Ok((Process::Ours(process), OwnedFd::from(ours)))
 }
 
@@ -364,8 +428,14 @@ fn by_reason(failures: Vec<(usize, String)>) -> Vec<String> {
     }
     let line = |(mut ranks, reason): (Vec<usize>, String)| {
         ranks.sort_unstable();
-        let (word, numbers) = (if ranks.len() == 1 { "rank" } else { "ranks" }, ranks.iter().map(usize::to_string));
-        format!("{word} {}: {reason}", numbers.collect::<Vec<_>>().join(", "))
+        let (word, numbers) = (
+            if ranks.len() == 1 { "rank" } else { "ranks" },
+            ranks.iter().map(usize::to_string),
+        );
+        format!(
+            "{word} {}: {reason}",
+            numbers.collect::<Vec<_>>().join(", ")
+        )
     };
     lines.into_iter().map(line).collect()
 }
@@ -395,7 +465,11 @@ mod tests {
         type Order = ();
         type Answer = String;
 
-        fn work(_: Option<&Path>, _: &mpsc::Receiver<()>, _: &dyn Fn(String) -> Result<()>) -> Result<()> {
+        fn work(
+            _: Option<&Path>,
+            _: &mpsc::Receiver<()>,
+            _: &dyn Fn(String) -> Result<()>,
+        ) -> Result<()> {
             Ok(())
         }
     }
@@ -406,20 +480,44 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let rank = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (version, job, host, machine) = ("0".into(), "test".into(), "far".into(), "m".into());
-        let hello = Hello { version, job, rank: 0, ranks: 1, pid: 1, host, machine };
-        let guest = RankPlace::Guest(Guest { hello, line: listener.accept().unwrap().0 });
+        let hello = Hello {
+            version,
+            job,
+            rank: 0,
+            ranks: 1,
+            pid: 1,
+            host,
+            machine,
+        };
+        let guest = RankPlace::Guest(Guest {
+            hello,
+            line: listener.accept().unwrap().0,
+        });
         let limit = Duration::from_secs(60);
-        let mut job = Job::<Texts>::start(Path::new("/no/program"), vec![guest], limit, Watch::none()).unwrap();
+        let mut job =
+            Job::<Texts>::start(Path::new("/no/program"), vec![guest], limit, Watch::none())
+                .unwrap();
         let (sender, _) = control::split(rank).unwrap();
         sender.send(&FromRank::Answer("\u{1b}[2Janswer")).unwrap();
         assert_eq!(job.order_all(|_| (), Some).unwrap(), ["?[2Janswer"]);
-        sender.send(&FromRank::<()>::Failed { reason: "\u{1b}]0;x\u{7}gone".to_owned() }).unwrap();
-        assert_eq!(job.order_all(|_| (), Some).unwrap_err().to_string(), "rank 0: ?]0;x?gone");
+        sender
+            .send(&FromRank::<()>::Failed {
+                reason: "\u{1b}]0;x\u{7}gone".to_owned(),
+            })
+            .unwrap();
+        assert_eq!(
+            job.order_all(|_| (), Some).unwrap_err().to_string(),
+            "rank 0: ?]0;x?gone"
+        );
     }
 
     #[test]
     fn ranks_that_fail_alike_share_a_line() {
-        let failures = [(2, "gone"), (1, "no rail"), (0, "gone")].map(|(rank, reason)| (rank, reason.to_owned()));
-        assert_eq!(by_reason(failures.to_vec()), ["ranks 0, 2: gone", "rank 1: no rail"]);
+        let failures = [(2, "gone"), (1, "no rail"), (0, "gone")]
+            .map(|(rank, reason)| (rank, reason.to_owned()));
+        assert_eq!(
+            by_reason(failures.to_vec()),
+            ["ranks 0, 2: gone", "rank 1: no rail"]
+        );
     }
 }

@@ -50,20 +50,27 @@ impl GreetingStream {
             stream.set_write_timeout(Some(WRITE))
         };
         set().with_context(|| format!("set up the connection with {peer_name}"))?;
-        Ok(Self { stream, peer_name, end })
+        Ok(Self {
+            stream,
+            peer_name,
+            end,
+        })
     }
 
     /// Sends one message. Fails when the other end has closed, or reads nothing for 5 s.
     pub fn send(&mut self, what: &impl Serialize) -> Result<()> {
         let mut text = serde_json::to_vec(what).context("encode a message")?;
         text.push(b'\n');
-        self.stream.write_all(&text).with_context(|| format!("lost the connection to {}", self.peer_name))
+        self.stream
+            .write_all(&text)
+            .with_context(|| format!("lost the connection to {}", self.peer_name))
     }
 
     /// Returns the next message. Fails when no complete message comes within `limit` or by the
     /// `end` that [`GreetingStream::new`] got, or the message is too long or malformed.
     pub fn receive<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T> {
-        self.receive_next(limit)?.with_context(|| format!("{} closed the connection", self.peer_name))
+        self.receive_next(limit)?
+            .with_context(|| format!("{} closed the connection", self.peer_name))
     }
 
     /// Works like [`GreetingStream::receive`]. Returns `None` if the other end closes between two
@@ -76,7 +83,11 @@ impl GreetingStream {
         loop {
             let seen = self.peek(&mut window, begin, until)?;
             if seen == 0 {
-                ensure!(text.is_empty(), "{} closed the connection within a message", self.peer_name);
+                ensure!(
+                    text.is_empty(),
+                    "{} closed the connection within a message",
+                    self.peer_name
+                );
                 return Ok(None);
             }
             let newline = window[..seen].iter().position(|byte| *byte == b'\n');
@@ -84,9 +95,15 @@ impl GreetingStream {
             let read = self.stream.read_exact(&mut window[..taken]);
             read.with_context(|| format!("lost the connection to {}", self.peer_name))?;
             text.extend_from_slice(&window[..newline.unwrap_or(taken)]);
-            ensure!(text.len() <= LINE_MAX_BYTES, "{} sent a line of more than {LINE_MAX_BYTES} bytes", self.peer_name);
+            ensure!(
+                text.len() <= LINE_MAX_BYTES,
+                "{} sent a line of more than {LINE_MAX_BYTES} bytes",
+                self.peer_name
+            );
             if newline.is_some() {
-                return serde_json::from_slice(&text).map(Some).map_err(|_| self.malformed(&text));
+                return serde_json::from_slice(&text)
+                    .map(Some)
+                    .map_err(|_| self.malformed(&text));
             }
         }
     }
@@ -114,21 +131,37 @@ impl GreetingStream {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                bail!("{} sent no complete message in {:.0} s", self.peer_name, begin.elapsed().as_secs_f64().max(1.0));
+                bail!(
+                    "{} sent no complete message in {:.0} s",
+                    self.peer_name,
+                    begin.elapsed().as_secs_f64().max(1.0)
+                );
             }
-            self.stream.set_read_timeout(Some(left)).context("set the connection's time limit")?;
+            self.stream
+                .set_read_timeout(Some(left))
+                .context("set the connection's time limit")?;
             match self.stream.peek(window) {
                 Ok(seen) => return Ok(seen),
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error).with_context(|| format!("lost the connection to {}", self.peer_name)),
+                Err(error) => {
+                    return Err(error)
+                        .with_context(|| format!("lost the connection to {}", self.peer_name));
+                }
             }
         }
     }
 
     fn malformed(&self, text: &[u8]) -> anyhow::Error {
-        let shown: String = String::from_utf8_lossy(text).chars().take(SHOWN_CHARACTERS).collect();
-        anyhow!("{} sent no message of nccl-spark: {shown:?}", self.peer_name)
+        let shown: String = String::from_utf8_lossy(text)
+            .chars()
+            .take(SHOWN_CHARACTERS)
+            .collect();
+        anyhow!(
+            "{} sent no message of nccl-spark: {shown:?}",
+            self.peer_name
+        )
     }
 }
 

@@ -14,8 +14,12 @@ pub(crate) enum Level {
 }
 
 static SHOWN: OnceLock<(usize, Level)> = OnceLock::new();
-static KEPT: Mutex<Kept> =
-    Mutex::new(Kept { last_warning: None, information: Vec::new(), is_holding: false, held: None });
+static KEPT: Mutex<Kept> = Mutex::new(Kept {
+    last_warning: None,
+    information: Vec::new(),
+    is_holding: false,
+    held: None,
+});
 
 struct Kept {
     last_warning: Option<String>,
@@ -65,10 +69,14 @@ pub(crate) fn record(code: i32, text: &str) {
     let mut kept = kept();
     match level {
         Level::Warn => kept.last_warning = Some(text.to_owned()),
-        Level::Info if kept.information.len() < KEPT_LINES => kept.information.push(text.to_owned()),
+        Level::Info if kept.information.len() < KEPT_LINES => {
+            kept.information.push(text.to_owned())
+        }
         _ => {}
     }
-    let Some(&(rank, shown)) = SHOWN.get() else { return };
+    let Some(&(rank, shown)) = SHOWN.get() else {
+        return;
+    };
     if level > shown {
         return;
     }
@@ -100,7 +108,11 @@ pub(crate) fn release_warnings() {
 
 pub(crate) fn show_old_warning() {
     let mut kept = kept();
-    if kept.held.as_ref().is_some_and(|(_, since)| since.elapsed() >= HOLD) {
+    if kept
+        .held
+        .as_ref()
+        .is_some_and(|(_, since)| since.elapsed() >= HOLD)
+    {
         kept.show_held();
     }
 }
@@ -137,8 +149,14 @@ fn show(line: &str) {
 pub fn take_rail_lines() -> Vec<String> {
     let lines = std::mem::take(&mut kept().information);
     let mut kept: Vec<String> = Vec::new();
-    for line in lines.iter().filter(|line| is_merged(line) || line.contains("connected with ")) {
-        let line = [" (send)", " (receive)"].iter().find_map(|end| line.strip_suffix(end)).unwrap_or(line);
+    for line in lines
+        .iter()
+        .filter(|line| is_merged(line) || line.contains("connected with "))
+    {
+        let line = [" (send)", " (receive)"]
+            .iter()
+            .find_map(|end| line.strip_suffix(end))
+            .unwrap_or(line);
         if !kept.iter().any(|other| other == line) {
             kept.push(line.to_owned());
         }
@@ -148,8 +166,11 @@ pub fn take_rail_lines() -> Vec<String> {
 
 /// Returns true for a line with "merged N rails" or "merged 1 rail".
 fn is_merged(line: &str) -> bool {
-    let Some((_, rest)) = line.split_once("merged ") else { return false };
-    rest.split_once(" rail").is_some_and(|(number, _)| number.parse::<u32>().is_ok())
+    let Some((_, rest)) = line.split_once("merged ") else {
+        return false;
+    };
+    rest.split_once(" rail")
+        .is_some_and(|(number, _)| number.parse::<u32>().is_ok())
 }
 
 #[cfg(test)]
@@ -167,14 +188,29 @@ mod tests {
 
     #[test]
     fn warnings_and_lines_about_rails_are_kept_until_taken() {
-        record(3, "NET/Spark: merged 4 rails into one device of 200000 Mb/s");
+        record(
+            3,
+            "NET/Spark: merged 4 rails into one device of 200000 Mb/s",
+        );
         record(3, "NET/Spark: rail a:1 not used with b:7");
-        record(3, "NET/Spark: connected with b:7 over 4 rails: a:1 to b:1 (send)");
-        record(3, "NET/Spark: connected with b:7 over 4 rails: a:1 to b:1 (receive)");
+        record(
+            3,
+            "NET/Spark: connected with b:7 over 4 rails: a:1 to b:1 (send)",
+        );
+        record(
+            3,
+            "NET/Spark: connected with b:7 over 4 rails: a:1 to b:1 (receive)",
+        );
         record(2, "first");
         record(2, "second");
-        let expected = ["merged 4 rails into one device of 200000 Mb/s", "connected with b:7 over 4 rails: a:1 to b:1"];
-        assert_eq!(take_rail_lines(), expected.map(|line| format!("NET/Spark: {line}")));
+        let expected = [
+            "merged 4 rails into one device of 200000 Mb/s",
+            "connected with b:7 over 4 rails: a:1 to b:1",
+        ];
+        assert_eq!(
+            take_rail_lines(),
+            expected.map(|line| format!("NET/Spark: {line}"))
+        );
         assert_eq!(take_last_warning().as_deref(), Some("second"));
         assert_eq!((take_rail_lines().len(), take_last_warning()), (0, None));
     }

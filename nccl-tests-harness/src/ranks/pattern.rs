@@ -49,8 +49,15 @@ impl Pattern {
     /// Returns the data of `rank` in `iteration`.
     pub fn new(rank: usize, iteration: u64) -> Self {
         let low = iteration as u8;
-        let shift = if rank == 0 || rank % 2 == 1 { low } else { low.wrapping_neg() };
-        Self { seed: mix((rank as u64) << 40 ^ (iteration >> 8)), shift: u64::from_ne_bytes([shift; WORD_BYTES]) }
+        let shift = if rank == 0 || rank % 2 == 1 {
+            low
+        } else {
+            low.wrapping_neg()
+        };
+        Self {
+            seed: mix((rank as u64) << 40 ^ (iteration >> 8)),
+            shift: u64::from_ne_bytes([shift; WORD_BYTES]),
+        }
     }
 
     /// Fills `bytes` with the data that starts at `offset`.
@@ -84,17 +91,27 @@ impl Sum {
             if *chunk == word[within.clone()] {
                 continue;
             }
-            for (place, &found) in within.zip(chunk).filter(|(place, found)| **found != word[*place]) {
+            for (place, &found) in within
+                .zip(chunk)
+                .filter(|(place, found)| **found != word[*place])
+            {
                 mismatch.wrong += 1;
                 let offset = index * WORD_BYTES + place;
-                mismatch.first.get_or_insert(WrongByte { offset, found, sent: word[place] });
+                mismatch.first.get_or_insert(WrongByte {
+                    offset,
+                    found,
+                    sent: word[place],
+                });
             }
         }
         mismatch
     }
 
     fn word(&self, index: usize) -> [u8; WORD_BYTES] {
-        self.0.iter().fold(0, |sum, pattern| add_bytes(sum, pattern.packed(index))).to_le_bytes()
+        self.0
+            .iter()
+            .fold(0, |sum, pattern| add_bytes(sum, pattern.packed(index)))
+            .to_le_bytes()
     }
 }
 
@@ -157,7 +174,11 @@ mod tests {
         let pattern = one(3, 7);
         assert_eq!(pattern.compare(0, &bytes), Mismatch::default());
         for (start, end) in [(1024, LEN), (3, LEN), (13, 14), (7, 9), (8, 8)] {
-            assert_eq!(pattern.compare(start, &bytes[start..end]), Mismatch::default(), "{start} {end}");
+            assert_eq!(
+                pattern.compare(start, &bytes[start..end]),
+                Mismatch::default(),
+                "{start} {end}"
+            );
             let mut part = vec![0; end - start];
             Pattern::new(3, 7).fill(start, &mut part);
             assert_eq!(part, bytes[start..end]);
@@ -170,7 +191,11 @@ mod tests {
             let mut bytes = data(0, 1);
             bytes[at] ^= 0x10;
             let sent = bytes[at] ^ 0x10;
-            let first = Some(WrongByte { offset: at, found: bytes[at], sent });
+            let first = Some(WrongByte {
+                offset: at,
+                found: bytes[at],
+                sent,
+            });
             assert_eq!(one(0, 1).compare(0, &bytes), Mismatch { wrong: 1, first });
         }
     }
@@ -188,8 +213,15 @@ mod tests {
     fn every_byte_of_a_stale_iteration_is_wrong() {
         for (stale, now) in [(6, 7), (1, 200), (255, 256), (511, 512)] {
             let mismatch = one(1, now).compare(0, &data(1, stale));
-            let least = if stale >> 8 == now >> 8 { LEN } else { LEN * 9 / 10 };
-            assert!(mismatch.wrong >= least as u64, "{stale} for {now}: {mismatch:?}");
+            let least = if stale >> 8 == now >> 8 {
+                LEN
+            } else {
+                LEN * 9 / 10
+            };
+            assert!(
+                mismatch.wrong >= least as u64,
+                "{stale} for {now}: {mismatch:?}"
+            );
         }
     }
 
@@ -203,7 +235,9 @@ mod tests {
     fn a_sum_is_that_of_all_its_ranks() {
         let mut sum = data(1, 5);
         for rank in 2..5 {
-            sum.iter_mut().zip(data(rank, 5)).for_each(|(sum, byte)| *sum = sum.wrapping_add(byte));
+            sum.iter_mut()
+                .zip(data(rank, 5))
+                .for_each(|(sum, byte)| *sum = sum.wrapping_add(byte));
         }
         assert_eq!(Sum::new(1..5, 5).compare(0, &sum), Mismatch::default());
         assert_eq!(Sum::new(1..5, 5).compare(9, &sum[9..]), Mismatch::default());
@@ -212,9 +246,16 @@ mod tests {
             for ranks in 2..6 {
                 let (mut stale, sum) = (vec![0_u8; LEN], Sum::new(0..ranks, now));
                 for rank in 0..ranks {
-                    stale.iter_mut().zip(data(rank, 5)).for_each(|(sum, byte)| *sum = sum.wrapping_add(byte));
+                    stale
+                        .iter_mut()
+                        .zip(data(rank, 5))
+                        .for_each(|(sum, byte)| *sum = sum.wrapping_add(byte));
                 }
-                assert_eq!(sum.compare(0, &stale).wrong, LEN as u64, "{ranks} ranks, iteration 5 for {now}");
+                assert_eq!(
+                    sum.compare(0, &stale).wrong,
+                    LEN as u64,
+                    "{ranks} ranks, iteration 5 for {now}"
+                );
             }
         }
         sum[77] ^= 1;

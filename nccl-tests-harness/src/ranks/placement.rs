@@ -24,7 +24,12 @@ const MEETING: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// Fails when neither is known.
-pub fn meeting(world: &World, given: Option<(String, u16)>, without_token: bool, timeout: Duration) -> Result<Meeting> {
+pub fn meeting(
+    world: &World,
+    given: Option<(String, u16)>,
+    without_token: bool,
+    timeout: Duration,
+) -> Result<Meeting> {
     let Some((host, port)) = given.or_else(|| world.place.clone()) else {
         bail!(
             "{} started ranks on several machines and does not say where rank 0 is: add --rendezvous HOST:PORT with the \
@@ -33,7 +38,14 @@ pub fn meeting(world: &World, given: Option<(String, u16)>, without_token: bool,
         );
     };
     let trust = trust(world.token.clone(), without_token);
-    Ok(Meeting { host, port, job: world.job.clone(), ranks: world.ranks, trust, timeout: timeout.min(MEETING) })
+    Ok(Meeting {
+        host,
+        port,
+        job: world.job.clone(),
+        ranks: world.ranks,
+        trust,
+        timeout: timeout.min(MEETING),
+    })
 }
 
 /// Conditions on which ranks trust each other.
@@ -49,14 +61,20 @@ pub(crate) fn trust(token: Option<Token>, without_token: bool) -> Trust {
 
 /// Places all ranks in child processes.
 pub fn all_here(ranks: usize, fabric: &Fabric, rank_env: &[RankEnv]) -> Vec<RankPlace> {
-    (0..ranks).map(|rank| RankPlace::Here(environment(fabric.environment(rank), rank, rank_env))).collect()
+    (0..ranks)
+        .map(|rank| RankPlace::Here(environment(fabric.environment(rank), rank, rank_env)))
+        .collect()
 }
 
 /// Places rank 0 in a child process, and waits for the other ranks to connect.
 ///
 /// # Errors
 /// Fails when a rank does not connect in time, or cannot take part.
-pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> Result<Vec<RankPlace>> {
+pub fn with_guests(
+    meeting: Meeting,
+    fabric: &Fabric,
+    rank_env: &[RankEnv],
+) -> Result<Vec<RankPlace>> {
     let here = machine()?;
     let guests = Rendezvous::open(meeting)?.gather(|hello: &Hello| {
         ensure!(
@@ -68,7 +86,11 @@ pub fn with_guests(meeting: Meeting, fabric: &Fabric, rank_env: &[RankEnv]) -> R
         );
         Ok(Welcome { soft: fabric.place(hello.rank) })
     })?;
-    let mut places = vec![RankPlace::Here(environment(fabric.environment(0), 0, rank_env))];
+    let mut places = vec![RankPlace::Here(environment(
+        fabric.environment(0),
+        0,
+        rank_env,
+    ))];
     places.extend(guests.into_iter().map(RankPlace::Guest));
     Ok(places)
 }
@@ -101,7 +123,14 @@ pub fn rank_command<W: Work>(
         None => Vec::new(),
     };
     let mut command = Command::new(program);
-    command.args([W::COMMAND, &world.rank.to_string(), "--launched", "--plugin"]).arg(libraries.plugin);
+    command
+        .args([
+            W::COMMAND,
+            &world.rank.to_string(),
+            "--launched",
+            "--plugin",
+        ])
+        .arg(libraries.plugin);
     command.stdin(Stdio::from(OwnedFd::from(line)));
     command.stdout(Stdio::from(std::io::stderr()));
     command.envs(environment(wanted, world.rank, rank_env));
@@ -130,16 +159,28 @@ pub fn become_rank<T>(mut command: Command) -> Result<T> {
     Err(error).with_context(|| format!("start {}", command.get_program().display()))
 }
 
-fn environment(mut base: Vec<(String, String)>, rank: usize, rank_env: &[RankEnv]) -> Vec<(String, String)> {
+fn environment(
+    mut base: Vec<(String, String)>,
+    rank: usize,
+    rank_env: &[RankEnv],
+) -> Vec<(String, String)> {
     base.extend(output::nccl_debug().map(|level| ("NCCL_DEBUG".to_owned(), level.to_owned())));
-    base.extend(rank_env.iter().filter(|env| env.rank == rank).map(|env| (env.name.clone(), env.value.clone())));
+    base.extend(
+        rank_env
+            .iter()
+            .filter(|env| env.rank == rank)
+            .map(|env| (env.name.clone(), env.value.clone())),
+    );
     base
 }
 
 /// Returns the machine's name.
 pub fn local_host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
-    name.map_or_else(|_| "an unknown machine".to_owned(), |name| name.trim().to_owned())
+    name.map_or_else(
+        |_| "an unknown machine".to_owned(),
+        |name| name.trim().to_owned(),
+    )
 }
 
 /// Returns the kernel's boot id, which identifies the machine.

@@ -41,10 +41,14 @@ pub fn run<W: Work>(start: &Start, nccl_debug: Option<&str>) -> Result<()> {
         false => Duration::ZERO,
     };
     if !start.launched {
-        prctl::set_pdeathsig(signal::Signal::SIGKILL).context("ask to be killed with the parent")?;
+        prctl::set_pdeathsig(signal::Signal::SIGKILL)
+            .context("ask to be killed with the parent")?;
     }
     log::start(start.number, Level::of_nccl_debug(nccl_debug));
-    let stream = std::io::stdin().as_fd().try_clone_to_owned().context("duplicate the control socket")?;
+    let stream = std::io::stdin()
+        .as_fd()
+        .try_clone_to_owned()
+        .context("duplicate the control socket")?;
     let (sender, mut receiver) = control::split(stream)?;
     let sender = Arc::new(sender);
     let (orders_in, orders) = mpsc::channel();
@@ -65,7 +69,9 @@ pub fn run<W: Work>(start: &Start, nccl_debug: Option<&str>) -> Result<()> {
     activity::stage("starting");
     let answer = |answer: W::Answer| sender.send(&FromRank::Answer(answer));
     if let Err(error) = W::work(start.plugin.as_deref(), &orders, &answer) {
-        sender.send(&FromRank::<W::Answer>::Failed { reason: format!("{error:#}") })?;
+        sender.send(&FromRank::<W::Answer>::Failed {
+            reason: format!("{error:#}"),
+        })?;
         // The command ends this process once it has the other ranks' errors.
         loop {
             std::thread::park();

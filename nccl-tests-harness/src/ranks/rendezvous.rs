@@ -90,10 +90,14 @@ impl Rendezvous {
     /// Makes rank 0 listen. Fails when the host's name cannot be looked up, has no address of this
     /// machine, or needs a token, and when the port is taken.
     pub fn open(meeting: Meeting) -> Result<Self> {
-        let Meeting { host, port, trust, .. } = &meeting;
+        let Meeting {
+            host, port, trust, ..
+        } = &meeting;
         let found = addresses(host, *port)?;
         for address in &found {
-            trust.check_address(address.ip()).with_context(|| format!("rank 0 does not listen at {host}:{port}"))?;
+            trust
+                .check_address(address.ip())
+                .with_context(|| format!("rank 0 does not listen at {host}:{port}"))?;
         }
         let (mut listeners, mut foreign) = (Vec::new(), None);
         for address in places_to_listen(&meeting, found) {
@@ -126,13 +130,21 @@ impl Rendezvous {
         let (mut guests, mut refused, mut has_remarked) = (BTreeMap::new(), Vec::new(), false);
         while guests.len() + 1 < self.meeting.ranks {
             let arrival = self.arrivals.next();
-            ensure!(Instant::now() < deadline, "{}", self.missing(&guests, &refused));
+            ensure!(
+                Instant::now() < deadline,
+                "{}",
+                self.missing(&guests, &refused)
+            );
             if arrival.is_none() && !has_remarked && start.elapsed() >= PATIENCE {
                 has_remarked = true;
                 self.remark_wait(&guests);
             }
             let (hello, mut line, address) = match arrival {
-                Some(Arrival::Admitted { hello, line, address }) => (hello.plain(), line, address),
+                Some(Arrival::Admitted {
+                    hello,
+                    line,
+                    address,
+                }) => (hello.plain(), line, address),
                 Some(Arrival::Refused { address, reason }) => {
                     refused.push(refusal(address, &reason));
                     refused.truncate(SHOWN_REFUSALS);
@@ -147,19 +159,40 @@ impl Rendezvous {
                 continue;
             }
             let welcome = welcome(&hello).inspect_err(|error| {
-                let _ = line.send(&Answer::<Welcome>::Refused { reason: format!("{error:#}") });
+                let _ = line.send(&Answer::<Welcome>::Refused {
+                    reason: format!("{error:#}"),
+                });
             })?;
             let sent = line.send(&Answer::Welcome(welcome));
-            sent.with_context(|| format!("lost the connection to rank {} ({})", hello.rank, hello.host))?;
-            guests.insert(hello.rank, Guest { hello, line: line.settle()? });
+            sent.with_context(|| {
+                format!(
+                    "lost the connection to rank {} ({})",
+                    hello.rank, hello.host
+                )
+            })?;
+            guests.insert(
+                hello.rank,
+                Guest {
+                    hello,
+                    line: line.settle()?,
+                },
+            );
         }
         Ok(guests.into_values().collect())
     }
 
     fn remark_wait(&self, guests: &BTreeMap<usize, Guest>) {
-        let Meeting { host, port, timeout, .. } = &self.meeting;
-        let (timeout_s, absent, hint) = (timeout.as_secs(), self.absent(guests), self.loopback_hint());
-        remark(&format!("rank 0 waits up to {timeout_s} s at {host}:{port} for ranks {absent}{hint}"));
+        let Meeting {
+            host,
+            port,
+            timeout,
+            ..
+        } = &self.meeting;
+        let (timeout_s, absent, hint) =
+            (timeout.as_secs(), self.absent(guests), self.loopback_hint());
+        remark(&format!(
+            "rank 0 waits up to {timeout_s} s at {host}:{port} for ranks {absent}{hint}"
+        ));
     }
 
     /// Returns the end of a sentence if rank 0's name is a loopback address on its own machine, and
@@ -180,29 +213,53 @@ impl Rendezvous {
         let Meeting { job, ranks, .. } = &self.meeting;
         let version = env!("CARGO_PKG_VERSION");
         if hello.version != version {
-            return Some(format!("it runs nccl-spark {}, rank 0 runs {version}", hello.version));
+            return Some(format!(
+                "it runs nccl-spark {}, rank 0 runs {version}",
+                hello.version
+            ));
         }
         if hello.job != *job {
-            return Some(format!("it belongs to the job {:?}, rank 0 to {job:?}", hello.job));
+            return Some(format!(
+                "it belongs to the job {:?}, rank 0 to {job:?}",
+                hello.job
+            ));
         }
         if hello.ranks != *ranks {
-            return Some(format!("it expects {} ranks, rank 0 expects {ranks}", hello.ranks));
+            return Some(format!(
+                "it expects {} ranks, rank 0 expects {ranks}",
+                hello.ranks
+            ));
         }
         if hello.rank == 0 || hello.rank >= *ranks {
-            return Some(format!("it is rank {}, and ranks 1 to {} connect", hello.rank, ranks - 1));
+            return Some(format!(
+                "it is rank {}, and ranks 1 to {} connect",
+                hello.rank,
+                ranks - 1
+            ));
         }
         guests.get(&hello.rank).map(|guest| {
-            format!("rank {} has connected already, as PID {} on {}", hello.rank, guest.hello.pid, guest.hello.host)
+            format!(
+                "rank {} has connected already, as PID {} on {}",
+                hello.rank, guest.hello.pid, guest.hello.host
+            )
         })
     }
 
     fn absent(&self, guests: &BTreeMap<usize, Guest>) -> String {
-        let absent = (1..self.meeting.ranks).filter(|rank| !guests.contains_key(rank)).map(|rank| rank.to_string());
+        let absent = (1..self.meeting.ranks)
+            .filter(|rank| !guests.contains_key(rank))
+            .map(|rank| rank.to_string());
         absent.collect::<Vec<_>>().join(", ")
     }
 
     fn missing(&self, guests: &BTreeMap<usize, Guest>, refused: &[String]) -> String {
-        let Meeting { host, port, ranks, timeout, .. } = &self.meeting;
+        let Meeting {
+            host,
+            port,
+            ranks,
+            timeout,
+            ..
+        } = &self.meeting;
         let mut text = format!(
             "rank 0 waited {} s at {host}:{port}; of ranks 1 to {} did not connect: {}; --rendezvous HOST:PORT sets \
              another place, -r N starts all ranks on this machine{}",
@@ -211,7 +268,10 @@ impl Rendezvous {
             self.absent(guests),
             self.loopback_hint()
         );
-        refused.iter().take(SHOWN_REFUSALS).for_each(|line| text += &format!("\n{line}"));
+        refused
+            .iter()
+            .take(SHOWN_REFUSALS)
+            .for_each(|line| text += &format!("\n{line}"));
         text
     }
 }
@@ -225,7 +285,13 @@ impl Hello {
     fn plain(self) -> Self {
         let [version, job, host, machine] =
             [self.version, self.job, self.host, self.machine].map(|text| output::plain(&text));
-        Self { version, job, host, machine, ..self }
+        Self {
+            version,
+            job,
+            host,
+            machine,
+            ..self
+        }
     }
 }
 
@@ -238,14 +304,23 @@ pub fn join(meeting: &Meeting, hello: &Hello) -> Result<(TcpStream, Welcome)> {
     let stream = dial(meeting, hello.rank, deadline)?;
     let rank_0 = format!("rank 0 at {}:{}", meeting.host, meeting.port);
     // Rank 0 answers one rank after another, so its answer may take all the time that is left.
-    let left = deadline.saturating_duration_since(Instant::now()).max(ANSWER);
+    let left = deadline
+        .saturating_duration_since(Instant::now())
+        .max(ANSWER);
     greet(stream, [&rank_0, "rank"], &meeting.trust, hello, left)
 }
 
 fn dial(meeting: &Meeting, rank: usize, deadline: Instant) -> Result<TcpStream> {
-    let Meeting { host, port, timeout, .. } = meeting;
+    let Meeting {
+        host,
+        port,
+        timeout,
+        ..
+    } = meeting;
     let timeout_s = timeout.as_secs();
-    let waiting = Waiting::start(format!("rank {rank} waits up to {timeout_s} s for rank 0 at {host}:{port}"));
+    let waiting = Waiting::start(format!(
+        "rank {rank} waits up to {timeout_s} s for rank 0 at {host}:{port}"
+    ));
     loop {
         // Each attempt looks up the host's name, which may become known only after the ranks start.
         let found = addresses(host, *port);
@@ -281,7 +356,10 @@ impl Waiting {
         let last = Arc::clone(&error);
         std::thread::spawn(move || {
             if is_over.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-                remark(&format!("{wait}: {}", last.lock().unwrap_or_else(PoisonError::into_inner)));
+                remark(&format!(
+                    "{wait}: {}",
+                    last.lock().unwrap_or_else(PoisonError::into_inner)
+                ));
             }
         });
         Self { error, _end: end }
@@ -303,13 +381,19 @@ fn remark(text: &str) {
 /// can connect. The proof of the token protects the port. Without a token, rank 0 keeps to
 /// loopback.
 fn places_to_listen(meeting: &Meeting, found: Vec<SocketAddr>) -> Vec<SocketAddr> {
-    let Meeting { host, port, trust, .. } = meeting;
+    let Meeting {
+        host, port, trust, ..
+    } = meeting;
     if trust.token.is_none() || !is_only_loopback_here(host, &found) {
         return found;
     }
     // A machine without IPv6 has no such socket.
     let has_ipv6 = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).is_ok();
-    let everywhere = if has_ipv6 { IpAddr::from(Ipv6Addr::UNSPECIFIED) } else { Ipv4Addr::UNSPECIFIED.into() };
+    let everywhere = if has_ipv6 {
+        IpAddr::from(Ipv6Addr::UNSPECIFIED)
+    } else {
+        Ipv4Addr::UNSPECIFIED.into()
+    };
     vec![SocketAddr::new(everywhere, *port)]
 }
 
@@ -321,7 +405,9 @@ fn is_only_loopback_here(host: &str, found: &[SocketAddr]) -> bool {
 }
 
 fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
-    let found = (host, port).to_socket_addrs().with_context(|| format!("look up the host {host}"))?;
+    let found = (host, port)
+        .to_socket_addrs()
+        .with_context(|| format!("look up the host {host}"))?;
     let mut distinct = Vec::new();
     for address in found {
         if !distinct.contains(&address) {
@@ -336,8 +422,9 @@ fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
 /// # Errors
 /// The text has another form. The error names the allowed one.
 pub fn parse_place(text: &str) -> Result<(String, u16), String> {
-    let parts =
-        text.rsplit_once(':').and_then(|(host, port)| Some((host.trim_matches(['[', ']']), port.parse().ok()?)));
+    let parts = text
+        .rsplit_once(':')
+        .and_then(|(host, port)| Some((host.trim_matches(['[', ']']), port.parse().ok()?)));
     match parts {
         Some((host, port)) if !host.is_empty() && port > 0 => Ok((host.to_owned(), port)),
         _ => Err("HOST:PORT, as in spark-1:29501".to_owned()),

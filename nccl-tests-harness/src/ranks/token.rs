@@ -39,7 +39,11 @@ impl Token {
     /// Parses a token that a person enters. The error names the allowed form.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        if is_digits(text) { Ok(Self(text.to_owned())) } else { Err("a token has 32 hexadecimal digits".to_owned()) }
+        if is_digits(text) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err("a token has 32 hexadecimal digits".to_owned())
+        }
     }
 
     pub fn text(&self) -> &str {
@@ -48,7 +52,10 @@ impl Token {
 
     /// Returns the proof of `side`. It covers `message`, which the side sends with the proof.
     pub fn prove(&self, side: Side, nonces: Nonces<'_>, message: &str) -> String {
-        let Nonces { connecting, listening } = nonces;
+        let Nonces {
+            connecting,
+            listening,
+        } = nonces;
         let text = format!("nccl-spark\n{side:?}\n{connecting}\n{listening}\n{message}");
         hex(&hmac(self.0.as_bytes(), text.as_bytes()))
     }
@@ -57,7 +64,10 @@ impl Token {
     /// the proofs differ.
     pub fn is_proved(&self, side: Side, nonces: Nonces<'_>, message: &str, proof: &str) -> bool {
         let own = self.prove(side, nonces, message);
-        let difference = own.bytes().zip(proof.bytes()).fold(0, |sum, (one, other)| sum | (one ^ other));
+        let difference = own
+            .bytes()
+            .zip(proof.bytes())
+            .fold(0, |sum, (one, other)| sum | (one ^ other));
         own.len() == proof.len() && difference == 0
     }
 }
@@ -84,7 +94,8 @@ fn is_digits(text: &str) -> bool {
 
 fn random_digits() -> Result<String> {
     let mut bytes = [0; DIGITS / 2];
-    let random = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    let random =
+        std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     random.context("read /dev/urandom for a token")?;
     Ok(hex(&bytes))
 }
@@ -93,24 +104,40 @@ fn random_digits() -> Result<String> {
 fn hmac(key: &[u8], text: &[u8]) -> [u8; 32] {
     let padded = |pad: u8| {
         let mut block = [pad; BLOCK_BYTES];
-        block.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
+        block
+            .iter_mut()
+            .zip(key)
+            .for_each(|(byte, key)| *byte ^= key);
         block
     };
-    let inner = Sha256::new().chain_update(padded(0x36)).chain_update(text).finalize();
-    Sha256::new().chain_update(padded(0x5c)).chain_update(inner).finalize().into()
+    let inner = Sha256::new()
+        .chain_update(padded(0x36))
+        .chain_update(text)
+        .finalize();
+    Sha256::new()
+        .chain_update(padded(0x5c))
+        .chain_update(inner)
+        .finalize()
+        .into()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const NONCES: Nonces<'static> = Nonces { connecting: "1", listening: "2" };
+    const NONCES: Nonces<'static> = Nonces {
+        connecting: "1",
+        listening: "2",
+    };
 
     /// RFC 4231, test case 2.
     #[test]
     fn the_keyed_hash_is_that_of_the_standard() {
         let hash = hex(&hmac(b"Jefe", b"what do ya want for nothing?"));
-        assert_eq!(hash, "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+        assert_eq!(
+            hash,
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
+        );
     }
 
     #[test]
@@ -121,7 +148,16 @@ mod tests {
         assert!(!other.is_proved(Side::Listening, NONCES, "m", &proof));
         assert!(!token.is_proved(Side::Connecting, NONCES, "m", &proof));
         assert!(!token.is_proved(Side::Listening, NONCES, "n", &proof));
-        for nonces in [Nonces { connecting: "3", ..NONCES }, Nonces { listening: "3", ..NONCES }] {
+        for nonces in [
+            Nonces {
+                connecting: "3",
+                ..NONCES
+            },
+            Nonces {
+                listening: "3",
+                ..NONCES
+            },
+        ] {
             assert!(!token.is_proved(Side::Listening, nonces, "m", &proof));
         }
         assert!(!token.is_proved(Side::Listening, NONCES, "m", &proof[1..]));
@@ -131,9 +167,14 @@ mod tests {
     #[test]
     fn a_token_has_one_form() {
         let token = Token::new().unwrap();
-        assert_eq!(Token::parse(&format!(" {}\n", token.text())), Ok(token.clone()));
+        assert_eq!(
+            Token::parse(&format!(" {}\n", token.text())),
+            Ok(token.clone())
+        );
         assert!(Token::parse("secret").is_err() && Token::parse(&"g".repeat(32)).is_err());
         assert_eq!(format!("{token:?}"), "Token(..)");
-        assert!(is_nonce(&nonce().unwrap()) && !is_nonce("") && nonce().unwrap() != nonce().unwrap());
+        assert!(
+            is_nonce(&nonce().unwrap()) && !is_nonce("") && nonce().unwrap() != nonce().unwrap()
+        );
     }
 }

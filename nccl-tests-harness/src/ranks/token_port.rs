@@ -21,7 +21,8 @@ pub struct TokenPort {
 impl TokenPort {
     /// Listens on a port that the system chooses. Fails when this host does not have the address.
     pub fn open(address: IpAddr, token: &Token) -> Result<Self> {
-        let listener = TcpListener::bind((address, 0)).with_context(|| format!("listen on {address}"))?;
+        let listener =
+            TcpListener::bind((address, 0)).with_context(|| format!("listen on {address}"))?;
         let address = listener.local_addr().context("ask for the port")?;
         let arrivals = Arrivals::new(vec![listener], trust(token), MAX_UNAUTHENTICATED)?;
         Ok(Self { address, arrivals })
@@ -31,7 +32,11 @@ impl TokenPort {
     /// with the token comes by `end`.
     pub fn accept_one(self, end: Instant) -> Result<TcpStream> {
         loop {
-            ensure!(Instant::now() < end, "no doctor connected to {} in time", self.address);
+            ensure!(
+                Instant::now() < end,
+                "no doctor connected to {} in time",
+                self.address
+            );
             if let Some(Arrival::Admitted { mut line, .. }) = self.arrivals.next() {
                 line.send(&Answer::Welcome(()))?;
                 return line.settle();
@@ -43,15 +48,33 @@ impl TokenPort {
 /// Connects to the first of a token port's addresses that answers. Errors name the port by `name`.
 /// Fails when no address answers by `end` or within [`CONNECT_TIMEOUT`], or one of the sides does
 /// not prove the token.
-pub fn connect(addresses: &[SocketAddr], name: &str, token: &Token, end: Instant) -> Result<TcpStream> {
+pub fn connect(
+    addresses: &[SocketAddr],
+    name: &str,
+    token: &Token,
+    end: Instant,
+) -> Result<TcpStream> {
     let stream = line::connect(addresses, end.min(Instant::now() + CONNECT_TIMEOUT))
         .with_context(|| format!("connect to {name}"))?;
-    greet(stream, [name, "doctor"], &trust(token), &(), CONNECT_TIMEOUT).map(|(stream, ())| stream)
+    greet(
+        stream,
+        [name, "doctor"],
+        &trust(token),
+        &(),
+        CONNECT_TIMEOUT,
+    )
+    .map(|(stream, ())| stream)
 }
 
 fn trust(token: &Token) -> Trust {
-    const MISMATCH: &str = "the token is wrong, or was used before: each start of a partner has a new one";
-    Trust { token: Some(token.clone()), trusts_anybody: false, mismatch: MISMATCH, cure: MISMATCH }
+    const MISMATCH: &str =
+        "the token is wrong, or was used before: each start of a partner has a new one";
+    Trust {
+        token: Some(token.clone()),
+        trusts_anybody: false,
+        mismatch: MISMATCH,
+        cure: MISMATCH,
+    }
 }
 
 #[cfg(test)]

@@ -76,12 +76,27 @@ impl Scene {
     ///
     /// # Errors
     /// Fails when a part of the scene does not exist or cannot be made.
-    pub fn set(setting: &Setting, ranks: usize, lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
-        let create = |path: &PathBuf| File::create(path).with_context(|| format!("--log {}", path.display()));
+    pub fn set(
+        setting: &Setting,
+        ranks: usize,
+        lookup: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self> {
+        let create = |path: &PathBuf| {
+            File::create(path).with_context(|| format!("--log {}", path.display()))
+        };
         let log = setting.log.as_ref().map(create).transpose()?;
-        let fabric = fabric::set_up(&setting.fabric, ranks, lookup("NCCL_IBVERBS_LIB").as_deref())?;
+        let fabric = fabric::set_up(
+            &setting.fabric,
+            ranks,
+            lookup("NCCL_IBVERBS_LIB").as_deref(),
+        )?;
         let folder = tempfile::tempdir().context("make a folder for the runs")?;
-        Ok(Self { fabric, plugin: setting.plugin.clone(), folder, log })
+        Ok(Self {
+            fabric,
+            plugin: setting.plugin.clone(),
+            folder,
+            log,
+        })
     }
 
     /// Returns a folder for the runs' files, on this machine.
@@ -96,7 +111,9 @@ impl Scene {
         if output::nccl_debug().is_some() && line.contains(" NCCL ") {
             writeln!(output::error(), "{who}: {line}")?;
         }
-        let Some(mut file) = self.log.as_ref() else { return Ok(()) };
+        let Some(mut file) = self.log.as_ref() else {
+            return Ok(());
+        };
         writeln!(file, "{who}: {line}").context("--log")
     }
 
@@ -127,7 +144,10 @@ impl Scene {
         let mut environment = network.environment(&self.plugin);
         let mut set = |name: &str, value: String| environment.push((name.to_owned(), value));
         if !lookup("NCCL_DEBUG").is_some_and(|level| level.eq_ignore_ascii_case("TRACE")) {
-            set("NCCL_DEBUG", output::nccl_debug().unwrap_or("INFO").to_owned());
+            set(
+                "NCCL_DEBUG",
+                output::nccl_debug().unwrap_or("INFO").to_owned(),
+            );
         }
         if let Some(chosen) = lookup("NCCL_DEBUG_SUBSYS") {
             set("NCCL_DEBUG_SUBSYS", subsystems(&chosen));
@@ -160,14 +180,24 @@ fn subsystems(chosen: &str) -> String {
     let Some(left_out) = chosen.strip_prefix('^') else {
         return format!("{chosen},{}", READ.join(","));
     };
-    let is_read = |name: &str| READ.into_iter().chain(["ALL"]).any(|read| name.trim().eq_ignore_ascii_case(read));
+    let is_read = |name: &str| {
+        READ.into_iter()
+            .chain(["ALL"])
+            .any(|read| name.trim().eq_ignore_ascii_case(read))
+    };
     let kept: Vec<&str> = left_out.split(',').filter(|name| !is_read(name)).collect();
-    if kept.is_empty() { "ALL".to_owned() } else { format!("^{}", kept.join(",")) }
+    if kept.is_empty() {
+        "ALL".to_owned()
+    } else {
+        format!("^{}", kept.join(","))
+    }
 }
 
 /// Returns the `LD_LIBRARY_PATH` that searches `folder` before the user's own folders.
 pub fn loader_path(folder: &Path, lookup: &dyn Fn(&str) -> Option<String>) -> String {
-    let rest = lookup("LD_LIBRARY_PATH").map(|path| format!(":{path}")).unwrap_or_default();
+    let rest = lookup("LD_LIBRARY_PATH")
+        .map(|path| format!(":{path}"))
+        .unwrap_or_default();
     format!("{}{rest}", folder.display())
 }
 

@@ -47,9 +47,15 @@ impl Network {
 
     /// Returns the variables that make NCCL use the network.
     pub fn environment(self, plugin: &Path) -> Vec<(String, String)> {
-        let plugin = if self.is_plugin() { plugin.display().to_string() } else { "none".to_owned() };
-        let mut environment =
-            vec![("NCCL_NET_PLUGIN".to_owned(), plugin), ("NCCL_NET".to_owned(), self.nccl_name().to_owned())];
+        let plugin = if self.is_plugin() {
+            plugin.display().to_string()
+        } else {
+            "none".to_owned()
+        };
+        let mut environment = vec![
+            ("NCCL_NET_PLUGIN".to_owned(), plugin),
+            ("NCCL_NET".to_owned(), self.nccl_name().to_owned()),
+        ];
         if self == Self::SparkUntuned {
             environment.push((TUNER.to_owned(), "off".to_owned()));
         }
@@ -71,8 +77,14 @@ impl Channels {
     fn read(line: &str) -> Option<Self> {
         let (before, _) = line.split_once(" coll channels, ")?;
         let (prefix, number) = before.rsplit_once("NCCL INFO ")?;
-        let text = line[prefix.len()..].trim_start_matches("NCCL INFO ").trim_end().to_owned();
-        Some(Self { collective: number.parse().ok()?, text })
+        let text = line[prefix.len()..]
+            .trim_start_matches("NCCL INFO ")
+            .trim_end()
+            .to_owned();
+        Some(Self {
+            collective: number.parse().ok()?,
+            text,
+        })
     }
 
     /// Returns the number of channels by kind. The names of the kinds are NCCL's, as in
@@ -80,7 +92,10 @@ impl Channels {
     pub fn counts(&self) -> BTreeMap<String, u32> {
         let count = |part: &str| {
             let (number, name) = part.split_once(' ')?;
-            Some((name.replace(" channels", "").replace(' ', "_"), number.parse().ok()?))
+            Some((
+                name.replace(" channels", "").replace(' ', "_"),
+                number.parse().ok()?,
+            ))
         };
         self.text.split(", ").filter_map(count).collect()
     }
@@ -109,25 +124,43 @@ impl Used {
         if let Some((_, rest)) = line.split_once(" via NET/") {
             // mpirun may cut a line within the name and continue with a line of another rank.
             let is_letter = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-            if let Some((network, _)) = rest.split_once('/').filter(|(network, _)| network.chars().all(is_letter)) {
+            if let Some((network, _)) = rest
+                .split_once('/')
+                .filter(|(network, _)| network.chars().all(is_letter))
+            {
                 *self.ends.entry(network.to_owned()).or_default() += 1;
             }
         }
         if let Some(channels) = Channels::read(line)
-            && self.channels.as_ref().is_none_or(|known| channels.collective < known.collective)
+            && self
+                .channels
+                .as_ref()
+                .is_none_or(|known| channels.collective < known.collective)
         {
             self.channels = Some(channels);
         }
         if let Some(at) = line.find("NCCL version ") {
-            self.version.get_or_insert_with(|| line[at + "NCCL version ".len()..].trim().to_owned());
+            self.version
+                .get_or_insert_with(|| line[at + "NCCL version ".len()..].trim().to_owned());
         }
         if let Some((_, rest)) = line.split_once("Loaded net plugin Spark (v") {
-            self.abi = rest.split(')').next().and_then(|version| version.parse().ok());
+            self.abi = rest
+                .split(')')
+                .next()
+                .and_then(|version| version.parse().ok());
         }
-        let is_reason = [" NCCL WARN ", "NET/Plugin: Could not", "NET/Plugin: Failed", "error while loading shared"];
+        let is_reason = [
+            " NCCL WARN ",
+            "NET/Plugin: Could not",
+            "NET/Plugin: Failed",
+            "error while loading shared",
+        ];
         let cause = is_reason.iter().find_map(|word| line.find(word));
         if let Some(at) = cause {
-            let text = line[at..].trim().trim_start_matches("NCCL WARN ").to_owned();
+            let text = line[at..]
+                .trim()
+                .trim_start_matches("NCCL WARN ")
+                .to_owned();
             if !self.complaints.contains(&text) {
                 // If the list is full, this line replaces the last one: the last line of a log is
                 // usually the error that ended the run.
@@ -154,15 +187,33 @@ impl Used {
     /// Fails when a channel used another network, or no channel used any. The error has the reason
     /// that NCCL's log gives.
     pub fn judge(&self, wanted: Network) -> Result<String> {
-        let reason = self.complaints().map(|text| format!(": NCCL says: {text}")).unwrap_or_default();
-        let others = self.ends.keys().filter(|name| *name != wanted.nccl_name()).cloned().collect::<Vec<_>>();
+        let reason = self
+            .complaints()
+            .map(|text| format!(": NCCL says: {text}"))
+            .unwrap_or_default();
+        let others = self
+            .ends
+            .keys()
+            .filter(|name| *name != wanted.nccl_name())
+            .cloned()
+            .collect::<Vec<_>>();
         match self.ends.get(wanted.nccl_name()) {
             Some(count) if others.is_empty() => {
-                let abi = self.abi.map(|version| format!(" (interface v{version})")).unwrap_or_default();
-                Ok(format!("NET/{}{abi} at {count} ends of channels", wanted.nccl_name()))
+                let abi = self
+                    .abi
+                    .map(|version| format!(" (interface v{version})"))
+                    .unwrap_or_default();
+                Ok(format!(
+                    "NET/{}{abi} at {count} ends of channels",
+                    wanted.nccl_name()
+                ))
             }
             _ if !others.is_empty() => {
-                bail!("NCCL used NET/{} instead of NET/{}{reason}", others.join(" and NET/"), wanted.nccl_name())
+                bail!(
+                    "NCCL used NET/{} instead of NET/{}{reason}",
+                    others.join(" and NET/"),
+                    wanted.nccl_name()
+                )
             }
             _ => bail!(
                 "no channel went over a network (NET/{} was asked for): the ranks may look like one host, or nothing \
@@ -186,21 +237,37 @@ mod tests {
     }
 
     const SPARK: &str = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0";
-    const SOCKET: &str = "h:1:2 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [receive] via NET/Socket/1/Shared";
+    const SOCKET: &str =
+        "h:1:2 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [receive] via NET/Socket/1/Shared";
 
     #[test]
     fn the_network_is_what_the_channels_went_over() {
-        let log = used(&["h:1:1 [0] NCCL INFO NCCL version 2.28.3+cuda13.0", SPARK, SPARK]);
-        assert_eq!(log.judge(Network::Spark).unwrap(), "NET/Spark at 2 ends of channels");
+        let log = used(&[
+            "h:1:1 [0] NCCL INFO NCCL version 2.28.3+cuda13.0",
+            SPARK,
+            SPARK,
+        ]);
+        assert_eq!(
+            log.judge(Network::Spark).unwrap(),
+            "NET/Spark at 2 ends of channels"
+        );
         assert_eq!(log.version.as_deref(), Some("2.28.3+cuda13.0"));
-        assert!(log.judge(Network::Ib).unwrap_err().to_string().contains("used NET/Spark instead of NET/IB"));
+        assert!(
+            log.judge(Network::Ib)
+                .unwrap_err()
+                .to_string()
+                .contains("used NET/Spark instead of NET/IB")
+        );
     }
 
     #[test]
     fn a_network_name_cut_by_another_ranks_line_is_ignored() {
         let cut = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Soh:3:4 [0] NCCL INFO Channel 01/0";
         let log = used(&[cut, SPARK]);
-        assert_eq!(log.judge(Network::SparkUntuned).unwrap(), "NET/Spark at 1 ends of channels");
+        assert_eq!(
+            log.judge(Network::SparkUntuned).unwrap(),
+            "NET/Spark at 1 ends of channels"
+        );
     }
 
     #[test]
@@ -214,15 +281,30 @@ mod tests {
         let log = used(&[&line(20), &line(18), &line(19)]);
         let channels = log.channels().unwrap();
         assert_eq!(channels.collective, 18);
-        assert!(channels.text.starts_with("18 coll channels, 18 collnet") && channels.text.ends_with("per peer"));
-        let counts = [("coll", 18), ("collnet", 18), ("nvls", 0), ("p2p", 32), ("p2p_per_peer", 2)];
-        assert_eq!(channels.counts(), counts.map(|(name, count)| (name.to_owned(), count)).into());
+        assert!(
+            channels.text.starts_with("18 coll channels, 18 collnet")
+                && channels.text.ends_with("per peer")
+        );
+        let counts = [
+            ("coll", 18),
+            ("collnet", 18),
+            ("nvls", 0),
+            ("p2p", 32),
+            ("p2p_per_peer", 2),
+        ];
+        assert_eq!(
+            channels.counts(),
+            counts.map(|(name, count)| (name.to_owned(), count)).into()
+        );
         // mpirun may cut a rank's line and insert another rank's line. First, a line that is cut
         // after the "1" of "18", with another rank's whole line behind the cut. Then, the rest of a
         // line that was cut there.
         let cut = format!("h:1:2 [0] NCCL INFO 1{}", line(18));
         assert_eq!(used(&[&cut]).channels().unwrap().collective, 18);
-        assert_eq!(used(&["8 coll channels, 8 collnet channels"]).channels(), None);
+        assert_eq!(
+            used(&["8 coll channels, 8 collnet channels"]).channels(),
+            None
+        );
     }
 
     #[test]
@@ -233,24 +315,43 @@ mod tests {
             (Network::Ib, "none", "IB", None),
             (Network::Socket, "none", "Socket", None),
         ] {
-            let expected = [("NCCL_NET_PLUGIN", Some(plugin)), ("NCCL_NET", Some(name)), (TUNER, tuner)];
-            let expected = expected.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())));
-            assert_eq!(network.environment(Path::new("/p.so")), expected.collect::<Vec<_>>());
+            let expected = [
+                ("NCCL_NET_PLUGIN", Some(plugin)),
+                ("NCCL_NET", Some(name)),
+                (TUNER, tuner),
+            ];
+            let expected = expected
+                .into_iter()
+                .filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())));
+            assert_eq!(
+                network.environment(Path::new("/p.so")),
+                expected.collect::<Vec<_>>()
+            );
         }
     }
 
     #[test]
     fn the_interface_that_nccl_took_is_named() {
-        let log = used(&["h:1:2 [0] NCCL INFO NET/Plugin: Loaded net plugin Spark (v9)", SPARK]);
-        assert_eq!(log.judge(Network::Spark).unwrap(), "NET/Spark (interface v9) at 1 ends of channels");
+        let log = used(&[
+            "h:1:2 [0] NCCL INFO NET/Plugin: Loaded net plugin Spark (v9)",
+            SPARK,
+        ]);
+        assert_eq!(
+            log.judge(Network::Spark).unwrap(),
+            "NET/Spark (interface v9) at 1 ends of channels"
+        );
     }
 
     #[test]
     fn a_fallback_is_reported_with_its_reason() {
         let reason = "h:1:2 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net-spark.so";
-        let text = used(&[reason, reason, SOCKET]).judge(Network::Spark).unwrap_err().to_string();
+        let text = used(&[reason, reason, SOCKET])
+            .judge(Network::Spark)
+            .unwrap_err()
+            .to_string();
         assert!(
-            text.contains("used NET/Socket instead of NET/Spark") && text.contains("libnccl-net-spark.so"),
+            text.contains("used NET/Socket instead of NET/Spark")
+                && text.contains("libnccl-net-spark.so"),
             "{text}"
         );
         assert_eq!(text.matches("Could not find").count(), 1);
@@ -260,20 +361,30 @@ mod tests {
 
     #[test]
     fn the_last_error_is_kept() {
-        let lines: Vec<String> = (0..9).map(|n| format!("h:1:2 [0] net.cc:4 NCCL WARN number {n}")).collect();
+        let lines: Vec<String> = (0..9)
+            .map(|n| format!("h:1:2 [0] net.cc:4 NCCL WARN number {n}"))
+            .collect();
         let log = used(&lines.iter().map(String::as_str).collect::<Vec<_>>());
-        assert_eq!(log.complaints().unwrap(), "number 0; number 1; number 2; number 8");
+        assert_eq!(
+            log.complaints().unwrap(),
+            "number 0; number 1; number 2; number 8"
+        );
     }
 
     #[test]
     fn a_missing_network_is_reported() {
-        let text = used(&["h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"]).judge(Network::Spark);
+        let text = used(&["h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"])
+            .judge(Network::Spark);
         assert!(text.unwrap_err().to_string().contains("look like one host"));
     }
 
     #[test]
     fn log_lines_are_recognised() {
         let mut log = Used::default();
-        assert!(log.note(SPARK) && log.note("NCCL version 2.28.3+cuda13.0") && !log.note("# Using devices"));
+        assert!(
+            log.note(SPARK)
+                && log.note("NCCL version 2.28.3+cuda13.0")
+                && !log.note("# Using devices")
+        );
     }
 }

@@ -22,9 +22,17 @@ impl Fakes {
     /// the form "FAKE_GPUS=2".
     pub fn run(&self, arguments: &str, environment: &str) -> ProgramOutput {
         let mut command = nccl_spark();
-        command.args(["memory", "--fabric", "verbs", "--plugin"]).arg(self.plugin.library());
-        command.args(arguments.split_whitespace()).env("LD_LIBRARY_PATH", self.plugin.folder());
-        command.envs(environment.split_whitespace().filter_map(|one| one.split_once('=')));
+        command
+            .args(["memory", "--fabric", "verbs", "--plugin"])
+            .arg(self.plugin.library());
+        command
+            .args(arguments.split_whitespace())
+            .env("LD_LIBRARY_PATH", self.plugin.folder());
+        command.envs(
+            environment
+                .split_whitespace()
+                .filter_map(|one| one.split_once('=')),
+        );
         command.output().unwrap().into()
     }
 }
@@ -61,7 +69,10 @@ pub fn has_mpirun() -> bool {
 /// Returns true while the process runs, and false for a zombie.
 pub fn is_running(pid: impl Display) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).is_some_and(|state| state != "Z")
+    stat.rsplit(')')
+        .next()
+        .and_then(|rest| rest.split_whitespace().next())
+        .is_some_and(|state| state != "Z")
 }
 
 /// Runs a command with its standard output on a terminal. Returns its exit status, and the text on

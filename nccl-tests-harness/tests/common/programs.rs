@@ -47,12 +47,29 @@ impl Fakes {
 /// Any machine that links Rust programs has `cc`.
 pub fn shared_object(source: &str, library: &Path, defines: &[&str]) {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (source, include) = (package.join("../nccl-tests-harness/tests").join(source), package.join("../include"));
+    let (source, include) = (
+        package.join("../nccl-tests-harness/tests").join(source),
+        package.join("../include"),
+    );
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     let mut command = Command::new(compiler);
-    command.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-I"]).arg(include);
-    let output = command.arg("-o").arg(library).args(defines).arg(source).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    command
+        .args([
+            "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-I",
+        ])
+        .arg(include);
+    let output = command
+        .arg("-o")
+        .arg(library)
+        .args(defines)
+        .arg(source)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 #[derive(Debug)]
@@ -65,18 +82,32 @@ pub struct ProgramOutput {
 impl From<Output> for ProgramOutput {
     fn from(output: Output) -> Self {
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        Self { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+        Self {
+            status: output.status.code(),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
     }
 }
 
 /// Returns `program` without environment variables that could change its behaviour.
 pub fn clean(program: &str) -> Command {
     let mut command = Command::new(program);
-    for name in ["NCCL_DEBUG", "NCCL_IBVERBS_LIB", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+    for name in [
+        "NCCL_DEBUG",
+        "NCCL_IBVERBS_LIB",
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ] {
         command.env_remove(name);
     }
     for (name, _) in std::env::vars() {
-        if ["OMPI_", "PMIX_", "PMI_", "SLURM_", "TORCHELASTIC_"].iter().any(|prefix| name.starts_with(prefix)) {
+        if ["OMPI_", "PMIX_", "PMI_", "SLURM_", "TORCHELASTIC_"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+        {
             command.env_remove(name);
         }
     }
@@ -89,10 +120,17 @@ pub fn clean(program: &str) -> Command {
 pub fn built_beside(program: &str) -> Option<PathBuf> {
     let beside = |name: &str| Path::new(program).with_file_name(name);
     let candidates = ["libnccl_net_spark.so", "deps/libnccl_net_spark.so"].map(beside);
-    let built = candidates.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path))).max();
-    let plugin = built.map(|(_, path)| path).filter(|_| beside("softverbs-ibverbs").exists());
+    let built = candidates
+        .into_iter()
+        .filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)))
+        .max();
+    let plugin = built
+        .map(|(_, path)| path)
+        .filter(|_| beside("softverbs-ibverbs").exists());
     if plugin.is_none() {
-        skip::missing("the plugin and softverbs-ibverbs are not both built (cargo build --workspace)");
+        skip::missing(
+            "the plugin and softverbs-ibverbs are not both built (cargo build --workspace)",
+        );
     }
     plugin
 }

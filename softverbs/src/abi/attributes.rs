@@ -27,13 +27,20 @@ const SYSFS_ROCE_V2: c_int = 1;
 /// # Safety
 /// `context` must be open, and `attributes` must be valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attributes: *mut ibv_device_attr) -> c_int {
+pub unsafe extern "C" fn ibv_query_device(
+    context: *mut ibv_context,
+    attributes: *mut ibv_device_attr,
+) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
         let device = unsafe { handles::context(context) }?.device;
         // SAFETY: integers, for which zero is a value.
         let mut found: ibv_device_attr = unsafe { std::mem::zeroed() };
-        for (place, byte) in found.fw_ver.iter_mut().zip(concat!("softverbs ", env!("CARGO_PKG_VERSION")).bytes()) {
+        for (place, byte) in found
+            .fw_ver
+            .iter_mut()
+            .zip(concat!("softverbs ", env!("CARGO_PKG_VERSION")).bytes())
+        {
             *place = byte as _;
         }
         found.node_guid = device.core().guid.to_be();
@@ -72,7 +79,14 @@ pub unsafe extern "C" fn ibv_query_port(
     attributes: *mut _compat_ibv_port_attr,
 ) -> c_int {
     // SAFETY: the caller's promise; the old struct is a prefix of the new one.
-    unsafe { query_port(context, port, attributes.cast(), offset_of!(ibv_port_attr, port_cap_flags2)) }
+    unsafe {
+        query_port(
+            context,
+            port,
+            attributes.cast(),
+            offset_of!(ibv_port_attr, port_cap_flags2),
+        )
+    }
 }
 
 /// The port query that `verbs.h` calls. `bytes` is the size of the struct in the caller's header.
@@ -92,7 +106,9 @@ pub(super) unsafe extern "C" fn query_port(
         // SAFETY: `attributes` is valid for writes of `bytes` bytes, by the caller's promise.
         unsafe {
             attributes.cast::<u8>().write_bytes(0, bytes);
-            attributes.cast::<u8>().copy_from_nonoverlapping((&raw const found).cast(), known);
+            attributes
+                .cast::<u8>()
+                .copy_from_nonoverlapping((&raw const found).cast(), known);
         }
         Ok(())
     })
@@ -103,7 +119,11 @@ pub(super) unsafe extern "C" fn query_port(
 /// # Safety
 /// `context` must be open, and `speed` must be valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
+pub unsafe extern "C" fn ibv_query_port_speed(
+    context: *mut ibv_context,
+    port: u32,
+    speed: *mut u64,
+) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
         let device = unsafe { handles::context(context) }?.device;
@@ -117,11 +137,20 @@ pub unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u
 /// # Safety
 /// `context` must be open, and `gid` must be valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int {
+pub unsafe extern "C" fn ibv_query_gid(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    gid: *mut ibv_gid,
+) -> c_int {
     guard::zero_or_minus_one(|| {
         // SAFETY: the caller's promise.
         let device = unsafe { handles::context(context) }?.device;
-        let entry = gid_entry(device, u32::from(port), u32::try_from(index).map_err(|_| libc::EINVAL)?)?;
+        let entry = gid_entry(
+            device,
+            u32::from(port),
+            u32::try_from(index).map_err(|_| libc::EINVAL)?,
+        )?;
         // SAFETY: writable, by the caller's promise.
         unsafe { gid.write(entry.gid) };
         Ok(())
@@ -141,7 +170,11 @@ pub unsafe extern "C" fn ibv_query_gid_type(
 ) -> c_int {
     guard::zero_or_minus_one(|| {
         // SAFETY: the caller's promise.
-        gid_entry(unsafe { handles::context(context) }?.device, u32::from(port), index)?;
+        gid_entry(
+            unsafe { handles::context(context) }?.device,
+            u32::from(port),
+            index,
+        )?;
         // SAFETY: writable, by the caller's promise.
         unsafe { kind.write(SYSFS_ROCE_V2) };
         Ok(())
@@ -208,7 +241,12 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
 /// # Safety
 /// `context` must be open, and `pkey` must be valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut __be16) -> c_int {
+pub unsafe extern "C" fn ibv_query_pkey(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    pkey: *mut __be16,
+) -> c_int {
     guard::zero_or_minus_one(|| {
         // SAFETY: the caller's promise.
         unsafe { handles::context(context) }?;
@@ -223,8 +261,16 @@ pub unsafe extern "C" fn ibv_query_pkey(context: *mut ibv_context, port: u8, ind
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_pkey_index(_context: *mut ibv_context, port: u8, pkey: __be16) -> c_int {
-    if port == 1 && u16::from_be(pkey) == DEFAULT_PKEY { 0 } else { -1 }
+pub unsafe extern "C" fn ibv_get_pkey_index(
+    _context: *mut ibv_context,
+    port: u8,
+    pkey: __be16,
+) -> c_int {
+    if port == 1 && u16::from_be(pkey) == DEFAULT_PKEY {
+        0
+    } else {
+        -1
+    }
 }
 
 fn port_attributes(device: &DeviceHandle, port: u8) -> Result<ibv_port_attr, i32> {
@@ -285,8 +331,15 @@ fn width_and_speed(mbps: u32) -> (u8, u8) {
         return SPARK_PORT.1;
     }
     const WIDTHS: [(u8, u32); 5] = [(2, 4), (1, 1), (16, 2), (4, 8), (8, 12)];
-    const SPEEDS: [(u8, u32); 7] =
-        [(1, 2_500), (2, 5_000), (4, 10_000), (16, 14_000), (32, 25_000), (64, 50_000), (128, 100_000)];
+    const SPEEDS: [(u8, u32); 7] = [
+        (1, 2_500),
+        (2, 5_000),
+        (4, 10_000),
+        (16, 14_000),
+        (32, 25_000),
+        (64, 50_000),
+        (128, 100_000),
+    ];
     let mut best = (1, 1);
     let mut best_mbps = 0;
     for (width, lanes) in WIDTHS {
@@ -310,7 +363,11 @@ mod tests {
     #[test]
     fn rates_have_the_codes_that_real_ports_have() {
         assert_eq!(width_and_speed(100_000), (2, 32), "4 lanes of EDR");
-        assert_eq!(width_and_speed(200_000), (16, 128), "2 lanes of NDR, a Spark's port");
+        assert_eq!(
+            width_and_speed(200_000),
+            (16, 128),
+            "2 lanes of NDR, a Spark's port"
+        );
         assert_eq!(width_and_speed(400_000), (2, 128), "4 lanes of NDR");
         assert_eq!(width_and_speed(10_000), (2, 1), "4 lanes of SDR");
         assert_eq!(width_and_speed(111_000), (2, 32), "the nearest below");
@@ -319,6 +376,9 @@ mod tests {
 
     #[test]
     fn mtus_are_the_largest_that_fit() {
-        assert_eq!([256, 511, 512, 1500, 4096, 9000].map(mtu), [1, 1, 2, 3, 5, 5]);
+        assert_eq!(
+            [256, 511, 512, 1500, 4096, 9000].map(mtu),
+            [1, 1, 2, 3, 5, 5]
+        );
     }
 }

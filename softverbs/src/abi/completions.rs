@@ -18,7 +18,9 @@ use verbs_sys::*;
 /// # Safety
 /// `context` must be open.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+pub unsafe extern "C" fn ibv_create_comp_channel(
+    context: *mut ibv_context,
+) -> *mut ibv_comp_channel {
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::context(context) }?;
@@ -27,9 +29,18 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
         if fd < 0 {
             return Err(guard::errno());
         }
-        let c = ibv_comp_channel { context, fd, refcnt: 0 };
+        let c = ibv_comp_channel {
+            context,
+            fd,
+            refcnt: 0,
+        };
         let hold = handle.users.hold();
-        Ok(handles::into_raw(ChannelHandle { c, queues: Mutex::default(), users: Users::default(), hold }))
+        Ok(handles::into_raw(ChannelHandle {
+            c,
+            queues: Mutex::default(),
+            users: Users::default(),
+            hold,
+        }))
     })
 }
 
@@ -73,7 +84,11 @@ pub unsafe extern "C" fn ibv_create_cq(
         }
         let device = handle.device;
         let entries = completions_for(entries);
-        let core = CompletionQueue::new(&device.node, device.index, usize::try_from(entries).unwrap_or(1))?;
+        let core = CompletionQueue::new(
+            &device.node,
+            device.index,
+            usize::try_from(entries).unwrap_or(1),
+        )?;
         let events = EventCounter::new();
         let mut holds = vec![handle.users.hold()];
         let number = u64::from(core.number());
@@ -89,9 +104,18 @@ pub unsafe extern "C" fn ibv_create_cq(
         (c.context, c.channel, c.cq_context, c.cqe) = (context, channel, cq_context, entries);
         c.handle = core.number();
         let number = core.number();
-        let object = CqHandle { c, core, device, events: Arc::clone(&events), users: Users::default(), holds };
+        let object = CqHandle {
+            c,
+            core,
+            device,
+            events: Arc::clone(&events),
+            users: Users::default(),
+            holds,
+        };
         let given: *mut ibv_cq = handles::into_raw(object);
-        events.address.store(given.expose_provenance(), Ordering::Release);
+        events
+            .address
+            .store(given.expose_provenance(), Ordering::Release);
         lock(&device.cqs).insert(number, events);
         Ok(given)
     })
@@ -114,7 +138,14 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
             lock(&channel.queues).remove(&u64::from(handle.c.handle));
             let none = std::ptr::null_mut();
             // SAFETY: both descriptors are open.
-            unsafe { libc::epoll_ctl(channel.c.fd, libc::EPOLL_CTL_DEL, handle.core.notify_fd(), none) };
+            unsafe {
+                libc::epoll_ctl(
+                    channel.c.fd,
+                    libc::EPOLL_CTL_DEL,
+                    handle.core.notify_fd(),
+                    none,
+                )
+            };
         }
         lock(&handle.device.cqs).remove(&handle.core.number());
         handle.events.wait_for_acknowledgements();
@@ -146,12 +177,16 @@ pub unsafe extern "C" fn ibv_get_cq_event(
             // until the events counted here are acknowledged. So the queue lives at least until
             // then.
             let queues = lock(&channel.queues);
-            let Some(events) = queues.get(&number) else { continue };
+            let Some(events) = queues.get(&number) else {
+                continue;
+            };
             let address = events.address.load(Ordering::Acquire);
             let found: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(address);
             // SAFETY: the pointer is null during the queue's creation. Later, the queue is alive as
             // long as it is in the table, and the lock keeps it there.
-            let Ok(handle) = (unsafe { handles::cq(found) }) else { continue };
+            let Ok(handle) = (unsafe { handles::cq(found) }) else {
+                continue;
+            };
             if handle.core.take_notification() {
                 events.count_event();
                 break handle;
@@ -230,7 +265,9 @@ fn work_completion(completion: &Completion) -> ibv_wc {
         opcode: completion.opcode,
         vendor_err: completion.vendor_err,
         byte_len: completion.bytes,
-        __bindgen_anon_1: ibv_wc__bindgen_ty_1 { imm_data: completion.imm },
+        __bindgen_anon_1: ibv_wc__bindgen_ty_1 {
+            imm_data: completion.imm,
+        },
         qp_num: completion.qp_num,
         src_qp: completion.src_qp,
         wc_flags: completion.flags,
@@ -246,7 +283,10 @@ fn work_completion(completion: &Completion) -> ibv_wc {
 /// block when it reads.
 fn watch(channel: &ChannelHandle, core: &CompletionQueue, number: u64) -> Result<(), i32> {
     let fd = core.notify_fd();
-    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };
+    let mut event = libc::epoll_event {
+        events: libc::EPOLLIN as u32,
+        u64: number,
+    };
     // SAFETY: both descriptors are open, and the struct lives for the call.
     let failed = unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);

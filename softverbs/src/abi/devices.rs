@@ -23,7 +23,10 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
             // A device with failed firmware is still registered with the kernel, so it is listed.
             matches!(phase, Phase::Here | Phase::Failed)
         });
-        let list: Box<[*mut ibv_device]> = there.map(handles::pointer).chain([std::ptr::null_mut()]).collect();
+        let list: Box<[*mut ibv_device]> = there
+            .map(handles::pointer)
+            .chain([std::ptr::null_mut()])
+            .collect();
         // SAFETY: null or writable, by the caller's promise.
         if let Some(count) = unsafe { count.as_mut() } {
             *count = c_int::try_from(list.len() - 1).unwrap_or(c_int::MAX);
@@ -69,7 +72,8 @@ pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> __be64 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { handles::device(device) }.map_or(-1, |device| c_int::try_from(device.index).unwrap_or(-1))
+    unsafe { handles::device(device) }
+        .map_or(-1, |device| c_int::try_from(device.index).unwrap_or(-1))
 }
 
 /// # Safety
@@ -109,7 +113,12 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
         c.context.num_comp_vectors = 1;
         // Marks a context that is part of a `verbs_context` (`__VERBS_ABI_IS_EXTENDED`).
         c.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
-        let object = ContextHandle { c: UnsafeCell::new(c), device: handle, generation, users: Users::default() };
+        let object = ContextHandle {
+            c: UnsafeCell::new(c),
+            device: handle,
+            generation,
+            users: Users::default(),
+        };
         let object: *mut u8 = handles::into_raw(object);
         // SAFETY: the context is inside the object just made.
         Ok(unsafe { object.byte_add(offset_of!(verbs_context, context)) }.cast())
@@ -130,7 +139,9 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
         }
         // SAFETY: `ibv_open_device` made this pointer, at this offset in an object that has no
         // users left.
-        unsafe { handles::free::<ContextHandle, _>(context.byte_sub(offset_of!(verbs_context, context))) };
+        unsafe {
+            handles::free::<ContextHandle, _>(context.byte_sub(offset_of!(verbs_context, context)))
+        };
         Ok(())
     })
 }
@@ -152,9 +163,22 @@ impl DeviceHandle {
         c.transport_type = IBV_TRANSPORT_IB;
         copy_text(&mut c.name, &device.name);
         copy_text(&mut c.dev_name, &format!("uverbs{index}"));
-        copy_text(&mut c.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{index}"));
-        copy_text(&mut c.ibdev_path, &format!("/sys/class/infiniband/{}", device.name));
-        Self { c, provider: [0; 16], node: Arc::clone(node), index, qps: Mutex::default(), cqs: Mutex::default() }
+        copy_text(
+            &mut c.dev_path,
+            &format!("/sys/class/infiniband_verbs/uverbs{index}"),
+        );
+        copy_text(
+            &mut c.ibdev_path,
+            &format!("/sys/class/infiniband/{}", device.name),
+        );
+        Self {
+            c,
+            provider: [0; 16],
+            node: Arc::clone(node),
+            index,
+            qps: Mutex::default(),
+            cqs: Mutex::default(),
+        }
     }
 }
 
@@ -163,7 +187,9 @@ impl DeviceHandle {
 fn devices() -> Result<&'static [DeviceHandle], i32> {
     static DEVICES: OnceLock<Result<Vec<DeviceHandle>, i32>> = OnceLock::new();
     let devices = DEVICES.get_or_init(|| match Node::join() {
-        Ok(node) => Ok((0..node.devices().len()).map(|index| DeviceHandle::new(&node, index)).collect()),
+        Ok(node) => Ok((0..node.devices().len())
+            .map(|index| DeviceHandle::new(&node, index))
+            .collect()),
         Err(reason) => {
             eprintln!("softverbs: {reason}");
             Err(libc::ENODEV)

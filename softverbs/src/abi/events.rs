@@ -16,7 +16,10 @@ use verbs_sys::*;
 /// # Safety
 /// `context` must be open, and `event` must be valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+pub unsafe extern "C" fn ibv_get_async_event(
+    context: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> c_int {
     guard::zero_or_minus_one(|| {
         // SAFETY: the caller's promise.
         let device = unsafe { handles::any_context(context) }?.device;
@@ -24,7 +27,11 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *
             if !device.node.take_event_announcement(device.index) {
                 return Err(guard::errno());
             }
-            if let Some(found) = device.node.next_event(device.index).and_then(|found| described(device, found)) {
+            if let Some(found) = device
+                .node
+                .next_event(device.index)
+                .and_then(|found| described(device, found))
+            {
                 // SAFETY: writable, by the caller's promise.
                 unsafe { event.write(found) };
                 return Ok(());
@@ -38,7 +45,9 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, event: *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: the caller's promise.
-    let Some(event) = (unsafe { event.as_ref() }) else { return };
+    let Some(event) = (unsafe { event.as_ref() }) else {
+        return;
+    };
     let events = if is_about_qp(event.event_type) {
         // SAFETY: these kinds have a queue pair, which lives until the event is acknowledged.
         unsafe { handles::qp(event.element.qp) }.map(|qp| &qp.events)
@@ -66,7 +75,10 @@ fn described(device: &DeviceHandle, event: Event) -> Option<ibv_async_event> {
         },
         EventObject::Device | EventObject::Port => ibv_async_event__bindgen_ty_1 { port_num: PORT },
     };
-    Some(ibv_async_event { element, event_type: event.kind })
+    Some(ibv_async_event {
+        element,
+        event_type: event.kind,
+    })
 }
 
 /// Counts an event about a live object, and returns the object's address. Destroying the object

@@ -39,7 +39,9 @@ pub(super) fn caught<T>(body: impl FnOnce() -> Result<T, i32>) -> Result<T, i32>
 }
 
 pub(super) fn errno() -> i32 {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+    std::io::Error::last_os_error()
+        .raw_os_error()
+        .unwrap_or(libc::EIO)
 }
 
 fn set_errno(value: i32) {

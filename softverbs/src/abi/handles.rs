@@ -102,7 +102,11 @@ impl Users {
     }
 
     pub(super) fn check_unused(&self) -> Result<(), i32> {
-        if self.0.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(libc::EBUSY) }
+        if self.0.load(Ordering::Acquire) == 0 {
+            Ok(())
+        } else {
+            Err(libc::EBUSY)
+        }
     }
 }
 
@@ -125,7 +129,11 @@ pub(super) struct EventCounter {
 
 impl EventCounter {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { address: AtomicUsize::new(0), unacknowledged: Mutex::new(0), acknowledged: Condvar::new() })
+        Arc::new(Self {
+            address: AtomicUsize::new(0),
+            unacknowledged: Mutex::new(0),
+            acknowledged: Condvar::new(),
+        })
     }
 
     pub(super) fn count_event(&self) {
@@ -141,7 +149,10 @@ impl EventCounter {
     pub(super) fn wait_for_acknowledgements(&self) {
         let mut count = lock(&self.unacknowledged);
         while *count > 0 {
-            count = self.acknowledged.wait(count).unwrap_or_else(std::sync::PoisonError::into_inner);
+            count = self
+                .acknowledged
+                .wait(count)
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
         }
     }
 }
@@ -175,7 +186,12 @@ pub(super) unsafe fn context<'a>(pointer: *mut ibv_context) -> Result<&'a Contex
     // SAFETY: the caller's promise.
     let handle = unsafe { any_context(pointer) }?;
     handle.device.await_firmware();
-    handle.device.node.presence(handle.device.index).check_generation(handle.generation).map(|()| handle)
+    handle
+        .device
+        .node
+        .presence(handle.device.index)
+        .check_generation(handle.generation)
+        .map(|()| handle)
 }
 
 /// Returns what a kernel would report for destroying an object of a context: `EIO` if programs are
@@ -187,7 +203,11 @@ pub(super) unsafe fn destroyed(pointer: *mut ibv_context) -> Result<(), i32> {
     // SAFETY: the caller's promise.
     let handle = unsafe { any_context(pointer) }?;
     handle.device.await_firmware();
-    handle.device.node.presence(handle.device.index).end(handle.generation)
+    handle
+        .device
+        .node
+        .presence(handle.device.index)
+        .end(handle.generation)
 }
 
 /// Returns the object behind a context, even if the device has failed or was removed.
@@ -199,7 +219,11 @@ pub(super) unsafe fn any_context<'a>(pointer: *mut ibv_context) -> Result<&'a Co
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller's promise; `context` is the last member of the object's first struct.
-    Ok(unsafe { &*pointer.byte_sub(offset_of!(verbs_context, context)).cast::<ContextHandle>() })
+    Ok(unsafe {
+        &*pointer
+            .byte_sub(offset_of!(verbs_context, context))
+            .cast::<ContextHandle>()
+    })
 }
 
 pub(super) fn into_raw<Object, C>(object: Object) -> *mut C {

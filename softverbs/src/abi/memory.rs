@@ -26,9 +26,17 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
         // The numbers of domains count from 1. Number 0 is for programs that call the core
         // directly, without this function.
         static DOMAINS: AtomicU32 = AtomicU32::new(1);
-        let c = ibv_pd { context, handle: DOMAINS.fetch_add(1, Ordering::Relaxed) };
+        let c = ibv_pd {
+            context,
+            handle: DOMAINS.fetch_add(1, Ordering::Relaxed),
+        };
         let holds = vec![handle.users.hold()];
-        Ok(handles::into_raw(PdHandle { c, device: handle.device, users: Users::default(), holds }))
+        Ok(handles::into_raw(PdHandle {
+            c,
+            device: handle.device,
+            users: Users::default(),
+            holds,
+        }))
     })
 }
 
@@ -55,14 +63,21 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
 ///
 /// # Safety
 /// `context` must be open. `attributes` must be null or readable.
-pub(super) unsafe extern "C" fn alloc_td(context: *mut ibv_context, attributes: *mut ibv_td_init_attr) -> *mut ibv_td {
+pub(super) unsafe extern "C" fn alloc_td(
+    context: *mut ibv_context,
+    attributes: *mut ibv_td_init_attr,
+) -> *mut ibv_td {
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let (handle, attributes) = unsafe { (handles::context(context)?, attributes.as_ref()) };
         if attributes.ok_or(libc::EINVAL)?.comp_mask != 0 {
             return Err(libc::EOPNOTSUPP);
         }
-        Ok(handles::into_raw(TdHandle { c: ibv_td { context }, users: Users::default(), hold: handle.users.hold() }))
+        Ok(handles::into_raw(TdHandle {
+            c: ibv_td { context },
+            users: Users::default(),
+            hold: handle.users.hold(),
+        }))
     })
 }
 
@@ -101,8 +116,16 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         }
         // The new domain has the number of the domain below it. So its queue pairs may use the keys
         // of that domain.
-        let c = ibv_pd { context, handle: parent.c.handle };
-        Ok(handles::into_raw(PdHandle { c, device: handle.device, users: Users::default(), holds }))
+        let c = ibv_pd {
+            context,
+            handle: parent.c.handle,
+        };
+        Ok(handles::into_raw(PdHandle {
+            c,
+            device: handle.device,
+            users: Users::default(),
+            holds,
+        }))
     })
 }
 
@@ -110,7 +133,12 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
 /// `pd` must be alive. The memory must stay mapped until [`ibv_dereg_mr`]. Until then, the caller
 /// must expect that peers read and write the memory as `access` allows.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+pub unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
     unsafe { ibv_reg_mr_iova2(pd, addr, length, addr as u64, access as c_uint) }
 }
@@ -157,9 +185,28 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
         }
         let device = handle.device;
         // SAFETY: the caller's promise about the memory.
-        let key = unsafe { device.node.register((device.index, handle.c.handle), addr as usize, length, access) }?;
-        let c = ibv_mr { context: handle.c.context, pd, addr, length, handle: key, lkey: key, rkey: key };
-        Ok(handles::into_raw(MrHandle { c, device, hold: handle.users.hold() }))
+        let key = unsafe {
+            device.node.register(
+                (device.index, handle.c.handle),
+                addr as usize,
+                length,
+                access,
+            )
+        }?;
+        let c = ibv_mr {
+            context: handle.c.context,
+            pd,
+            addr,
+            length,
+            handle: key,
+            lkey: key,
+            rkey: key,
+        };
+        Ok(handles::into_raw(MrHandle {
+            c,
+            device,
+            hold: handle.users.hold(),
+        }))
     })
 }
 
@@ -197,7 +244,10 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handles::mr(mr) }?;
-        handle.device.node.deregister(handle.device.index, handle.c.lkey)?;
+        handle
+            .device
+            .node
+            .deregister(handle.device.index, handle.c.lkey)?;
         // SAFETY: a context stays open while it has objects.
         let answer = unsafe { handles::destroyed(handle.c.context) };
         // SAFETY: made by `into_raw`, and no object uses it.

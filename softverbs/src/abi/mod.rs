@@ -115,7 +115,10 @@ mod tests {
     #[test]
     fn the_linkers_list_has_each_exported_function_once() {
         let map = include_str!("../../ibverbs.map");
-        let mut listed: Vec<&str> = map.lines().filter_map(|line| line.trim().strip_suffix(';')).collect();
+        let mut listed: Vec<&str> = map
+            .lines()
+            .filter_map(|line| line.trim().strip_suffix(';'))
+            .collect();
         listed.retain(|entry| entry.starts_with("ibv_") || entry.starts_with("_ibv_"));
         listed.sort_unstable();
         let mut exported = NAMES;

@@ -53,7 +53,8 @@ pub(super) unsafe extern "C" fn post_recv(
         // SAFETY: null at the chain's end, else readable, by the caller's promise.
         while let Some(request) = unsafe { at.as_ref() } {
             // SAFETY: the caller's promise.
-            let (sges, count) = unsafe { copy_sges(request.sg_list, request.num_sge, libc::EINVAL) }?;
+            let (sges, count) =
+                unsafe { copy_sges(request.sg_list, request.num_sge, libc::EINVAL) }?;
             core.post_receive(request.wr_id, &sges[..count])?;
             at = request.next;
         }
@@ -75,14 +76,23 @@ unsafe fn post_one_send(core: &Arc<QueuePair>, request: &ibv_send_wr) -> Result<
         _ => return Err(libc::EOPNOTSUPP),
     };
     // SAFETY: the caller's promise.
-    let (sges, count) = unsafe { copy_sges(request.sg_list, request.num_sge, core.node.nic().too_large_to_post()) }?;
+    let (sges, count) = unsafe {
+        copy_sges(
+            request.sg_list,
+            request.num_sge,
+            core.node.nic().too_large_to_post(),
+        )
+    }?;
     // SAFETY: every member of these unions is made of integers.
     let (imm, remote) = unsafe { (request.__bindgen_anon_1.imm_data, request.wr.rdma) };
     let has = |flag: u32| request.send_flags & flag != 0;
     let mut carried = [0; INLINE_BYTES];
     let inline = if has(IBV_SEND_INLINE) {
         // SAFETY: inline data may be read, by the caller's promise.
-        Some(unsafe { copy_inline(&sges[..count], &mut carried) }.ok_or(core.node.nic().too_large_to_post())?)
+        Some(
+            unsafe { copy_inline(&sges[..count], &mut carried) }
+                .ok_or(core.node.nic().too_large_to_post())?,
+        )
     } else {
         None
     };
@@ -109,7 +119,9 @@ unsafe fn copy_inline<'a>(sges: &[Sge], into: &'a mut [u8; INLINE_BYTES]) -> Opt
     for sge in sges {
         let place = into.get_mut(at..at + sge.bytes as usize)?;
         // SAFETY: the caller's promise; `place` has the same length.
-        unsafe { std::ptr::copy_nonoverlapping(sge.addr as *const u8, place.as_mut_ptr(), place.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(sge.addr as *const u8, place.as_mut_ptr(), place.len())
+        };
         at += place.len();
     }
     Some(&into[..at])
@@ -120,7 +132,11 @@ unsafe fn copy_inline<'a>(sges: &[Sge], into: &'a mut [u8; INLINE_BYTES]) -> Opt
 ///
 /// # Safety
 /// `list` must be null, or have `count` readable entries.
-unsafe fn copy_sges(list: *mut ibv_sge, count: c_int, too_many: i32) -> Result<([Sge; MAX_SGES], usize), i32> {
+unsafe fn copy_sges(
+    list: *mut ibv_sge,
+    count: c_int,
+    too_many: i32,
+) -> Result<([Sge; MAX_SGES], usize), i32> {
     let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
     if count > 0 && list.is_null() {
         return Err(libc::EINVAL);
@@ -130,19 +146,31 @@ unsafe fn copy_sges(list: *mut ibv_sge, count: c_int, too_many: i32) -> Result<(
     }
     let sges = std::array::from_fn(|index| {
         if index >= count {
-            return Sge { addr: 0, bytes: 0, lkey: 0 };
+            return Sge {
+                addr: 0,
+                bytes: 0,
+                lkey: 0,
+            };
         }
         // SAFETY: `index` is below `count`, and `list` has so many entries, by the caller's
         // promise.
         let sge = unsafe { &*list.add(index) };
-        Sge { addr: sge.addr, bytes: sge.length, lkey: sge.lkey }
+        Sge {
+            addr: sge.addr,
+            bytes: sge.length,
+            lkey: sge.lkey,
+        }
     });
     Ok((sges, count))
 }
 
 /// # Safety
 /// `bad` must be null or valid for writes.
-unsafe fn outcome<Request>(posted: Result<(), i32>, at: *mut Request, bad: *mut *mut Request) -> c_int {
+unsafe fn outcome<Request>(
+    posted: Result<(), i32>,
+    at: *mut Request,
+    bad: *mut *mut Request,
+) -> c_int {
     let Err(errno) = posted else { return 0 };
     // SAFETY: the caller's promise.
     if let Some(bad) = unsafe { bad.as_mut() } {

@@ -19,12 +19,16 @@ use verbs_sys::*;
 /// # Safety
 /// `pd` and the queues in `wanted` must be alive, and `wanted` readable and writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+pub unsafe extern "C" fn ibv_create_qp(
+    pd: *mut ibv_pd,
+    wanted: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
     guard::pointer(|| {
         // SAFETY: the caller's promise.
         let (domain, wanted) = unsafe { (handles::pd(pd)?, wanted.as_mut().ok_or(libc::EINVAL)?) };
         // SAFETY: the caller's promise.
-        let (send_cq, recv_cq) = unsafe { (handles::cq(wanted.send_cq)?, handles::cq(wanted.recv_cq)?) };
+        let (send_cq, recv_cq) =
+            unsafe { (handles::cq(wanted.send_cq)?, handles::cq(wanted.recv_cq)?) };
         if wanted.qp_type != IBV_QPT_RC || !wanted.srq.is_null() {
             return Err(libc::EOPNOTSUPP);
         }
@@ -40,7 +44,14 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init
         caps(&wanted.cap).check()?;
         let got = rounded_up(device.node.nic(), wanted.cap);
         let caps = caps(&got);
-        let core = QueuePair::new(&device.node, device.index, domain.c.handle, &send_cq.core, &recv_cq.core, caps)?;
+        let core = QueuePair::new(
+            &device.node,
+            device.index,
+            domain.c.handle,
+            &send_cq.core,
+            &recv_cq.core,
+            caps,
+        )?;
         // SAFETY: integers, pointers and pthread objects, for which zero is a value.
         let mut c: ibv_qp = unsafe { std::mem::zeroed() };
         (c.context, c.qp_context, c.pd) = (domain.c.context, wanted.qp_context, pd);
@@ -55,10 +66,16 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init
             events: Arc::clone(&events),
             attributes: Mutex::new(reset_attributes(got)),
             signal_all: caps.signal_all,
-            holds: vec![domain.users.hold(), send_cq.users.hold(), recv_cq.users.hold()],
+            holds: vec![
+                domain.users.hold(),
+                send_cq.users.hold(),
+                recv_cq.users.hold(),
+            ],
         };
         let given: *mut ibv_qp = handles::into_raw(object);
-        events.address.store(given.expose_provenance(), Ordering::Release);
+        events
+            .address
+            .store(given.expose_provenance(), Ordering::Release);
         lock(&device.qps).insert(number, events);
         wanted.cap = got;
         Ok(given)
@@ -68,7 +85,11 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init
 /// # Safety
 /// `qp` must be alive, and `given` readable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, given: *mut ibv_qp_attr, mask: c_int) -> c_int {
+pub unsafe extern "C" fn ibv_modify_qp(
+    qp: *mut ibv_qp,
+    given: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
     guard::status(|| {
         // SAFETY: the caller's promise.
         let (handle, given) = unsafe { (handles::qp(qp)?, given.as_ref().ok_or(libc::EINVAL)?) };
@@ -126,7 +147,11 @@ pub unsafe extern "C" fn ibv_query_qp(
 /// Returns 0, which promises no order. The fabric nevertheless stores bytes in the order in which a
 /// NIC stores them, for programs that rely on that order without a promise.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _operation: ibv_wr_opcode, _flags: u32) -> c_int {
+pub unsafe extern "C" fn ibv_query_qp_data_in_order(
+    _qp: *mut ibv_qp,
+    _operation: ibv_wr_opcode,
+    _flags: u32,
+) -> c_int {
     0
 }
 
@@ -150,15 +175,31 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     })
 }
 
-fn modified(handle: &QpHandle, before: &ibv_qp_attr, given: &ibv_qp_attr, mask: u32) -> Result<ibv_qp_attr, i32> {
+fn modified(
+    handle: &QpHandle,
+    before: &ibv_qp_attr,
+    given: &ibv_qp_attr,
+    mask: u32,
+) -> Result<ibv_qp_attr, i32> {
     let from = handle.core.state() as ibv_qp_state;
     if mask & IBV_QP_CUR_STATE != 0 && given.cur_qp_state != from {
         return Err(libc::EINVAL);
     }
-    let to = if mask & IBV_QP_STATE != 0 { given.qp_state } else { from };
+    let to = if mask & IBV_QP_STATE != 0 {
+        given.qp_state
+    } else {
+        from
+    };
     transition::permitted(from, to, mask)?;
     let device = handle.device.core();
-    transition::in_range(given, mask, Bounds { gids: device.gids.len(), mtu_bytes: device.mtu_bytes })?;
+    transition::in_range(
+        given,
+        mask,
+        Bounds {
+            gids: device.gids.len(),
+            mtu_bytes: device.mtu_bytes,
+        },
+    )?;
     let after = transition::merged(before, given, mask);
     let access_changes = after.qp_access_flags != before.qp_access_flags;
     match (from, to) {
@@ -173,15 +214,17 @@ fn modified(handle: &QpHandle, before: &ibv_qp_attr, given: &ibv_qp_attr, mask: 
                 handle.core.change(initial(&after))?;
             }
             handle.core.change(ready_to_receive(&after)?)?;
-            let (traffic_class, service_level) = (after.ah_attr.grh.traffic_class, after.ah_attr.sl);
-            handle
-                .core
-                .memory()
-                .priority
-                .store(u32::from_le_bytes([traffic_class, service_level, 0, 0]), Ordering::Relaxed);
+            let (traffic_class, service_level) =
+                (after.ah_attr.grh.traffic_class, after.ah_attr.sl);
+            handle.core.memory().priority.store(
+                u32::from_le_bytes([traffic_class, service_level, 0, 0]),
+                Ordering::Relaxed,
+            );
         }
         // From ready-to-receive on, this library cannot change the access flags or the RNR timer.
-        _ if access_changes || after.min_rnr_timer != before.min_rnr_timer => return Err(libc::EOPNOTSUPP),
+        _ if access_changes || after.min_rnr_timer != before.min_rnr_timer => {
+            return Err(libc::EOPNOTSUPP);
+        }
         (IBV_QPS_RTR, IBV_QPS_RTS) => handle.core.change(Change::ReadyToSend {
             timeout: after.timeout,
             retry_count: after.retry_cnt,
@@ -194,7 +237,10 @@ fn modified(handle: &QpHandle, before: &ibv_qp_attr, given: &ibv_qp_attr, mask: 
 }
 
 fn initial(attributes: &ibv_qp_attr) -> Change {
-    Change::Init { access: attributes.qp_access_flags, port: attributes.port_num }
+    Change::Init {
+        access: attributes.qp_access_flags,
+        port: attributes.port_num,
+    }
 }
 
 fn ready_to_receive(attributes: &ibv_qp_attr) -> Result<Change, i32> {
@@ -218,6 +264,8 @@ fn reset_attributes(cap: ibv_qp_cap) -> ibv_qp_attr {
 
 const _: () = {
     assert!(State::Reset as u32 == IBV_QPS_RESET && State::Init as u32 == IBV_QPS_INIT);
-    assert!(State::ReadyToReceive as u32 == IBV_QPS_RTR && State::ReadyToSend as u32 == IBV_QPS_RTS);
+    assert!(
+        State::ReadyToReceive as u32 == IBV_QPS_RTR && State::ReadyToSend as u32 == IBV_QPS_RTS
+    );
     assert!(State::Error as u32 == IBV_QPS_ERR);
 };

@@ -44,8 +44,10 @@ fn blocks_filled(asked: ibv_qp_cap) -> ibv_qp_cap {
         };
         let data = inline.max(asked.max_send_sge * SEGMENT_BYTES);
         let request = (OVERHEAD_BYTES + data).next_multiple_of(BLOCK_BYTES);
-        got.max_inline_data = (request - OVERHEAD_BYTES - INLINE_HEAD_BYTES).min(INLINE_BYTES as u32);
-        got.max_send_wr = ((asked.max_send_wr * request).next_power_of_two() / request).min(SEND_SLOTS as u32);
+        got.max_inline_data =
+            (request - OVERHEAD_BYTES - INLINE_HEAD_BYTES).min(INLINE_BYTES as u32);
+        got.max_send_wr =
+            ((asked.max_send_wr * request).next_power_of_two() / request).min(SEND_SLOTS as u32);
     }
     if asked.max_recv_wr > 0 {
         let request = (asked.max_recv_sge.max(1) * SEGMENT_BYTES).next_power_of_two();
@@ -72,7 +74,10 @@ fn powers_of_two_but_one(asked: ibv_qp_cap) -> ibv_qp_cap {
 pub fn completions_for(entries: c_int) -> c_int {
     // mlx5's `create_cq` accepts up to 2^24 places. The result needs no such limit, because
     // `ibv_create_cq` accepts fewer entries.
-    (u32::try_from(entries).unwrap_or(0) + 1).next_power_of_two().cast_signed() - 1
+    (u32::try_from(entries).unwrap_or(0) + 1)
+        .next_power_of_two()
+        .cast_signed()
+        - 1
 }
 
 #[cfg(test)]
@@ -82,7 +87,13 @@ mod tests {
 
     fn asked(send: u32, receive: u32, inline: u32) -> ibv_qp_cap {
         let (max_send_sge, max_recv_sge) = (1, 1);
-        ibv_qp_cap { max_send_wr: send, max_recv_wr: receive, max_send_sge, max_recv_sge, max_inline_data: inline }
+        ibv_qp_cap {
+            max_send_wr: send,
+            max_recv_wr: receive,
+            max_send_sge,
+            max_recv_sge,
+            max_inline_data: inline,
+        }
     }
 
     fn got(send: u32, receive: u32, inline: u32) -> (u32, u32, u32) {
@@ -95,7 +106,11 @@ mod tests {
     fn queues_are_filled_as_mlx5_fills_them() {
         assert_eq!(got(128, 1, 128), (170, 4, 188));
         assert_eq!(got(128, 320, 64), (204, 512, 124));
-        assert_eq!(got(1, 1, 0), (1, 4, 60), "room for one segment is room for so many bytes");
+        assert_eq!(
+            got(1, 1, 0),
+            (1, 4, 60),
+            "room for one segment is room for so many bytes"
+        );
         assert_eq!(got(0, 0, 0), (0, 0, 0), "nothing stays nothing");
     }
 
@@ -104,18 +119,43 @@ mod tests {
         let got = |send, receive, inline| {
             let got = rounded_up(Nic::SoftRoce, asked(send, receive, inline));
             assert_eq!(got.max_recv_sge, 1);
-            (got.max_send_wr, got.max_recv_wr, got.max_inline_data, got.max_send_sge)
+            (
+                got.max_send_wr,
+                got.max_recv_wr,
+                got.max_inline_data,
+                got.max_send_sge,
+            )
         };
-        assert_eq!(got(128, 1, 128), (255, 1, 128, 4), "eight pieces have room there, and four here");
+        assert_eq!(
+            got(128, 1, 128),
+            (255, 1, 128, 4),
+            "eight pieces have room there, and four here"
+        );
         assert_eq!(got(127, 320, 32), (127, 511, 32, 2));
-        assert_eq!(got(1, 3, 0), (1, 3, 16, 1), "room for one piece is room for so many bytes");
+        assert_eq!(
+            got(1, 3, 0),
+            (1, 3, 16, 1),
+            "room for one piece is room for so many bytes"
+        );
         assert_eq!(got(0, 0, 0), (0, 0, 16, 1));
-        assert_eq!(got(SEND_SLOTS as u32, MAX_RECEIVES, 256), (SEND_SLOTS as u32, MAX_RECEIVES, 256, 4));
+        assert_eq!(
+            got(SEND_SLOTS as u32, MAX_RECEIVES, 256),
+            (SEND_SLOTS as u32, MAX_RECEIVES, 256, 4)
+        );
     }
 
     #[test]
     fn a_completion_queue_has_a_power_of_two_minus_one_entries() {
-        for (asked, given) in [(1, 1), (2, 3), (3, 3), (4, 7), (448, 511), (896, 1023), (1023, 1023), (1024, 2047)] {
+        for (asked, given) in [
+            (1, 1),
+            (2, 3),
+            (3, 3),
+            (4, 7),
+            (448, 511),
+            (896, 1023),
+            (1023, 1023),
+            (1024, 2047),
+        ] {
             assert_eq!(completions_for(asked), given, "{asked}");
         }
         assert_eq!(completions_for(MAX_CQE), 2 * MAX_CQE - 1);
@@ -126,8 +166,14 @@ mod tests {
         for send in [1, 2, 100, 1023, 1024] {
             for inline in [0, 1, 60, 61, 252, 256] {
                 let (sends, receives, bytes) = got(send, MAX_RECEIVES, inline);
-                assert!((send..=SEND_SLOTS as u32).contains(&sends), "{send} {inline}: {sends}");
-                assert!((inline..=INLINE_BYTES as u32).contains(&bytes), "{send} {inline}: {bytes}");
+                assert!(
+                    (send..=SEND_SLOTS as u32).contains(&sends),
+                    "{send} {inline}: {sends}"
+                );
+                assert!(
+                    (inline..=INLINE_BYTES as u32).contains(&bytes),
+                    "{send} {inline}: {bytes}"
+                );
                 assert_eq!(receives, MAX_RECEIVES);
             }
         }

@@ -47,7 +47,11 @@ const RULES: [Rule; 7] = [
     Rule {
         from: IBV_QPS_RTR,
         to: IBV_QPS_RTS,
-        required: IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
+        required: IBV_QP_TIMEOUT
+            | IBV_QP_RETRY_CNT
+            | IBV_QP_RNR_RETRY
+            | IBV_QP_SQ_PSN
+            | IBV_QP_MAX_QP_RD_ATOMIC,
         optional: IBV_QP_CUR_STATE
             | IBV_QP_ALT_PATH
             | IBV_QP_ACCESS_FLAGS
@@ -64,8 +68,18 @@ const RULES: [Rule; 7] = [
             | IBV_QP_PATH_MIG_STATE
             | IBV_QP_MIN_RNR_TIMER,
     },
-    Rule { from: IBV_QPS_RESET, to: IBV_QPS_RESET, required: 0, optional: 0 },
-    Rule { from: IBV_QPS_ERR, to: IBV_QPS_ERR, required: 0, optional: 0 },
+    Rule {
+        from: IBV_QPS_RESET,
+        to: IBV_QPS_RESET,
+        required: 0,
+        optional: 0,
+    },
+    Rule {
+        from: IBV_QPS_ERR,
+        to: IBV_QPS_ERR,
+        required: 0,
+        optional: 0,
+    },
 ];
 
 /// Fails with `EINVAL` if that state change does not exist, or if `mask` lacks a required attribute
@@ -77,10 +91,17 @@ pub(super) fn permitted(from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> Resu
     if to == IBV_QPS_RESET || (to == IBV_QPS_ERR && from != IBV_QPS_RESET) {
         return if mask == 0 { Ok(()) } else { Err(libc::EINVAL) };
     }
-    let rule = RULES.iter().find(|rule| rule.from == from && rule.to == to).ok_or(libc::EINVAL)?;
+    let rule = RULES
+        .iter()
+        .find(|rule| rule.from == from && rule.to == to)
+        .ok_or(libc::EINVAL)?;
     let complete = mask & rule.required == rule.required;
     let nothing_else = mask & !(rule.required | rule.optional) == 0;
-    if complete && nothing_else { Ok(()) } else { Err(libc::EINVAL) }
+    if complete && nothing_else {
+        Ok(())
+    } else {
+        Err(libc::EINVAL)
+    }
 }
 
 /// Fails with `EINVAL` if an attribute in `mask` has a value out of range. Fails with `EOPNOTSUPP`
@@ -94,17 +115,28 @@ pub(super) fn in_range(given: &ibv_qp_attr, mask: u32, bounds: Bounds) -> Result
         (IBV_QP_PORT, given.port_num == 1),
         (IBV_QP_PKEY_INDEX, given.pkey_index == 0),
         // RoCE has only GIDs as addresses.
-        (IBV_QP_AV, av.is_global == 1 && av.port_num == 1 && usize::from(av.grh.sgid_index) < bounds.gids),
-        (IBV_QP_PATH_MTU, mtu_bytes(given.path_mtu).is_some_and(|bytes| bytes <= bounds.mtu_bytes)),
+        (
+            IBV_QP_AV,
+            av.is_global == 1 && av.port_num == 1 && usize::from(av.grh.sgid_index) < bounds.gids,
+        ),
+        (
+            IBV_QP_PATH_MTU,
+            mtu_bytes(given.path_mtu).is_some_and(|bytes| bytes <= bounds.mtu_bytes),
+        ),
         (IBV_QP_DEST_QPN, given.dest_qp_num <= MAX_24_BITS),
-        (IBV_QP_MAX_DEST_RD_ATOMIC, given.max_dest_rd_atomic <= MAX_READS),
+        (
+            IBV_QP_MAX_DEST_RD_ATOMIC,
+            given.max_dest_rd_atomic <= MAX_READS,
+        ),
         (IBV_QP_MAX_QP_RD_ATOMIC, given.max_rd_atomic <= MAX_READS),
         (IBV_QP_MIN_RNR_TIMER, given.min_rnr_timer <= 31),
         (IBV_QP_TIMEOUT, given.timeout <= 31),
         (IBV_QP_RETRY_CNT, given.retry_cnt <= 7),
         (IBV_QP_RNR_RETRY, given.rnr_retry <= 7),
     ];
-    let wrong = checks.iter().any(|(attribute, possible)| mask & attribute != 0 && !possible);
+    let wrong = checks
+        .iter()
+        .any(|(attribute, possible)| mask & attribute != 0 && !possible);
     if wrong { Err(libc::EINVAL) } else { Ok(()) }
 }
 
@@ -141,7 +173,9 @@ pub(super) fn merged(before: &ibv_qp_attr, given: &ibv_qp_attr, mask: u32) -> ib
 }
 
 pub(super) fn mtu_bytes(code: ibv_mtu) -> Option<u32> {
-    (IBV_MTU_256..=IBV_MTU_4096).contains(&code).then(|| 128 << code)
+    (IBV_MTU_256..=IBV_MTU_4096)
+        .contains(&code)
+        .then(|| 128 << code)
 }
 
 #[cfg(test)]
@@ -156,8 +190,12 @@ mod tests {
         | IBV_QP_RQ_PSN
         | IBV_QP_MAX_DEST_RD_ATOMIC
         | IBV_QP_MIN_RNR_TIMER;
-    const RTS: u32 =
-        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+    const RTS: u32 = IBV_QP_STATE
+        | IBV_QP_TIMEOUT
+        | IBV_QP_RETRY_CNT
+        | IBV_QP_RNR_RETRY
+        | IBV_QP_SQ_PSN
+        | IBV_QP_MAX_QP_RD_ATOMIC;
 
     #[test]
     fn the_usual_transitions_to_rts_are_allowed() {
@@ -170,41 +208,87 @@ mod tests {
 
     #[test]
     fn each_required_attribute_is_required() {
-        for (from, to, mask) in
-            [(IBV_QPS_RESET, IBV_QPS_INIT, INIT), (IBV_QPS_INIT, IBV_QPS_RTR, RTR), (IBV_QPS_RTR, IBV_QPS_RTS, RTS)]
-        {
-            for bit in (0..32).map(|bit| 1 << bit).filter(|bit| mask & bit != 0 && *bit != IBV_QP_STATE) {
-                assert_eq!(permitted(from, to, mask & !bit), Err(libc::EINVAL), "{from} to {to} without {bit:#x}");
+        for (from, to, mask) in [
+            (IBV_QPS_RESET, IBV_QPS_INIT, INIT),
+            (IBV_QPS_INIT, IBV_QPS_RTR, RTR),
+            (IBV_QPS_RTR, IBV_QPS_RTS, RTS),
+        ] {
+            for bit in (0..32)
+                .map(|bit| 1 << bit)
+                .filter(|bit| mask & bit != 0 && *bit != IBV_QP_STATE)
+            {
+                assert_eq!(
+                    permitted(from, to, mask & !bit),
+                    Err(libc::EINVAL),
+                    "{from} to {to} without {bit:#x}"
+                );
             }
         }
     }
 
     #[test]
     fn wrong_attributes_and_skipped_states_are_refused() {
-        assert_eq!(permitted(IBV_QPS_RESET, IBV_QPS_INIT, INIT | IBV_QP_QKEY), Err(libc::EINVAL));
-        assert_eq!(permitted(IBV_QPS_INIT, IBV_QPS_RTR, RTR | IBV_QP_TIMEOUT), Err(libc::EINVAL));
-        assert_eq!(permitted(IBV_QPS_RTS, IBV_QPS_ERR, IBV_QP_STATE | IBV_QP_PORT), Err(libc::EINVAL));
-        assert_eq!(permitted(IBV_QPS_RESET, IBV_QPS_RTR, RTR), Err(libc::EINVAL));
+        assert_eq!(
+            permitted(IBV_QPS_RESET, IBV_QPS_INIT, INIT | IBV_QP_QKEY),
+            Err(libc::EINVAL)
+        );
+        assert_eq!(
+            permitted(IBV_QPS_INIT, IBV_QPS_RTR, RTR | IBV_QP_TIMEOUT),
+            Err(libc::EINVAL)
+        );
+        assert_eq!(
+            permitted(IBV_QPS_RTS, IBV_QPS_ERR, IBV_QP_STATE | IBV_QP_PORT),
+            Err(libc::EINVAL)
+        );
+        assert_eq!(
+            permitted(IBV_QPS_RESET, IBV_QPS_RTR, RTR),
+            Err(libc::EINVAL)
+        );
         assert_eq!(permitted(IBV_QPS_INIT, IBV_QPS_RTS, RTS), Err(libc::EINVAL));
         assert_eq!(permitted(IBV_QPS_ERR, IBV_QPS_RTS, RTS), Err(libc::EINVAL));
-        assert_eq!(permitted(IBV_QPS_RESET, IBV_QPS_ERR, IBV_QP_STATE), Err(libc::EINVAL));
-        assert_eq!(permitted(IBV_QPS_RTS, IBV_QPS_SQD, IBV_QP_STATE), Err(libc::EINVAL));
+        assert_eq!(
+            permitted(IBV_QPS_RESET, IBV_QPS_ERR, IBV_QP_STATE),
+            Err(libc::EINVAL)
+        );
+        assert_eq!(
+            permitted(IBV_QPS_RTS, IBV_QPS_SQD, IBV_QP_STATE),
+            Err(libc::EINVAL)
+        );
     }
 
     #[test]
     fn values_are_checked_only_where_they_are_given() {
-        let bounds = Bounds { gids: 2, mtu_bytes: 2048 };
+        let bounds = Bounds {
+            gids: 2,
+            mtu_bytes: 2048,
+        };
         // SAFETY: integers and a union of integers, for which zero is a value.
         let zero: ibv_qp_attr = unsafe { std::mem::zeroed() };
         assert_eq!(in_range(&zero, IBV_QP_STATE, bounds), Ok(()));
-        assert_eq!(in_range(&zero, IBV_QP_PORT, bounds), Err(libc::EINVAL), "ports count from 1");
+        assert_eq!(
+            in_range(&zero, IBV_QP_PORT, bounds),
+            Err(libc::EINVAL),
+            "ports count from 1"
+        );
         let refused = |mask, change: fn(&mut ibv_qp_attr)| {
             let mut given = zero;
             (given.port_num, given.path_mtu) = (1, IBV_MTU_2048);
-            (given.ah_attr.is_global, given.ah_attr.port_num, given.ah_attr.grh.sgid_index) = (1, 1, 1);
-            assert_eq!(in_range(&given, mask, bounds), Ok(()), "the values of {mask:#x} before the change");
+            (
+                given.ah_attr.is_global,
+                given.ah_attr.port_num,
+                given.ah_attr.grh.sgid_index,
+            ) = (1, 1, 1);
+            assert_eq!(
+                in_range(&given, mask, bounds),
+                Ok(()),
+                "the values of {mask:#x} before the change"
+            );
             change(&mut given);
-            assert_eq!(in_range(&given, mask, bounds), Err(libc::EINVAL), "{mask:#x}");
+            assert_eq!(
+                in_range(&given, mask, bounds),
+                Err(libc::EINVAL),
+                "{mask:#x}"
+            );
         };
         refused(IBV_QP_PATH_MTU, |given| given.path_mtu = IBV_MTU_4096);
         refused(IBV_QP_PATH_MTU, |given| given.path_mtu = 0);
@@ -214,14 +298,20 @@ mod tests {
         refused(IBV_QP_TIMEOUT, |given| given.timeout = 32);
         refused(IBV_QP_RETRY_CNT, |given| given.retry_cnt = 8);
         refused(IBV_QP_RNR_RETRY, |given| given.rnr_retry = 8);
-        refused(IBV_QP_MAX_QP_RD_ATOMIC, |given| given.max_rd_atomic = MAX_READS + 1);
-        assert_eq!(in_range(&zero, IBV_QP_ALT_PATH, bounds), Err(libc::EOPNOTSUPP));
+        refused(IBV_QP_MAX_QP_RD_ATOMIC, |given| {
+            given.max_rd_atomic = MAX_READS + 1
+        });
+        assert_eq!(
+            in_range(&zero, IBV_QP_ALT_PATH, bounds),
+            Err(libc::EOPNOTSUPP)
+        );
     }
 
     #[test]
     fn a_change_sets_the_given_values_and_keeps_the_rest() {
         // SAFETY: integers and unions of integers, for which zero is a value.
-        let (mut before, mut given): (ibv_qp_attr, ibv_qp_attr) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        let (mut before, mut given): (ibv_qp_attr, ibv_qp_attr) =
+            unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         (before.timeout, before.retry_cnt) = (14, 7);
         (given.timeout, given.retry_cnt, given.sq_psn) = (20, 3, 0xff00_0001);
         let after = merged(&before, &given, IBV_QP_TIMEOUT | IBV_QP_SQ_PSN);

@@ -47,9 +47,13 @@ pub unsafe fn pull(
     to: u64,
 ) -> Result<(), Fault> {
     let (remote, count) = window(pieces, offset, bytes);
-    let local = libc::iovec { iov_base: bounce.0.as_mut_ptr().cast(), iov_len: bytes.min(BOUNCE_BYTES) };
+    let local = libc::iovec {
+        iov_base: bounce.0.as_mut_ptr().cast(),
+        iov_len: bytes.min(BOUNCE_BYTES),
+    };
     // SAFETY: `local` is the bounce buffer; the kernel checks the remote side.
-    let moved = unsafe { libc::process_vm_readv(pid as i32, &local, 1, remote.as_ptr(), count as u64, 0) };
+    let moved =
+        unsafe { libc::process_vm_readv(pid as i32, &local, 1, remote.as_ptr(), count as u64, 0) };
     whole(moved, bytes)?;
     // SAFETY: the caller's promise.
     unsafe { place(&bounce.0, 0, bytes, to) };
@@ -61,11 +65,21 @@ pub unsafe fn pull(
 ///
 /// # Safety
 /// `from` must be valid for reads of `bytes` bytes.
-pub unsafe fn push(pid: u32, from: u64, bytes: usize, pieces: &[Piece], offset: u64) -> Result<(), Fault> {
+pub unsafe fn push(
+    pid: u32,
+    from: u64,
+    bytes: usize,
+    pieces: &[Piece],
+    offset: u64,
+) -> Result<(), Fault> {
     let (remote, count) = window(pieces, offset, bytes);
-    let local = libc::iovec { iov_base: from as *mut libc::c_void, iov_len: bytes };
+    let local = libc::iovec {
+        iov_base: from as *mut libc::c_void,
+        iov_len: bytes,
+    };
     // SAFETY: the caller's promise for the local side; the kernel checks the remote side.
-    let moved = unsafe { libc::process_vm_writev(pid as i32, &local, 1, remote.as_ptr(), count as u64, 0) };
+    let moved =
+        unsafe { libc::process_vm_writev(pid as i32, &local, 1, remote.as_ptr(), count as u64, 0) };
     whole(moved, bytes)
 }
 
@@ -99,7 +113,14 @@ pub unsafe fn place(words: &[u64], offset: usize, bytes: usize, to: u64) {
             // the aligned 128 bytes. (x86-64 keeps all stores in order, so there the ordering only
             // restrains the compiler.)
             let last_of_line = (target as usize + word * 8) % 128 == 120;
-            cell.store(value, if last_of_line { Ordering::Release } else { Ordering::Relaxed });
+            cell.store(
+                value,
+                if last_of_line {
+                    Ordering::Release
+                } else {
+                    Ordering::Relaxed
+                },
+            );
         }
         for at in head + body * 8..bytes {
             AtomicU8::from_ptr((to as *mut u8).add(at)).store(*from.add(at), Ordering::Release);
@@ -123,7 +144,12 @@ pub(crate) fn store_from(
 }
 
 /// Calls [`place`] under the conditions of [`store_from`]. Fails if `words` has too few bytes.
-pub(crate) fn store_carried(words: &[u64], offset: usize, bytes: usize, to: u64) -> Result<(), Fault> {
+pub(crate) fn store_carried(
+    words: &[u64],
+    offset: usize,
+    bytes: usize,
+    to: u64,
+) -> Result<(), Fault> {
     if offset + bytes > words.len() * 8 {
         return Err(Fault::Memory);
     }
@@ -133,7 +159,13 @@ pub(crate) fn store_carried(words: &[u64], offset: usize, bytes: usize, to: u64)
 }
 
 /// Calls [`push`] under the conditions of [`store_from`].
-pub(crate) fn answer_read(pid: u32, from: u64, bytes: usize, pieces: &[Piece], offset: u64) -> Result<(), Fault> {
+pub(crate) fn answer_read(
+    pid: u32,
+    from: u64,
+    bytes: usize,
+    pieces: &[Piece],
+    offset: u64,
+) -> Result<(), Fault> {
     // SAFETY: registered for reading, as in `store_from`.
     unsafe { push(pid, from, bytes, pieces, offset) }
 }
@@ -149,8 +181,15 @@ pub(crate) fn take_registered(from: u64, into: &mut [u8]) {
 
 /// Returns the parts of `pieces` that hold the `bytes` bytes from byte `offset` on, and the number
 /// of these parts. The rest of the array is empty.
-fn window(pieces: &[Piece], mut offset: u64, bytes: usize) -> ([libc::iovec; super::shm::MAX_SGES], usize) {
-    let mut all = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; super::shm::MAX_SGES];
+fn window(
+    pieces: &[Piece],
+    mut offset: u64,
+    bytes: usize,
+) -> ([libc::iovec; super::shm::MAX_SGES], usize) {
+    let mut all = [libc::iovec {
+        iov_base: std::ptr::null_mut(),
+        iov_len: 0,
+    }; super::shm::MAX_SGES];
     let (mut count, mut left) = (0, bytes as u64);
     for &(addr, len) in pieces.iter().take(all.len()) {
         if offset >= len {
@@ -159,7 +198,10 @@ fn window(pieces: &[Piece], mut offset: u64, bytes: usize) -> ([libc::iovec; sup
         }
         let here = (len - offset).min(left);
         if here > 0 {
-            all[count] = libc::iovec { iov_base: (addr + offset) as *mut libc::c_void, iov_len: here as usize };
+            all[count] = libc::iovec {
+                iov_base: (addr + offset) as *mut libc::c_void,
+                iov_len: here as usize,
+            };
             count += 1;
         }
         (left, offset) = (left - here, 0);
@@ -184,7 +226,9 @@ mod tests {
 
     #[test]
     fn bytes_land_whole_at_any_alignment_and_touch_nothing_else() {
-        let words: Vec<u64> = (1..60u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+        let words: Vec<u64> = (1..60u64)
+            .map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+            .collect();
         let expected: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         for (shift, offset) in (0..9).flat_map(|shift| [0, 3, 8].map(|offset| (shift, offset))) {
             for asked in [0, 1, 7, 8, 9, 127, 128, 300, 900] {
@@ -193,7 +237,12 @@ mod tests {
                 unsafe { place(&words, offset, asked, to.as_mut_ptr() as u64 + shift) };
                 let (shift, bytes) = (shift as usize, asked.min(expected.len() - offset));
                 assert_eq!(&to[shift..shift + bytes], &expected[offset..offset + bytes]);
-                assert!(to[..shift].iter().chain(&to[shift + bytes..]).all(|b| *b == 0xaa));
+                assert!(
+                    to[..shift]
+                        .iter()
+                        .chain(&to[shift + bytes..])
+                        .all(|b| *b == 0xaa)
+                );
             }
         }
     }
@@ -201,13 +250,30 @@ mod tests {
     #[test]
     fn reading_another_process_takes_the_pieces_from_an_offset_on() {
         let from: Vec<u8> = (0..1000u32).map(|n| (n * 7 + 1) as u8).collect();
-        let pieces = [(from.as_ptr() as u64, 100), (from.as_ptr() as u64 + 500, 400)];
-        let expected: Vec<u8> = from[50..100].iter().chain(&from[500..900]).copied().collect();
+        let pieces = [
+            (from.as_ptr() as u64, 100),
+            (from.as_ptr() as u64 + 500, 400),
+        ];
+        let expected: Vec<u8> = from[50..100]
+            .iter()
+            .chain(&from[500..900])
+            .copied()
+            .collect();
         for bytes in [1, 49, 50, 51, 450] {
             let mut to = vec![0xaau8; 450];
             let target = to.as_mut_ptr() as u64;
             // SAFETY: the target has room.
-            unsafe { pull(&mut Bounce::default(), std::process::id(), &pieces, 50, bytes, target) }.unwrap();
+            unsafe {
+                pull(
+                    &mut Bounce::default(),
+                    std::process::id(),
+                    &pieces,
+                    50,
+                    bytes,
+                    target,
+                )
+            }
+            .unwrap();
             assert_eq!(&to[..bytes], &expected[..bytes]);
             assert!(to[bytes..].iter().all(|b| *b == 0xaa));
         }
@@ -218,7 +284,16 @@ mod tests {
         let mut to = [0u64; 2];
         let target = to.as_mut_ptr() as u64;
         // SAFETY: the target has room; the source is refused by the kernel.
-        let fault = unsafe { pull(&mut Bounce::default(), std::process::id(), &[(8, 16)], 0, 16, target) };
+        let fault = unsafe {
+            pull(
+                &mut Bounce::default(),
+                std::process::id(),
+                &[(8, 16)],
+                0,
+                16,
+                target,
+            )
+        };
         assert_eq!(fault, Err(Fault::Memory));
     }
 }

@@ -22,7 +22,11 @@ pub fn started(pid: u32) -> Option<u64> {
     // The command in parentheses may have any characters, so fields are counted from its last
     // parenthesis. The start time is field 22.
     let mut fields = stat.rsplit(')').next()?.split_whitespace();
-    if fields.next()? == "Z" { None } else { fields.nth(18)?.parse().ok() }
+    if fields.next()? == "Z" {
+        None
+    } else {
+        fields.nth(18)?.parse().ok()
+    }
 }
 
 /// Identifies this process's PID namespace, outside which its PIDs have no meaning; 0: unknown.
@@ -35,7 +39,10 @@ pub fn pid_namespace() -> u32 {
 /// Reads the clock that all processes of this machine share.
 #[inline]
 pub fn now_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: `time` may be written; the clock exists on every Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
@@ -52,9 +59,20 @@ pub fn let_peers_read() {
 }
 
 pub fn sleep_while(word: &AtomicU32, expected: u32, limit: Duration) {
-    let time = libc::timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    let time = libc::timespec {
+        tv_sec: limit.as_secs() as i64,
+        tv_nsec: i64::from(limit.subsec_nanos()),
+    };
     // SAFETY: the word is in shared memory that is never unmapped; the call only reads the time.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const time) };
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT,
+            expected,
+            &raw const time,
+        )
+    };
 }
 
 /// Wakes all sleepers on `word`, in all processes.
@@ -71,7 +89,13 @@ impl Bell {
     pub fn new() -> Result<Self, i32> {
         // SAFETY: takes no memory.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-        if fd < 0 { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EMFILE)) } else { Ok(Self(fd)) }
+        if fd < 0 {
+            Err(std::io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or(libc::EMFILE))
+        } else {
+            Ok(Self(fd))
+        }
     }
 
     /// Returns the descriptor, which its user may make non-blocking.
@@ -103,9 +127,13 @@ impl Drop for Bell {
 
 /// Opens a file and locks it. Dropping the file releases the lock.
 pub fn lock_file(path: &std::path::Path) -> Result<std::fs::File, String> {
-    let open = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    let open = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path);
     let file = open.map_err(|e| format!("{}: {e}", path.display()))?;
-    file.lock().map_err(|e| format!("locking {}: {e}", path.display()))?;
+    file.lock()
+        .map_err(|e| format!("locking {}: {e}", path.display()))?;
     Ok(file)
 }
 
@@ -126,8 +154,14 @@ pub fn block_signals() {
 pub fn readable(addr: usize, len: usize) -> bool {
     [addr, addr + len - 1].iter().all(|place| {
         let mut byte = 0u8;
-        let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-        let remote = libc::iovec { iov_base: *place as *mut libc::c_void, iov_len: 1 };
+        let local = libc::iovec {
+            iov_base: (&raw mut byte).cast(),
+            iov_len: 1,
+        };
+        let remote = libc::iovec {
+            iov_base: *place as *mut libc::c_void,
+            iov_len: 1,
+        };
         // SAFETY: the kernel reads one byte into `byte` or returns EFAULT; nothing is accessed
         // here.
         let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
@@ -145,9 +179,19 @@ mod tests {
         assert!(readable(bytes.as_ptr() as usize, bytes.len()) && !readable(4096, 1));
         // SAFETY: a new mapping where the kernel chooses; unmapped below, not accessed in between.
         let reserved = unsafe {
-            libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+            libc::mmap(
+                std::ptr::null_mut(),
+                8192,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
         };
-        assert!(!readable(reserved as usize, 8192), "addresses alone, as a GPU's memory has");
+        assert!(
+            !readable(reserved as usize, 8192),
+            "addresses alone, as a GPU's memory has"
+        );
         // SAFETY: the whole mapping made above.
         unsafe { libc::munmap(reserved, 8192) };
     }

@@ -38,7 +38,14 @@ impl Node {
         if access & LOCAL_WRITE == 0 && rail.needs_local_write.load(Ordering::Relaxed) != 0 {
             return Err(libc::EFAULT);
         }
-        let region = Region { key: 0, device, domain, addr: addr as u64, bytes: len as u64, access };
+        let region = Region {
+            key: 0,
+            device,
+            domain,
+            addr: addr as u64,
+            bytes: len as u64,
+            access,
+        };
         let key = self.regions.add(region).ok_or(libc::ENOMEM)?;
         self.process().registrations.fetch_add(1, Ordering::Relaxed);
         Ok(key)

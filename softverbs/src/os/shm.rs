@@ -142,7 +142,11 @@ impl RailMemory {
 
     /// The kernel's numbers of the threads that gave the last commands to the firmware.
     pub(crate) fn callers(&self) -> Vec<u32> {
-        self.callers.iter().map(|caller| caller.load(Ordering::Acquire)).filter(|caller| *caller != 0).collect()
+        self.callers
+            .iter()
+            .map(|caller| caller.load(Ordering::Acquire))
+            .filter(|caller| *caller != 0)
+            .collect()
     }
 
     pub(crate) fn await_firmware(&self) {
@@ -157,7 +161,10 @@ impl RailMemory {
     /// carrier is lost (`arp_netdev_event` in net/ipv4/arp.c and `ndisc_netdev_event` in
     /// net/ipv6/ndisc.c call `neigh_carrier_down`).
     pub fn link_up(&self, now_ns: u64) {
-        self.neighbours.iter().flatten().for_each(|word| word.store(0, Ordering::Relaxed));
+        self.neighbours
+            .iter()
+            .flatten()
+            .for_each(|word| word.store(0, Ordering::Relaxed));
         self.up_since_ns.store(now_ns, Ordering::Release);
     }
 
@@ -177,12 +184,14 @@ impl RailMemory {
     /// however old (`dst_fetch_ha` in drivers/infiniband/core/addr.c).
     pub(crate) fn is_neighbour(&self, node: usize, device: usize, is_ipv4: bool) -> bool {
         let bit = node * MAX_RAILS + device;
-        self.neighbours[usize::from(is_ipv4)][bit / 64].load(Ordering::Relaxed) & 1 << (bit % 64) != 0
+        self.neighbours[usize::from(is_ipv4)][bit / 64].load(Ordering::Relaxed) & 1 << (bit % 64)
+            != 0
     }
 
     pub(crate) fn add_neighbour(&self, node: usize, device: usize, is_ipv4: bool) {
         let bit = node * MAX_RAILS + device;
-        self.neighbours[usize::from(is_ipv4)][bit / 64].fetch_or(1 << (bit % 64), Ordering::Relaxed);
+        self.neighbours[usize::from(is_ipv4)][bit / 64]
+            .fetch_or(1 << (bit % 64), Ordering::Relaxed);
     }
 
     pub(crate) fn count(&self, counter: Counter, by: u64) {
@@ -198,24 +207,35 @@ impl RailMemory {
     /// packet in `loss` is lost; if `loss` is 0, none is. Returns the number of packets sent, and
     /// true if the last one of them is lost.
     pub(crate) fn send(&self, packets: u64, loss: u64) -> (u64, bool) {
-        let until_lost = |sent: u64| sent.checked_rem(loss).map_or(u64::MAX, |since| loss - since);
+        let until_lost = |sent: u64| {
+            sent.checked_rem(loss)
+                .map_or(u64::MAX, |since| loss - since)
+        };
         let sent = &self.counters[Counter::Sent as usize];
         let more = |sent: u64| sent.wrapping_add(packets.min(until_lost(sent)));
-        let before = sent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sent| Some(more(sent)));
+        let before = sent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sent| {
+            Some(more(sent))
+        });
         let until_lost = until_lost(before.unwrap_or_else(|unchanged| unchanged));
         (packets.min(until_lost), packets >= until_lost)
     }
 
     /// True if any process has counted packets since the last call.
     pub(crate) fn has_new_packets(&self) -> bool {
-        let packets = self.counted(Counter::Sent).wrapping_add(self.counted(Counter::Received));
+        let packets = self
+            .counted(Counter::Sent)
+            .wrapping_add(self.counted(Counter::Received));
         self.shown_packets.swap(packets, Ordering::Relaxed) != packets
     }
 
     /// Takes one from a number of faults that are still to be injected. Returns true if a fault is
     /// due, and false if the number was zero.
     pub(crate) fn is_due(faults: &AtomicU32) -> bool {
-        faults.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+        faults
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                left.checked_sub(1)
+            })
+            .is_ok()
     }
 }
 
@@ -298,12 +318,28 @@ pub(crate) struct Slot {
 /// Extends the file to the layout's size, and maps it. The error names the failed step.
 pub fn map(file: &File) -> Result<&'static FabricMemory, String> {
     let bytes = size_of::<FabricMemory>();
-    file.set_len(bytes as u64).map_err(|e| format!("no room for the fabric's file of {bytes} bytes (sparse): {e}"))?;
-    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE);
+    file.set_len(bytes as u64)
+        .map_err(|e| format!("no room for the fabric's file of {bytes} bytes (sparse): {e}"))?;
+    let (access, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_SHARED | libc::MAP_NORESERVE,
+    );
     // SAFETY: a new mapping of a file that is this large, at an address of the kernel's choice.
-    let place = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, file.as_raw_fd(), 0) };
+    let place = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            access,
+            flags,
+            file.as_raw_fd(),
+            0,
+        )
+    };
     if place == libc::MAP_FAILED {
-        return Err(format!("mapping the fabric's file: {}", std::io::Error::last_os_error()));
+        return Err(format!(
+            "mapping the fabric's file: {}",
+            std::io::Error::last_os_error()
+        ));
     }
     // SAFETY: the mapping is page-aligned, as large as the type, and lasts as long as the process.
     // The type consists of atomics only: so every content is valid, and every concurrent change is
@@ -316,25 +352,39 @@ impl QpMemory {
     /// dead. Returns false if the queue has a live holder, even if that is the process itself.
     pub(crate) fn hold(&self, memory: &FabricMemory, process_index: usize) -> bool {
         let mine = process_index as u32 + 1;
-        match self.holder.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed) {
+        match self
+            .holder
+            .compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed)
+        {
             Ok(_) => true,
-            Err(other) if other != mine && !memory.is_alive(other as usize - 1) => {
-                self.holder.compare_exchange(other, mine, Ordering::Acquire, Ordering::Relaxed).is_ok()
-            }
+            Err(other) if other != mine && !memory.is_alive(other as usize - 1) => self
+                .holder
+                .compare_exchange(other, mine, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok(),
             Err(_) => false,
         }
     }
 
     /// Ends a [`Self::hold`]. Does nothing if another process holds the queue.
     pub(crate) fn release(&self, process_index: usize) {
-        let _ = self.holder.compare_exchange(process_index as u32 + 1, 0, Ordering::Release, Ordering::Relaxed);
+        let _ = self.holder.compare_exchange(
+            process_index as u32 + 1,
+            0,
+            Ordering::Release,
+            Ordering::Relaxed,
+        );
     }
 
     /// Returns the number of bytes in unfinished requests whose remote address is in the range
     /// `to`. The number is exact only while no process posts or serves.
     pub fn waiting_bytes(&self, to: &Range<u64>) -> u64 {
-        let (posted, done) = (self.posted.load(Ordering::Acquire), self.done.load(Ordering::Acquire));
-        let waiting = (done..posted).take(SEND_SLOTS).map(|number| self.slot(number));
+        let (posted, done) = (
+            self.posted.load(Ordering::Acquire),
+            self.done.load(Ordering::Acquire),
+        );
+        let waiting = (done..posted)
+            .take(SEND_SLOTS)
+            .map(|number| self.slot(number));
         let waiting = waiting.filter(|slot| to.contains(&slot.remote_addr.load(Ordering::Relaxed)));
         waiting.map(|slot| slot.bytes.load(Ordering::Relaxed)).sum()
     }
@@ -346,7 +396,9 @@ impl QpMemory {
 
 impl FabricMemory {
     pub(crate) fn is_alive(&self, process_index: usize) -> bool {
-        let Some(process) = self.processes.get(process_index) else { return false };
+        let Some(process) = self.processes.get(process_index) else {
+            return false;
+        };
         let pid = process.pid.load(Ordering::Acquire);
         pid != 0 && super::process::started(pid) == Some(process.started.load(Ordering::Acquire))
     }

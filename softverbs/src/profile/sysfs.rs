@@ -11,9 +11,14 @@ impl Profile {
         for (index, rail) in self.rails.iter().enumerate() {
             let link = &self.links[rail.link];
             let domain = link.pci.split(':').next().unwrap_or("0000");
-            let function = root.join(format!("devices/pci{domain}:00/{}.{}", link.pci, rail.function));
-            let (infiniband, net) =
-                (function.join("infiniband").join(&rail.name), function.join("net").join(&rail.netdev));
+            let function = root.join(format!(
+                "devices/pci{domain}:00/{}.{}",
+                link.pci, rail.function
+            ));
+            let (infiniband, net) = (
+                function.join("infiniband").join(&rail.name),
+                function.join("net").join(&rail.netdev),
+            );
             let speed = format!("{:.1} GT/s PCIe\n", link.gts);
             for name in ["current_link_speed", "max_link_speed"] {
                 put(&function.join(name), &speed)?;
@@ -21,23 +26,44 @@ impl Profile {
             for name in ["current_link_width", "max_link_width"] {
                 put(&function.join(name), &format!("{}\n", link.width))?;
             }
-            put(&net.join("phys_port_name"), &format!("{}\n", rail.phys_port))?;
+            put(
+                &net.join("phys_port_name"),
+                &format!("{}\n", rail.phys_port),
+            )?;
             put(&net.join("phys_switch_id"), "5f5f5f5f5f5f\n")?;
             // Headers need room: an interface MTU of 1500 gives a path MTU of 1024.
-            let netdev_mtu = if rail.mtu_bytes == MOST_MTU_BYTES { 9000 } else { rail.mtu_bytes + 476 };
+            let netdev_mtu = if rail.mtu_bytes == MOST_MTU_BYTES {
+                9000
+            } else {
+                rail.mtu_bytes + 476
+            };
             put(&net.join("mtu"), &format!("{netdev_mtu}\n"))?;
             put(&net.join("dev_port"), "0\n")?;
             put(&infiniband.join("sys_image_guid"), "5f5f:5f00:0000:0001\n")?;
-            put(&infiniband.join("node_guid"), &format!("5f5f:5f00:0000:{:04x}\n", index + 1))?;
+            put(
+                &infiniband.join("node_guid"),
+                &format!("5f5f:5f00:0000:{:04x}\n", index + 1),
+            )?;
             put(&infiniband.join("ports/1/gid_attrs/types/0"), "RoCE v2\n")?;
             put(&infiniband.join("ports/1/gid_attrs/types/1"), "RoCE v2\n")?;
-            put(&infiniband.join("ports/1/gid_attrs/ndevs/0"), &format!("{}\n", rail.netdev))?;
-            put(&infiniband.join("ports/1/gid_attrs/ndevs/1"), &format!("{}\n", rail.netdev))?;
+            put(
+                &infiniband.join("ports/1/gid_attrs/ndevs/0"),
+                &format!("{}\n", rail.netdev),
+            )?;
+            put(
+                &infiniband.join("ports/1/gid_attrs/ndevs/1"),
+                &format!("{}\n", rail.netdev),
+            )?;
             link_to(&infiniband.join("device"), &function)?;
             link_to(&net.join("device"), &function)?;
             link_to(&root.join("class/infiniband").join(&rail.name), &infiniband)?;
             link_to(&root.join("class/net").join(&rail.netdev), &net)?;
-            link_to(&root.join("bus/pci/devices").join(format!("{}.{}", link.pci, rail.function)), &function)?;
+            link_to(
+                &root
+                    .join("bus/pci/devices")
+                    .join(format!("{}.{}", link.pci, rail.function)),
+                &function,
+            )?;
         }
         Ok(())
     }
@@ -47,10 +73,15 @@ impl Profile {
         let (class, rail) = (root.join("class/infiniband"), &self.rails[rail]);
         let (entry, link) = (class.join(&rail.name), &self.links[rail.link]);
         let domain = link.pci.split(':').next().unwrap_or("0000");
-        let function = root.join(format!("devices/pci{domain}:00/{}.{}", link.pci, rail.function));
+        let function = root.join(format!(
+            "devices/pci{domain}:00/{}.{}",
+            link.pci, rail.function
+        ));
         match is_there {
             _ if !class.exists() => Ok(()),
-            true if entry.symlink_metadata().is_err() => link_to(&entry, &function.join("infiniband").join(&rail.name)),
+            true if entry.symlink_metadata().is_err() => {
+                link_to(&entry, &function.join("infiniband").join(&rail.name))
+            }
             false => match entry.symlink_metadata() {
                 // The entry is moved, not deleted: a file system may give a deleted file's inode to
                 // the next file.
@@ -77,9 +108,12 @@ fn put(file: &Path, text: &str) -> Result<(), String> {
 
 fn link_to(place: &Path, target: &Path) -> Result<(), String> {
     let folder = place.parent().unwrap_or(place);
-    let made = std::fs::create_dir_all(folder).and_then(|()| std::os::unix::fs::symlink(target, place));
+    let made =
+        std::fs::create_dir_all(folder).and_then(|()| std::os::unix::fs::symlink(target, place));
     match made {
-        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(format!("{}: {e}", place.display())),
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(format!("{}: {e}", place.display()))
+        }
         _ => Ok(()),
     }
 }

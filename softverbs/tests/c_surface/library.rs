@@ -205,18 +205,37 @@ impl End {
         let cq = call!(ibv_create_cq(context, 64, std::ptr::null_mut(), channel, 0));
         let mut memory = Box::new([0u8; 4096]);
         let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-        let mr = call!(ibv_reg_mr(pd, memory.as_mut_ptr().cast(), 4096, access as c_int));
+        let mr = call!(ibv_reg_mr(
+            pd,
+            memory.as_mut_ptr().cast(),
+            4096,
+            access as c_int
+        ));
         let mut init = Self::attributes(cq);
         let qp = call!(ibv_create_qp(pd, &raw mut init));
-        assert!(![pd.cast::<c_void>(), cq.cast(), mr.cast(), qp.cast()].contains(&std::ptr::null_mut()));
-        Self { context, pd, cq, qp, mr, memory }
+        assert!(
+            ![pd.cast::<c_void>(), cq.cast(), mr.cast(), qp.cast()].contains(&std::ptr::null_mut())
+        );
+        Self {
+            context,
+            pd,
+            cq,
+            qp,
+            mr,
+            memory,
+        }
     }
 
     pub fn attributes(cq: *mut ibv_cq) -> ibv_qp_init_attr {
         let mut init: ibv_qp_init_attr = zeroed();
         (init.send_cq, init.recv_cq, init.qp_type) = (cq, cq, IBV_QPT_RC);
-        init.cap =
-            ibv_qp_cap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 64 };
+        init.cap = ibv_qp_cap {
+            max_send_wr: 16,
+            max_recv_wr: 16,
+            max_send_sge: 2,
+            max_recv_sge: 2,
+            max_inline_data: 64,
+        };
         init
     }
 
@@ -233,7 +252,10 @@ impl End {
         let mut attributes: ibv_qp_attr = zeroed();
         (attributes.qp_state, attributes.port_num) = (IBV_QPS_INIT, 1);
         attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
-        self.modify(attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
+        self.modify(
+            attributes,
+            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+        )
     }
 
     pub fn to_rtr(&self, peer: &Self) -> c_int {
@@ -241,27 +263,55 @@ impl End {
         (attributes.qp_state, attributes.path_mtu) = (IBV_QPS_RTR, IBV_MTU_1024);
         (attributes.dest_qp_num, attributes.min_rnr_timer) = (peer.number(), 12);
         (attributes.max_dest_rd_atomic, attributes.ah_attr.port_num) = (1, 1);
-        (attributes.ah_attr.is_global, attributes.ah_attr.grh.sgid_index) = (1, 1);
-        call!(ibv_query_gid(peer.context, 1, 1, &raw mut attributes.ah_attr.grh.dgid));
+        (
+            attributes.ah_attr.is_global,
+            attributes.ah_attr.grh.sgid_index,
+        ) = (1, 1);
+        call!(ibv_query_gid(
+            peer.context,
+            1,
+            1,
+            &raw mut attributes.ah_attr.grh.dgid
+        ));
         let mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-        self.modify(attributes, mask | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)
+        self.modify(
+            attributes,
+            mask | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+        )
     }
 
     pub fn to_rts(&self) -> c_int {
         let mut attributes: ibv_qp_attr = zeroed();
-        (attributes.qp_state, attributes.timeout, attributes.max_rd_atomic) = (IBV_QPS_RTS, 18, 1);
+        (
+            attributes.qp_state,
+            attributes.timeout,
+            attributes.max_rd_atomic,
+        ) = (IBV_QPS_RTS, 18, 1);
         (attributes.retry_cnt, attributes.rnr_retry) = (7, 7);
-        let mask = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN;
+        let mask =
+            IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN;
         self.modify(attributes, mask | IBV_QP_MAX_QP_RD_ATOMIC)
     }
 
     pub fn piece(&self, offset: usize, bytes: u32) -> ibv_sge {
         // SAFETY: the region is alive.
         let lkey = unsafe { (*self.mr).lkey };
-        ibv_sge { addr: self.memory.as_ptr().expose_provenance() as u64 + offset as u64, length: bytes, lkey }
+        ibv_sge {
+            addr: self.memory.as_ptr().expose_provenance() as u64 + offset as u64,
+            length: bytes,
+            lkey,
+        }
     }
 
-    pub fn post(&self, opcode: u32, flags: u32, mut piece: ibv_sge, peer: &Self, offset: u64, wr_id: u64) -> c_int {
+    pub fn post(
+        &self,
+        opcode: u32,
+        flags: u32,
+        mut piece: ibv_sge,
+        peer: &Self,
+        offset: u64,
+        wr_id: u64,
+    ) -> c_int {
         let mut request: ibv_send_wr = zeroed();
         (request.wr_id, request.opcode, request.send_flags) = (wr_id, opcode, flags);
         (request.sg_list, request.num_sge) = (&raw mut piece, 1);
@@ -277,7 +327,8 @@ impl End {
     pub fn post_chain(&self, first: &mut ibv_send_wr) -> (c_int, *mut ibv_send_wr) {
         let mut bad = std::ptr::null_mut();
         // SAFETY: the context is open, the queue pair alive, and the chain lives for the call.
-        let status = unsafe { (*self.context).ops.post_send.unwrap()(self.qp, first, &raw mut bad) };
+        let status =
+            unsafe { (*self.context).ops.post_send.unwrap()(self.qp, first, &raw mut bad) };
         (status, bad)
     }
 
@@ -295,7 +346,12 @@ impl End {
 
     pub fn post_receive(&self, mut piece: ibv_sge, wr_id: u64) -> c_int {
         let (mut bad, next) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let mut request = ibv_recv_wr { wr_id, next, sg_list: &raw mut piece, num_sge: 1 };
+        let mut request = ibv_recv_wr {
+            wr_id,
+            next,
+            sg_list: &raw mut piece,
+            num_sge: 1,
+        };
         // SAFETY: the context is open, the queue pair alive, and the request lives for the call.
         unsafe { (*self.context).ops.post_recv.unwrap()(self.qp, &raw mut request, &raw mut bad) }
     }

@@ -38,22 +38,40 @@ impl Bed {
 
     pub fn wired(nic: Nic, lines: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "test-{}-{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        );
         let dir = dir();
         std::fs::create_dir_all(&dir).unwrap();
         let profile = dir.join(format!("{name}.profile"));
         std::fs::write(&profile, format!("{PROFILE}\n{lines}")).unwrap();
         let profile = profile.display().to_string();
-        let settings =
-            Settings { dir, fabric: name, node: None, profile, nic, scale: 1.0, threads: Some(1), adversary: None };
+        let settings = Settings {
+            dir,
+            fabric: name,
+            node: None,
+            profile,
+            nic,
+            scale: 1.0,
+            threads: Some(1),
+            adversary: None,
+        };
         let first = Node::enter(&settings).unwrap();
         first.memory.virtual_clock.store(1, Ordering::Release);
         let second = Node::enter(&settings).unwrap();
-        Self { settings, nodes: [first, second] }
+        Self {
+            settings,
+            nodes: [first, second],
+        }
     }
 
     pub fn at(&self, ns: u64) {
-        self.nodes[0].memory.virtual_clock.store(ns + 1, Ordering::Release);
+        self.nodes[0]
+            .memory
+            .virtual_clock
+            .store(ns + 1, Ordering::Release);
     }
 
     pub fn now_ns(&self) -> u64 {
@@ -62,7 +80,15 @@ impl Bed {
 
     pub fn pair(&self, device: usize, rnr_retry: u8) -> Pair {
         let end = |n: usize| End::new(&self.nodes[n], device);
-        self.connect(Pair { a: end(0), b: end(1) }, [1, 0], device, rnr_retry)
+        self.connect(
+            Pair {
+                a: end(0),
+                b: end(1),
+            },
+            [1, 0],
+            device,
+            rnr_retry,
+        )
     }
 
     /// Both ends on one machine, with one completion queue.
@@ -98,7 +124,14 @@ impl Bed {
                     min_rnr_timer: 1,
                 })
                 .unwrap();
-            this.qp.change(Change::ReadyToSend { timeout: 8, retry_count, rnr_retry, send_psn: 5 }).unwrap();
+            this.qp
+                .change(Change::ReadyToSend {
+                    timeout: 8,
+                    retry_count,
+                    rnr_retry,
+                    send_psn: 5,
+                })
+                .unwrap();
         }
         pair
     }
@@ -127,21 +160,45 @@ pub struct End {
 
 impl End {
     pub fn new(node: &Arc<Node>, device: usize) -> Self {
-        Self::with_queue(node, device, &CompletionQueue::new(node, device, 64).unwrap())
+        Self::with_queue(
+            node,
+            device,
+            &CompletionQueue::new(node, device, 64).unwrap(),
+        )
     }
 
     pub fn with_queue(node: &Arc<Node>, device: usize, cq: &Arc<CompletionQueue>) -> Self {
         let cq = Arc::clone(cq);
-        let caps = Caps { send_requests: 16, receive_requests: 16, sges: 2, inline_bytes: 64, signal_all: false };
+        let caps = Caps {
+            send_requests: 16,
+            receive_requests: 16,
+            sges: 2,
+            inline_bytes: 64,
+            signal_all: false,
+        };
         let qp = QueuePair::new(node, device, 0, &cq, &cq, caps).unwrap();
-        let bytes: Box<[u8]> = (0..1 << 20).map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let bytes: Box<[u8]> = (0..1 << 20)
+            .map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+            .collect();
         // SAFETY: the bytes live as long as this end, and are read only between the tests' steps.
-        let key = unsafe { node.register((device, 0), bytes.as_ptr() as usize, bytes.len(), 7) }.unwrap();
-        Self { node: Arc::clone(node), device, cq, qp, bytes, key }
+        let key =
+            unsafe { node.register((device, 0), bytes.as_ptr() as usize, bytes.len(), 7) }.unwrap();
+        Self {
+            node: Arc::clone(node),
+            device,
+            cq,
+            qp,
+            bytes,
+            key,
+        }
     }
 
     pub fn sge(&self, at: usize, bytes: u32) -> Sge {
-        Sge { addr: self.bytes.as_ptr() as u64 + at as u64, bytes, lkey: self.key }
+        Sge {
+            addr: self.bytes.as_ptr() as u64 + at as u64,
+            bytes,
+            lkey: self.key,
+        }
     }
 
     pub fn post_inline(&self, bytes: usize, to: &End) -> Result<(), i32> {
@@ -159,7 +216,13 @@ impl End {
         })
     }
 
-    pub fn post(&self, operation: Operation, sges: &[Sge], imm: Option<u32>, remote: (u64, u32)) -> Result<(), i32> {
+    pub fn post(
+        &self,
+        operation: Operation,
+        sges: &[Sge],
+        imm: Option<u32>,
+        remote: (u64, u32),
+    ) -> Result<(), i32> {
         self.post_with(true, operation, sges, imm, remote)
     }
 
@@ -186,7 +249,13 @@ impl End {
     }
 
     pub fn write(&self, bytes: u32, imm: Option<u32>, to: &End) {
-        self.post(Operation::Write, &[self.sge(0, bytes)], imm, (to.bytes.as_ptr() as u64 + 9, to.key)).unwrap();
+        self.post(
+            Operation::Write,
+            &[self.sge(0, bytes)],
+            imm,
+            (to.bytes.as_ptr() as u64 + 9, to.key),
+        )
+        .unwrap();
     }
 
     pub fn poll(&self) -> Vec<Completion> {

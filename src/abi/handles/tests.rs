@@ -15,14 +15,23 @@ impl Comm for Fake {
 
 fn fake() -> (*mut c_void, Arc<AtomicUsize>) {
     let parted = Arc::new(AtomicUsize::new(0));
-    (CommHandle::into_raw(Fake { parted: parted.clone() }), parted)
+    (
+        CommHandle::into_raw(Fake {
+            parted: parted.clone(),
+        }),
+        parted,
+    )
 }
 
 fn use_it(raw: *mut c_void, faulty: bool) -> NcclResult {
     guard::call("use", |scope| {
         // SAFETY: the tests pass open comms.
         let endpoint = unsafe { CommHandle::<Fake>::enter(raw, "comm", scope) }?;
-        assert!(!faulty, "on purpose, {} parted", endpoint.comm().parted.load(Ordering::Relaxed));
+        assert!(
+            !faulty,
+            "on purpose, {} parted",
+            endpoint.comm().parted.load(Ordering::Relaxed)
+        );
         Ok(())
     })
 }
@@ -39,10 +48,25 @@ fn a_broken_comm_is_refused_and_freed_unused_while_another_continues() {
     assert_eq!(use_it(one, true), NcclResult::INTERNAL_ERROR);
     assert_eq!(use_it(one, false), NcclResult::INTERNAL_ERROR);
     assert_eq!(use_it(other, false), NcclResult::SUCCESS);
-    assert_eq!((close_it(one), close_it(other)), (NcclResult::SUCCESS, NcclResult::SUCCESS));
-    assert_eq!((one_parted.load(Ordering::Relaxed), other_parted.load(Ordering::Relaxed)), (1, 1));
+    assert_eq!(
+        (close_it(one), close_it(other)),
+        (NcclResult::SUCCESS, NcclResult::SUCCESS)
+    );
+    assert_eq!(
+        (
+            one_parted.load(Ordering::Relaxed),
+            other_parted.load(Ordering::Relaxed)
+        ),
+        (1, 1)
+    );
     // A broken comm is leaked, so it still has its reference to the counter.
-    assert_eq!((Arc::strong_count(&one_parted), Arc::strong_count(&other_parted)), (2, 1));
+    assert_eq!(
+        (
+            Arc::strong_count(&one_parted),
+            Arc::strong_count(&other_parted)
+        ),
+        (2, 1)
+    );
 }
 
 #[test]
@@ -60,11 +84,20 @@ fn a_pointer_to_another_kind_is_refused_with_an_error() {
             let null = CommHandle::<RailSendComm>::enter(ptr_null(), "sendComm", scope).map(|_| ());
             assert_eq!(refusal(null), "sendComm is NULL");
             let wrong = CommHandle::<RailSendComm>::enter(raw, "sendComm", scope).map(|_| ());
-            assert_eq!(refusal(wrong), "sendComm is an unknown object; it must be a send comm");
+            assert_eq!(
+                refusal(wrong),
+                "sendComm is an unknown object; it must be a send comm"
+            );
             let no_request = RailComm::of_request(raw, "request", scope).map(|_| ());
-            assert!(refusal(no_request).starts_with("request is"), "a comm is not a request");
+            assert!(
+                refusal(no_request).starts_with("request is"),
+                "a comm is not a request"
+            );
             let crooked = CommHandle::<Fake>::enter(raw.byte_add(1), "comm", scope).map(|_| ());
-            assert_eq!(refusal(crooked), "comm is not a pointer that this plugin returned");
+            assert_eq!(
+                refusal(crooked),
+                "comm is not a pointer that this plugin returned"
+            );
         }
         Ok(())
     });
@@ -77,20 +110,33 @@ fn every_request_number_has_its_own_place_that_names_its_comm() {
     let (raw, _parted) = fake();
     // SAFETY: the comm is open.
     let endpoint = unsafe { &*raw.cast::<CommHandle<Fake>>() };
-    let places: Vec<_> = (0..3).map(|number| endpoint.request(number).unwrap()).collect();
+    let places: Vec<_> = (0..3)
+        .map(|number| endpoint.request(number).unwrap())
+        .collect();
     for (number, place) in places.iter().enumerate() {
         // SAFETY: these are requests of the open comm.
         let request = unsafe { &*place.cast::<RequestHandle>() };
-        assert_eq!((request.number as usize, request.endpoint.as_ptr()), (number, raw));
+        assert_eq!(
+            (request.number as usize, request.endpoint.as_ptr()),
+            (number, raw)
+        );
     }
-    assert!(places.iter().all(|place| !place.is_null() && places.iter().filter(|other| *other == place).count() == 1));
+    assert!(places.iter().all(
+        |place| !place.is_null() && places.iter().filter(|other| *other == place).count() == 1
+    ));
     assert!(endpoint.request(3).is_err());
     close_it(raw);
 }
 
 #[test]
 fn a_context_is_never_null_and_yields_its_class() {
-    for (number, class) in [(0, Some(0)), (106, Some(106)), (255, Some(255)), (-1, None), (i32::MIN, None)] {
+    for (number, class) in [
+        (0, Some(0)),
+        (106, Some(106)),
+        (255, Some(255)),
+        (-1, None),
+        (i32::MIN, None),
+    ] {
         assert!(!context_for(number).is_null());
         assert_eq!(context_class(context_for(number)).unwrap(), class);
         assert_eq!(class_of(number).unwrap(), class);
@@ -98,7 +144,10 @@ fn a_context_is_never_null_and_yields_its_class() {
     assert_eq!(context_class(ptr_null()).unwrap(), None);
     assert!(matches!(class_of(256), Err(Error::Usage(_))));
     let stray = 0_u64;
-    assert!(matches!(context_class(std::ptr::from_ref(&stray).cast()), Err(Error::Argument(_))));
+    assert!(matches!(
+        context_class(std::ptr::from_ref(&stray).cast()),
+        Err(Error::Argument(_))
+    ));
 }
 
 fn ptr_null() -> *mut c_void {

@@ -71,7 +71,11 @@ impl Fault {
 #[cold]
 #[inline(never)]
 pub fn not_entered<P>(path: &TryCell<P>) -> Quick<()> {
-    if path.is_broken() { Err(broken().into()) } else { Ok(()) }
+    if path.is_broken() {
+        Err(broken().into())
+    } else {
+        Ok(())
+    }
 }
 
 /// Returns the error of a data path that is not used again, because a thread panicked in it.
@@ -89,12 +93,24 @@ pub fn not_in_flight(error: NotInFlight) -> Box<Error> {
 /// Returns the error for a call whose memory is outside the registration, or is registered only for
 /// sends.
 #[cold]
-pub fn outside_registration(call: &'static str, addr: u64, bytes: usize, memory: &Registration) -> Error {
+pub fn outside_registration(
+    call: &'static str,
+    addr: u64,
+    bytes: usize,
+    memory: &Registration,
+) -> Error {
     if !memory.is_for_receives() && memory.covers(addr, bytes) {
         return Argument::ForSends { call, addr }.into();
     }
     let Range { start, end } = memory.range();
-    Argument::Outside { call, addr, bytes, start, end }.into()
+    Argument::Outside {
+        call,
+        addr,
+        bytes,
+        start,
+        end,
+    }
+    .into()
 }
 
 /// Returns the error for a send that is larger than its receive buffer (`room` bytes), or larger
@@ -102,7 +118,15 @@ pub fn outside_registration(call: &'static str, addr: u64, bytes: usize, memory:
 #[cold]
 pub fn too_large(peer: &str, bytes: u64, tag: i32, room: u64, most: u64) -> Box<Error> {
     if bytes > room {
-        return Box::new(Usage::Sizes { peer: peer.to_owned(), bytes, room, tag }.into());
+        return Box::new(
+            Usage::Sizes {
+                peer: peer.to_owned(),
+                bytes,
+                room,
+                tag,
+            }
+            .into(),
+        );
     }
     Box::new(Argument::TooLarge { bytes, most }.into())
 }
@@ -110,5 +134,8 @@ pub fn too_large(peer: &str, bytes: u64, tag: i32, room: u64, most: u64) -> Box<
 /// Returns the error for a peer that violated the protocol. `how` describes the violation.
 #[cold]
 pub fn broken_protocol(peer: &str, how: &dyn std::fmt::Display) -> Violation {
-    Violation::Breach { peer: peer.to_owned(), how: how.to_string() }
+    Violation::Breach {
+        peer: peer.to_owned(),
+        how: how.to_string(),
+    }
 }

@@ -12,7 +12,9 @@ use crate::counters::layout::Word;
 use crate::error::Error;
 use crate::error::{Internal, Missing, Quick, Result, Violation};
 use crate::flow::pace::Moment;
-use crate::verbs::{Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Write};
+use crate::verbs::{
+    Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Write,
+};
 use crate::wire::cts::ENTRY_BYTES;
 use crate::wire::fields::{LaneEnd, Priority, QpEnd};
 use crate::wire::{PARTS, SLOTS};
@@ -148,7 +150,12 @@ impl Lane {
                 inline_bytes: SENDER_INLINE_BYTES,
             },
             Role::Receiver if limit < RECEIVE_DEPTH => {
-                return Err(Missing::WorkRequests { rail: rail.name(), most: limit, needed: RECEIVE_DEPTH }.into());
+                return Err(Missing::WorkRequests {
+                    rail: rail.name(),
+                    most: limit,
+                    needed: RECEIVE_DEPTH,
+                }
+                .into());
             }
             Role::Receiver => QpCaps {
                 send_requests: RECEIVER_DEPTH,
@@ -160,7 +167,12 @@ impl Lane {
         let flush = (caps.send_requests + caps.receive_requests) * queue_count as u32;
         if flush > context.limits().max_cqe {
             let most = context.limits().max_cqe;
-            return Err(Missing::CqEntries { rail: rail.name(), most, needed: flush }.into());
+            return Err(Missing::CqEntries {
+                rail: rail.name(),
+                most,
+                needed: flush,
+            }
+            .into());
         }
         let cq = Cq::new(context, flush)?;
         let mut queues = Vec::with_capacity(queue_count);
@@ -169,19 +181,31 @@ impl Lane {
             let mut qp = Qp::new(&pd, &cq, QpCaps { ..caps })?;
             qp.init(rail.info.port)?;
             let psn = random_psn()?;
-            queues.push(LaneQueue { qp, psn, room, unsignaled: 0, used_receives: 0 });
+            queues.push(LaneQueue {
+                qp,
+                psn,
+                room,
+                unsignaled: 0,
+                used_receives: 0,
+            });
         }
-        let inline_bytes = queues.iter().map(|queue| queue.qp.inline_bytes()).min().unwrap_or(0);
+        let inline_bytes = queues
+            .iter()
+            .map(|queue| queue.qp.inline_bytes())
+            .min()
+            .unwrap_or(0);
         let mut lane = Self::without_queues(rail, String::new());
         lane.cq_number = NonZeroUsize::new(cq.number());
-        (lane.generation, lane.queues, lane.inline_bytes, lane.cq) = (generation, queues, inline_bytes, Some(cq));
+        (lane.generation, lane.queues, lane.inline_bytes, lane.cq) =
+            (generation, queues, inline_bytes, Some(cq));
         Ok(lane)
     }
 
     /// Returns a lane without queue pairs, for a rail that is not connected yet or was lost.
     pub fn without_queues(rail: &Arc<Rail>, peer_rail: String) -> Lane {
         let (path_quality, mailbox_key, peer_mailbox_rkey) = Default::default();
-        let (generation, path_mtu_bytes, queues, inline_bytes, cq, cq_number, turn, lost) = Default::default();
+        let (generation, path_mtu_bytes, queues, inline_bytes, cq, cq_number, turn, lost) =
+            Default::default();
         let (pending, backlog_bytes) = Default::default();
         let rail = Arc::clone(rail);
         Lane {
@@ -206,7 +230,13 @@ impl Lane {
 
     /// Returns the numbers and first PSNs of this end's queue pairs.
     pub fn ends(&self) -> Vec<QpEnd> {
-        self.queues.iter().map(|queue| QpEnd { number: queue.qp.number(), psn: queue.psn }).collect()
+        self.queues
+            .iter()
+            .map(|queue| QpEnd {
+                number: queue.qp.number(),
+                psn: queue.psn,
+            })
+            .collect()
     }
 
     /// Returns true if `cq` is the number of this lane's last completion queue ([`Cq::number`]). An
@@ -232,14 +262,20 @@ impl Lane {
     /// [`Error::Os`] if the device refuses. [`Error::Missing`] if the device is not in use.
     pub fn register_mailbox(&mut self, region: &Arc<Region>) -> Result<()> {
         // Without relaxed ordering: the mailbox is read while its bytes arrive.
-        self.mailbox_key = Some(region.register(&self.rail.device.pd()?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?);
+        self.mailbox_key = Some(region.register(
+            &self.rail.device.pd()?,
+            Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        )?);
         Ok(())
     }
 
     /// Returns the keys of both ends' mailboxes on this lane.
     #[inline(always)]
     pub fn mailbox_keys(&self) -> MailboxKeys {
-        MailboxKeys { own_lkey: self.mailbox_key.as_ref().map_or(0, Mr::lkey), peer_rkey: self.peer_mailbox_rkey }
+        MailboxKeys {
+            own_lkey: self.mailbox_key.as_ref().map_or(0, Mr::lkey),
+            peer_rkey: self.peer_mailbox_rkey,
+        }
     }
 
     /// Returns the remote key of this end's mailbox, for the peer.
@@ -249,7 +285,10 @@ impl Lane {
 
     /// Returns the description of this end that the peer needs in order to connect.
     pub fn end(&self) -> LaneEnd {
-        LaneEnd { qps: self.ends(), mailbox_rkey: self.mailbox_rkey() }
+        LaneEnd {
+            qps: self.ends(),
+            mailbox_rkey: self.mailbox_rkey(),
+        }
     }
 
     /// Connects the queue pairs. Posts receives on a receiver's queue pairs first.
@@ -266,16 +305,27 @@ impl Lane {
         }
         let most = route.snapshot.port.active_mtu_bytes;
         if route.mtu_bytes > most {
-            return Err(Violation::PathMtu { rail: self.rail.name(), mtu_bytes: route.mtu_bytes, most }.into());
+            return Err(Violation::PathMtu {
+                rail: self.rail.name(),
+                mtu_bytes: route.mtu_bytes,
+                most,
+            }
+            .into());
         }
-        self.rail.check_route(route.snapshot, route.gid, route.peer_gid)?;
+        self.rail
+            .check_route(route.snapshot, route.gid, route.peer_gid)?;
         let gid_index = self.rail.gid_index(route.snapshot, &route.gid)?;
-        let Priority { traffic_class, service_level } = route.priority;
+        let Priority {
+            traffic_class,
+            service_level,
+        } = route.priority;
         self.path_quality = self.rail.path_qualities.of(route.peer_gid);
         self.path_mtu_bytes = route.mtu_bytes;
         for (index, (queue, end)) in self.queues.iter_mut().zip(route.ends).enumerate() {
             if role == Role::Receiver {
-                queue.qp.post_receives(RECEIVE_DEPTH, WrId::of_receives(index as u8))?;
+                queue
+                    .qp
+                    .post_receives(RECEIVE_DEPTH, WrId::of_receives(index as u8))?;
             }
             queue.qp.ready_to_receive(&Path {
                 port: self.rail.info.port,
@@ -297,7 +347,11 @@ impl Lane {
     #[inline(always)]
     pub fn next_queue(&mut self) -> u8 {
         let queue = self.turn;
-        self.turn = if queue + 1 < self.queues.len() { queue + 1 } else { 0 };
+        self.turn = if queue + 1 < self.queues.len() {
+            queue + 1
+        } else {
+            0
+        };
         queue as u8
     }
 
@@ -321,14 +375,23 @@ impl Lane {
     /// Returns true if another write can be posted on a queue pair.
     #[inline(always)]
     pub fn has_room(&self, queue: u8) -> bool {
-        self.queues.get(usize::from(queue)).is_some_and(|queue| queue.room > 0)
+        self.queues
+            .get(usize::from(queue))
+            .is_some_and(|queue| queue.room > 0)
     }
 
     /// Returns room for one write on a queue pair, or `None` if the queue pair is full.
     #[inline(always)]
     pub fn slot(&mut self, index: u8) -> Option<LaneSlot<'_>> {
-        let queue = self.queues.get_mut(usize::from(index)).filter(|queue| queue.room > 0)?;
-        Some(LaneSlot { queue, index, pending: &mut self.pending })
+        let queue = self
+            .queues
+            .get_mut(usize::from(index))
+            .filter(|queue| queue.room > 0)?;
+        Some(LaneSlot {
+            queue,
+            index,
+            pending: &mut self.pending,
+        })
     }
 
     /// Returns room for one write on the queue pair whose turn it is, or `None` if that queue pair
@@ -360,7 +423,10 @@ impl Lane {
     #[cold]
     pub fn set_aside(&mut self) {
         let Some(cq) = self.cq.take() else { return };
-        let queue_pairs = std::mem::take(&mut self.queues).into_iter().map(|queue| queue.qp).collect();
+        let queue_pairs = std::mem::take(&mut self.queues)
+            .into_iter()
+            .map(|queue| queue.qp)
+            .collect();
         let mailbox_key = self.mailbox_key.take();
         let lost = LostQueues::new(&self.rail, self.generation, queue_pairs, cq, mailbox_key);
         self.lost = Some(Box::new(lost));
@@ -395,8 +461,16 @@ impl Lane {
     /// room.
     pub fn write_on_each(&mut self, write: &LaneWrite) -> Result<()> {
         for queue in 0..self.queue_count() {
-            let slot = self.slot(queue as u8).ok_or(Internal::NoRoomForTest(queue))?;
-            slot.write(&LaneWrite { work: Work::Probe, ..*write }, None)?;
+            let slot = self
+                .slot(queue as u8)
+                .ok_or(Internal::NoRoomForTest(queue))?;
+            slot.write(
+                &LaneWrite {
+                    work: Work::Probe,
+                    ..*write
+                },
+                None,
+            )?;
         }
         Ok(())
     }
@@ -414,7 +488,9 @@ impl Lane {
     /// Records that an immediate used up a receive, and posts the next batch when one is due.
     #[inline(always)]
     pub fn used_receive(&mut self, index: u8) -> Quick<()> {
-        let Some(queue) = self.queues.get_mut(usize::from(index)) else { return Ok(()) };
+        let Some(queue) = self.queues.get_mut(usize::from(index)) else {
+            return Ok(());
+        };
         queue.used_receives += 1;
         if queue.used_receives < REFILL {
             return Ok(());
@@ -443,7 +519,10 @@ impl Lane {
     /// connections of this process. From two such moments, the speed of the rail is measured.
     #[inline(always)]
     pub fn moment(&self, now_ns: u64) -> Moment {
-        Moment { now_ns, carried_bytes: self.path_quality.carried_bytes() }
+        Moment {
+            now_ns,
+            carried_bytes: self.path_quality.carried_bytes(),
+        }
     }
 
     /// Replaces this lane, whose queue pairs are lost, with a new one. The traffic counters
@@ -465,7 +544,8 @@ impl Lane {
     /// a share. [`Lane::count`] counts the share itself.
     #[inline(never)]
     pub fn count_full_chunks(&mut self, full_chunks: u16, bytes: u64) {
-        self.record.add(Word::Bytes, u64::from(full_chunks).wrapping_mul(bytes));
+        self.record
+            .add(Word::Bytes, u64::from(full_chunks).wrapping_mul(bytes));
     }
 
     /// Counts a timed share that was confirmed.
@@ -483,17 +563,38 @@ impl LaneSlot<'_> {
     /// device may read the bytes at the local address at any time until the completion.
     #[inline(always)]
     pub fn write(self, write: &LaneWrite, inline: Option<Readable<'_>>) -> Quick<()> {
-        let Self { queue, index, pending } = self;
+        let Self {
+            queue,
+            index,
+            pending,
+        } = self;
         queue.room -= 1;
         let retires = queue.unsignaled + 1;
         let signaled = write.signaled || retires >= SIGNAL_EVERY;
         queue.unsignaled = if signaled { 0 } else { retires };
         *pending += u32::from(signaled);
         let wr_id = WrId::new(write.work, index, retires).bits();
-        let LaneWrite { local_addr, lkey, bytes, remote, immediate, .. } = *write;
+        let LaneWrite {
+            local_addr,
+            lkey,
+            bytes,
+            remote,
+            immediate,
+            ..
+        } = *write;
         match inline {
-            Some(bytes) => queue.qp.write_inline(bytes, remote, immediate, wr_id, signaled),
-            None => queue.qp.write(&Write { local_addr, bytes, lkey, remote, immediate, wr_id, signaled }),
+            Some(bytes) => queue
+                .qp
+                .write_inline(bytes, remote, immediate, wr_id, signaled),
+            None => queue.qp.write(&Write {
+                local_addr,
+                bytes,
+                lkey,
+                remote,
+                immediate,
+                wr_id,
+                signaled,
+            }),
         }
     }
 }
@@ -515,11 +616,17 @@ fn random_psn() -> Result<u32> {
 pub fn lanes_text(lanes: &[Lane]) -> String {
     let one = |lane: &Lane| {
         let (here, there) = (lane.rail.name(), &lane.peer_rail);
-        match (lane.record.read(Word::Bytes), lane.record.read(Word::Writes)) {
+        match (
+            lane.record.read(Word::Bytes),
+            lane.record.read(Word::Writes),
+        ) {
             _ if !lane.is_open() => format!("{here} to {there} (lost)"),
             (_, 0) => format!("{here} to {there}"),
             (bytes, writes) => format!("{here} to {there} ({bytes} bytes in {writes} writes)"),
         }
     };
-    format!("rails {}", lanes.iter().map(one).collect::<Vec<_>>().join(", "))
+    format!(
+        "rails {}",
+        lanes.iter().map(one).collect::<Vec<_>>().join(", ")
+    )
 }

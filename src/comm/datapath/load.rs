@@ -11,16 +11,22 @@ pub struct Sending<'a>(pub &'a [Lane]);
 impl OtherConnections for Sending<'_> {
     #[inline(always)]
     fn waiting_bytes(&self, lane: LaneId) -> u64 {
-        self.0.get(lane.index()).map_or(0, |lane| lane.rail.backlog_bytes())
+        self.0
+            .get(lane.index())
+            .map_or(0, |lane| lane.rail.backlog_bytes())
     }
 
     #[inline(always)]
     fn busy_bytes(&self, lane: LaneId) -> u64 {
-        self.0.get(lane.index()).map_or(0, |lane| lane.rail.busy_bytes())
+        self.0
+            .get(lane.index())
+            .map_or(0, |lane| lane.rail.busy_bytes())
     }
 
     fn share_quality(&self, lane: LaneId, quality: f64) -> f64 {
-        self.0.get(lane.index()).map_or(quality, |lane| lane.path_quality.add(quality))
+        self.0
+            .get(lane.index())
+            .map_or(quality, |lane| lane.path_quality.add(quality))
     }
 }
 
@@ -33,7 +39,10 @@ pub struct Granting<'a>(pub &'a [Lane]);
 impl OtherConnections for Granting<'_> {
     #[inline(always)]
     fn waiting_bytes(&self, lane: LaneId) -> u64 {
-        self.0.get(lane.index()).map_or(0, |lane| lane.path_quality.bytes_at_expected_rate(lane.rail.backlog_bytes()))
+        self.0.get(lane.index()).map_or(0, |lane| {
+            lane.path_quality
+                .bytes_at_expected_rate(lane.rail.backlog_bytes())
+        })
     }
 
     fn share_quality(&self, _lane: LaneId, quality: f64) -> f64 {

@@ -23,10 +23,16 @@ impl Mailboxes {
     /// Takes the control frame that has arrived: a later call does not return it again. Returns
     /// `None` if no frame is complete.
     pub fn take_frame(&self) -> Option<ControlFrame> {
-        let inbox = self.region.words().get(INBOX_AT / 8..INBOX_AT / 8 + FRAME_WORDS)?;
+        let inbox = self
+            .region
+            .words()
+            .get(INBOX_AT / 8..INBOX_AT / 8 + FRAME_WORDS)?;
         // Acquire: everything done because of the frame comes after this load. The digest detects a
         // torn frame, so the order of the NIC's stores and of the other loads does not matter.
-        let (number, received) = (inbox[0].load(Ordering::Acquire), inbox[1].load(Ordering::Relaxed));
+        let (number, received) = (
+            inbox[0].load(Ordering::Acquire),
+            inbox[1].load(Ordering::Relaxed),
+        );
         if number == 0 && received == 0 {
             return None;
         }
@@ -54,20 +60,30 @@ impl Mailboxes {
 
     /// Returns the write that carries the stored control frame to the peer over a lane.
     pub fn frame_write(&self, keys: MailboxKeys, bytes: u32) -> LaneWrite {
-        LaneWrite { bytes, work: Work::Control, ..self.write(keys, OUTBOX_AT, INBOX_AT) }
+        LaneWrite {
+            bytes,
+            work: Work::Control,
+            ..self.write(keys, OUTBOX_AT, INBOX_AT)
+        }
     }
 
     /// Returns the write that tests a lane with one packet of `bytes`, or of [`PROBE_BYTES`] if
     /// that is less.
     pub fn probe_write(&self, keys: MailboxKeys, bytes: u32) -> LaneWrite {
-        LaneWrite { bytes: bytes.min(PROBE_BYTES as u32), ..self.write(keys, PROBE_AT, PROBE_AT) }
+        LaneWrite {
+            bytes: bytes.min(PROBE_BYTES as u32),
+            ..self.write(keys, PROBE_AT, PROBE_AT)
+        }
     }
 
     fn write(&self, keys: MailboxKeys, from: usize, to: usize) -> LaneWrite {
         LaneWrite {
             local_addr: self.region.addr() + from as u64,
             lkey: keys.own_lkey,
-            remote: Remote { addr: self.peer_addr + to as u64, rkey: keys.peer_rkey },
+            remote: Remote {
+                addr: self.peer_addr + to as u64,
+                rkey: keys.peer_rkey,
+            },
             signaled: true,
             ..LaneWrite::default()
         }

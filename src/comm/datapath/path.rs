@@ -51,7 +51,12 @@ pub trait DataPath: Send {
     /// for a lane. `has_new_keys` means that the lane's device has returned with new keys. A
     /// receiver then first begins a new epoch, and repeats the grants of all receives that wait for
     /// data.
-    fn epoch_of(&mut self, context: &PathContext, lane: LaneId, has_new_keys: bool) -> Result<Epoch>;
+    fn epoch_of(
+        &mut self,
+        context: &PathContext,
+        lane: LaneId,
+        has_new_keys: bool,
+    ) -> Result<Epoch>;
 
     /// Stores a lane's first epoch with valid keys, as the peer's answer names it. Only a sender
     /// needs the epoch; a receiver does nothing.
@@ -116,7 +121,9 @@ impl<P: DataPath + ?Sized> Faults for P {
         }
         match fault {
             Fault::Rail(why) | Fault::Device(why) => self.lose_rail(context, lane, why),
-            Fault::SuspectRequest(why) => return lose_suspect(self, context, lane, why, Doubt::Request),
+            Fault::SuspectRequest(why) => {
+                return lose_suspect(self, context, lane, why, Doubt::Request);
+            }
             Fault::KeyRefused(why) => return lose_suspect(self, context, lane, why, Doubt::Key),
             Fault::Fatal(why) => {
                 let failed = failed_on(self.rails(), context, lane, why);
@@ -133,7 +140,8 @@ impl<P: DataPath + ?Sized> Faults for P {
     #[cold]
     fn lose_completions(&mut self, context: &PathContext, cq: usize) -> Quick<()> {
         let Rails { role, lanes, .. } = self.rails();
-        let Some(lane) = LaneId::all(lanes.len()).find(|lane| lanes[lane.index()].has_cq(cq)) else {
+        let Some(lane) = LaneId::all(lanes.len()).find(|lane| lanes[lane.index()].has_cq(cq))
+        else {
             return Ok(());
         };
         let fault = match role {
@@ -182,7 +190,12 @@ fn lose_suspect<P: DataPath + ?Sized>(
     doubt: Doubt,
 ) -> Quick<()> {
     let (oldest, next) = path.message_range();
-    let Rails { role, lanes, status, .. } = path.rails();
+    let Rails {
+        role,
+        lanes,
+        status,
+        ..
+    } = path.rails();
     let most = match (doubt, role) {
         // The key may be wrong: the peer's application may have deregistered the buffer. A valid
         // key is refused at most once on each lane, while the lane's device is being removed.
@@ -195,7 +208,9 @@ fn lose_suspect<P: DataPath + ?Sized>(
         return path.fault(
             context,
             lane,
-            Fault::Fatal(format!("{why}; the same request already failed on other rails")),
+            Fault::Fatal(format!(
+                "{why}; the same request already failed on other rails"
+            )),
         );
     }
     path.lose_rail(context, lane, why);
@@ -203,8 +218,21 @@ fn lose_suspect<P: DataPath + ?Sized>(
 }
 
 #[cold]
-fn failed_on(Rails { lanes, .. }: &Rails, context: &PathContext, lane: LaneId, why: String) -> Box<OnRail> {
-    let Lane { rail, peer_rail, .. } = &lanes[lane.index()];
+fn failed_on(
+    Rails { lanes, .. }: &Rails,
+    context: &PathContext,
+    lane: LaneId,
+    why: String,
+) -> Box<OnRail> {
+    let Lane {
+        rail, peer_rail, ..
+    } = &lanes[lane.index()];
     let (peer, peer_rail) = (context.peer.name.clone(), peer_rail.clone());
-    Box::new(OnRail { rail: rail.name(), peer, why, peer_rail, lanes: lanes_text(lanes) })
+    Box::new(OnRail {
+        rail: rail.name(),
+        peer,
+        why,
+        peer_rail,
+        lanes: lanes_text(lanes),
+    })
 }

@@ -33,7 +33,10 @@ pub enum PeerState {
 impl Peer {
     /// Creates the state of a connected peer.
     pub fn new(name: String) -> Self {
-        Self { name, state: AtomicU64::new(0) }
+        Self {
+            name,
+            state: AtomicU64::new(0),
+        }
     }
 
     /// Returns the peer's connection state.
@@ -61,12 +64,15 @@ impl Peer {
             tracing::debug!("{} sent BYE again", self.name);
             return;
         }
-        self.state.store(delivered.saturating_add(1).min(GONE - 1), Ordering::Release);
+        self.state
+            .store(delivered.saturating_add(1).min(GONE - 1), Ordering::Release);
     }
 
     /// Records that the peer has vanished, unless it has sent BYE.
     pub fn vanished(&self) {
-        let was_here = self.state.compare_exchange(0, GONE, Ordering::Release, Ordering::Relaxed);
+        let was_here = self
+            .state
+            .compare_exchange(0, GONE, Ordering::Release, Ordering::Relaxed);
         if was_here.is_ok() {
             tracing::debug!("{} is gone", self.name);
         }
@@ -88,6 +94,9 @@ mod tests {
         let peer = Peer::new("p".to_owned());
         peer.vanished();
         peer.said_bye(u64::MAX);
-        assert!(matches!(peer.presence(), PeerState::Closed { .. }), "a BYE that arrives late over a rail counts");
+        assert!(
+            matches!(peer.presence(), PeerState::Closed { .. }),
+            "a BYE that arrives late over a rail counts"
+        );
     }
 }

@@ -23,13 +23,20 @@ pub struct Rails {
 impl Rails {
     /// Creates the rails of a new connection.
     pub fn new(role: Role, lanes: Vec<Lane>, striping: Striping) -> Self {
-        Self { role, lanes, striping, status: Status::default() }
+        Self {
+            role,
+            lanes,
+            striping,
+            status: Status::default(),
+        }
     }
 
     /// Returns the bit set of the open lanes ([`LaneId::bit`]).
     pub fn open_lanes(&self) -> u8 {
         let is_open = |lane: &LaneId| self.lanes[lane.index()].is_open();
-        LaneId::all(self.lanes.len()).filter(is_open).fold(0, |set, lane| set | lane.bit())
+        LaneId::all(self.lanes.len())
+            .filter(is_open)
+            .fold(0, |set, lane| set | lane.bit())
     }
 
     /// Ends the use of a lane, without a call into its device ([`Lane::set_aside`]).
@@ -75,7 +82,16 @@ impl Rails {
     pub fn take_lost(&mut self) -> Vec<(Option<LaneId>, Box<LostQueues>)> {
         let lanes = LaneId::all(self.lanes.len()).zip(&mut self.lanes);
         let lost = lanes.filter_map(|(id, lane)| Some((Some(id), lane.take_lost()?)));
-        let untested = if self.status.has_failed() { self.status.take_all() } else { Vec::new() };
-        lost.chain(untested.into_iter().filter_map(|lane| Some((None, lane.into_lost()?)))).collect()
+        let untested = if self.status.has_failed() {
+            self.status.take_all()
+        } else {
+            Vec::new()
+        };
+        lost.chain(
+            untested
+                .into_iter()
+                .filter_map(|lane| Some((None, lane.into_lost()?))),
+        )
+        .collect()
     }
 }

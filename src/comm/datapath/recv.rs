@@ -23,7 +23,9 @@ use crate::flow::NotInFlight;
 use crate::flow::receives::{Arrival, Grant, Receives};
 use crate::flow::shadow;
 use crate::verbs::{Blame, Completion, CompletionBuffer, Region, Remote};
-use crate::wire::cts::{ENTRY_BYTES, ENTRY_WORDS, Entry, Epoch, MAX_RECEIVE_BYTES, PackedKeys, Terms, entry_word};
+use crate::wire::cts::{
+    ENTRY_BYTES, ENTRY_WORDS, Entry, Epoch, MAX_RECEIVE_BYTES, PackedKeys, Terms, entry_word,
+};
 use crate::wire::ids::{LaneId, Slot};
 use crate::wire::immediate::Immediate;
 use crate::wire::{PARTS, SLOTS};
@@ -83,10 +85,20 @@ fn source_of(grant: Grant, part: usize) -> usize {
 impl RecvPath {
     /// Creates a data path. The region of `parts` becomes the shadow.
     pub fn new(parts: PathParts) -> Self {
-        let PathParts { lanes, region: shadow, peer_addr: ring_addr, chunk_bytes, striping, .. } = parts;
+        let PathParts {
+            lanes,
+            region: shadow,
+            peer_addr: ring_addr,
+            chunk_bytes,
+            striping,
+            ..
+        } = parts;
         Self {
             receives: Receives::new(u64::from(chunk_bytes)),
-            lanes_are_rails: lanes.iter().enumerate().all(|(number, lane)| lane.rail.id.index() == number),
+            lanes_are_rails: lanes
+                .iter()
+                .enumerate()
+                .all(|(number, lane)| lane.rail.id.index() == number),
             rails: Rails::new(Role::Receiver, lanes, striping),
             shadow,
             ring_addr,
@@ -106,14 +118,22 @@ impl RecvPath {
     /// [`Error::Argument`] as for [`check_parts`]; otherwise the reason why the connection has
     /// failed.
     #[inline(always)]
-    pub fn irecv(&mut self, context: &PathContext, parts: &[RecvPart<'_>], optional: bool) -> Quick<Option<u16>> {
+    pub fn irecv(
+        &mut self,
+        context: &PathContext,
+        parts: &[RecvPart<'_>],
+        optional: bool,
+    ) -> Quick<Option<u16>> {
         self.rails.status.check()?;
         check_parts(parts)?;
         let lane = self.cts_lane();
         if !self.has_room(lane) && !self.make_room(context, lane)? {
             return Ok(None);
         }
-        let Some(grant) = self.receives.grant(parts.iter().map(|part| part.bytes as u64), optional, lane) else {
+        let Some(grant) =
+            self.receives
+                .grant(parts.iter().map(|part| part.bytes as u64), optional, lane)
+        else {
             return Ok(None);
         };
         // NCCL reads the bytes of LL and LL128 while they arrive, so their order counts. NCCL marks
@@ -140,30 +160,54 @@ impl RecvPath {
         if self.has_room(lane) {
             return Ok(true);
         }
-        self.stalled(context, "a receive without a free slot").map(|()| false)
+        self.stalled(context, "a receive without a free slot")
+            .map(|()| false)
     }
 
     /// Returns the lane for a CTS write: the lane of the last CTS write, unless that lane is busy.
     #[inline(always)]
     fn cts_lane(&mut self) -> LaneId {
-        self.rails.striping.lane_for(ENTRY_BYTES as u64, &Granting(&self.rails.lanes))
+        self.rails
+            .striping
+            .lane_for(ENTRY_BYTES as u64, &Granting(&self.rails.lanes))
     }
 
     /// Writes the CTS entries of a receive, which tell the sender where to write its bytes, into
     /// the sender's ring.
     #[inline(always)]
-    fn clear_to_send(&mut self, lane: LaneId, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
-        let [part] = parts else { return self.write_group(lane, grant, parts, strict) };
-        if self.rails.lanes[lane.index()].inline_bytes() < ENTRY_BYTES as u32 || !self.lanes_are_rails {
+    fn clear_to_send(
+        &mut self,
+        lane: LaneId,
+        grant: Grant,
+        parts: &[RecvPart<'_>],
+        strict: bool,
+    ) -> Quick<()> {
+        let [part] = parts else {
+            return self.write_group(lane, grant, parts, strict);
+        };
+        if self.rails.lanes[lane.index()].inline_bytes() < ENTRY_BYTES as u32
+            || !self.lanes_are_rails
+        {
             return self.write_group(lane, grant, parts, strict);
         }
-        let write = LaneWrite { work: Work::Cts, remote: self.place(lane, grant), ..LaneWrite::default() };
+        let write = LaneWrite {
+            work: Work::Cts,
+            remote: self.place(lane, grant),
+            ..LaneWrite::default()
+        };
         let place = shadow::place(self.shadow.words(), grant.sequence, 0).ok_or_else(no_room)?;
         shadow::store(
             place,
-            &Entry::new(&terms(part, 0, 1, self.receives.epoch()), &part.memory.packed_keys(strict), grant.sequence),
+            &Entry::new(
+                &terms(part, 0, 1, self.receives.epoch()),
+                &part.memory.packed_keys(strict),
+                grant.sequence,
+            ),
         );
-        self.key_sources[source_of(grant, 0)] = Source { memory: part.memory.id, strict };
+        self.key_sources[source_of(grant, 0)] = Source {
+            memory: part.memory.id,
+            strict,
+        };
         let slot = self.rails.lanes[lane.index()].slot(0).ok_or_else(no_room)?;
         slot.write(&write, Some(place.into()))
     }
@@ -172,22 +216,42 @@ impl RecvPath {
     /// requests have no room for an entry, and for connections whose lanes are not in the order of
     /// the rails, so that the keys must be put in the order of the lanes.
     #[inline(never)]
-    fn write_group(&mut self, lane: LaneId, grant: Grant, parts: &[RecvPart<'_>], strict: bool) -> Quick<()> {
+    fn write_group(
+        &mut self,
+        lane: LaneId,
+        grant: Grant,
+        parts: &[RecvPart<'_>],
+        strict: bool,
+    ) -> Quick<()> {
         for (index, part) in parts.iter().enumerate() {
             let keys = keys(&self.rails.lanes, self.lanes_are_rails, part.memory, strict);
-            let place = shadow::place(self.shadow.words(), grant.sequence, index).ok_or_else(no_room)?;
+            let place =
+                shadow::place(self.shadow.words(), grant.sequence, index).ok_or_else(no_room)?;
             shadow::store(
                 place,
-                &Entry::new(&terms(part, index, parts.len(), self.receives.epoch()), &keys, grant.sequence),
+                &Entry::new(
+                    &terms(part, index, parts.len(), self.receives.epoch()),
+                    &keys,
+                    grant.sequence,
+                ),
             );
-            self.key_sources[source_of(grant, index)] = Source { memory: part.memory.id, strict };
+            self.key_sources[source_of(grant, index)] = Source {
+                memory: part.memory.id,
+                strict,
+            };
         }
         self.write_from_shadow(lane, grant, parts.len(), Work::Cts)
     }
 
     /// Writes a receive's entries from the shadow into the sender's ring. A single entry is written
     /// inline if a work request has room for it.
-    fn write_from_shadow(&mut self, lane: LaneId, grant: Grant, parts: usize, work: Work) -> Quick<()> {
+    fn write_from_shadow(
+        &mut self,
+        lane: LaneId,
+        grant: Grant,
+        parts: usize,
+        work: Work,
+    ) -> Quick<()> {
         let write = LaneWrite {
             work,
             local_addr: self.shadow.addr() + entry_word(grant.sequence, 0) as u64 * 8,
@@ -197,15 +261,22 @@ impl RecvPath {
             signaled: work != Work::Cts,
             ..LaneWrite::default()
         };
-        let is_inline = parts == 1 && self.rails.lanes[lane.index()].inline_bytes() >= ENTRY_BYTES as u32;
+        let is_inline =
+            parts == 1 && self.rails.lanes[lane.index()].inline_bytes() >= ENTRY_BYTES as u32;
         let entry = shadow::place(self.shadow.words(), grant.sequence, 0).filter(|_| is_inline);
-        self.rails.lanes[lane.index()].slot(0).ok_or_else(no_room)?.write(&write, entry.map(Into::into))
+        self.rails.lanes[lane.index()]
+            .slot(0)
+            .ok_or_else(no_room)?
+            .write(&write, entry.map(Into::into))
     }
 
     #[inline(always)]
     fn place(&self, lane: LaneId, grant: Grant) -> Remote {
         let addr = self.ring_addr + entry_word(grant.sequence, 0) as u64 * 8;
-        Remote { addr, rkey: self.rails.lanes[lane.index()].peer_mailbox_rkey }
+        Remote {
+            addr,
+            rkey: self.rails.lanes[lane.index()].peer_mailbox_rkey,
+        }
     }
 
     /// If a receive is finished, calls `report` for each of its buffers, and returns true. The
@@ -215,12 +286,23 @@ impl RecvPath {
     /// # Errors
     /// [`Error::Argument`] if there is no such request; otherwise the failure of the connection.
     #[inline(always)]
-    pub fn test(&mut self, context: &PathContext, request: u16, mut report: impl FnMut(usize, u64)) -> Quick<bool> {
-        let Some(slot) = Slot::new(request) else { return Err(not_in_flight(NotInFlight(request))) };
+    pub fn test(
+        &mut self,
+        context: &PathContext,
+        request: u16,
+        mut report: impl FnMut(usize, u64),
+    ) -> Quick<bool> {
+        let Some(slot) = Slot::new(request) else {
+            return Err(not_in_flight(NotInFlight(request)));
+        };
         match self.receives.test(slot, &mut report) {
             Ok(false) => {
                 let moved = self.progress_or_wait(context)?;
-                if moved { self.receives.test(slot, report).map_err(not_in_flight) } else { Ok(false) }
+                if moved {
+                    self.receives.test(slot, report).map_err(not_in_flight)
+                } else {
+                    Ok(false)
+                }
             }
             known => known.map_err(not_in_flight),
         }
@@ -287,13 +369,19 @@ impl RecvPath {
         }
         match self.absorb(context, lane) {
             Ok(found) => Ok(found),
-            Err(fault) => self.fault(context, lane, *fault).map(|()| Found::PartOfMessage),
+            Err(fault) => self
+                .fault(context, lane, *fault)
+                .map(|()| Found::PartOfMessage),
         }
     }
 
     /// Polls one lane, and processes its completions.
     #[inline(always)]
-    fn absorb(&mut self, context: &PathContext, lane: LaneId) -> std::result::Result<Found, Box<Fault>> {
+    fn absorb(
+        &mut self,
+        context: &PathContext,
+        lane: LaneId,
+    ) -> std::result::Result<Found, Box<Fault>> {
         let lane = &mut self.rails.lanes[lane.index()];
         let completions = lane.poll(&mut self.buffer).map_err(Fault::of_device)?;
         absorb_all(lane, &mut self.receives, context, completions)
@@ -308,7 +396,12 @@ impl RecvPath {
     }
 
     #[cold]
-    fn waiting(&mut self, context: &PathContext, what: &'static str, waited: Option<Duration>) -> Quick<()> {
+    fn waiting(
+        &mut self,
+        context: &PathContext,
+        what: &'static str,
+        waited: Option<Duration>,
+    ) -> Quick<()> {
         if !context.peer.is_here() {
             // Messages that arrived before the peer left may be on a lane that was not polled yet.
             for lane in LaneId::all(self.rails.lanes.len()) {
@@ -319,7 +412,11 @@ impl RecvPath {
             }
         }
         let waited = waited.unwrap_or_else(|| self.stall.elapsed());
-        let stalled = Stalled { direction: Direction::Receive, what, count: self.receives.open() };
+        let stalled = Stalled {
+            direction: Direction::Receive,
+            what,
+            count: self.receives.open(),
+        };
         let checked = stalled.check(context, &mut self.stall, waited, &self.rails.lanes);
         if let Err(error) = checked {
             self.end(context, error);
@@ -339,7 +436,8 @@ pub fn check_parts(parts: &[RecvPart<'_>]) -> Quick<()> {
         return Err(group_size(parts.len()).into());
     }
     for part in parts {
-        if part.bytes as u64 > MAX_RECEIVE_BYTES || !part.memory.allows_write(part.addr, part.bytes) {
+        if part.bytes as u64 > MAX_RECEIVE_BYTES || !part.memory.allows_write(part.addr, part.bytes)
+        {
             return Err(outside_registration("irecv", part.addr, part.bytes, part.memory).into());
         }
     }
@@ -406,7 +504,12 @@ fn arrive(
         Ok(Arrival::Complete) => Found::Something,
         Ok(Arrival::Part) => Found::PartOfMessage,
         Ok(Arrival::Stale) => return stale(context, lane, completion),
-        Err(violation) => return Err(Box::new(Fault::Violation(broken_protocol(&context.peer.name, &violation)))),
+        Err(violation) => {
+            return Err(Box::new(Fault::Violation(broken_protocol(
+                &context.peer.name,
+                &violation,
+            ))));
+        }
     };
     lane.count(u64::from(completion.bytes()));
     if immediate.full_chunks != 0 {
@@ -423,22 +526,44 @@ fn keys(lanes: &[Lane], lanes_are_rails: bool, memory: &Registration, strict: bo
     }
     pack(lanes.iter().map(|lane| {
         let keys = memory.keys(lane.rail.id);
-        keys.map_or(0, |keys| if strict { keys.strict_rkey } else { keys.relaxed_rkey })
+        keys.map_or(0, |keys| {
+            if strict {
+                keys.strict_rkey
+            } else {
+                keys.relaxed_rkey
+            }
+        })
     }))
 }
 
 #[inline(always)]
 fn terms(part: &RecvPart<'_>, index: usize, count: usize, epoch: Epoch) -> Terms {
-    Terms { addr: part.addr, bytes: part.bytes as u64, tag: part.tag, parts: count as u8, part: index as u8, epoch }
+    Terms {
+        addr: part.addr,
+        bytes: part.bytes as u64,
+        tag: part.tag,
+        parts: count as u8,
+        part: index as u8,
+        epoch,
+    }
 }
 
 /// Ignores an immediate that belongs to an earlier use of its slot or is a repetition
 /// ([`Arrival::Stale`]). Counts the posted receive that the immediate has used up.
 #[cold]
 #[inline(never)]
-fn stale(context: &PathContext, lane: &mut Lane, completion: &Completion) -> std::result::Result<Found, Box<Fault>> {
-    tracing::debug!("{} sent a stale {:?}", context.peer.name, Immediate::decode(completion.immediate()));
-    lane.used_receive(WrId::of(completion.wr_id()).queue()).map_err(Fault::of_refusal)?;
+fn stale(
+    context: &PathContext,
+    lane: &mut Lane,
+    completion: &Completion,
+) -> std::result::Result<Found, Box<Fault>> {
+    tracing::debug!(
+        "{} sent a stale {:?}",
+        context.peer.name,
+        Immediate::decode(completion.immediate())
+    );
+    lane.used_receive(WrId::of(completion.wr_id()).queue())
+        .map_err(Fault::of_refusal)?;
     Ok(Found::Something)
 }
 

@@ -81,8 +81,20 @@ struct Confirmation<'a> {
 impl Confirmation<'_> {
     /// Processes completions, including those after a failed one. Returns true if there were any.
     #[inline(always)]
-    fn take_in(self, completions: &[Completion], is_read: &mut bool) -> std::result::Result<bool, Box<Fault>> {
-        let Self { by, lane, sends, striping, clock, now_ns, given_ns } = self;
+    fn take_in(
+        self,
+        completions: &[Completion],
+        is_read: &mut bool,
+    ) -> std::result::Result<bool, Box<Fault>> {
+        let Self {
+            by,
+            lane,
+            sends,
+            striping,
+            clock,
+            now_ns,
+            given_ns,
+        } = self;
         let mut fault = None;
         for completion in completions {
             if completion.status() != 0 {
@@ -92,8 +104,12 @@ impl Confirmation<'_> {
             }
             let id = WrId::of(completion.wr_id());
             lane.retire(id);
-            let Some((request, share, timed)) = id.share() else { continue };
-            let Ok(bytes) = sends.confirmed(request, share) else { continue };
+            let Some((request, share, timed)) = id.share() else {
+                continue;
+            };
+            let Ok(bytes) = sends.confirmed(request, share) else {
+                continue;
+            };
             lane.count(bytes);
             if striping.is_counted(bytes) {
                 lane.remove_backlog(bytes);
@@ -132,10 +148,19 @@ impl SendPath {
     /// Creates a data path. The region of `parts` has the ring, into which the peer writes its CTS
     /// entries.
     pub fn new(parts: PathParts) -> Self {
-        let PathParts { lanes, region: ring, chunk_bytes, striping, .. } = parts;
+        let PathParts {
+            lanes,
+            region: ring,
+            chunk_bytes,
+            striping,
+            ..
+        } = parts;
         let chunk_bytes = u64::from(chunk_bytes);
         let max_unsplit_bytes = striping.max_unsplit_bytes().min(chunk_bytes);
-        let sizes = Sizes { max_unsplit_bytes, most_bytes: chunk_bytes * (MAX_FULL_CHUNKS + 1) };
+        let sizes = Sizes {
+            max_unsplit_bytes,
+            most_bytes: chunk_bytes * (MAX_FULL_CHUNKS + 1),
+        };
         Self {
             sizes,
             sends: Sends::default(),
@@ -180,15 +205,24 @@ impl SendPath {
         if !self.sends.has_room() {
             return self.not_now(context, bytes);
         }
-        let send = Send { addr, bytes: bytes as u64, tag, memory };
+        let send = Send {
+            addr,
+            bytes: bytes as u64,
+            tag,
+            memory,
+        };
         match self.sends.peek(self.ring.words(), tag) {
-            Peek::Found(head) if send.bytes <= head.buffer_bytes.min(self.sizes.max_unsplit_bytes) => {
+            Peek::Found(head)
+                if send.bytes <= head.buffer_bytes.min(self.sizes.max_unsplit_bytes) =>
+            {
                 self.send_whole(context, head, send)
             }
             Peek::Found(head) if send.bytes <= head.buffer_bytes.min(self.sizes.most_bytes) => {
                 self.send_striped(context, head, send)
             }
-            Peek::Nothing => self.stalled(context, "a send without a matching receive", bytes).map(|()| None),
+            Peek::Nothing => self
+                .stalled(context, "a send without a matching receive", bytes)
+                .map(|()| None),
             _ => self.send_slow(context, send),
         }
     }
@@ -207,16 +241,31 @@ impl SendPath {
         let head = match self.sends.search(self.ring.words(), send.tag) {
             Ok(Some(head)) => head,
             Ok(None) => {
-                return self.stalled(context, "a send without a matching receive", send.bytes as usize).map(|()| None);
+                return self
+                    .stalled(
+                        context,
+                        "a send without a matching receive",
+                        send.bytes as usize,
+                    )
+                    .map(|()| None);
             }
             Err(violation) => {
-                self.end(context, Box::new(broken_protocol(&context.peer.name, &violation).into()));
+                self.end(
+                    context,
+                    Box::new(broken_protocol(&context.peer.name, &violation).into()),
+                );
                 return Ok(None);
             }
         };
         let most_bytes = self.sizes.most_bytes;
         if send.bytes > head.buffer_bytes.min(most_bytes) {
-            return Err(too_large(&context.peer.name, send.bytes, send.tag, head.buffer_bytes, most_bytes));
+            return Err(too_large(
+                &context.peer.name,
+                send.bytes,
+                send.tag,
+                head.buffer_bytes,
+                most_bytes,
+            ));
         }
         let open = self.rails.open_lanes();
         let usable = self.sends.lanes_with_keys(open, &head);
@@ -241,7 +290,13 @@ impl SendPath {
         usable: u8,
     ) -> Quick<Option<u16>> {
         let Some(lane) = LaneId::first_in(usable) else {
-            return self.stalled(context, "a send that waits for a repeated grant", send.bytes as usize).map(|()| None);
+            return self
+                .stalled(
+                    context,
+                    "a send that waits for a repeated grant",
+                    send.bytes as usize,
+                )
+                .map(|()| None);
         };
         self.stall.moved();
         self.send_queued(context, head, send, lane, None)
@@ -249,14 +304,27 @@ impl SendPath {
 
     /// Starts a small send: one write on one lane.
     #[inline(always)]
-    fn send_whole(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
+    fn send_whole(
+        &mut self,
+        context: &PathContext,
+        head: Head,
+        send: Send<'_>,
+    ) -> Quick<Option<u16>> {
         self.stall.moved();
         let size = send.bytes;
-        let mut by = self.rails.striping.lane_for(size, &Sending(&self.rails.lanes));
+        let mut by = self
+            .rails
+            .striping
+            .lane_for(size, &Sending(&self.rails.lanes));
         let mut now_ns = None;
         let counted = self.rails.striping.is_counted(size);
         if counted {
-            by = self.rails.striping.lane_or_trial(by, size, self.now_ns, &Sending(&self.rails.lanes));
+            by = self.rails.striping.lane_or_trial(
+                by,
+                size,
+                self.now_ns,
+                &Sending(&self.rails.lanes),
+            );
             if self.rails.striping.is_to_time(size) {
                 // The service of a write that waits behind another write begins when the other
                 // write is confirmed. So only a write on an idle lane needs a new reading of the
@@ -269,21 +337,36 @@ impl SendPath {
         }
         let lane = &mut self.rails.lanes[by.index()];
         let (lkey, inline_bytes) = (send.lkey(lane), lane.inline_bytes());
-        let Some(slot) = lane.next_slot() else { return self.send_queued(context, head, send, by, now_ns) };
+        let Some(slot) = lane.next_slot() else {
+            return self.send_queued(context, head, send, by, now_ns);
+        };
         let rkey = head.rkey(self.ring.words(), by);
         let started = self.sends.start_single_write(head, send.source(), size, by);
-        let Some((request, immediate)) = started else { return Ok(None) };
+        let Some((request, immediate)) = started else {
+            return Ok(None);
+        };
         let write = LaneWrite {
-            work: Work::Share { request, share: 0, timed: now_ns.is_some() },
+            work: Work::Share {
+                request,
+                share: 0,
+                timed: now_ns.is_some(),
+            },
             local_addr: send.addr,
             lkey,
             bytes: size as u32,
-            remote: Remote { addr: head.addr, rkey },
+            remote: Remote {
+                addr: head.addr,
+                rkey,
+            },
             immediate: Some(immediate.encode()),
             signaled: true,
         };
         let small = write.bytes.wrapping_sub(1) < inline_bytes;
-        let inline = if small { send.memory.readable(write.local_addr, write.bytes) } else { None };
+        let inline = if small {
+            send.memory.readable(write.local_addr, write.bytes)
+        } else {
+            None
+        };
         let posted = slot.write(&write, inline);
         let mut now = None;
         if counted {
@@ -312,23 +395,45 @@ impl SendPath {
         now_ns: Option<u64>,
     ) -> Quick<Option<u16>> {
         if !self.rails.lanes[lane.index()].is_open() {
-            return self.stalled(context, "a send without a usable rail", send.bytes as usize).map(|()| None);
+            return self
+                .stalled(context, "a send without a usable rail", send.bytes as usize)
+                .map(|()| None);
         }
         if self.rails.striping.is_counted(send.bytes) {
             self.rails.lanes[lane.index()].add_backlog(send.bytes);
         }
-        self.start_shares(context, head, send, &Shares::whole(lane, send.bytes), now_ns)
+        self.start_shares(
+            context,
+            head,
+            send,
+            &Shares::whole(lane, send.bytes),
+            now_ns,
+        )
     }
 
     /// Starts a large send, with a share for each lane that helps.
     #[inline(never)]
-    fn send_striped(&mut self, context: &PathContext, head: Head, send: Send<'_>) -> Quick<Option<u16>> {
+    fn send_striped(
+        &mut self,
+        context: &PathContext,
+        head: Head,
+        send: Send<'_>,
+    ) -> Quick<Option<u16>> {
         let now_ns = self.clock.now_ns();
         self.now_ns = now_ns;
-        let shares = self.rails.striping.cut(send.bytes, now_ns, &Sending(&self.rails.lanes));
-        if shares.as_slice().iter().any(|share| !self.rails.lanes[share.lane.index()].is_open()) {
+        let shares = self
+            .rails
+            .striping
+            .cut(send.bytes, now_ns, &Sending(&self.rails.lanes));
+        if shares
+            .as_slice()
+            .iter()
+            .any(|share| !self.rails.lanes[share.lane.index()].is_open())
+        {
             // A lost lane is chosen only if no lane is open.
-            return self.stalled(context, "a send without a usable rail", send.bytes as usize).map(|()| None);
+            return self
+                .stalled(context, "a send without a usable rail", send.bytes as usize)
+                .map(|()| None);
         }
         self.stall.moved();
         for share in shares.as_slice() {
@@ -352,7 +457,9 @@ impl SendPath {
         now_ns: Option<u64>,
     ) -> Quick<Option<u16>> {
         let shares = shares.as_slice();
-        let Some(request) = self.sends.start(&head, send.source(), shares) else { return Ok(None) };
+        let Some(request) = self.sends.start(&head, send.source(), shares) else {
+            return Ok(None);
+        };
         self.given_ns[usize::from(request) % REQUESTS] = now_ns.unwrap_or_default();
         for (number, share) in shares.iter().enumerate() {
             let (by, number) = (share.lane, number as u8);
@@ -360,18 +467,40 @@ impl SendPath {
             let lane = &mut self.rails.lanes[by.index()];
             let now = now_ns.filter(|_| timed).map(|now_ns| lane.moment(now_ns));
             self.rails.striping.record_queued(by, share.bytes, now);
-            let (queue, lkey, rkey) = (lane.next_queue(), send.lkey(lane), head.rkey(self.ring.words(), by));
+            let (queue, lkey, rkey) = (
+                lane.next_queue(),
+                send.lkey(lane),
+                head.rkey(self.ring.words(), by),
+            );
             let Some(slot) = lane.slot(queue).filter(|_| share.bytes <= self.chunk_bytes) else {
-                self.sends.keep_share(request, number, share, Route { queue, lkey, rkey, timed }, self.chunk_bytes);
+                self.sends.keep_share(
+                    request,
+                    number,
+                    share,
+                    Route {
+                        queue,
+                        lkey,
+                        rkey,
+                        timed,
+                    },
+                    self.chunk_bytes,
+                );
                 continue;
             };
             let immediate = self.sends.post_share(request, number, share);
             let write = LaneWrite {
-                work: Work::Share { request, share: number, timed },
+                work: Work::Share {
+                    request,
+                    share: number,
+                    timed,
+                },
                 local_addr: send.addr + share.offset,
                 lkey,
                 bytes: share.bytes as u32,
-                remote: Remote { addr: head.addr + share.offset, rkey },
+                remote: Remote {
+                    addr: head.addr + share.offset,
+                    rkey,
+                },
                 immediate: immediate.map(Immediate::encode),
                 signaled: true,
             };
@@ -390,14 +519,27 @@ impl SendPath {
     fn post(&mut self, context: &PathContext, request: u16) {
         for share in 0..self.sends.shares_to_post(request) {
             while let Some(next) = self.sends.next_write(request, share, self.chunk_bytes) {
-                let Some(slot) = self.rails.lanes[next.lane.index()].slot(next.route.queue) else { break };
+                let Some(slot) = self.rails.lanes[next.lane.index()].slot(next.route.queue) else {
+                    break;
+                };
                 let (last, timed) = (next.immediate.is_some(), next.route.timed);
                 let write = LaneWrite {
-                    work: if last { Work::Share { request, share, timed } } else { Work::Lead },
+                    work: if last {
+                        Work::Share {
+                            request,
+                            share,
+                            timed,
+                        }
+                    } else {
+                        Work::Lead
+                    },
                     local_addr: next.local_addr,
                     lkey: next.route.lkey,
                     bytes: next.bytes,
-                    remote: Remote { addr: next.remote_addr, rkey: next.route.rkey },
+                    remote: Remote {
+                        addr: next.remote_addr,
+                        rkey: next.route.rkey,
+                    },
                     immediate: next.immediate.map(|immediate| immediate.encode()),
                     signaled: last,
                 };
@@ -462,10 +604,29 @@ impl SendPath {
     /// Polls a lane, and processes its completions. Returns true if there were completions.
     #[inline(always)]
     fn take_in(&mut self, by: LaneId, is_read: &mut bool) -> std::result::Result<bool, Box<Fault>> {
-        let Self { sends, rails: Rails { lanes, striping, .. }, clock, now_ns, buffer, given_ns, .. } = self;
+        let Self {
+            sends,
+            rails: Rails {
+                lanes, striping, ..
+            },
+            clock,
+            now_ns,
+            buffer,
+            given_ns,
+            ..
+        } = self;
         let lane = &mut lanes[by.index()];
         let completions = lane.poll(buffer).map_err(Fault::of_device)?;
-        Confirmation { by, lane, sends, striping, clock, now_ns, given_ns }.take_in(completions, is_read)
+        Confirmation {
+            by,
+            lane,
+            sends,
+            striping,
+            clock,
+            now_ns,
+            given_ns,
+        }
+        .take_in(completions, is_read)
     }
 
     /// Records a call of NCCL that made no progress. Now and then reads the clock, and counts and
@@ -494,7 +655,11 @@ impl SendPath {
             self.stall.moved();
             return Ok(());
         }
-        let stalled = Stalled { direction: Direction::Send, what, count: bytes };
+        let stalled = Stalled {
+            direction: Direction::Send,
+            what,
+            count: bytes,
+        };
         let checked = stalled.check(context, &mut self.stall, waited, &self.rails.lanes);
         if let Err(error) = checked {
             self.end(context, error);

@@ -114,7 +114,10 @@ pub fn leave(path: &dyn SharedPath, context: &PathContext) -> Result<bool, NotBo
         Err(busy) => return Err(busy),
     };
     if path.holds_buffers() {
-        tracing::debug!("connection with {} closed while requests were running: they are cancelled", context.peer.name);
+        tracing::debug!(
+            "connection with {} closed while requests were running: they are cancelled",
+            context.peer.name
+        );
         path.end(context, Box::new(Usage::ClosedEarly.into()));
     }
     Ok(path.rails().status.is_ending())

@@ -57,21 +57,31 @@ impl StallTimer {
     #[inline(always)]
     pub fn idle(&mut self) -> Option<Duration> {
         self.idle_polls = self.idle_polls.wrapping_add(1);
-        if self.idle_polls.is_multiple_of(POLLS_PER_READING) { Some(self.elapsed()) } else { None }
+        if self.idle_polls.is_multiple_of(POLLS_PER_READING) {
+            Some(self.elapsed())
+        } else {
+            None
+        }
     }
 
     /// Returns the time without progress, measured from the first call of this method in the
     /// present period.
     #[cold]
     pub fn elapsed(&mut self) -> Duration {
-        self.times().since.get_or_insert_with(Instant::now).elapsed()
+        self.times()
+            .since
+            .get_or_insert_with(Instant::now)
+            .elapsed()
     }
 
     /// Returns the time for which the peer has been known to have left: the time since the first
     /// call of this method in the present period without progress.
     #[cold]
     pub fn away(&mut self) -> Duration {
-        self.times().peer_left_at.get_or_insert_with(Instant::now).elapsed()
+        self.times()
+            .peer_left_at
+            .get_or_insert_with(Instant::now)
+            .elapsed()
     }
 
     /// Returns true once in each period without progress, when the period has lasted for `limit`.
@@ -122,15 +132,24 @@ impl Stalled {
     /// # Errors
     /// [`Error::PeerGone`], with which the caller ends the connection.
     #[cold]
-    pub fn check(&self, context: &PathContext, timer: &mut StallTimer, waited: Duration, lanes: &[Lane]) -> Quick<()> {
+    pub fn check(
+        &self,
+        context: &PathContext,
+        timer: &mut StallTimer,
+        waited: Duration,
+        lanes: &[Lane],
+    ) -> Quick<()> {
         if let Some(first) = lanes.first() {
             timer.count(waited, &first.record);
         }
         let peer = || context.peer.name.clone();
         let gone = match context.peer.presence() {
             PeerState::Here if timer.should_warn(waited, context.stall_warn) => {
-                let (what, count, peer, lanes) = (self.what, self.count, &context.peer.name, lanes_text(lanes));
-                tracing::debug!("{what} ({count}) with {peer} has made no progress for {waited:.0?}; {lanes}");
+                let (what, count, peer, lanes) =
+                    (self.what, self.count, &context.peer.name, lanes_text(lanes));
+                tracing::debug!(
+                    "{what} ({count}) with {peer} has made no progress for {waited:.0?}; {lanes}"
+                );
                 return Ok(());
             }
             PeerState::Here => return Ok(()),
@@ -142,9 +161,20 @@ impl Stalled {
         let what = self.what;
         let waited = match self.direction {
             Direction::Send => Waited::Send { what, waited },
-            Direction::Receive => Waited::Receive { what, waited, pending: self.count },
+            Direction::Receive => Waited::Receive {
+                what,
+                waited,
+                pending: self.count,
+            },
         };
-        Err(Box::new(PeerGone::OnLanes { gone: Box::new(gone), waited, lanes: lanes_text(lanes) }.into()))
+        Err(Box::new(
+            PeerGone::OnLanes {
+                gone: Box::new(gone),
+                waited,
+                lanes: lanes_text(lanes),
+            }
+            .into(),
+        ))
     }
 }
 
@@ -156,7 +186,9 @@ mod tests {
     #[test]
     fn the_clock_is_read_rarely_and_a_stall_is_reported_once() {
         let mut stall = StallTimer::default();
-        let asked = (0..4 * POLLS_PER_READING).filter(|_| stall.idle().is_some()).count();
+        let asked = (0..4 * POLLS_PER_READING)
+            .filter(|_| stall.idle().is_some())
+            .count();
         assert_eq!(asked, 4);
         let limit = Duration::from_secs(60);
         assert!(!stall.should_warn(Duration::from_secs(59), limit));
@@ -170,7 +202,13 @@ mod tests {
         let (mut stall, seconds) = (StallTimer::default(), Duration::from_secs);
         let counting = crate::counters::Counting::new(false);
         let (rail, peer_rail) = Default::default();
-        let lane = CountedLane { rail, peer_rail, bits_per_s: 0, path_mtu_bytes: 0, carries: true };
+        let lane = CountedLane {
+            rail,
+            peer_rail,
+            bits_per_s: 0,
+            path_mtu_bytes: 0,
+            carries: true,
+        };
         let counted = counting.connection(crate::counters::layout::Direction::Send, "b", &[lane]);
         let record = counted.record(0);
         let mut count = |waited, moved: bool| {
@@ -178,7 +216,10 @@ mod tests {
                 stall.moved();
             }
             stall.count(waited, &record);
-            (record.read(Word::Stalls), record.read(Word::StalledNs) / 1_000_000)
+            (
+                record.read(Word::Stalls),
+                record.read(Word::StalledNs) / 1_000_000,
+            )
         };
         assert_eq!(count(Duration::from_millis(999), false), (0, 0));
         assert_eq!(count(Duration::from_millis(1001), false), (1, 1001));

@@ -63,7 +63,10 @@ impl Strikes {
     #[cold]
     pub fn count_loss(&mut self, oldest: u64, next: u64, most: u8) -> bool {
         if self.count == 0 || oldest >= self.since {
-            *self = Self { count: 0, since: next };
+            *self = Self {
+                count: 0,
+                since: next,
+            };
         }
         self.count += 1;
         self.count > most
@@ -121,7 +124,10 @@ impl Status {
     /// Takes all queue pairs that the peer is testing.
     #[cold]
     pub fn take_all(&mut self) -> Vec<Lane> {
-        std::mem::take(&mut self.untested_lanes).into_iter().map(|(_, lane)| lane).collect()
+        std::mem::take(&mut self.untested_lanes)
+            .into_iter()
+            .map(|(_, lane)| lane)
+            .collect()
     }
 
     /// Takes a lane's queue pairs when their test has ended.
@@ -177,7 +183,10 @@ mod tests {
         for _ in 0..STRIKES {
             assert!(!strikes.count_loss(7, 20, STRIKES));
         }
-        assert!(strikes.count_loss(7, 30, STRIKES), "too many rails were lost while message 7 ran");
+        assert!(
+            strikes.count_loss(7, 30, STRIKES),
+            "too many rails were lost while message 7 ran"
+        );
         let mut strikes = Strikes::default();
         for round in 0..100 {
             assert!(
@@ -202,10 +211,17 @@ mod tests {
     fn a_lane_that_carries_again_has_no_loss_left() {
         let mut status = Status::default();
         for at in [0, 1] {
-            status.record_loss(Loss { lane: lane(at), why: String::new() });
+            status.record_loss(Loss {
+                lane: lane(at),
+                why: String::new(),
+            });
         }
         status.drop_stale_losses(lane(0));
-        let losses: Vec<_> = status.take_losses().into_iter().map(|loss| loss.lane).collect();
+        let losses: Vec<_> = status
+            .take_losses()
+            .into_iter()
+            .map(|loss| loss.lane)
+            .collect();
         assert_eq!(losses, [lane(1)]);
     }
 
@@ -215,7 +231,10 @@ mod tests {
         assert!(status.check().is_ok() && !status.has_failed());
         let (first, another) = (Error::from(Network::SetupEnded), Error::from(Usage::Closed));
         status.end(first.clone().into());
-        assert!(status.has_failed() && status.is_ending() && status.check().is_ok(), "queue pairs may run");
+        assert!(
+            status.has_failed() && status.is_ending() && status.check().is_ok(),
+            "queue pairs may run"
+        );
         status.end(another.clone().into());
         status.stopped();
         assert!(status.has_failed() && !status.is_ending());

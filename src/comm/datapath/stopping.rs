@@ -57,10 +57,26 @@ pub enum Stopped {
 impl LostQueues {
     /// Wraps queue pairs that are no longer used. `generation` is the device generation that they
     /// belong to. `mailbox_key` is the registration of this end's mailbox.
-    pub fn new(rail: &Arc<Rail>, generation: u32, queue_pairs: Vec<Qp>, cq: Cq, mailbox_key: Option<Mr>) -> Self {
+    pub fn new(
+        rail: &Arc<Rail>,
+        generation: u32,
+        queue_pairs: Vec<Qp>,
+        cq: Cq,
+        mailbox_key: Option<Mr>,
+    ) -> Self {
         let flushed = vec![false; queue_pairs.len()];
-        let objects = Some(Objects { queue_pairs, cq, _mailbox_key: mailbox_key });
-        Self { rail: Arc::clone(rail), generation, objects, completions: Vec::new(), flushed }
+        let objects = Some(Objects {
+            queue_pairs,
+            cq,
+            _mailbox_key: mailbox_key,
+        });
+        Self {
+            rail: Arc::clone(rail),
+            generation,
+            objects,
+            completions: Vec::new(),
+            flushed,
+        }
     }
 
     /// Stops the queue pairs: afterwards no bytes arrive or leave. Polls their completions: for a
@@ -80,7 +96,9 @@ impl LostQueues {
             (DevicePresence::Here, Role::Receiver) => self.drain(),
             (DevicePresence::CutOff, _) => Stopped::NotYet(self),
             // The receiver's report shows which shares have arrived, so no completion is missed.
-            (DevicePresence::Here, Role::Sender) | (DevicePresence::Gone, _) => self.take_the_rest(),
+            (DevicePresence::Here, Role::Sender) | (DevicePresence::Gone, _) => {
+                self.take_the_rest()
+            }
         }
     }
 
@@ -102,7 +120,11 @@ impl LostQueues {
 
     /// Moves the queue pairs to the error state. Their posted work requests complete as flushed.
     pub fn fail(&mut self) {
-        for qp in self.objects.iter_mut().flat_map(|objects| &mut objects.queue_pairs) {
+        for qp in self
+            .objects
+            .iter_mut()
+            .flat_map(|objects| &mut objects.queue_pairs)
+        {
             if let Err(error) = qp.fail() {
                 // `record_error` handles a failed or removed device. After any other error, the
                 // destruction of the queue pair stops it.
@@ -161,8 +183,15 @@ impl LostQueues {
     /// Posts a receive on each queue pair that is not flushed. The peer may have used up all posted
     /// receives since the lane was last polled, and then nothing would complete as flushed.
     fn post_receives(&mut self) {
-        let queue_pairs = self.objects.iter_mut().flat_map(|objects| &mut objects.queue_pairs);
-        for ((index, qp), _) in queue_pairs.enumerate().zip(&self.flushed).filter(|(_, is_flushed)| !**is_flushed) {
+        let queue_pairs = self
+            .objects
+            .iter_mut()
+            .flat_map(|objects| &mut objects.queue_pairs);
+        for ((index, qp), _) in queue_pairs
+            .enumerate()
+            .zip(&self.flushed)
+            .filter(|(_, is_flushed)| !**is_flushed)
+        {
             if let Err(error) = qp.post_receives(1, WrId::of_receives(index as u8)) {
                 // The queue is full, so it has a receive to flush.
                 tracing::debug!("{error}");
@@ -185,11 +214,19 @@ impl LostQueues {
 
     /// Polls once, and keeps the completions. Returns true if there were any. The error means that
     /// no more can be polled.
-    #[allow(clippy::result_unit_err, reason = "the error is logged here, and its text has no other use")]
+    #[allow(
+        clippy::result_unit_err,
+        reason = "the error is logged here, and its text has no other use"
+    )]
     pub fn poll(&mut self) -> Result<bool, ()> {
-        let Some(objects) = &mut self.objects else { return Ok(false) };
+        let Some(objects) = &mut self.objects else {
+            return Ok(false);
+        };
         let mut buffer = CompletionBuffer::new();
-        let found = objects.cq.poll(&mut buffer).map_err(|error| tracing::debug!("{error}"))?;
+        let found = objects
+            .cq
+            .poll(&mut buffer)
+            .map_err(|error| tracing::debug!("{error}"))?;
         for completion in found {
             let id = WrId::of(completion.wr_id());
             if completion.status() != 0

@@ -80,8 +80,16 @@ impl LaneTest {
         let acknowledged = vec![0; lane.queue_count()];
         let (rewrite_at, deadline) = (Some(now + limit / 3), now + limit);
         let was_small_only = false;
-        let mut test =
-            Self { lane, path, mtu_bytes, acknowledged, rewrite_at, deadline, was_small_only, _trial: trial };
+        let mut test = Self {
+            lane,
+            path,
+            mtu_bytes,
+            acknowledged,
+            rewrite_at,
+            deadline,
+            was_small_only,
+            _trial: trial,
+        };
         test.write(mailboxes)?;
         Ok(test)
     }
@@ -97,13 +105,20 @@ impl LaneTest {
     ) -> TestResult {
         let tested = match self.poll(buffer) {
             TestResult::UnderWay if now >= self.deadline => {
-                let why = "test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned();
-                if self.was_small_only { self.unacknowledged(why) } else { TestResult::Silent(why) }
+                let why =
+                    "test write not acknowledged within NCCL_SPARK_PROBE_TIMEOUT_MS".to_owned();
+                if self.was_small_only {
+                    self.unacknowledged(why)
+                } else {
+                    TestResult::Silent(why)
+                }
             }
             TestResult::UnderWay if self.rewrite_at.is_some_and(|rewrite_at| now >= rewrite_at) => {
                 (self.rewrite_at, self.was_small_only) = (None, self.has_only_small_acknowledged());
-                self.write(mailboxes)
-                    .map_or_else(|error| TestResult::Failed(error.to_string()), |()| TestResult::UnderWay)
+                self.write(mailboxes).map_or_else(
+                    |error| TestResult::Failed(error.to_string()),
+                    |()| TestResult::UnderWay,
+                )
             }
             tested => tested,
         };
@@ -119,9 +134,11 @@ impl LaneTest {
     fn write(&mut self, mailboxes: &Mailboxes) -> Result<()> {
         let keys = self.lane.mailbox_keys();
         if self.mtu_bytes > SMALL_BYTES {
-            self.lane.write_on_each(&mailboxes.probe_write(keys, SMALL_BYTES))?;
+            self.lane
+                .write_on_each(&mailboxes.probe_write(keys, SMALL_BYTES))?;
         }
-        self.lane.write_on_each(&mailboxes.probe_write(keys, self.mtu_bytes))
+        self.lane
+            .write_on_each(&mailboxes.probe_write(keys, self.mtu_bytes))
     }
 
     fn poll(&mut self, buffer: &mut CompletionBuffer) -> TestResult {
@@ -132,7 +149,11 @@ impl LaneTest {
         for completion in completions {
             if completion.status() != 0 {
                 let why = format!("test write failed: {}", completion.status_text());
-                return if completion.is_unacknowledged() { self.unacknowledged(why) } else { TestResult::Failed(why) };
+                return if completion.is_unacknowledged() {
+                    self.unacknowledged(why)
+                } else {
+                    TestResult::Failed(why)
+                };
             }
             let id = WrId::of(completion.wr_id());
             if let Some(count) = self.acknowledged.get_mut(usize::from(id.queue())) {
@@ -140,7 +161,11 @@ impl LaneTest {
             }
             self.lane.retire(id);
         }
-        if self.lane.has_pending() { TestResult::UnderWay } else { TestResult::Passed }
+        if self.lane.has_pending() {
+            TestResult::UnderWay
+        } else {
+            TestResult::Passed
+        }
     }
 
     /// Returns true if at least one queue pair has one acknowledgement, and no queue pair has more.

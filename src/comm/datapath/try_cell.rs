@@ -49,7 +49,10 @@ pub struct TryCellGuard<'a, T, const AFTER: u8 = USED>(&'a TryCell<T>, PhantomDa
 impl<T> TryCell<T> {
     /// Wraps a value.
     pub fn new(value: T) -> Self {
-        Self { word: AtomicU8::new(UNUSED), value: UnsafeCell::new(value) }
+        Self {
+            word: AtomicU8::new(UNUSED),
+            value: UnsafeCell::new(value),
+        }
     }
 
     /// Takes the value. Returns `None` if another thread holds it or a holder panicked.
@@ -89,7 +92,9 @@ impl<T> TryCell<T> {
     /// panicked. Returns false while a thread holds the value.
     pub fn is_unused(&self) -> bool {
         // Relaxed: the result is only a hint; a caller that acts on it enters the cell.
-        let found = self.word.compare_exchange(USED, UNUSED, Ordering::Relaxed, Ordering::Relaxed);
+        let found = self
+            .word
+            .compare_exchange(USED, UNUSED, Ordering::Relaxed, Ordering::Relaxed);
         matches!(found, Err(UNUSED | BROKEN))
     }
 
@@ -137,7 +142,11 @@ impl<T, const AFTER: u8> DerefMut for TryCellGuard<'_, T, AFTER> {
 
 impl<T, const AFTER: u8> Drop for TryCellGuard<'_, T, AFTER> {
     fn drop(&mut self) {
-        self.give_back(if std::thread::panicking() { BROKEN } else { AFTER });
+        self.give_back(if std::thread::panicking() {
+            BROKEN
+        } else {
+            AFTER
+        });
     }
 }
 

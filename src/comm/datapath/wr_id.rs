@@ -46,7 +46,11 @@ impl WrId {
     #[inline(always)]
     pub fn new(work: Work, queue: u8, retires: u16) -> Self {
         let (kind, share, request) = match work {
-            Work::Share { request, share, timed } => (u64::from(timed), share, request),
+            Work::Share {
+                request,
+                share,
+                timed,
+            } => (u64::from(timed), share, request),
             Work::Lead => (2, 0, 0),
             Work::Cts => (3, 0, 0),
             Work::Receive => (4, 0, 0),
@@ -92,20 +96,32 @@ impl WrId {
     /// For a [`Work::Share`], returns the fields `request`, `share` and `timed`, in this order.
     #[inline(always)]
     pub fn share(self) -> Option<(u16, u8, bool)> {
-        (self.kind() < 2).then(|| ((self.0 >> 40) as u16, (self.0 >> 32) as u8, self.kind() == 1))
+        (self.kind() < 2).then(|| {
+            (
+                (self.0 >> 40) as u16,
+                (self.0 >> 32) as u8,
+                self.kind() == 1,
+            )
+        })
     }
 
     /// Returns the purpose of the request.
     #[inline(always)]
     pub fn work(self) -> Work {
         if let Some((request, share, timed)) = self.share() {
-            return Work::Share { request, share, timed };
+            return Work::Share {
+                request,
+                share,
+                timed,
+            };
         }
         match self.kind() {
             2 => Work::Lead,
             3 => Work::Cts,
             4 => Work::Receive,
-            6 => Work::Repeat { slot: Slot::of_bits((self.0 >> 40) as u32) },
+            6 => Work::Repeat {
+                slot: Slot::of_bits((self.0 >> 40) as u32),
+            },
             7 => Work::Control,
             _ => Work::Probe,
         }
@@ -123,7 +139,11 @@ mod tests {
 
     #[test]
     fn every_kind_survives_encoding_and_decoding() {
-        let share = |timed| Work::Share { request: 65_535, share: 7, timed };
+        let share = |timed| Work::Share {
+            request: 65_535,
+            share: 7,
+            timed,
+        };
         for work in [
             share(false),
             share(true),

@@ -52,7 +52,11 @@ struct State {
 impl Losses {
     /// Creates the state for `ports`. Reads no counter yet. `sysfs` is the mount point of sysfs.
     pub fn new(sysfs: impl Into<PathBuf>, ports: Vec<Port>) -> Arc<Self> {
-        Arc::new(Self { sysfs: sysfs.into(), ports, state: Mutex::default() })
+        Arc::new(Self {
+            sysfs: sysfs.into(),
+            ports,
+            state: Mutex::default(),
+        })
     }
 
     /// Starts a reading, from which all growth is counted. Called when a connection opens and no
@@ -95,9 +99,17 @@ impl Losses {
 
     fn text(&self, wanted: impl Fn(&Port) -> bool) -> Option<String> {
         let state = lock(&self.state);
-        let ports = self.ports.iter().zip(&state.values).filter(|(port, _)| wanted(port));
+        let ports = self
+            .ports
+            .iter()
+            .zip(&state.values)
+            .filter(|(port, _)| wanted(port));
         let text = |(port, (start, now)): (&Port, &(PortCounters, PortCounters))| {
-            Some(format!("{} on {}", nic::errors_text(&nic::growth(start, now))?, port.device))
+            Some(format!(
+                "{} on {}",
+                nic::errors_text(&nic::growth(start, now))?,
+                port.device
+            ))
         };
         let texts: Vec<String> = ports.filter_map(text).collect();
         (!texts.is_empty()).then(|| format!("since the start: {}", texts.join("; ")))
@@ -138,8 +150,13 @@ impl Losses {
         if std::mem::replace(&mut state.has_named_uncounted, true) {
             return None;
         }
-        let uncounted = self.ports.iter().filter(|port| nic::has_none(&self.sysfs, &port.device, port.port));
-        let names: Vec<String> = uncounted.map(|port| format!("{}:{}", port.device, port.port)).collect();
+        let uncounted = self
+            .ports
+            .iter()
+            .filter(|port| nic::has_none(&self.sysfs, &port.device, port.port));
+        let names: Vec<String> = uncounted
+            .map(|port| format!("{}:{}", port.device, port.port))
+            .collect();
         (!names.is_empty()).then(|| names.join(", "))
     }
 
@@ -153,13 +170,27 @@ impl Losses {
         }
         state.due = state.due.map(|_| next);
         // The counters of a removed device cannot be read, so its last values stay.
-        for ((_, newest), now) in state.values.iter_mut().zip(now).filter(|(_, now)| !now.is_empty()) {
+        for ((_, newest), now) in state
+            .values
+            .iter_mut()
+            .zip(now)
+            .filter(|(_, now)| !now.is_empty())
+        {
             *newest = now;
         }
         let lost = |(port, (start, now)): (&Port, &(PortCounters, PortCounters))| {
-            Some(format!("{} lost {}", port.device, nic::losses_text(&nic::growth(start, now))?))
+            Some(format!(
+                "{} lost {}",
+                port.device,
+                nic::losses_text(&nic::growth(start, now))?
+            ))
         };
-        let texts: Vec<String> = self.ports.iter().zip(&state.values).filter_map(lost).collect();
+        let texts: Vec<String> = self
+            .ports
+            .iter()
+            .zip(&state.values)
+            .filter_map(lost)
+            .collect();
         if !texts.is_empty() && !std::mem::replace(&mut state.has_warned, true) {
             let one_in = nic::TOLERATED_LOSS_ONE_IN;
             tracing::warn!(
@@ -178,7 +209,10 @@ mod tests {
     use std::path::Path;
 
     fn put(sysfs: &Path, device: &str, values: [u64; 2]) {
-        let folder = sysfs.join("class/infiniband").join(device).join("ports/1/hw_counters");
+        let folder = sysfs
+            .join("class/infiniband")
+            .join(device)
+            .join("ports/1/hw_counters");
         std::fs::create_dir_all(&folder).unwrap();
         for (name, value) in ["packet_seq_err", "port_xmit_packets"].iter().zip(values) {
             std::fs::write(folder.join(name), value.to_string()).unwrap();
@@ -191,12 +225,18 @@ mod tests {
         put(sysfs.path(), "d0", [0, 0]);
         std::fs::create_dir_all(sysfs.path().join("class/infiniband/d1/ports/1")).unwrap();
         let losses = losses(sysfs.path());
-        assert_eq!(losses.first_uncounted(&mut lock(&losses.state)).unwrap(), "d1:1");
+        assert_eq!(
+            losses.first_uncounted(&mut lock(&losses.state)).unwrap(),
+            "d1:1"
+        );
         assert_eq!(losses.first_uncounted(&mut lock(&losses.state)), None);
     }
 
     fn losses(sysfs: &Path) -> Arc<Losses> {
-        let port = |device: &str| Port { device: device.to_owned(), port: 1 };
+        let port = |device: &str| Port {
+            device: device.to_owned(),
+            port: 1,
+        };
         Losses::new(sysfs, vec![port("d0"), port("d1")])
     }
 
@@ -206,7 +246,13 @@ mod tests {
         let file = sysfs.join("class/infiniband/d0/ports/1/hw_counters/packet_seq_err");
         let pipe = sysfs.join("pipe");
         std::fs::remove_file(&file).unwrap();
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert!(
+            std::process::Command::new("mkfifo")
+                .arg(&pipe)
+                .status()
+                .unwrap()
+                .success()
+        );
         std::fs::hard_link(&pipe, &file).unwrap();
         (file, pipe)
     }
@@ -227,16 +273,29 @@ mod tests {
         let losses = losses(sysfs.path());
         assert_eq!(losses.grown(Some("d0")), "", "nothing was read");
         losses.read();
-        assert_eq!((losses.grown(Some("d0")).as_str(), lock(&losses.state).has_warned), ("", false), "the start");
+        assert_eq!(
+            (
+                losses.grown(Some("d0")).as_str(),
+                lock(&losses.state).has_warned
+            ),
+            ("", false),
+            "the start"
+        );
         put(sysfs.path(), "d0", [1_109, 100_001_000]);
         losses.read();
-        assert_eq!(losses.grown(None), "; since the start: 1,009 packet_seq_err on d0");
+        assert_eq!(
+            losses.grown(None),
+            "; since the start: 1,009 packet_seq_err on d0"
+        );
         assert_eq!(losses.grown(Some("d1")), "");
         assert!(lock(&losses.state).has_warned);
         put(sysfs.path(), "d1", [6, 8]);
         std::fs::remove_dir_all(sysfs.path().join("class/infiniband/d0")).unwrap();
         let text = losses.end().unwrap();
-        assert_eq!(text, "since the start: 1,009 packet_seq_err on d0; 1 packet_seq_err on d1");
+        assert_eq!(
+            text,
+            "since the start: 1,009 packet_seq_err on d0; 1 packet_seq_err on d1"
+        );
         losses.start();
         assert_eq!(losses.end(), None);
         put(sysfs.path(), "d1", [8, 8]);
@@ -256,7 +315,11 @@ mod tests {
         // A writer can open the pipe, without waiting, as soon as the reading has opened it.
         let mut writer = None;
         wait_until(|| {
-            writer = std::fs::File::options().write(true).custom_flags(libc::O_NONBLOCK).open(&pipe).ok();
+            writer = std::fs::File::options()
+                .write(true)
+                .custom_flags(libc::O_NONBLOCK)
+                .open(&pipe)
+                .ok();
             writer.is_some()
         });
         let mut writer = writer.unwrap();
@@ -267,7 +330,10 @@ mod tests {
             wait_until(|| !lock(&losses.state).waiting.is_empty() || end.is_finished());
             std::io::Write::write_all(&mut writer, b"1\n").unwrap();
             drop(writer);
-            assert_eq!(end.join().unwrap().as_deref(), Some("since the start: 4 packet_seq_err on d0"));
+            assert_eq!(
+                end.join().unwrap().as_deref(),
+                Some("since the start: 4 packet_seq_err on d0")
+            );
         });
     }
 

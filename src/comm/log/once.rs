@@ -59,7 +59,13 @@ impl LogOnce {
     }
 
     /// Warns once that a rail uses a smaller path MTU because it loses larger packets.
-    pub fn warn_of_small_packets(&self, peer: &str, (id, rail): (RailId, &str), peer_rail: &str, why: &str) {
+    pub fn warn_of_small_packets(
+        &self,
+        peer: &str,
+        (id, rail): (RailId, &str),
+        peer_rail: &str,
+        why: &str,
+    ) {
         if self.is_first(peer, Subject::SmallPathMtu(id)) {
             tracing::warn!(
                 "rail {rail} to {peer}: {why} (peer rail {peer_rail}); using path MTU 1024: set MTU 9000 (4200 at least) on \
@@ -70,9 +76,17 @@ impl LogOnce {
 
     /// Returns true if no stall in this direction was logged within the last `window`. The caller
     /// must then log the stall, because this call records it as logged.
-    pub fn is_first_stall(&self, peer: &str, direction: Direction, window: Duration, now: Instant) -> bool {
+    pub fn is_first_stall(
+        &self,
+        peer: &str,
+        direction: Direction,
+        window: Duration,
+        now: Instant,
+    ) -> bool {
         self.about(peer, |about| {
-            about.stalls.retain(|(_, logged)| now.saturating_duration_since(*logged) < window);
+            about
+                .stalls
+                .retain(|(_, logged)| now.saturating_duration_since(*logged) < window);
             let is_first = !about.stalls.iter().any(|(other, _)| *other == direction);
             if is_first {
                 about.stalls.push((direction, now));
@@ -88,17 +102,27 @@ impl LogOnce {
 
     /// Counts a closed connection. After the last one, every subject may be logged again.
     pub fn closed(&self, peer: &str) {
-        self.about(peer, |about| about.connections = about.connections.saturating_sub(1));
+        self.about(peer, |about| {
+            about.connections = about.connections.saturating_sub(1)
+        });
         lock(&self.0).retain(|about| about.peer != peer || about.connections > 0);
     }
 
     fn about<T>(&self, peer: &str, use_it: impl FnOnce(&mut About) -> T) -> T {
         let mut all = lock(&self.0);
-        let at = all.iter().position(|about| about.peer == peer).unwrap_or_else(|| {
-            let (connections, logged, stalls) = Default::default();
-            all.push(About { peer: peer.to_owned(), connections, logged, stalls });
-            all.len() - 1
-        });
+        let at = all
+            .iter()
+            .position(|about| about.peer == peer)
+            .unwrap_or_else(|| {
+                let (connections, logged, stalls) = Default::default();
+                all.push(About {
+                    peer: peer.to_owned(),
+                    connections,
+                    logged,
+                    stalls,
+                });
+                all.len() - 1
+            });
         use_it(&mut all[at])
     }
 }

@@ -89,11 +89,25 @@ impl RailOutages {
     /// Logs outages that only some connections have recovered from.
     pub fn tick(&self, now: Instant) {
         for outage in lock(&self.open).iter_mut() {
-            let is_over_for_some = !outage.recovered.is_empty() && outage.logged != Logged::PartialRecovery;
+            let is_over_for_some =
+                !outage.recovered.is_empty() && outage.logged != Logged::PartialRecovery;
             if is_over_for_some && now.saturating_duration_since(outage.last_recovery) >= SETTLED {
                 outage.logged = Logged::PartialRecovery;
-                let Outage { path: RailPair { rail, peer_rail, .. }, peer, without, recovered, .. } = &*outage;
-                let (back, all, left) = (recovered.len(), recovered.len() + without.len(), without.len());
+                let Outage {
+                    path:
+                        RailPair {
+                            rail, peer_rail, ..
+                        },
+                    peer,
+                    without,
+                    recovered,
+                    ..
+                } = &*outage;
+                let (back, all, left) = (
+                    recovered.len(),
+                    recovered.len() + without.len(),
+                    without.len(),
+                );
                 tracing::warn!(
                     "rail {rail} to {peer} recovered for {back} of {all} connections (peer rail {peer_rail}); {left} still retrying"
                 );
@@ -105,7 +119,15 @@ impl RailOutages {
 impl Outage {
     fn new(path: RailPair, peer: String, connection: u64, logged: Logged, now: Instant) -> Self {
         let (without, recovered) = (vec![connection], Vec::new());
-        Self { path, peer, since: now, without, recovered, last_recovery: now, logged }
+        Self {
+            path,
+            peer,
+            since: now,
+            without,
+            recovered,
+            last_recovery: now,
+            logged,
+        }
     }
 
     /// Adds a connection that has lost the rail. Returns true if this is a new outage.
@@ -134,7 +156,9 @@ impl Outage {
     }
 
     fn seconds(&self) -> f64 {
-        self.last_recovery.saturating_duration_since(self.since).as_secs_f64()
+        self.last_recovery
+            .saturating_duration_since(self.since)
+            .as_secs_f64()
     }
 }
 
@@ -148,48 +172,90 @@ impl ConnectionOutages {
     ) -> Self {
         // A peer's name is HOST:PID.
         let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
-        let path = |(rail, peer_rail)| RailPair { rail, peer_host: host.to_owned(), peer_rail };
+        let path = |(rail, peer_rail)| RailPair {
+            rail,
+            peer_host: host.to_owned(),
+            peer_rail,
+        };
         let (paths, peer) = (rails.map(path).collect(), peer.to_owned());
         let id = outages.members.fetch_add(1, Ordering::Relaxed);
         let outages = Arc::clone(outages);
-        Self { outages, id, peer, paths, loss_timeout, is_without_one: false, held_back: Vec::new() }
+        Self {
+            outages,
+            id,
+            peer,
+            paths,
+            loss_timeout,
+            is_without_one: false,
+            held_back: Vec::new(),
+        }
     }
 
     /// Holds back the record of a loss until [`Self::peer_answers`] or [`Self::ended`]. The
     /// arguments are those of [`Self::lost`].
     pub fn hold_back(&mut self, lane: LaneId, why: String, next: String, now: Instant) {
-        tracing::debug!("lane {lane} of the connection with {} lost while its peer may have ended: {why}", self.peer);
-        self.held_back.push(Loss { lane, why, next, at: now });
+        tracing::debug!(
+            "lane {lane} of the connection with {} lost while its peer may have ended: {why}",
+            self.peer
+        );
+        self.held_back.push(Loss {
+            lane,
+            why,
+            next,
+            at: now,
+        });
     }
 
     /// Records the losses that were held back, because the peer's process has not ended.
     pub fn peer_answers(&mut self) {
-        for Loss { lane, why, next, at } in std::mem::take(&mut self.held_back) {
+        for Loss {
+            lane,
+            why,
+            next,
+            at,
+        } in std::mem::take(&mut self.held_back)
+        {
             self.lost(lane, &why, &next, at);
         }
     }
 
     /// Records the loss of a rail. `next` describes the next step for the log line.
     pub fn lost(&mut self, lane: LaneId, why: &str, next: &str, now: Instant) {
-        let Some(path) = self.paths.get(lane.index()) else { return };
+        let Some(path) = self.paths.get(lane.index()) else {
+            return;
+        };
         self.is_without_one = true;
         let mut open = lock(&self.outages.open);
         let is_new = match open.iter_mut().find(|outage| outage.path == *path) {
             Some(outage) => outage.lost_by(self.id, now),
             None => {
-                open.push(Outage::new(path.clone(), self.peer.clone(), self.id, Logged::Loss, now));
+                open.push(Outage::new(
+                    path.clone(),
+                    self.peer.clone(),
+                    self.id,
+                    Logged::Loss,
+                    now,
+                ));
                 true
             }
         };
         let (left, of) = (self.in_use(&open), self.paths.len());
         drop(open);
-        let (RailPair { rail, peer_rail, .. }, peer) = (path, &self.peer);
+        let (
+            RailPair {
+                rail, peer_rail, ..
+            },
+            peer,
+        ) = (path, &self.peer);
         if !is_new {
             tracing::debug!("rail {rail} to {peer} lost by one more connection: {why}");
             return;
         }
         let left = match left {
-            0 => format!("no rail remains, connections fail in {} s", self.loss_timeout.as_secs()),
+            0 => format!(
+                "no rail remains, connections fail in {} s",
+                self.loss_timeout.as_secs()
+            ),
             1 => format!("1 of {of} rails remains"),
             _ => format!("{left} of {of} rails remain"),
         };
@@ -198,30 +264,50 @@ impl ConnectionOutages {
 
     /// Records that the connection started without a rail. Set-up has already logged the reason.
     pub fn begins_without(&mut self, lane: LaneId, now: Instant) {
-        let Some(path) = self.paths.get(lane.index()) else { return };
+        let Some(path) = self.paths.get(lane.index()) else {
+            return;
+        };
         self.is_without_one = true;
         let mut open = lock(&self.outages.open);
         match open.iter_mut().find(|outage| outage.path == *path) {
             Some(outage) => outage.add(self.id),
-            None => open.push(Outage::new(path.clone(), self.peer.clone(), self.id, Logged::Nothing, now)),
+            None => open.push(Outage::new(
+                path.clone(),
+                self.peer.clone(),
+                self.id,
+                Logged::Nothing,
+                now,
+            )),
         }
     }
 
     /// Records that the connection has recovered a lost rail.
     pub fn recovered(&mut self, lane: LaneId, now: Instant) {
         self.held_back.retain(|loss| loss.lane != lane);
-        let Some(path) = self.paths.get(lane.index()) else { return };
+        let Some(path) = self.paths.get(lane.index()) else {
+            return;
+        };
         let mut open = lock(&self.outages.open);
-        let Some(at) = open.iter().position(|outage| outage.path == *path) else { return };
+        let Some(at) = open.iter().position(|outage| outage.path == *path) else {
+            return;
+        };
         let outage = &mut open[at];
         if !outage.forget(self.id) {
             return;
         }
         outage.recovered.push(self.id);
         outage.last_recovery = now;
-        let (RailPair { rail, peer_rail, .. }, left) = (path, outage.without.len());
+        let (
+            RailPair {
+                rail, peer_rail, ..
+            },
+            left,
+        ) = (path, outage.without.len());
         if left > 0 {
-            tracing::debug!("rail {rail} to {} recovered by one connection; {left} without it", self.peer);
+            tracing::debug!(
+                "rail {rail} to {} recovered by one connection; {left} without it",
+                self.peer
+            );
             return;
         }
         let outage = open.swap_remove(at);
@@ -241,7 +327,10 @@ impl ConnectionOutages {
         }
         let mut over = Vec::new();
         let mut open = lock(&self.outages.open);
-        for outage in std::mem::take(&mut *open).into_iter().map(|mut outage| (outage.forget(self.id), outage)) {
+        for outage in std::mem::take(&mut *open)
+            .into_iter()
+            .map(|mut outage| (outage.forget(self.id), outage))
+        {
             match outage {
                 (true, outage) if outage.without.is_empty() => over.push(outage),
                 (_, outage) => open.push(outage),
@@ -249,7 +338,13 @@ impl ConnectionOutages {
         }
         drop(open);
         for outage in over.iter().filter(|outage| !outage.recovered.is_empty()) {
-            let (RailPair { rail, peer_rail, .. }, peer, seconds) = (&outage.path, &outage.peer, outage.seconds());
+            let (
+                RailPair {
+                    rail, peer_rail, ..
+                },
+                peer,
+                seconds,
+            ) = (&outage.path, &outage.peer, outage.seconds());
             tracing::warn!(
                 "rail {rail} to {peer} recovered after {seconds:.1} s (peer rail {peer_rail}); the connections still without it are closed"
             );
@@ -257,7 +352,10 @@ impl ConnectionOutages {
     }
 
     fn in_use(&self, open: &[Outage]) -> usize {
-        let is_lost = |path: &RailPair| open.iter().any(|one| one.path == *path && one.without.contains(&self.id));
+        let is_lost = |path: &RailPair| {
+            open.iter()
+                .any(|one| one.path == *path && one.without.contains(&self.id))
+        };
         self.paths.iter().filter(|path| !is_lost(path)).count()
     }
 }

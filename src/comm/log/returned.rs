@@ -50,10 +50,20 @@ impl ReturnedPorts {
         (traffic_class, service_level): (u8, u8),
         rails: impl Iterator<Item = (String, Option<String>)>,
     ) -> Self {
-        let this = Self { sysfs: sysfs.to_owned(), traffic_class, service_level, ports: Mutex::default() };
+        let this = Self {
+            sysfs: sysfs.to_owned(),
+            traffic_class,
+            service_level,
+            ports: Mutex::default(),
+        };
         let port = |(rail, netdev): (String, Option<String>)| {
             let before = netdev.as_deref().and_then(|netdev| this.read(netdev));
-            Port { rail, netdev, before, due: None }
+            Port {
+                rail,
+                netdev,
+                before,
+                due: None,
+            }
         };
         *lock(&this.ports) = rails.map(port).collect();
         this
@@ -72,7 +82,9 @@ impl ReturnedPorts {
         if !due.is_empty() {
             let this = Arc::clone(self);
             threads::detach("spark-returned", move || {
-                this.compare(&due, now).iter().for_each(|text| tracing::warn!("{text}"));
+                this.compare(&due, now)
+                    .iter()
+                    .for_each(|text| tracing::warn!("{text}"));
             });
         }
     }
@@ -91,14 +103,23 @@ impl ReturnedPorts {
     fn compare(&self, due: &[(usize, u32)], now: Instant) -> Vec<String> {
         let mut texts = Vec::new();
         for (number, tries) in due {
-            let Some(netdev) = lock(&self.ports).get(*number).and_then(|port| port.netdev.clone()) else { continue };
+            let Some(netdev) = lock(&self.ports)
+                .get(*number)
+                .and_then(|port| port.netdev.clone())
+            else {
+                continue;
+            };
             // Not under the lock: the call may take long.
             let read = self.read(&netdev);
             let port = &mut lock(&self.ports)[*number];
             match (read, port.before) {
                 (Some(now), before) => {
                     port.before = Some(now);
-                    texts.extend(before.into_iter().flat_map(|before| losses(&port.rail, &netdev, before, now)));
+                    texts.extend(
+                        before
+                            .into_iter()
+                            .flat_map(|before| losses(&port.rail, &netdev, before, now)),
+                    );
                 }
                 (None, _) => port.due = tries.checked_sub(1).map(|tries| (now + SETTLED, tries)),
             }
@@ -112,12 +133,19 @@ impl ReturnedPorts {
         // The interfaces of a software fabric have no priorities, even if this host has interfaces
         // of the same names.
         let is_real = self.sysfs == Path::new("/sys");
-        let port = if is_real { qos::read(netdev).ok()? } else { None };
+        let port = if is_real {
+            qos::read(netdev).ok()?
+        } else {
+            None
+        };
         let lossless = port.and_then(|port| {
             let priority = port.priority(self.traffic_class, self.service_level);
             port.has_pfc(priority).then_some(priority)
         });
-        Some(Settings { lossless, mtu_bytes: mtu.ok()?.trim().parse().ok()? })
+        Some(Settings {
+            lossless,
+            mtu_bytes: mtu.ok()?.trim().parse().ok()?,
+        })
     }
 }
 
@@ -153,7 +181,10 @@ mod tests {
             std::fs::write(folder.join("mtu"), mtu).unwrap();
         };
         put("9000\n");
-        let rails = [("a:1".to_owned(), Some("eth0".to_owned())), ("b:1".to_owned(), None)];
+        let rails = [
+            ("a:1".to_owned(), Some("eth0".to_owned())),
+            ("b:1".to_owned(), None),
+        ];
         let ports = ReturnedPorts::new(sysfs.path(), (106, 0), rails.into_iter());
         let due = |at: Instant| ports.compare(&ports.take_due(at), at);
         let start = Instant::now();
@@ -161,10 +192,15 @@ mod tests {
         assert_eq!(due(start + 2 * SETTLED), [""; 0], "nothing has returned");
         (0..3).for_each(|rail| ports.returned(rail, start));
         assert_eq!(due(start + SETTLED / 2), [""; 0]);
-        let [text] = &due(start + SETTLED)[..] else { panic!("not one text") };
+        let [text] = &due(start + SETTLED)[..] else {
+            panic!("not one text")
+        };
         let expected = "rail a:1: its device is back with MTU 1500 in place of 9000";
         assert!(text.starts_with(expected), "{text}");
-        assert!(text.ends_with("after the job: ip link set eth0 mtu 9000"), "{text}");
+        assert!(
+            text.ends_with("after the job: ip link set eth0 mtu 9000"),
+            "{text}"
+        );
         ports.returned(0, start);
         assert_eq!(due(start + SETTLED), [""; 0], "it is known");
         // An interface that is not there yet is read again, and compared with the last reading.
@@ -177,7 +213,10 @@ mod tests {
 
     #[test]
     fn only_a_loss_is_named() {
-        let of = |lossless, mtu_bytes| Settings { lossless, mtu_bytes };
+        let of = |lossless, mtu_bytes| Settings {
+            lossless,
+            mtu_bytes,
+        };
         let said = |before, now| losses("a:1", "eth0", before, now).join("\n");
         assert!(said(of(Some(3), 9000), of(None, 9000)).contains("without PFC on priority 3"));
         for (before, now) in [

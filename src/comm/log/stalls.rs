@@ -78,15 +78,21 @@ impl PeerStalls {
     fn explained(&self, why: &StallCause) -> StallCause {
         match (why, self.awaited.iter().max_by_key(|one| one.cause)) {
             (
-                StallCause::NoReceive { idle } | StallCause::NoSend { idle } | StallCause::NotTested { idle },
+                StallCause::NoReceive { idle }
+                | StallCause::NoSend { idle }
+                | StallCause::NotTested { idle },
                 Some(awaited),
-            ) => StallCause::PeerWaits { why: Box::new(awaited.why.clone()), idle: *idle },
+            ) => StallCause::PeerWaits {
+                why: Box::new(awaited.why.clone()),
+                idle: *idle,
+            },
             _ => why.clone(),
         }
     }
 
     fn forget_old_questions(&mut self, now: Instant) {
-        self.awaited.retain(|one| one.until.is_none_or(|until| now < until));
+        self.awaited
+            .retain(|one| one.until.is_none_or(|until| now < until));
     }
 }
 
@@ -99,15 +105,24 @@ impl Stalls {
         // A peer without a stall is kept while its last line is recent.
         peers.retain(|of| !of.stalled.is_empty() || !of.awaited.is_empty() || now < of.due);
         for of in peers.iter_mut().filter(|of| now >= of.due) {
-            let Some(worst) = of.stalled.iter().max_by_key(|one| one.cause) else { continue };
+            let Some(worst) = of.stalled.iter().max_by_key(|one| one.cause) else {
+                continue;
+            };
             if of.logged != Some(worst.cause) {
-                let (waited, why) = (now.saturating_duration_since(worst.since), of.explained(&worst.why));
+                let (waited, why) = (
+                    now.saturating_duration_since(worst.since),
+                    of.explained(&worst.why),
+                );
                 (of.logged, of.due) = (Some(worst.cause), now + window);
                 let connections = match of.stalled.len() {
                     1 => "1 connection".to_owned(),
                     count => format!("{count} connections"),
                 };
-                tracing::warn!("no progress with {} for {waited:.0?} on {connections}: {why}{}", of.peer, losses());
+                tracing::warn!(
+                    "no progress with {} for {waited:.0?} on {connections}: {why}{}",
+                    of.peer,
+                    losses()
+                );
             }
         }
     }
@@ -117,7 +132,13 @@ impl ConnectionStall {
     /// Adds a connection with `peer`.
     pub fn new(stalls: &Arc<Stalls>, peer: &str) -> Self {
         let id = stalls.members.fetch_add(1, Ordering::Relaxed);
-        Self { stalls: Arc::clone(stalls), id, peer: peer.to_owned(), is_stalled: false, is_awaited: false }
+        Self {
+            stalls: Arc::clone(stalls),
+            id,
+            peer: peer.to_owned(),
+            is_stalled: false,
+            is_awaited: false,
+        }
     }
 
     /// Records the cause of a stall that has lasted since `since`.
@@ -128,7 +149,12 @@ impl ConnectionStall {
                 (of.due, of.logged) = (of.due.max(now + SETTLED), None);
             }
             of.stalled.retain(|one| one.connection != self.id);
-            of.stalled.push(Stalled { connection: self.id, cause, why, since });
+            of.stalled.push(Stalled {
+                connection: self.id,
+                cause,
+                why,
+                since,
+            });
         });
     }
 
@@ -146,8 +172,14 @@ impl ConnectionStall {
         self.is_awaited = true;
         self.with_peer(now, |of| {
             // A wait until the end outlasts later questions.
-            of.awaited.retain(|one| one.connection != self.id || one.until.is_none());
-            of.awaited.push(Awaited { connection: self.id, cause, why, until });
+            of.awaited
+                .retain(|one| one.connection != self.id || one.until.is_none());
+            of.awaited.push(Awaited {
+                connection: self.id,
+                cause,
+                why,
+                until,
+            });
         });
     }
 
@@ -162,11 +194,20 @@ impl ConnectionStall {
 
     fn with_peer<T>(&self, now: Instant, use_it: impl FnOnce(&mut PeerStalls) -> T) -> T {
         let mut peers = lock(&self.stalls.peers);
-        let at = peers.iter().position(|of| of.peer == self.peer).unwrap_or_else(|| {
-            let (peer, stalled, awaited) = (self.peer.clone(), Vec::new(), Vec::new());
-            peers.push(PeerStalls { peer, stalled, awaited, due: now, logged: None });
-            peers.len() - 1
-        });
+        let at = peers
+            .iter()
+            .position(|of| of.peer == self.peer)
+            .unwrap_or_else(|| {
+                let (peer, stalled, awaited) = (self.peer.clone(), Vec::new(), Vec::new());
+                peers.push(PeerStalls {
+                    peer,
+                    stalled,
+                    awaited,
+                    due: now,
+                    logged: None,
+                });
+                peers.len() - 1
+            });
         use_it(&mut peers[at])
     }
 
@@ -174,7 +215,10 @@ impl ConnectionStall {
     pub fn ended(&mut self) {
         if std::mem::take(&mut self.is_stalled) {
             let mut peers = lock(&self.stalls.peers);
-            let stalled = peers.iter_mut().filter(|of| of.peer == self.peer).map(|of| &mut of.stalled);
+            let stalled = peers
+                .iter_mut()
+                .filter(|of| of.peer == self.peer)
+                .map(|of| &mut of.stalled);
             stalled.for_each(|stalled| stalled.retain(|one| one.connection != self.id));
         }
     }
@@ -199,18 +243,30 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn logged(stalls: &Stalls) -> Vec<(usize, Option<Cause>)> {
-        lock(&stalls.peers).iter().map(|of| (of.stalled.len(), of.logged)).collect()
+        lock(&stalls.peers)
+            .iter()
+            .map(|of| (of.stalled.len(), of.logged))
+            .collect()
     }
 
     #[test]
     fn the_greatest_cause_of_all_connections_is_logged_once() {
         let stalls = Arc::new(Stalls::default());
-        let mut members: Vec<_> = (0..3).map(|_| ConnectionStall::new(&stalls, "a:1")).collect();
+        let mut members: Vec<_> = (0..3)
+            .map(|_| ConnectionStall::new(&stalls, "a:1"))
+            .collect();
         let now = Instant::now();
-        let why = || StallCause::NoAnswer { silent: SECOND, unacknowledged: String::new() };
+        let why = || StallCause::NoAnswer {
+            silent: SECOND,
+            unacknowledged: String::new(),
+        };
         members[0].stalled(Cause::NotPosted, why(), now, now);
         stalls.tick(WINDOW, now, String::new);
-        assert_eq!(logged(&stalls), [(1, None)], "other connections may know more");
+        assert_eq!(
+            logged(&stalls),
+            [(1, None)],
+            "other connections may know more"
+        );
         members[1].stalled(Cause::NotGranted, why(), now, now + SECOND / 2);
         stalls.tick(WINDOW, now + SECOND, String::new);
         assert_eq!(logged(&stalls), [(2, Some(Cause::NotGranted))]);
@@ -222,7 +278,11 @@ mod tests {
         assert_eq!(logged(&stalls), [(3, Some(Cause::NoAnswer))]);
         members.iter_mut().for_each(ConnectionStall::ended);
         stalls.tick(WINDOW, now + WINDOW + 2 * SECOND, String::new);
-        assert_eq!(logged(&stalls), [(0, Some(Cause::NoAnswer))], "the last line is recent");
+        assert_eq!(
+            logged(&stalls),
+            [(0, Some(Cause::NoAnswer))],
+            "the last line is recent"
+        );
         // A new stall waits for the end of the window, and is logged again.
         let now = now + WINDOW + 2 * SECOND;
         members[0].stalled(Cause::NoAnswer, why(), now, now);
@@ -246,31 +306,66 @@ mod tests {
         let [mut asked, mut lost, late, other] =
             ["a:1", "a:1", "a:1", "b:1"].map(|of| ConnectionStall::new(&stalls, of));
         let (now, idle) = (Instant::now(), SECOND);
-        let waits = |why| StallCause::PeerWaits { why: Box::new(why), idle };
+        let waits = |why| StallCause::PeerWaits {
+            why: Box::new(why),
+            idle,
+        };
         asked.peer_waits(Cause::NotPosted, StallCause::NotSentHere, now);
-        for why in [StallCause::NoReceive { idle }, StallCause::NoSend { idle }, StallCause::NotTested { idle }] {
-            assert_eq!(late.explained(why.clone(), now), waits(StallCause::NotSentHere));
+        for why in [
+            StallCause::NoReceive { idle },
+            StallCause::NoSend { idle },
+            StallCause::NotTested { idle },
+        ] {
+            assert_eq!(
+                late.explained(why.clone(), now),
+                waits(StallCause::NotSentHere)
+            );
             assert_eq!(other.explained(why.clone(), now), why, "another peer");
         }
-        assert_eq!(late.explained(StallCause::HeldBack, now), StallCause::HeldBack, "this host's own fault");
+        assert_eq!(
+            late.explained(StallCause::HeldBack, now),
+            StallCause::HeldBack,
+            "this host's own fault"
+        );
         lost.peer_waits_until_the_end(Cause::NotArrived, StallCause::NotArrivedThere, now);
         let explained = |now| late.explained(StallCause::NoSend { idle }, now);
-        assert_eq!(explained(now), waits(StallCause::NotArrivedThere), "the greatest cause");
+        assert_eq!(
+            explained(now),
+            waits(StallCause::NotArrivedThere),
+            "the greatest cause"
+        );
         asked.peer_waits(Cause::NotGranted, StallCause::NoGrantHere, now);
         lost.peer_waits(Cause::NotArrived, StallCause::NotArrivedThere, now);
         stalls.tick(WINDOW, now + 2 * WINDOW, String::new);
-        assert_eq!(explained(now + 2 * WINDOW), waits(StallCause::NotArrivedThere));
+        assert_eq!(
+            explained(now + 2 * WINDOW),
+            waits(StallCause::NotArrivedThere)
+        );
         drop(lost);
-        assert_eq!(explained(now + 2 * WINDOW), StallCause::NoSend { idle }, "the question is old");
+        assert_eq!(
+            explained(now + 2 * WINDOW),
+            StallCause::NoSend { idle },
+            "the question is old"
+        );
         asked.peer_waits(Cause::NotGranted, StallCause::NoGrantHere, now);
-        assert_eq!(explained(now + ASKED_LATELY - SECOND), waits(StallCause::NoGrantHere));
+        assert_eq!(
+            explained(now + ASKED_LATELY - SECOND),
+            waits(StallCause::NoGrantHere)
+        );
         assert_eq!(explained(now + ASKED_LATELY), StallCause::NoSend { idle });
         // A line's text is decided when the line is written.
         let mut late = late;
         late.stalled(Cause::NotPosted, StallCause::NoSend { idle }, now, now);
         asked.peer_waits(Cause::NotGranted, StallCause::NoGrantHere, now);
-        let worst =
-            |peers: &[PeerStalls]| peers.iter().find(|of| of.peer == "a:1").map(|of| of.explained(&of.stalled[0].why));
-        assert_eq!(worst(&lock(&stalls.peers)), Some(waits(StallCause::NoGrantHere)));
+        let worst = |peers: &[PeerStalls]| {
+            peers
+                .iter()
+                .find(|of| of.peer == "a:1")
+                .map(|of| of.explained(&of.stalled[0].why))
+        };
+        assert_eq!(
+            worst(&lock(&stalls.peers)),
+            Some(waits(StallCause::NoGrantHere))
+        );
     }
 }

@@ -70,7 +70,13 @@ impl TcpOutages {
 impl TcpOutage {
     fn new(peer: String, since: Instant) -> Self {
         let (without, last_return, was_logged) = Default::default();
-        Self { peer, since, without, last_return, was_logged }
+        Self {
+            peer,
+            since,
+            without,
+            last_return,
+            was_logged,
+        }
     }
 
     fn tick(&mut self, now: Instant) {
@@ -78,7 +84,10 @@ impl TcpOutage {
         if !self.was_logged
             && let Some(Without { why, .. }) = self.without.iter().find(has_lasted)
         {
-            tracing::info!("{why}; connections with {} continue over the rails", self.peer);
+            tracing::info!(
+                "{why}; connections with {} continue over the rails",
+                self.peer
+            );
             self.was_logged = true;
         }
     }
@@ -86,7 +95,9 @@ impl TcpOutage {
     /// Returns true if the outage has ended. Logs the end, unless every connection has ended
     /// without TCP.
     fn is_over(&self, now: Instant) -> bool {
-        let Some(last) = self.last_return else { return self.without.is_empty() };
+        let Some(last) = self.last_return else {
+            return self.without.is_empty();
+        };
         if !self.without.is_empty() || now.saturating_duration_since(last) < SETTLED {
             return false;
         }
@@ -95,11 +106,18 @@ impl TcpOutage {
     }
 
     fn end(&self, last_return: Instant) {
-        let (peer, seconds) = (&self.peer, last_return.saturating_duration_since(self.since).as_secs_f64());
+        let (peer, seconds) = (
+            &self.peer,
+            last_return
+                .saturating_duration_since(self.since)
+                .as_secs_f64(),
+        );
         if self.was_logged {
             tracing::info!("bootstrap connections with {peer} are back after {seconds:.1} s");
         } else {
-            tracing::debug!("bootstrap connections with {peer} were dialled again within {seconds:.1} s");
+            tracing::debug!(
+                "bootstrap connections with {peer} were dialled again within {seconds:.1} s"
+            );
         }
     }
 
@@ -115,20 +133,31 @@ impl ConnectionTcpOutages {
     /// Adds a connection with `peer`.
     pub fn new(outages: &Arc<TcpOutages>, peer: &str) -> Self {
         let id = outages.members.fetch_add(1, Ordering::Relaxed);
-        Self { outages: Arc::clone(outages), id, peer: peer.to_owned() }
+        Self {
+            outages: Arc::clone(outages),
+            id,
+            peer: peer.to_owned(),
+        }
     }
 
     /// Records that the connection has lost TCP.
     pub fn lost(&mut self, why: &str, now: Instant) {
         tracing::debug!("{why}; a connection with {} is without TCP", self.peer);
         let mut open = lock(&self.outages.open);
-        let at = open.iter().position(|outage| outage.peer == self.peer).unwrap_or_else(|| {
-            open.push(TcpOutage::new(self.peer.clone(), now));
-            open.len() - 1
-        });
+        let at = open
+            .iter()
+            .position(|outage| outage.peer == self.peer)
+            .unwrap_or_else(|| {
+                open.push(TcpOutage::new(self.peer.clone(), now));
+                open.len() - 1
+            });
         let outage = &mut open[at];
         if !outage.without.iter().any(|one| one.connection == self.id) {
-            outage.without.push(Without { connection: self.id, since: now, why: why.to_owned() });
+            outage.without.push(Without {
+                connection: self.id,
+                since: now,
+                why: why.to_owned(),
+            });
         }
     }
 
@@ -139,14 +168,20 @@ impl ConnectionTcpOutages {
             && outage.forget(self.id)
         {
             outage.last_return = Some(now);
-            tracing::debug!("{} connections with {} are without TCP", outage.without.len(), self.peer);
+            tracing::debug!(
+                "{} connections with {} are without TCP",
+                outage.without.len(),
+                self.peer
+            );
         }
     }
 
     /// Records that the connection has failed or was closed, or that its peer has ended.
     pub fn ended(&mut self) {
         let mut open = lock(&self.outages.open);
-        open.iter_mut().filter(|outage| outage.peer == self.peer).for_each(|outage| _ = outage.forget(self.id));
+        open.iter_mut()
+            .filter(|outage| outage.peer == self.peer)
+            .for_each(|outage| _ = outage.forget(self.id));
     }
 }
 
@@ -174,21 +209,29 @@ mod tests {
     /// logged.
     fn open(outages: &TcpOutages, peer: &str) -> Option<(usize, bool)> {
         let open = lock(&outages.open);
-        open.iter().find(|outage| outage.peer == peer).map(|outage| (outage.without.len(), outage.was_logged))
+        open.iter()
+            .find(|outage| outage.peer == peer)
+            .map(|outage| (outage.without.len(), outage.was_logged))
     }
 
     #[test]
     fn an_outage_ends_after_the_last_open_connection_has_tcp_again() {
         let outages = Arc::new(TcpOutages::default());
-        let mut members: Vec<ConnectionTcpOutages> =
-            (0..3).map(|_| ConnectionTcpOutages::new(&outages, "a:1")).collect();
+        let mut members: Vec<ConnectionTcpOutages> = (0..3)
+            .map(|_| ConnectionTcpOutages::new(&outages, "a:1"))
+            .collect();
         let mut other = ConnectionTcpOutages::new(&outages, "b:1");
         let now = Instant::now();
-        members.iter_mut().for_each(|member| member.lost("away", now));
+        members
+            .iter_mut()
+            .for_each(|member| member.lost("away", now));
         members[0].lost("away", now + SECOND);
         other.lost("away", now + SECOND);
         outages.tick(now + LASTING);
-        assert_eq!((open(&outages, "a:1"), open(&outages, "b:1")), (Some((3, true)), Some((1, false))));
+        assert_eq!(
+            (open(&outages, "a:1"), open(&outages, "b:1")),
+            (Some((3, true)), Some((1, false)))
+        );
         let now = now + LASTING;
         members[1].returned(now);
         members[1].returned(now);
@@ -199,7 +242,10 @@ mod tests {
         outages.tick(now + SETTLED - SECOND);
         assert_eq!(open(&outages, "a:1"), Some((0, true)));
         outages.tick(now + SETTLED);
-        assert_eq!((open(&outages, "a:1"), open(&outages, "b:1")), (None, Some((1, true))));
+        assert_eq!(
+            (open(&outages, "a:1"), open(&outages, "b:1")),
+            (None, Some((1, true)))
+        );
         drop(other);
         assert!(lock(&outages.open).is_empty());
         members[0].lost("away", now);
@@ -212,8 +258,9 @@ mod tests {
     #[test]
     fn connections_that_break_one_after_another_have_one_outage() {
         let outages = Arc::new(TcpOutages::default());
-        let mut members: Vec<ConnectionTcpOutages> =
-            (0..100).map(|_| ConnectionTcpOutages::new(&outages, "a:1")).collect();
+        let mut members: Vec<ConnectionTcpOutages> = (0..100)
+            .map(|_| ConnectionTcpOutages::new(&outages, "a:1"))
+            .collect();
         let (mut now, since) = (Instant::now(), Instant::now());
         for (at, member) in members.iter_mut().enumerate() {
             member.lost("away", now);

@@ -65,15 +65,26 @@ impl CpuLatency {
 
     pub(super) fn of(device: PathBuf, limit: LatencyLimit, gpu: &str) -> Self {
         let is_automatic = limit == LatencyLimit::Auto;
-        let wish = limit.on(gpu).map(|latency_us| Wish { device, latency_us, is_automatic });
+        let wish = limit.on(gpu).map(|latency_us| Wish {
+            device,
+            latency_us,
+            is_automatic,
+        });
         let request = wish.map_or(Request::None, Request::Wanted);
-        Self { request, work: None, compared: None, has_logged: false }
+        Self {
+            request,
+            work: None,
+            compared: None,
+            has_logged: false,
+        }
     }
 
     /// Makes the request if it is wanted and not in effect. Called when a connection opens.
     pub fn hold(&mut self, now: Instant) {
         self.work = self.work.map(|(work, _)| (work, now));
-        let Request::Wanted(wish) = &self.request else { return };
+        let Request::Wanted(wish) = &self.request else {
+            return;
+        };
         self.request = match wish.ask() {
             Ok(file) => {
                 let latency_us = wish.latency_us;
@@ -82,7 +93,10 @@ impl CpuLatency {
                         "CPU wake-up latency of at most {latency_us} us requested while connections carry traffic"
                     );
                 }
-                Request::Held { wish: wish.clone(), file }
+                Request::Held {
+                    wish: wish.clone(),
+                    file,
+                }
             }
             Err(error) => {
                 wish.log_refusal(&error);
@@ -105,7 +119,9 @@ impl CpuLatency {
     /// Ends the request after [`IDLE`] without work, and makes it again when there is work. `work`
     /// returns the sum of the lanes' counters. The service thread calls this in each round.
     pub fn follow(&mut self, now: Instant, work: impl FnOnce() -> u64) {
-        let is_due = self.compared.is_none_or(|compared| now.saturating_duration_since(compared) >= LOOK_EVERY);
+        let is_due = self
+            .compared
+            .is_none_or(|compared| now.saturating_duration_since(compared) >= LOOK_EVERY);
         if !is_due || matches!(self.request, Request::None | Request::Refused) {
             return;
         }
@@ -140,7 +156,11 @@ impl Wish {
         // One write: the kernel reads four bytes as a number, and any other length as text
         // (kernel/power/qos.c).
         let written = file.write(&self.latency_us.to_ne_bytes())?;
-        if written == size_of::<u32>() { Ok(file) } else { Err(std::io::ErrorKind::WriteZero.into()) }
+        if written == size_of::<u32>() {
+            Ok(file)
+        } else {
+            Err(std::io::ErrorKind::WriteZero.into())
+        }
     }
 
     fn log_refusal(&self, error: &std::io::Error) {
@@ -173,7 +193,8 @@ mod tests {
 
     fn is_open(device: &PathBuf) -> bool {
         let open = std::fs::read_dir("/proc/self/fd").unwrap();
-        open.flatten().any(|entry| std::fs::read_link(entry.path()).is_ok_and(|to| to == *device))
+        open.flatten()
+            .any(|entry| std::fs::read_link(entry.path()).is_ok_and(|to| to == *device))
     }
 
     #[test]
@@ -188,15 +209,30 @@ mod tests {
             latency.hold(now);
             assert!(is_open(&device));
             assert_eq!(std::fs::read(&device).unwrap(), 0x0102_i32.to_ne_bytes());
-            let Request::Held { file, .. } = &latency.request else { panic!("{latency:?}") };
-            let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).unwrap();
-            let flags = about.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim();
+            let Request::Held { file, .. } = &latency.request else {
+                panic!("{latency:?}")
+            };
+            let about =
+                std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).unwrap();
+            let flags = about
+                .lines()
+                .find_map(|line| line.strip_prefix("flags:"))
+                .unwrap()
+                .trim();
             let flags = i32::from_str_radix(flags, 8).unwrap();
-            assert_ne!(flags & libc::O_CLOEXEC, 0, "programs that this process starts inherit it: {about}");
+            assert_ne!(
+                flags & libc::O_CLOEXEC,
+                0,
+                "programs that this process starts inherit it: {about}"
+            );
             latency.release();
             assert!(!is_open(&device));
             let written = [0x0102_u32, NO_LIMIT_US].map(u32::to_ne_bytes).concat();
-            assert_eq!(std::fs::read(&device).unwrap(), written, "a child's copy keeps no request");
+            assert_eq!(
+                std::fs::read(&device).unwrap(),
+                written,
+                "a child's copy keeps no request"
+            );
         }
         latency.hold(now);
         drop(latency);
@@ -213,13 +249,18 @@ mod tests {
             latency.follow(start + Duration::from_secs(second), || work);
             latency.is_held()
         };
-        assert!(at(0, 5) && at(10, 7) && at(69, 7), "59 s after the last work");
+        assert!(
+            at(0, 5) && at(10, 7) && at(69, 7),
+            "59 s after the last work"
+        );
         assert!(!at(70, 7) && !at(500, 7));
         assert!(at(501, 8) && at(560, 8) && !at(561, 8));
         // Between two comparisons the counters are not read.
         let mut latency = CpuLatency::of(PathBuf::from("/none"), LatencyLimit::Us(20), "");
         latency.follow(start, || 1);
-        latency.follow(start + Duration::from_millis(999), || panic!("read too early"));
+        latency.follow(start + Duration::from_millis(999), || {
+            panic!("read too early")
+        });
     }
 
     #[test]
@@ -235,9 +276,16 @@ mod tests {
             std::fs::write(&device, b"").unwrap();
             let mut latency = CpuLatency::of(device.clone(), limit, gpu);
             latency.hold(Instant::now());
-            assert_eq!((latency.is_held(), is_open(&device)), (value.is_some(), value.is_some()), "{limit:?} {gpu}");
+            assert_eq!(
+                (latency.is_held(), is_open(&device)),
+                (value.is_some(), value.is_some()),
+                "{limit:?} {gpu}"
+            );
             let written = std::fs::read(&device).unwrap();
-            assert_eq!(written, value.map_or(Vec::new(), |value: u32| value.to_ne_bytes().to_vec()));
+            assert_eq!(
+                written,
+                value.map_or(Vec::new(), |value: u32| value.to_ne_bytes().to_vec())
+            );
         }
     }
 

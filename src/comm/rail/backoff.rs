@@ -131,16 +131,27 @@ pub struct Trial {
 
 impl Backoff {
     /// Advises a new connection with path MTU `mtu_bytes` about a path. A trial ends after `limit`.
-    pub fn ask(&self, id: PathId, need: Requirement, mtu_bytes: u32, limit: Duration, now: Instant) -> Advice {
+    pub fn ask(
+        &self,
+        id: PathId,
+        need: Requirement,
+        mtu_bytes: u32,
+        limit: Duration,
+        now: Instant,
+    ) -> Advice {
         let mut known = lock(&self.0);
         let path = known.path(id, now);
         if let Some(largest) = path.largest_mtu.filter(|largest| *largest < mtu_bytes) {
-            return Advice::LeaveOut(format!("packets above {largest} bytes are lost on this path"));
+            return Advice::LeaveOut(format!(
+                "packets above {largest} bytes are lost on this path"
+            ));
         }
         match &path.finding {
             Finding::Dead(dead) if now < dead.until => return Advice::LeaveOut(dead.text(now)),
             Finding::Carried(at) if now < *at + FRESH => return Advice::Use,
-            Finding::Resolved(at) if need == Requirement::Address && now < *at + FRESH => return Advice::Use,
+            Finding::Resolved(at) if need == Requirement::Address && now < *at + FRESH => {
+                return Advice::Use;
+            }
             _ => {}
         }
         if path.is_tried(now) {
@@ -152,7 +163,10 @@ impl Backoff {
     /// Returns the reason why a path is dead, during the pause in which it is not used. Returns
     /// `None` at other times.
     pub fn dead(&self, id: PathId, now: Instant) -> Option<String> {
-        lock(&self.0).dead(id).filter(|dead| now < dead.until).map(|dead| dead.text(now))
+        lock(&self.0)
+            .dead(id)
+            .filter(|dead| now < dead.until)
+            .map(|dead| dead.text(now))
     }
 
     /// Checks that an attempt to reconnect a lost rail may use this path now.
@@ -200,7 +214,11 @@ impl Backoff {
 
     /// Returns a path's largest path MTU in bytes; `None` if larger packets were not lost.
     pub fn largest_mtu(&self, id: PathId) -> Option<u32> {
-        lock(&self.0).paths.iter().find(|path| path.id == id)?.largest_mtu
+        lock(&self.0)
+            .paths
+            .iter()
+            .find(|path| path.id == id)?
+            .largest_mtu
     }
 
     /// Forgets the findings about a rail's paths, because the rail's port has come up or its device
@@ -213,7 +231,11 @@ impl Backoff {
         known.trials += 1;
         let number = known.trials;
         known.path(id, now).trial = Some((number, now + limit));
-        Trial { known: Arc::clone(&self.0), id, number }
+        Trial {
+            known: Arc::clone(&self.0),
+            id,
+            number,
+        }
     }
 }
 
@@ -222,7 +244,11 @@ impl Trial {
     /// example because the port has come up since it began.
     pub fn connected(&self, error: Option<&Error>, now: Instant) {
         let mut known = lock(&self.known);
-        if known.paths.iter().any(|path| path.trial.is_some_and(|(number, _)| number == self.number)) {
+        if known
+            .paths
+            .iter()
+            .any(|path| path.trial.is_some_and(|(number, _)| number == self.number))
+        {
             known.connected(self.id, error, now);
         }
     }
@@ -231,7 +257,10 @@ impl Trial {
 impl Drop for Trial {
     fn drop(&mut self) {
         let mut known = lock(&self.known);
-        let own = known.paths.iter_mut().filter(|path| path.trial.is_some_and(|(number, _)| number == self.number));
+        let own = known
+            .paths
+            .iter_mut()
+            .filter(|path| path.trial.is_some_and(|(number, _)| number == self.number));
         own.for_each(|path| path.trial = None);
     }
 }
@@ -239,29 +268,45 @@ impl Drop for Trial {
 impl KnownPaths {
     /// Returns a path's entry, which may be new. Also drops the other entries that are out of date.
     fn path(&mut self, id: PathId, now: Instant) -> &mut KnownPath {
-        self.paths.retain(|path| path.id == id || path.is_worth_keeping(now));
-        let at = self.paths.iter().position(|path| path.id == id).unwrap_or_else(|| {
-            if self.paths.len() >= MOST_PATHS {
-                self.paths.swap_remove(0);
-            }
-            self.paths.push(KnownPath { id, finding: Finding::Nothing, largest_mtu: None, trial: None });
-            self.paths.len() - 1
-        });
+        self.paths
+            .retain(|path| path.id == id || path.is_worth_keeping(now));
+        let at = self
+            .paths
+            .iter()
+            .position(|path| path.id == id)
+            .unwrap_or_else(|| {
+                if self.paths.len() >= MOST_PATHS {
+                    self.paths.swap_remove(0);
+                }
+                self.paths.push(KnownPath {
+                    id,
+                    finding: Finding::Nothing,
+                    largest_mtu: None,
+                    trial: None,
+                });
+                self.paths.len() - 1
+            });
         &mut self.paths[at]
     }
 
     fn is_due(&self, id: PathId, now: Instant) -> Result<()> {
         match self.paths.iter().find(|path| path.id == id) {
-            Some(KnownPath { finding: Finding::Dead(dead), .. }) if now < dead.until => {
-                Err(Network::DeadPath(dead.text(now)).into())
+            Some(KnownPath {
+                finding: Finding::Dead(dead),
+                ..
+            }) if now < dead.until => Err(Network::DeadPath(dead.text(now)).into()),
+            Some(path) if path.is_suspect() && path.is_tried(now) => {
+                Err(Network::PathOnTrial.into())
             }
-            Some(path) if path.is_suspect() && path.is_tried(now) => Err(Network::PathOnTrial.into()),
             _ => Ok(()),
         }
     }
 
     fn dead(&self, id: PathId) -> Option<&Dead> {
-        self.paths.iter().filter(|path| path.id == id).find_map(KnownPath::death)
+        self.paths
+            .iter()
+            .filter(|path| path.id == id)
+            .find_map(KnownPath::death)
     }
 
     fn connected(&mut self, id: PathId, error: Option<&Error>, now: Instant) {
@@ -270,14 +315,21 @@ impl KnownPaths {
                 let path = self.path(id, now);
                 match &path.finding {
                     // The address of a silent path resolves too, so this success proves nothing.
-                    Finding::Dead(Dead { how: Death::Silent, .. }) => {}
+                    Finding::Dead(Dead {
+                        how: Death::Silent, ..
+                    }) => {}
                     Finding::Carried(at) if now < *at + FRESH => {}
                     _ => path.finding = Finding::Resolved(now),
                 }
             }
             // `ETIMEDOUT` is the kernel's error after its search for the address. `EHOSTUNREACH` is
             // the neighbour table's error for the same failure.
-            Some(error @ Error::Os { errno: libc::ETIMEDOUT | libc::EHOSTUNREACH, .. }) => {
+            Some(
+                error @ Error::Os {
+                    errno: libc::ETIMEDOUT | libc::EHOSTUNREACH,
+                    ..
+                },
+            ) => {
                 self.died(id, Death::Unresolved, error.to_string(), now);
             }
             // Other failures return immediately, and the path is not their cause.
@@ -294,13 +346,22 @@ impl KnownPaths {
             _ => 0,
         };
         let rest = (FIRST * (1 << failed.min(8))).min(LONGEST);
-        path.finding = Finding::Dead(Dead { how, failed, until: now + rest, why });
+        path.finding = Finding::Dead(Dead {
+            how,
+            failed,
+            until: now + rest,
+            why,
+        });
     }
 }
 
 impl KnownPath {
     fn death(&self) -> Option<&Dead> {
-        if let Finding::Dead(dead) = &self.finding { Some(dead) } else { None }
+        if let Finding::Dead(dead) = &self.finding {
+            Some(dead)
+        } else {
+            None
+        }
     }
 
     fn is_suspect(&self) -> bool {

@@ -39,7 +39,12 @@ impl DeviceCalls {
     /// Returns the calls of a device: none yet.
     pub fn new(name: &str) -> Arc<Self> {
         let (given_up, discarded, slow) = Default::default();
-        Arc::new(Self { name: name.to_owned(), given_up, discarded, slow })
+        Arc::new(Self {
+            name: name.to_owned(),
+            given_up,
+            discarded,
+            slow,
+        })
     }
 
     /// Begins a call that creates or connects queue pairs for an attempt. Logs one WARN if an
@@ -50,7 +55,11 @@ impl DeviceCalls {
     /// would likely hang too.
     pub fn begin(&self, now: Instant) -> Result<Arc<Call>> {
         let mut given_up = self.given_up();
-        let first = given_up.calls.iter().find_map(Weak::upgrade).map(|call| call.began);
+        let first = given_up
+            .calls
+            .iter()
+            .find_map(Weak::upgrade)
+            .map(|call| call.began);
         let Some(began) = first.or_else(|| self.hanging_destruction(now)) else {
             given_up.was_reported = false;
             return Ok(Arc::new(Call { began: now }));
@@ -121,7 +130,9 @@ impl DeviceCalls {
 
     /// Returns the time since which an object is being destroyed, if that takes too long.
     fn hanging_destruction(&self, now: Instant) -> Option<Instant> {
-        lock(&self.discarded).since.filter(|since| now.saturating_duration_since(*since) >= PATIENCE)
+        lock(&self.discarded)
+            .since
+            .filter(|since| now.saturating_duration_since(*since) >= PATIENCE)
     }
 }
 
@@ -153,8 +164,16 @@ impl DeviceCalls {
         let mut slow = lock(&self.slow);
         slow.made += 1;
         let number = slow.made;
-        slow.calls.push(RunningCall { number, began: Instant::now(), what, was_reported: false });
-        SlowCall { calls: Arc::clone(self), number }
+        slow.calls.push(RunningCall {
+            number,
+            began: Instant::now(),
+            what,
+            was_reported: false,
+        });
+        SlowCall {
+            calls: Arc::clone(self),
+            number,
+        }
     }
 
     /// Logs a WARN about each call of [`DeviceCalls::begin_slow`] that hangs.
@@ -175,6 +194,8 @@ impl DeviceCalls {
 
 impl Drop for SlowCall {
     fn drop(&mut self) {
-        lock(&self.calls.slow).calls.retain(|call| call.number != self.number);
+        lock(&self.calls.slow)
+            .calls
+            .retain(|call| call.number != self.number);
     }
 }

@@ -153,9 +153,23 @@ impl RailDevice {
         let library = pd.context().library();
         let calls = DeviceCalls::new(&name);
         let (removal_errors, questions, asked, looked_for) = Default::default();
-        let opening = Opening { pd, generation: 0, entry: inode(&entry) };
+        let opening = Opening {
+            pd,
+            generation: 0,
+            entry: inode(&entry),
+        };
         let state = Mutex::new(DeviceState::Here(opening));
-        Self { name, entry, library, state, removal_errors, questions, calls, asked, looked_for }
+        Self {
+            name,
+            entry,
+            library,
+            state,
+            removal_errors,
+            questions,
+            calls,
+            asked,
+            looked_for,
+        }
     }
 
     /// Returns the protection domain.
@@ -197,7 +211,10 @@ impl RailDevice {
             DeviceState::Here(it) | DeviceState::Resuming(it) | DeviceState::Returning(it) => {
                 Some((Arc::clone(&it.pd), it.generation))
             }
-            DeviceState::Stuck(_) | DeviceState::Failed(_) | DeviceState::CutOff(_) | DeviceState::Gone(_) => None,
+            DeviceState::Stuck(_)
+            | DeviceState::Failed(_)
+            | DeviceState::CutOff(_)
+            | DeviceState::Gone(_) => None,
         }
     }
 
@@ -221,7 +238,11 @@ impl RailDevice {
     /// Returns the presence of one device generation. A generation is gone if there is a later one.
     pub fn presence_of(&self, generation: u32) -> DevicePresence {
         let state = self.lock();
-        if state.generation() == generation { state.presence() } else { DevicePresence::Gone }
+        if state.generation() == generation {
+            state.presence()
+        } else {
+            DevicePresence::Gone
+        }
     }
 
     /// Returns true if the device has not answered for [`PATIENCE`].
@@ -240,10 +261,15 @@ impl RailDevice {
         self.removal_errors.fetch_add(1, Ordering::Relaxed);
         match &*state {
             _ if state.generation() != generation => {}
-            DeviceState::Here(it) | DeviceState::Stuck(it) | DeviceState::Resuming(it) if error.is_failed_device() => {
+            DeviceState::Here(it) | DeviceState::Stuck(it) | DeviceState::Resuming(it)
+                if error.is_failed_device() =>
+            {
                 *state = DeviceState::Failed(it.clone());
             }
-            DeviceState::Here(it) | DeviceState::Stuck(it) | DeviceState::Resuming(it) | DeviceState::Failed(it)
+            DeviceState::Here(it)
+            | DeviceState::Stuck(it)
+            | DeviceState::Resuming(it)
+            | DeviceState::Failed(it)
                 if error.is_removal() =>
             {
                 *state = DeviceState::CutOff(it.clone());
@@ -259,9 +285,8 @@ impl RailDevice {
     /// if its sysfs entry changed or the device has failed or was cut off.
     pub fn is_due(&self, now: Instant) -> bool {
         let is_as_before = match &*self.lock() {
-            DeviceState::Here(Opening { entry, .. }) | DeviceState::Resuming(Opening { entry, .. }) => {
-                *entry == inode(&self.entry)
-            }
+            DeviceState::Here(Opening { entry, .. })
+            | DeviceState::Resuming(Opening { entry, .. }) => *entry == inode(&self.entry),
             DeviceState::Stuck(_) => true,
             DeviceState::Gone(_) | DeviceState::Returning(_) => return false,
             DeviceState::Failed(_) | DeviceState::CutOff(_) => false,
@@ -297,7 +322,13 @@ impl RailDevice {
             | DeviceState::CutOff(it) => {
                 // Relaxed: the counter is changed and read only under the lock of the state.
                 let removal_errors = self.removal_errors.load(Ordering::Relaxed);
-                Some((Arc::clone(&it.pd), DeviceQuery { generation: it.generation, removal_errors }))
+                Some((
+                    Arc::clone(&it.pd),
+                    DeviceQuery {
+                        generation: it.generation,
+                        removal_errors,
+                    },
+                ))
             }
             DeviceState::Gone(_) | DeviceState::Returning(_) => None,
         }
@@ -311,9 +342,11 @@ impl RailDevice {
         let mut state = self.lock();
         match &*state {
             // The entry is missing, or belongs to a new device of the same name.
-            DeviceState::CutOff(Opening { generation, entry: Some(entry), .. })
-                if inode(&self.entry) != Some(*entry) =>
-            {
+            DeviceState::CutOff(Opening {
+                generation,
+                entry: Some(entry),
+                ..
+            }) if inode(&self.entry) != Some(*entry) => {
                 *state = DeviceState::Gone(*generation);
             }
             // A device that has really failed or was cut off never answers. So an answer shows that
@@ -334,7 +367,12 @@ impl RailDevice {
     pub fn fatal(&self) {
         let mut state = self.lock();
         // For a device without an entry in sysfs, this event is the only proof of the removal.
-        if let DeviceState::CutOff(Opening { generation, entry: None, .. }) = *state {
+        if let DeviceState::CutOff(Opening {
+            generation,
+            entry: None,
+            ..
+        }) = *state
+        {
             *state = DeviceState::Gone(generation);
         }
     }
@@ -347,15 +385,23 @@ impl RailDevice {
             _ => return false,
         };
         // Locked while another thread is in `look_for_return`.
-        self.looked_for.try_lock().is_ok_and(|looked_for| is_time(*looked_for, is_gone, now))
+        self.looked_for
+            .try_lock()
+            .is_ok_and(|looked_for| is_time(*looked_for, is_gone, now))
     }
 
     /// Opens a new device of the same name if this one was removed, or resumes this one if it
     /// answers again. Does nothing if the last attempt was too recent. `register` registers memory
     /// with the device before its use. Returns true if the device is back.
-    pub fn look_for_return(&self, now: Instant, register: impl FnOnce() -> Result<()>) -> Result<bool> {
+    pub fn look_for_return(
+        &self,
+        now: Instant,
+        register: impl FnOnce() -> Result<()>,
+    ) -> Result<bool> {
         // Locked to the end, so that only one thread opens the device.
-        let Ok(mut looked_for) = self.looked_for.try_lock() else { return Ok(false) };
+        let Ok(mut looked_for) = self.looked_for.try_lock() else {
+            return Ok(false);
+        };
         let (resuming, last) = match &*self.lock() {
             DeviceState::Gone(last) => (None, *last),
             DeviceState::Resuming(it) => (Some(it.clone()), it.generation),
@@ -370,11 +416,14 @@ impl RailDevice {
             Some(opening) => Some(opening),
             None => self.reopen(last)?,
         };
-        let Some(opening) = opening else { return Ok(false) };
+        let Some(opening) = opening else {
+            return Ok(false);
+        };
         let registered = register();
         let mut state = self.lock();
         match &*state {
-            DeviceState::Returning(it) | DeviceState::Resuming(it) if it.generation == opening.generation => {}
+            DeviceState::Returning(it) | DeviceState::Resuming(it)
+                if it.generation == opening.generation => {}
             _ => return Ok(false),
         }
         if let Err(error) = registered {
@@ -392,8 +441,14 @@ impl RailDevice {
     /// Opens the device that now has the removed device's name, if there is one.
     fn reopen(&self, last: u32) -> Result<Option<Opening>> {
         let devices = self.library.devices()?;
-        let Some(device) = devices.iter().find(|device| device.name() == self.name) else { return Ok(None) };
-        let opening = Opening { pd: Pd::new(&device.open()?)?, generation: last + 1, entry: inode(&self.entry) };
+        let Some(device) = devices.iter().find(|device| device.name() == self.name) else {
+            return Ok(None);
+        };
+        let opening = Opening {
+            pd: Pd::new(&device.open()?)?,
+            generation: last + 1,
+            entry: inode(&self.entry),
+        };
         *self.lock() = DeviceState::Returning(opening.clone());
         Ok(Some(opening))
     }
@@ -448,7 +503,9 @@ impl RailDevice {
             let waited = self.questions.answered.wait_timeout(since, left);
             (since, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
-        let answer = self.ask_on_thread(since, Instant::now(), question).ok_or_else(|| self.missing())?;
+        let answer = self
+            .ask_on_thread(since, Instant::now(), question)
+            .ok_or_else(|| self.missing())?;
         match answer.recv_timeout(PATIENCE) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
@@ -463,10 +520,14 @@ impl RailDevice {
     pub fn check_patience(&self, now: Instant) {
         self.calls.warn_of_slow(now);
         let since = self.questions.lock();
-        let waited = since.map(|asked_at| now.saturating_duration_since(asked_at)).filter(|waited| *waited >= PATIENCE);
+        let waited = since
+            .map(|asked_at| now.saturating_duration_since(asked_at))
+            .filter(|waited| *waited >= PATIENCE);
         let Some(waited) = waited else { return };
         let mut state = self.lock();
-        let (DeviceState::Here(opening) | DeviceState::Resuming(opening)) = &*state else { return };
+        let (DeviceState::Here(opening) | DeviceState::Resuming(opening)) = &*state else {
+            return;
+        };
         *state = DeviceState::Stuck(opening.clone());
         drop(state);
         tracing::warn!(

@@ -24,7 +24,10 @@ pub struct BootstrapCandidate {
 /// Returns the addresses of all interfaces that are up.
 pub fn addresses() -> Result<Vec<BootstrapCandidate>> {
     let mut found = Vec::new();
-    for up in interfaces::all()?.into_iter().filter(|interface| interface.is_up) {
+    for up in interfaces::all()?
+        .into_iter()
+        .filter(|interface| interface.is_up)
+    {
         found.extend(up.addresses.iter().map(|each| BootstrapCandidate {
             interface: up.name.clone(),
             address: each.address,
@@ -42,7 +45,10 @@ pub fn addresses() -> Result<Vec<BootstrapCandidate>> {
 ///
 /// # Errors
 /// [`Error::Missing`] if no address qualifies. The error lists all addresses.
-pub fn bootstrap_address(addresses: &[BootstrapCandidate], config: &SetupConfig) -> Result<SocketAddr> {
+pub fn bootstrap_address(
+    addresses: &[BootstrapCandidate],
+    config: &SetupConfig,
+) -> Result<SocketAddr> {
     let rank = |each: &&BootstrapCandidate| {
         let awkward = match each.address.ip() {
             IpAddr::V4(v4) => u8::from(v4.is_link_local()),
@@ -63,14 +69,17 @@ pub fn bootstrap_address(addresses: &[BootstrapCandidate], config: &SetupConfig)
         };
         right_family && each.running && config.interfaces.admits(&each.interface, None)
     });
-    admitted.min_by_key(rank).map(|each| each.address).ok_or_else(|| {
-        let one = |a: &BootstrapCandidate| {
-            let carrier = if a.running { "" } else { ", no carrier" };
-            format!("{} ({}{carrier})", a.interface, a.address.ip())
-        };
-        let have: Vec<String> = addresses.iter().map(one).collect();
-        Missing::Interface(have.join(", ")).into()
-    })
+    admitted
+        .min_by_key(rank)
+        .map(|each| each.address)
+        .ok_or_else(|| {
+            let one = |a: &BootstrapCandidate| {
+                let carrier = if a.running { "" } else { ", no carrier" };
+                format!("{} ({}{carrier})", a.interface, a.address.ip())
+            };
+            let have: Vec<String> = addresses.iter().map(one).collect();
+            Missing::Interface(have.join(", ")).into()
+        })
 }
 
 /// Converts a peer's address to the form that this host must dial. A link-local address gets the
@@ -80,8 +89,17 @@ pub fn in_own_scope(address: SocketAddr, config: &SetupConfig) -> Result<SocketA
     match address {
         SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
             let own = bootstrap_address(&addresses()?, config)?;
-            let scope = if let SocketAddr::V6(own) = own { own.scope_id() } else { v6.scope_id() };
-            Ok(SocketAddr::V6(SocketAddrV6::new(*v6.ip(), v6.port(), 0, scope)))
+            let scope = if let SocketAddr::V6(own) = own {
+                own.scope_id()
+            } else {
+                v6.scope_id()
+            };
+            Ok(SocketAddr::V6(SocketAddrV6::new(
+                *v6.ip(),
+                v6.port(),
+                0,
+                scope,
+            )))
         }
         other => Ok(other),
     }
@@ -111,7 +129,8 @@ mod tests {
 
     fn chosen(name: &str, family: &str) -> Result<SocketAddr> {
         let variables = [("NCCL_SOCKET_IFNAME", name), ("NCCL_SOCKET_FAMILY", family)];
-        let config = Config::from_variables(&variables.map(|(n, v)| (n.to_owned(), v.to_owned()))).unwrap();
+        let config =
+            Config::from_variables(&variables.map(|(n, v)| (n.to_owned(), v.to_owned()))).unwrap();
         bootstrap_address(&host(), &config.setup)
     }
 
@@ -120,10 +139,16 @@ mod tests {
         assert_eq!(chosen("", "").unwrap().to_string(), "10.0.0.5:0");
         assert_eq!(chosen("enp1", "").unwrap().to_string(), "192.168.100.1:0");
         assert_eq!(chosen("lo", "").unwrap().to_string(), "127.0.0.1:0");
-        assert_eq!(chosen("^enP7s7,enp1", "").unwrap().to_string(), "172.17.0.1:0");
+        assert_eq!(
+            chosen("^enP7s7,enp1", "").unwrap().to_string(),
+            "172.17.0.1:0"
+        );
         assert_eq!(chosen("", "AF_INET6").unwrap().to_string(), "[fe80::1%2]:0");
         let error = chosen("eth9", "").unwrap_err().to_string();
-        assert!(error.contains("NCCL_SOCKET_IFNAME") && error.contains("enP7s7 (10.0.0.5)"), "{error}");
+        assert!(
+            error.contains("NCCL_SOCKET_IFNAME") && error.contains("enP7s7 (10.0.0.5)"),
+            "{error}"
+        );
     }
 
     #[test]

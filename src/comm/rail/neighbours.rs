@@ -21,15 +21,25 @@ struct HardwareAddress([u8; 6]);
 /// path does not carry data. Empty if that hardware address is unknown. `netdev` is this host's
 /// interface. `theirs` are the rails of the peer, `rail` is the index of the rail that this host
 /// means to reach, and `peer` is the peer's name.
-pub fn sent_to(netdev: Option<&str>, peer_gid: [u8; 16], theirs: &[RailAdvert], rail: usize, peer: &str) -> String {
-    let Some(ip) = Ipv6Addr::from(peer_gid).to_ipv4_mapped() else { return String::new() };
+pub fn sent_to(
+    netdev: Option<&str>,
+    peer_gid: [u8; 16],
+    theirs: &[RailAdvert],
+    rail: usize,
+    peer: &str,
+) -> String {
+    let Some(ip) = Ipv6Addr::from(peer_gid).to_ipv4_mapped() else {
+        return String::new();
+    };
     let table = Path::new("/proc/net/arp");
     match std::fs::read_to_string(table) {
-        Ok(table) => {
-            in_table(&table, ip, netdev).map_or_else(String::new, |found| compared(found, ip, theirs, rail, peer))
-        }
+        Ok(table) => in_table(&table, ip, netdev)
+            .map_or_else(String::new, |found| compared(found, ip, theirs, rail, peer)),
         Err(error) => {
-            tracing::debug!("{}: hardware address of {ip} not known: {error}", table.display());
+            tracing::debug!(
+                "{}: hardware address of {ip} not known: {error}",
+                table.display()
+            );
             String::new()
         }
     }
@@ -45,19 +55,35 @@ fn in_table(table: &str, ip: Ipv4Addr, netdev: Option<&str>) -> Option<HardwareA
         let (hardware, _, device) = (fields.next()?, fields.next()?, fields.next()?);
         let flags = u32::from_str_radix(flags.strip_prefix("0x")?, 16).ok()?;
         let is_meant = address.parse() == Ok(ip) && netdev.is_none_or(|netdev| netdev == device);
-        if is_meant && flags & COMPLETE != 0 { HardwareAddress::parse(hardware) } else { None }
+        if is_meant && flags & COMPLETE != 0 {
+            HardwareAddress::parse(hardware)
+        } else {
+            None
+        }
     })
 }
 
-fn compared(found: HardwareAddress, ip: Ipv4Addr, theirs: &[RailAdvert], rail: usize, peer: &str) -> String {
+fn compared(
+    found: HardwareAddress,
+    ip: Ipv4Addr,
+    theirs: &[RailAdvert],
+    rail: usize,
+    peer: &str,
+) -> String {
     let own = theirs.get(rail).and_then(HardwareAddress::of);
     let name = theirs.get(rail).map_or("that rail", |advert| &advert.name);
     if own == Some(found) {
         return format!("; {ip} resolves to {found}, which is the address of {name}");
     }
     let beside = own.map_or_else(String::new, |own| format!(" (its own address is {own})"));
-    let others = theirs.iter().enumerate().filter(|(place, _)| *place != rail);
-    match others.map(|(_, advert)| advert).find(|advert| HardwareAddress::of(advert) == Some(found)) {
+    let others = theirs
+        .iter()
+        .enumerate()
+        .filter(|(place, _)| *place != rail);
+    match others
+        .map(|(_, advert)| advert)
+        .find(|advert| HardwareAddress::of(advert) == Some(found))
+    {
         Some(other) => format!(
             "; {ip} resolves to {found}, which is the address of {} and not of {name}{beside}: they answer ARP for each other; run \
              {ARP_FIX_COMMAND} on {}",
@@ -75,10 +101,15 @@ fn compared(found: HardwareAddress, ip: Ipv4Addr, theirs: &[RailAdvert], rail: u
 impl HardwareAddress {
     /// Derives a rail's hardware address from its link-local GID, if that GID contains it.
     fn of(advert: &RailAdvert) -> Option<Self> {
-        advert.addresses.iter().find_map(|address| match address.gid {
-            [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a, b, c, 0xff, 0xfe, d, e, f] => Some(Self([a ^ 2, b, c, d, e, f])),
-            _ => None,
-        })
+        advert
+            .addresses
+            .iter()
+            .find_map(|address| match address.gid {
+                [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a, b, c, 0xff, 0xfe, d, e, f] => {
+                    Some(Self([a ^ 2, b, c, d, e, f]))
+                }
+                _ => None,
+            })
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -112,11 +143,19 @@ IP address       HW type     Flags       HW address            Mask     Device
 ";
 
     fn rail(name: &str, addresses: &[&str]) -> RailAdvert {
-        let address = |text: &&str| Address { gid: text.parse::<Ipv6Addr>().unwrap().octets(), prefix: None };
+        let address = |text: &&str| Address {
+            gid: text.parse::<Ipv6Addr>().unwrap().octets(),
+            prefix: None,
+        };
         RailAdvert {
             name: name.into(),
             phys_port: String::new(),
-            attachment: Attachment { link: 0, link_mbps: 0, cable: 0, port_mbps: 1 },
+            attachment: Attachment {
+                link: 0,
+                link_mbps: 0,
+                cable: 0,
+                port_mbps: 1,
+            },
             speed_mbps: 1,
             mtu_bytes: 4096,
             addresses: addresses.iter().map(address).collect(),
@@ -127,22 +166,40 @@ IP address       HW type     Flags       HW address            Mask     Device
     fn twins() -> [RailAdvert; 2] {
         [
             rail("f0:1", &["::ffff:192.168.100.2", "fe80::4ebb:47ff:fe00:1"]),
-            rail("P2f0:1", &["fe80::4ebb:47ff:fe00:5", "::ffff:192.168.100.4"]),
+            rail(
+                "P2f0:1",
+                &["fe80::4ebb:47ff:fe00:5", "::ffff:192.168.100.4"],
+            ),
         ]
     }
 
     fn said(ip: [u8; 4], netdev: &str, theirs: &[RailAdvert], rail: usize) -> String {
         let found = in_table(TABLE, ip.into(), Some(netdev));
-        found.map_or_else(String::new, |found| compared(found, ip.into(), theirs, rail, "spark-2:4711"))
+        found.map_or_else(String::new, |found| {
+            compared(found, ip.into(), theirs, rail, "spark-2:4711")
+        })
     }
 
     #[test]
     fn only_resolved_entries_of_the_interface_count() {
-        let text = |ip: [u8; 4], netdev| in_table(TABLE, ip.into(), netdev).map(|found| found.to_string());
-        assert_eq!(text([192, 168, 100, 2], Some("enp1s0f0np0")).as_deref(), Some("4c:bb:47:00:00:01"));
-        assert_eq!(text([192, 168, 100, 2], Some("enP2p1s0f0np0")).as_deref(), Some("4c:bb:47:00:00:05"));
-        assert_eq!(text([192, 168, 100, 2], None).as_deref(), Some("4c:bb:47:00:00:01"));
-        assert_eq!(text([192, 168, 100, 4], None).as_deref(), Some("4c:bb:47:00:00:09"));
+        let text =
+            |ip: [u8; 4], netdev| in_table(TABLE, ip.into(), netdev).map(|found| found.to_string());
+        assert_eq!(
+            text([192, 168, 100, 2], Some("enp1s0f0np0")).as_deref(),
+            Some("4c:bb:47:00:00:01")
+        );
+        assert_eq!(
+            text([192, 168, 100, 2], Some("enP2p1s0f0np0")).as_deref(),
+            Some("4c:bb:47:00:00:05")
+        );
+        assert_eq!(
+            text([192, 168, 100, 2], None).as_deref(),
+            Some("4c:bb:47:00:00:01")
+        );
+        assert_eq!(
+            text([192, 168, 100, 4], None).as_deref(),
+            Some("4c:bb:47:00:00:09")
+        );
         assert_eq!(text([192, 168, 100, 3], None), None);
         assert_eq!(text([192, 168, 100, 9], None), None);
         for odd in [
@@ -152,7 +209,10 @@ IP address       HW type     Flags       HW address            Mask     Device
             "\n192.168.100.2 0x1 0x2 4c:bb * e",
             "\n192.168.100.2 0x1 2 4c:bb:47:0:0:1 * e",
         ] {
-            assert!(in_table(odd, [192, 168, 100, 2].into(), None).is_none(), "{odd:?}");
+            assert!(
+                in_table(odd, [192, 168, 100, 2].into(), None).is_none(),
+                "{odd:?}"
+            );
         }
     }
 
@@ -161,12 +221,18 @@ IP address       HW type     Flags       HW address            Mask     Device
         let line = said([192, 168, 100, 2], "enP2p1s0f0np0", &twins(), 0);
         let begin = "; 192.168.100.2 resolves to 4c:bb:47:00:00:05, which is the address of P2f0:1 and not of f0:1 (its own address is \
                      4c:bb:47:00:00:01): they answer ARP for each other; run sysctl -w";
-        assert!(line.starts_with(begin) && line.ends_with(" on spark-2"), "{line}");
+        assert!(
+            line.starts_with(begin) && line.ends_with(" on spark-2"),
+            "{line}"
+        );
         // The rail's own GID does not contain the address (stable-privacy); the other rail's does.
         let mut theirs = twins();
         theirs[0].addresses[1] = rail("", &["fe80::9a1c:77d2:41f0:5b3e"]).addresses[0];
         let line = said([192, 168, 100, 2], "enP2p1s0f0np0", &theirs, 0);
-        assert!(line.contains("is the address of P2f0:1 and not of f0:1: they answer"), "{line}");
+        assert!(
+            line.contains("is the address of P2f0:1 and not of f0:1: they answer"),
+            "{line}"
+        );
     }
 
     #[test]

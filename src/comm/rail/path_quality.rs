@@ -43,7 +43,11 @@ impl PathQuality {
     pub fn add(&self, kept: f64) -> f64 {
         let kept = kept.clamp(MIN_QUALITY, 1.0) * ONE;
         let before = f64::from(self.quality_millionths.load(Ordering::Relaxed));
-        let now = if before > 0.0 { before + (kept - before) / AVERAGED_SAMPLES } else { kept };
+        let now = if before > 0.0 {
+            before + (kept - before) / AVERAGED_SAMPLES
+        } else {
+            kept
+        };
         self.quality_millionths.store(now as u32, Ordering::Relaxed);
         now / ONE
     }
@@ -81,7 +85,10 @@ impl PathQualities {
     pub fn of(&self, peer_gid: [u8; 16]) -> Arc<PathQuality> {
         let mut known = lock(&self.0);
         known.retain(|(_, quality)| quality.strong_count() > 0);
-        let there = known.iter().find(|(gid, _)| *gid == peer_gid).and_then(|(_, quality)| quality.upgrade());
+        let there = known
+            .iter()
+            .find(|(gid, _)| *gid == peer_gid)
+            .and_then(|(_, quality)| quality.upgrade());
         there.unwrap_or_else(|| {
             let new = Arc::default();
             known.push((peer_gid, Arc::downgrade(&new)));
@@ -100,8 +107,13 @@ mod tests {
         assert_eq!(quality.bytes_at_expected_rate(100), 100, "no sample yet");
         assert!((quality.add(0.8) - 0.8).abs() < 1e-5);
         // Two connections with opposite samples, in turns.
-        let seen: Vec<f64> = (0..40).map(|turn| quality.add(if turn % 2 == 0 { 1.0 } else { 0.5 })).collect();
-        assert!(seen[20..].iter().all(|kept| (0.68..0.82).contains(kept)), "{seen:?}");
+        let seen: Vec<f64> = (0..40)
+            .map(|turn| quality.add(if turn % 2 == 0 { 1.0 } else { 0.5 }))
+            .collect();
+        assert!(
+            seen[20..].iter().all(|kept| (0.68..0.82).contains(kept)),
+            "{seen:?}"
+        );
         for _ in 0..24 {
             quality.add(0.25);
         }
@@ -121,9 +133,19 @@ mod tests {
         let rail = PathQualities::default();
         let (one, other, elsewhere) = (rail.of([1; 16]), rail.of([1; 16]), rail.of([2; 16]));
         one.add(0.5);
-        assert_eq!((other.bytes_at_expected_rate(100), elsewhere.bytes_at_expected_rate(100)), (200, 100));
+        assert_eq!(
+            (
+                other.bytes_at_expected_rate(100),
+                elsewhere.bytes_at_expected_rate(100)
+            ),
+            (200, 100)
+        );
         drop((one, other));
-        assert_eq!(rail.of([1; 16]).bytes_at_expected_rate(100), 100, "later connections start without samples");
+        assert_eq!(
+            rail.of([1; 16]).bytes_at_expected_rate(100),
+            100,
+            "later connections start without samples"
+        );
         assert_eq!(rail.0.lock().unwrap().len(), 2);
     }
 }

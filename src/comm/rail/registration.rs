@@ -94,25 +94,47 @@ pub struct Keys {
 
 impl Registration {
     fn new(id: u32, memory: HostMemory, purpose: Purpose, rails: usize) -> Self {
-        let keys = std::iter::repeat_with(RailKeys::default).take(rails).collect();
+        let keys = std::iter::repeat_with(RailKeys::default)
+            .take(rails)
+            .collect();
         let regions = Mutex::new(std::iter::repeat_with(|| None).take(rails).collect());
         let (strict_rkeys, relaxed_rkeys, renewal) = Default::default();
-        let writable_bytes = if purpose == Purpose::Receive { memory.len() } else { 0 };
-        Self { id, memory, purpose, writable_bytes, keys, strict_rkeys, relaxed_rkeys, regions, renewal }
+        let writable_bytes = if purpose == Purpose::Receive {
+            memory.len()
+        } else {
+            0
+        };
+        Self {
+            id,
+            memory,
+            purpose,
+            writable_bytes,
+            keys,
+            strict_rkeys,
+            relaxed_rkeys,
+            regions,
+            renewal,
+        }
     }
 
     /// Returns true if the `bytes` bytes at `addr` lie within the registration, or if `bytes` is 0.
     #[inline(always)]
     pub fn covers(&self, addr: u64, bytes: usize) -> bool {
         // An address below the start wraps around to an offset above every length.
-        let (offset, room) = ((addr as usize).wrapping_sub(self.memory.addr()), self.memory.len());
+        let (offset, room) = (
+            (addr as usize).wrapping_sub(self.memory.addr()),
+            self.memory.len(),
+        );
         offset <= room && bytes <= room - offset || bytes == 0
     }
 
     /// Returns true if a peer may write to the `bytes` bytes at `addr`, or if `bytes` is 0.
     #[inline(always)]
     pub fn allows_write(&self, addr: u64, bytes: usize) -> bool {
-        let (offset, room) = ((addr as usize).wrapping_sub(self.memory.addr()), self.writable_bytes);
+        let (offset, room) = (
+            (addr as usize).wrapping_sub(self.memory.addr()),
+            self.writable_bytes,
+        );
         offset <= room && bytes <= room - offset || bytes == 0
     }
 
@@ -137,14 +159,20 @@ impl Registration {
     /// Returns a range that may be written until deregistration. `None` if
     /// [`Self::allows_write`] is false for the range.
     pub fn target(&self, addr: u64, bytes: usize) -> Option<HostMemory> {
-        self.memory.part(addr, bytes).filter(|_| self.allows_write(addr, bytes))
+        self.memory
+            .part(addr, bytes)
+            .filter(|_| self.allows_write(addr, bytes))
     }
 
     /// Returns the remote keys of this host's first [`MAX_RAILS`] rails, in order: each rail's
     /// `strict_rkey` if `strict` is true, otherwise its `relaxed_rkey`.
     #[inline(always)]
     pub fn packed_keys(&self, strict: bool) -> PackedKeys {
-        let words = if strict { &self.strict_rkeys } else { &self.relaxed_rkeys };
+        let words = if strict {
+            &self.strict_rkeys
+        } else {
+            &self.relaxed_rkeys
+        };
         std::array::from_fn(|word| words[word].load(Ordering::Relaxed))
     }
 
@@ -176,8 +204,13 @@ impl Registration {
     fn complete(&self, rails: &[Arc<Rail>]) -> Result<()> {
         let mut regions = self.regions();
         for (rail, place) in rails.iter().zip(regions.iter_mut()) {
-            let Some((pd, generation)) = rail.device.for_memory() else { continue };
-            if place.as_ref().is_some_and(|regions| regions.generation == generation) {
+            let Some((pd, generation)) = rail.device.for_memory() else {
+                continue;
+            };
+            if place
+                .as_ref()
+                .is_some_and(|regions| regions.generation == generation)
+            {
                 continue;
             }
             let _call = rail.device.calls.begin_slow("regMr");
@@ -196,7 +229,13 @@ impl Registration {
                 }
                 made => made?,
             };
-            *place = Some(Regions { generation, first, relaxed, calls: Arc::clone(&rail.device.calls), ending: None });
+            *place = Some(Regions {
+                generation,
+                first,
+                relaxed,
+                calls: Arc::clone(&rail.device.calls),
+                ending: None,
+            });
         }
         self.store_keys(&regions);
         Ok(())
@@ -205,11 +244,17 @@ impl Registration {
     fn store_keys(&self, regions: &[Option<Regions>]) {
         let keys: Vec<Keys> = regions
             .iter()
-            .map(|regions| regions.as_ref().map_or(Keys::default(), |it| it.keys(self.purpose)))
+            .map(|regions| {
+                regions
+                    .as_ref()
+                    .map_or(Keys::default(), |it| it.keys(self.purpose))
+            })
             .collect();
         for (place, keys) in self.keys.iter().zip(&keys) {
             place.lkey.store(keys.lkey, Ordering::Relaxed);
-            place.relaxed_rkey.store(keys.relaxed_rkey, Ordering::Relaxed);
+            place
+                .relaxed_rkey
+                .store(keys.relaxed_rkey, Ordering::Relaxed);
             place.strict_rkey.store(keys.strict_rkey, Ordering::Relaxed);
         }
         let store = |places: &[AtomicU64; PACKED], keys: PackedKeys| {
@@ -217,8 +262,14 @@ impl Registration {
                 place.store(word, Ordering::Relaxed);
             }
         };
-        store(&self.strict_rkeys, pack(keys.iter().map(|keys| keys.strict_rkey)));
-        store(&self.relaxed_rkeys, pack(keys.iter().map(|keys| keys.relaxed_rkey)));
+        store(
+            &self.strict_rkeys,
+            pack(keys.iter().map(|keys| keys.strict_rkey)),
+        );
+        store(
+            &self.relaxed_rkeys,
+            pack(keys.iter().map(|keys| keys.relaxed_rkey)),
+        );
     }
 
     fn regions(&self) -> MutexGuard<'_, Vec<Option<Regions>>> {
@@ -231,10 +282,18 @@ impl Regions {
     fn keys(&self, purpose: Purpose) -> Keys {
         let Self { first, relaxed, .. } = self;
         match purpose {
-            Purpose::Send => Keys { lkey: first.lkey(), relaxed_rkey: 0, strict_rkey: 0 },
+            Purpose::Send => Keys {
+                lkey: first.lkey(),
+                relaxed_rkey: 0,
+                strict_rkey: 0,
+            },
             Purpose::Receive => {
                 let bulk = relaxed.as_ref().unwrap_or(first);
-                Keys { lkey: bulk.lkey(), relaxed_rkey: bulk.rkey(), strict_rkey: first.rkey() }
+                Keys {
+                    lkey: bulk.lkey(),
+                    relaxed_rkey: bulk.rkey(),
+                    strict_rkey: first.rkey(),
+                }
             }
         }
     }
@@ -272,7 +331,12 @@ impl Registrations {
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty or impossible range; [`Error::Os`] if a device refuses.
-    pub fn register(&self, rails: &[Arc<Rail>], memory: HostMemory, purpose: Purpose) -> Result<Arc<Registration>> {
+    pub fn register(
+        &self,
+        rails: &[Arc<Rail>],
+        memory: HostMemory,
+        purpose: Purpose,
+    ) -> Result<Arc<Registration>> {
         let (addr, bytes) = (memory.addr(), memory.len());
         let range = memory.range().ok_or(Argument::Range { addr, bytes })?;
         let rails = &rails[..rails.len().min(MAX_OFFERED_RAILS)];
@@ -287,7 +351,11 @@ impl Registrations {
 
     /// Registers all memory in use with the devices that have returned.
     pub fn renew(&self, rails: &[Arc<Rail>]) -> Result<()> {
-        let known: Vec<_> = self.lock().iter().map(|it| (Weak::clone(&it.held), Arc::clone(&it.renewal))).collect();
+        let known: Vec<_> = self
+            .lock()
+            .iter()
+            .map(|it| (Weak::clone(&it.held), Arc::clone(&it.renewal)))
+            .collect();
         for (held, renewal) in known {
             let _renewal = lock(&renewal);
             if let Some(registration) = held.upgrade() {
@@ -303,7 +371,11 @@ impl Registrations {
         purpose: Purpose,
         make: impl FnOnce(u32) -> Result<Registration>,
     ) -> Result<Arc<Registration>> {
-        if let Some(known) = self.lock().iter().find_map(|known| known.of(&range, purpose)) {
+        if let Some(known) = self
+            .lock()
+            .iter()
+            .find_map(|known| known.of(&range, purpose))
+        {
             return Ok(known);
         }
         let made = Arc::new(make(self.made.fetch_add(1, Ordering::Relaxed))?);
@@ -312,7 +384,13 @@ impl Registrations {
         if first.is_none() {
             list.retain(|known| known.held.strong_count() > 0);
             let (held, renewal) = (Arc::downgrade(&made), Arc::clone(&made.renewal));
-            list.push(CacheEntry { id: made.id, range, purpose, held, renewal });
+            list.push(CacheEntry {
+                id: made.id,
+                range,
+                purpose,
+                held,
+                renewal,
+            });
         }
         drop(list);
         // If another thread registered the same bytes meanwhile, its registration is shared.
@@ -321,7 +399,11 @@ impl Registrations {
 
     /// Returns a registration in use, by its number.
     pub fn find(&self, id: u32) -> Option<Arc<Registration>> {
-        self.lock().iter().find(|known| known.id == id)?.held.upgrade()
+        self.lock()
+            .iter()
+            .find(|known| known.id == id)?
+            .held
+            .upgrade()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<CacheEntry>> {
@@ -331,7 +413,10 @@ impl Registrations {
 
     /// Returns the number of registrations in use.
     pub fn in_use(&self) -> usize {
-        self.lock().iter().filter(|known| known.held.strong_count() > 0).count()
+        self.lock()
+            .iter()
+            .filter(|known| known.held.strong_count() > 0)
+            .count()
     }
 }
 
@@ -339,7 +424,11 @@ impl CacheEntry {
     /// Returns the registration if it is in use for this range and can serve this purpose.
     fn of(&self, range: &Range<usize>, purpose: Purpose) -> Option<Arc<Registration>> {
         let serves = self.purpose == Purpose::Receive || purpose == Purpose::Send;
-        if self.range == *range && serves { self.held.upgrade() } else { None }
+        if self.range == *range && serves {
+            self.held.upgrade()
+        } else {
+            None
+        }
     }
 }
 
@@ -349,13 +438,22 @@ impl CacheEntry {
 /// tested with a registration without it. If the device refuses, this function adds local write
 /// access. Peers never get any access.
 fn register_to_send(rail: &Rail, pd: &Arc<Pd>, memory: HostMemory) -> Result<(Mr, Option<Mr>)> {
-    let access = if rail.relaxed_ordering { Access::RELAXED_ORDERING } else { Access::empty() };
+    let access = if rail.relaxed_ordering {
+        Access::RELAXED_ORDERING
+    } else {
+        Access::empty()
+    };
     match Mr::register(pd, memory, access) {
-        Err(Error::Os { call, errno: errno @ (libc::EFAULT | libc::EINVAL | libc::EPERM) }) => {
+        Err(Error::Os {
+            call,
+            errno: errno @ (libc::EFAULT | libc::EINVAL | libc::EPERM),
+        }) => {
             let made = Mr::register(pd, memory, access | Access::LOCAL_WRITE)?;
             if !rail.needed_local_write.swap(true, Ordering::Relaxed) {
                 let (name, why) = (rail.name(), Error::Os { call, errno });
-                tracing::info!("rail {name}: sends are registered with LOCAL_WRITE, because without it: {why}");
+                tracing::info!(
+                    "rail {name}: sends are registered with LOCAL_WRITE, because without it: {why}"
+                );
             }
             Ok((made, None))
         }
@@ -396,14 +494,26 @@ mod tests {
     #[test]
     fn others_look_registrations_up_while_one_is_made() {
         let all = Registrations::default();
-        let known = all.share(0x1000..0x2000, Purpose::Receive, |id| Ok(registration(id, &(0x1000..0x2000)))).unwrap();
+        let known = all
+            .share(0x1000..0x2000, Purpose::Receive, |id| {
+                Ok(registration(id, &(0x1000..0x2000)))
+            })
+            .unwrap();
         let made = all.share(0x4000..0x8000, Purpose::Receive, |id| {
-            assert!(all.list.try_lock().is_ok(), "a send that finds another lane would wait for this");
+            assert!(
+                all.list.try_lock().is_ok(),
+                "a send that finds another lane would wait for this"
+            );
             assert_eq!(all.find(known.id).unwrap().id, known.id);
             Ok(registration(id, &(0x4000..0x8000)))
         });
         assert_eq!(made.unwrap().range(), 0x4000..0x8000);
-        assert!(all.share(0x4000..0x8000, Purpose::Receive, |_| Err(Missing::RelaxedOrdering.into())).is_err());
+        assert!(
+            all.share(0x4000..0x8000, Purpose::Receive, |_| Err(
+                Missing::RelaxedOrdering.into()
+            ))
+            .is_err()
+        );
         assert_eq!(all.in_use(), 1);
     }
 
@@ -413,16 +523,27 @@ mod tests {
         let range = 0x1000..0x2000;
         let mut first = None;
         let second = all.share(range.clone(), Purpose::Receive, |id| {
-            let other = all.share(range.clone(), Purpose::Receive, |id| Ok(registration(id, &range)));
+            let other = all.share(range.clone(), Purpose::Receive, |id| {
+                Ok(registration(id, &range))
+            });
             first = Some(other.unwrap());
             Ok(registration(id, &range))
         });
         let (first, second) = (first.unwrap(), second.unwrap());
-        assert!(Arc::ptr_eq(&first, &second) && Arc::strong_count(&first) == 2 && all.in_use() == 1);
-        let third = all.share(range.clone(), Purpose::Receive, |_| Err(Missing::RelaxedOrdering.into())).unwrap();
+        assert!(
+            Arc::ptr_eq(&first, &second) && Arc::strong_count(&first) == 2 && all.in_use() == 1
+        );
+        let third = all
+            .share(range.clone(), Purpose::Receive, |_| {
+                Err(Missing::RelaxedOrdering.into())
+            })
+            .unwrap();
         assert!(Arc::ptr_eq(&first, &third));
         drop((first, second, third));
-        assert_eq!((all.in_use(), all.find(0).is_none(), all.find(1).is_none()), (0, true, true));
+        assert_eq!(
+            (all.in_use(), all.find(0).is_none(), all.find(1).is_none()),
+            (0, true, true)
+        );
     }
 
     #[test]
@@ -431,9 +552,14 @@ mod tests {
         let make = |id| Ok(registration(id, &range));
         let sent = all.share(range.clone(), Purpose::Send, make).unwrap();
         let received = all.share(range.clone(), Purpose::Receive, make).unwrap();
-        assert!(!Arc::ptr_eq(&sent, &received), "peers may not write to memory for sends");
+        assert!(
+            !Arc::ptr_eq(&sent, &received),
+            "peers may not write to memory for sends"
+        );
         drop(sent);
-        let again = all.share(range.clone(), Purpose::Send, |_| Err(Missing::RelaxedOrdering.into()));
+        let again = all.share(range.clone(), Purpose::Send, |_| {
+            Err(Missing::RelaxedOrdering.into())
+        });
         assert!(Arc::ptr_eq(&again.unwrap(), &received));
     }
 }

@@ -75,7 +75,11 @@ pub struct Worker {
 impl Worker {
     /// Returns the state of a thread that makes `call`, one of `calls`, and then sends `result`.
     pub fn new(result: Receiver<Done>, calls: &Arc<DeviceCalls>, call: &Arc<Call>) -> Self {
-        Self { result, calls: Arc::clone(calls), call: Arc::downgrade(call) }
+        Self {
+            result,
+            calls: Arc::clone(calls),
+            call: Arc::downgrade(call),
+        }
     }
 
     /// Takes the thread's result.
@@ -182,7 +186,8 @@ impl ManagedRail {
         let (rail, peer_rail) = (Arc::clone(&lane.rail), lane.peer_rail.clone());
         let generation = lane.is_open().then_some(lane.generation());
         // The first CTS entries will carry the keys of the device that is present now.
-        let cts_generation = generation.or_else(|| rail.device.opened().ok().map(|(_, generation)| generation));
+        let cts_generation =
+            generation.or_else(|| rail.device.opened().ok().map(|(_, generation)| generation));
         // The handshake was the first attempt of a rail that does not work yet.
         let answers = u32::from(generation.is_none());
         let outages = Outages::of(&lane.record);
@@ -205,13 +210,18 @@ impl ManagedRail {
 
     /// Returns the back-off key of a path.
     pub fn path(&self, choice: PathChoice) -> PathId {
-        PathId { rail: self.rail.id, peer_gid: choice.peer_gid }
+        PathId {
+            rail: self.rail.id,
+            peer_gid: choice.peer_gid,
+        }
     }
 
     /// Returns true if the device is away, or was removed at some time since the rail's queue pairs
     /// were created.
     pub fn is_away(&self) -> bool {
-        self.generation.is_some_and(|generation| self.rail.device.presence_of(generation) != DevicePresence::Here)
+        self.generation.is_some_and(|generation| {
+            self.rail.device.presence_of(generation) != DevicePresence::Here
+        })
     }
 
     /// Records the start of an attempt, whose path is not chosen yet.
@@ -230,10 +240,18 @@ impl ManagedRail {
             return;
         }
         let choice = self.last_paths[0].filter(|_| self.stage == Stage::PathChosen);
-        if let Some(tries) = self.failed_attempts.iter_mut().find(|tries| tries.choice == choice) {
+        if let Some(tries) = self
+            .failed_attempts
+            .iter_mut()
+            .find(|tries| tries.choice == choice)
+        {
             tries.count += 1;
         } else if self.failed_attempts.len() < MAX_FAILED_PATHS {
-            self.failed_attempts.push(FailedAttempts { choice, count: 1, why: why.to_owned() });
+            self.failed_attempts.push(FailedAttempts {
+                choice,
+                count: 1,
+                why: why.to_owned(),
+            });
         }
     }
 
@@ -244,7 +262,11 @@ impl ManagedRail {
 
     /// Returns the name of this host's rail and its failed attempts, for messages.
     pub fn tries_text(&self) -> String {
-        let tries: Vec<String> = self.failed_attempts.iter().map(FailedAttempts::text).collect();
+        let tries: Vec<String> = self
+            .failed_attempts
+            .iter()
+            .map(FailedAttempts::text)
+            .collect();
         format!("{} ({})", self.rail.name(), tries.join("; "))
     }
 
@@ -252,10 +274,16 @@ impl ManagedRail {
     pub fn text(&self, state: Option<&State>) -> String {
         let text = match state {
             Some(State::Up { .. }) => "up",
-            Some(State::Fencing { .. } | State::Fenced { .. }) => "lost, not acknowledged by the peer",
+            Some(State::Fencing { .. } | State::Fenced { .. }) => {
+                "lost, not acknowledged by the peer"
+            }
             Some(State::Down { .. }) | None => "lost",
-            Some(State::Opening { .. } | State::Requested { .. } | State::Connecting { .. }) => "reconnecting",
-            Some(State::Probing { .. } | State::Answering | State::AwaitingLive | State::Activating) => "under test",
+            Some(State::Opening { .. } | State::Requested { .. } | State::Connecting { .. }) => {
+                "reconnecting"
+            }
+            Some(
+                State::Probing { .. } | State::Answering | State::AwaitingLive | State::Activating,
+            ) => "under test",
         };
         format!("{}: {text}", self.name())
     }
@@ -264,9 +292,16 @@ impl ManagedRail {
 impl FailedAttempts {
     fn text(&self) -> String {
         let Self { choice, count, why } = self;
-        let times = if *count == 1 { String::new() } else { format!(", {count} attempts") };
+        let times = if *count == 1 {
+            String::new()
+        } else {
+            format!(", {count} attempts")
+        };
         match choice {
-            Some(PathChoice { peer_gid, mtu_bytes }) => {
+            Some(PathChoice {
+                peer_gid,
+                mtu_bytes,
+            }) => {
                 let address = Ipv6Addr::from(*peer_gid).to_canonical();
                 format!("to {address} with path MTU {mtu_bytes}{times}: {why}")
             }

@@ -53,36 +53,50 @@ impl Devices {
         let mut changes = Vec::new();
         self.read_events(&mut changes);
         for watch in &mut self.0 {
-            let change = watch.poll_device(now).or_else(|| watch.poll_reopen(process, now));
-            changes.extend(change.map(|change| DeviceChange::Port(Arc::clone(&watch.rail), change)));
+            let change = watch
+                .poll_device(now)
+                .or_else(|| watch.poll_reopen(process, now));
+            changes
+                .extend(change.map(|change| DeviceChange::Port(Arc::clone(&watch.rail), change)));
         }
         changes
     }
 
     /// Returns true while a query to a present device is unanswered: the answer should arrive soon.
     pub fn is_busy(&self) -> bool {
-        self.0.iter().any(|watch| watch.pending_query.is_some() && watch.was_there)
+        self.0
+            .iter()
+            .any(|watch| watch.pending_query.is_some() && watch.was_there)
     }
 
     /// Returns the event sources to poll. Leaves out devices that were cut off: their sources are
     /// always readable, and each round reads their events anyway.
     pub fn event_sources(&self) -> Vec<Arc<Pd>> {
-        let here = self.one_of_each().filter(|rail| rail.device.presence() == DevicePresence::Here);
-        here.filter_map(|rail| rail.device.source_of_events()).collect()
+        let here = self
+            .one_of_each()
+            .filter(|rail| rail.device.presence() == DevicePresence::Here);
+        here.filter_map(|rail| rail.device.source_of_events())
+            .collect()
     }
 
     fn one_of_each(&self) -> impl Iterator<Item = &Arc<Rail>> {
         let is_first = |at: &usize| {
             let device = &self.0[*at].rail.info.device;
-            self.0[..*at].iter().all(|other| other.rail.info.device != *device)
+            self.0[..*at]
+                .iter()
+                .all(|other| other.rail.info.device != *device)
         };
-        (0..self.0.len()).filter(is_first).map(|at| &self.0[at].rail)
+        (0..self.0.len())
+            .filter(is_first)
+            .map(|at| &self.0[at].rail)
     }
 
     fn read_events(&mut self, changes: &mut Vec<DeviceChange>) {
         let sources: Vec<Arc<Rail>> = self.one_of_each().cloned().collect();
         for rail in sources {
-            let Some(pd) = rail.device.source_of_events() else { continue };
+            let Some(pd) = rail.device.source_of_events() else {
+                continue;
+            };
             loop {
                 match pd.context().async_event() {
                     Ok(Some(event)) => self.record_event(&rail.info.device, &event, changes),
@@ -100,7 +114,8 @@ impl Devices {
         tracing::debug!("{device}: {}", event.text());
         changes.extend(event.cq.map(DeviceChange::CompletionsLost));
         let is_about = |watch: &&mut Watch| {
-            watch.rail.info.device == device && event.port.is_none_or(|port| port == watch.rail.info.port)
+            watch.rail.info.device == device
+                && event.port.is_none_or(|port| port == watch.rail.info.port)
         };
         for watch in self.0.iter_mut().filter(is_about) {
             match event.kind {
@@ -122,17 +137,26 @@ impl Watch {
     fn new(rail: &Arc<Rail>) -> Self {
         let was_there = rail.device.presence() == DevicePresence::Here;
         let (events, pending_query, returning) = Default::default();
-        Self { rail: Arc::clone(rail), was_there, events, pending_query, returning }
+        Self {
+            rail: Arc::clone(rail),
+            was_there,
+            events,
+            pending_query,
+            returning,
+        }
     }
 
     fn poll_device(&mut self, now: Instant) -> Option<PortChange> {
         let device = &self.rail.device;
         device.check_patience(now);
-        let settled = self.pending_query.as_ref().and_then(|(events, answer)| match answer.try_recv() {
-            Ok(port) => Some(events.settle(port.ok().map(|port| port.state))),
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(events.settle(None)),
-        });
+        let settled =
+            self.pending_query
+                .as_ref()
+                .and_then(|(events, answer)| match answer.try_recv() {
+                    Ok(port) => Some(events.settle(port.ok().map(|port| port.state))),
+                    Err(TryRecvError::Empty) => None,
+                    Err(TryRecvError::Disconnected) => Some(events.settle(None)),
+                });
         if settled.is_some() {
             self.pending_query = None;
         }
@@ -197,12 +221,26 @@ mod tests {
 
     #[test]
     fn a_refused_control_message_alone_loses_no_rail() {
-        let [none, port_error, device_fatal] = [(false, false), (true, false), (false, true)]
-            .map(|(port_error, device_fatal)| Events { port_error, device_fatal });
+        let [none, port_error, device_fatal] =
+            [(false, false), (true, false), (false, true)].map(|(port_error, device_fatal)| {
+                Events {
+                    port_error,
+                    device_fatal,
+                }
+            });
         let down = Some(PortChange::Down);
-        assert_eq!([none, port_error, device_fatal].map(|events| events.settle(None)), [None, down, down]);
+        assert_eq!(
+            [none, port_error, device_fatal].map(|events| events.settle(None)),
+            [None, down, down]
+        );
         let active = Some(PortState::Active);
-        assert_eq!([none, port_error, device_fatal].map(|events| events.settle(active)), [None, None, down]);
-        assert_eq!([none, port_error].map(|events| events.settle(Some(PortState::Down))), [down, down]);
+        assert_eq!(
+            [none, port_error, device_fatal].map(|events| events.settle(active)),
+            [None, None, down]
+        );
+        assert_eq!(
+            [none, port_error].map(|events| events.settle(Some(PortState::Down))),
+            [down, down]
+        );
     }
 }

@@ -122,19 +122,35 @@ impl Driver {
         process: Arc<Process>,
         context: Arc<PathContext>,
         path: Arc<dyn SharedPath>,
-        Terms { role, priority, first_rail_timeout }: Terms,
+        Terms {
+            role,
+            priority,
+            first_rail_timeout,
+        }: Terms,
         mailboxes: Mailboxes,
         mut rails: Vec<ManagedRail>,
     ) -> Self {
-        let names = rails.iter().map(|managed| (managed.rail.name(), managed.peer_rail.clone()));
+        let names = rails
+            .iter()
+            .map(|managed| (managed.rail.name(), managed.peer_rail.clone()));
         let config = &process.config.recovery;
-        let mut outages = ConnectionOutages::new(&process.outages, &context.peer.name, config.loss_timeout, names);
+        let mut outages = ConnectionOutages::new(
+            &process.outages,
+            &context.peer.name,
+            config.loss_timeout,
+            names,
+        );
         let (loss, probe) = (nanos(config.loss_timeout), nanos(config.probe_timeout));
-        let limits = Limits { loss, probe, first_rail: nanos(first_rail_timeout) };
+        let limits = Limits {
+            loss,
+            probe,
+            first_rail: nanos(first_rail_timeout),
+        };
         let mut recovery = Recovery::new(role, limits, rails.len());
         let now = Instant::now();
-        let missing: Vec<_> =
-            LaneId::all(rails.len()).filter(|lane| rails[lane.index()].generation.is_none()).collect();
+        let missing: Vec<_> = LaneId::all(rails.len())
+            .filter(|lane| rails[lane.index()].generation.is_none())
+            .collect();
         recovery.mark_missing_at_start(&missing);
         for lane in missing {
             outages.begins_without(lane, now);
@@ -197,15 +213,25 @@ impl Driver {
 
     /// Returns the rails and their states, for messages.
     pub fn text(&self) -> String {
-        let text = |(lane, managed): (LaneId, &ManagedRail)| managed.text(self.recovery.state(lane));
-        self.lanes().zip(&self.rails).map(text).collect::<Vec<_>>().join(", ")
+        let text =
+            |(lane, managed): (LaneId, &ManagedRail)| managed.text(self.recovery.state(lane));
+        self.lanes()
+            .zip(&self.rails)
+            .map(text)
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
     /// Processes all arrivals, then sends BYE, the last control message. `send` is the same as for
     /// [`Driver::poll`]. Returns false, and sends nothing, if the data path is busy, or if arrivals
     /// are still in the completion queue of a rail that is being stopped (until `fences_until`, as
     /// its device may hang): the caller calls again later.
-    pub fn close(&mut self, now: Instant, fences_until: Instant, send: &mut dyn FnMut(ControlFrame) -> bool) -> bool {
+    pub fn close(
+        &mut self,
+        now: Instant,
+        fences_until: Instant,
+        send: &mut dyn FnMut(ControlFrame) -> bool,
+    ) -> bool {
         self.stop_stall_watch();
         // Receives that have arrived count as delivered, even if NCCL has not tested them.
         for _ in 0..MOST_ROUNDS {
@@ -254,7 +280,10 @@ impl Driver {
                     self.recovery.port_up(lane, at);
                 }
                 PortChange::Down => self.recovery.rail_down(lane, "local port down", at),
-                PortChange::Removed => self.recovery.rail_down(lane, rail.device.absence_reason(), at),
+                PortChange::Removed => {
+                    self.recovery
+                        .rail_down(lane, rail.device.absence_reason(), at)
+                }
             }
         }
         self.act(now);
@@ -265,7 +294,8 @@ impl Driver {
     pub fn tcp_closed_by_peer(&mut self, now: Instant) {
         let at = self.clock(now);
         if self.recovery.recovers() {
-            self.tcp.lost("bootstrap connection closed by its other end", now);
+            self.tcp
+                .lost("bootstrap connection closed by its other end", now);
         }
         self.recovery.bootstrap_closed(at);
     }
@@ -319,14 +349,21 @@ impl Driver {
     /// Polls the data path for arrivals and losses, unless NCCL has used it since the last round:
     /// NCCL's own calls wake the service thread when they find a lost rail. Polls the data path in
     /// any case if `has_news` is true or work is in progress.
-    pub fn poll(&mut self, now: Instant, has_news: bool, send: &mut dyn FnMut(ControlFrame) -> bool) {
+    pub fn poll(
+        &mut self,
+        now: Instant,
+        has_news: bool,
+        send: &mut dyn FnMut(ControlFrame) -> bool,
+    ) {
         // A wake-up that found the data path busy has had no effect yet.
         let was_busy = std::mem::take(&mut self.waiting.was_busy);
         for frame in std::mem::take(&mut self.waiting.frames) {
             self.receive_frame(&frame, now);
         }
         for _ in 0..FRAMES {
-            let Some(frame) = self.mailboxes.take_frame() else { break };
+            let Some(frame) = self.mailboxes.take_frame() else {
+                break;
+            };
             self.receive_frame(&frame, now);
             if frame.awaits_confirmation {
                 // The frame came over a working rail, so the answer uses the rails too.
@@ -370,7 +407,9 @@ impl Driver {
 
     /// Handles a control frame from the peer.
     pub fn receive_frame(&mut self, frame: &ControlFrame, now: Instant) {
-        let Some(begun) = self.begun_sends(frame) else { return self.waiting.frames.push_back(frame.clone()) };
+        let Some(begun) = self.begun_sends(frame) else {
+            return self.waiting.frames.push_back(frame.clone());
+        };
         let at = self.clock(now);
         self.recovery.receive_frame(frame, begun, at);
         self.act(now);
@@ -405,7 +444,8 @@ impl Driver {
         // A frame that is not written now is repeated later.
         let _ = self.on_path(|path, context| {
             for lane in up {
-                let write = mailboxes.frame_write(path.rails().lanes[lane.index()].mailbox_keys(), bytes);
+                let write =
+                    mailboxes.frame_write(path.rails().lanes[lane.index()].mailbox_keys(), bytes);
                 path.post(context, lane, &write);
             }
         });
@@ -420,10 +460,17 @@ impl Driver {
         let lost_cqs = std::mem::take(&mut self.waiting.lost_cqs);
         let found = self.on_path(|path, context| {
             // The status has an error that ends the connection.
-            lost_cqs.iter().for_each(|cq| _ = path.lose_completions(context, *cq));
+            lost_cqs
+                .iter()
+                .for_each(|cq| _ = path.lose_completions(context, *cq));
             let found = path.poll(context);
             let rails = path.rails();
-            (found, rails.status.take_losses(), rails.take_lost(), rails.status.has_failed())
+            (
+                found,
+                rails.status.take_losses(),
+                rails.take_lost(),
+                rails.status.has_failed(),
+            )
         });
         let (found, losses, lost, has_failed) = match found {
             Ok(found) => found,
@@ -450,9 +497,16 @@ impl Driver {
         };
         let at = self.clock(now);
         for Loss { lane, why } in losses {
-            tracing::debug!("lane {lane} of the connection with {} failed: {why}", self.context.peer.name);
+            tracing::debug!(
+                "lane {lane} of the connection with {} failed: {why}",
+                self.context.peer.name
+            );
             let managed = &self.rails[lane.index()];
-            let why = if managed.is_away() { format!("{}: {why}", managed.rail.device.absence_reason()) } else { why };
+            let why = if managed.is_away() {
+                format!("{}: {why}", managed.rail.device.absence_reason())
+            } else {
+                why
+            };
             self.recovery.rail_down(lane, &why, at);
         }
         self.act(now);
@@ -462,7 +516,12 @@ impl Driver {
     /// Executes recovery's actions in order. If an action needs the data path while it is busy, the
     /// action and all later ones wait for the next round.
     fn act(&mut self, now: Instant) {
-        while let Some(action) = self.waiting.action.take().or_else(|| self.recovery.poll_action()) {
+        while let Some(action) = self
+            .waiting
+            .action
+            .take()
+            .or_else(|| self.recovery.poll_action())
+        {
             if self.execute(&action, now) == Err(NotBorrowed::Busy) {
                 self.waiting.action = Some(action);
                 return;
@@ -477,7 +536,9 @@ impl Driver {
         match action {
             Action::Fence(lane) => self.poll_fence(*lane, now),
             Action::Resend(lane, received) => {
-                if let Err(error) = self.on_path(|path, context| path.recover(context, *lane, received))? {
+                if let Err(error) =
+                    self.on_path(|path, context| path.recover(context, *lane, received))?
+                {
                     self.give_up(error);
                 }
             }
@@ -492,7 +553,9 @@ impl Driver {
                 }
             }
             Action::ConnectQps(lane, answer) => {
-                if self.on_path(|path, _| path.learn_epoch(*lane, answer.epoch)) == Err(NotBorrowed::Busy) {
+                if self.on_path(|path, _| path.learn_epoch(*lane, answer.epoch))
+                    == Err(NotBorrowed::Busy)
+                {
                     return Err(NotBorrowed::Busy);
                 }
                 if let Err(why) = self.connect_qps(*lane, answer.clone(), now) {
@@ -524,14 +587,23 @@ impl Driver {
 
     /// Detects devices that were removed, and perhaps have returned, without an event.
     fn poll_devices(&mut self, at: u64) {
-        for (lane, managed) in self.lanes().zip(&self.rails).filter(|(_, managed)| managed.is_away()) {
-            self.recovery.rail_down(lane, managed.rail.device.absence_reason(), at);
+        for (lane, managed) in self
+            .lanes()
+            .zip(&self.rails)
+            .filter(|(_, managed)| managed.is_away())
+        {
+            self.recovery
+                .rail_down(lane, managed.rail.device.absence_reason(), at);
         }
     }
 
     /// Starts to use a rail's new queue pairs. The outer error means that the data path was not
     /// borrowed, and that nothing has changed.
-    fn activate(&mut self, lane: LaneId, now: Instant) -> Result<std::result::Result<(), String>, NotBorrowed> {
+    fn activate(
+        &mut self,
+        lane: LaneId,
+        now: Instant,
+    ) -> Result<std::result::Result<(), String>, NotBorrowed> {
         let has_failed = || "the connection has failed".to_owned();
         let mut new = self.rails[lane.index()].attempt.take();
         let outcome = self.on_path(|path, context| {
@@ -543,9 +615,12 @@ impl Driver {
                 Some(Attempt::Testing(test)) => Some(test.lane),
                 _ => path.rails().status.take(lane),
             };
-            let Some(tested) = tested else { return Ok(None) };
+            let Some(tested) = tested else {
+                return Ok(None);
+            };
             let generation = tested.generation();
-            path.regain(context, lane, tested).map(|is_used| is_used.then_some(generation))
+            path.regain(context, lane, tested)
+                .map(|is_used| is_used.then_some(generation))
         });
         let managed = &mut self.rails[lane.index()];
         let generation = match outcome {
@@ -573,7 +648,10 @@ impl Driver {
     ///
     /// # Errors
     /// The reason why the data path was not borrowed.
-    fn on_path<T>(&mut self, work: impl FnOnce(&mut dyn DataPath, &PathContext) -> T) -> Result<T, NotBorrowed> {
+    fn on_path<T>(
+        &mut self,
+        work: impl FnOnce(&mut dyn DataPath, &PathContext) -> T,
+    ) -> Result<T, NotBorrowed> {
         match self.path.borrow() {
             Ok(mut path) => {
                 let done = work(&mut *path, &self.context);

@@ -38,7 +38,12 @@ impl Fence {
     pub fn start(queues: Box<LostQueues>, role: Role, waker: &Arc<dyn Waker>) -> Self {
         let rail = queues.name();
         let progress = stop(queues, role, waker);
-        Self { role, waker: Arc::clone(waker), rail, progress }
+        Self {
+            role,
+            waker: Arc::clone(waker),
+            rail,
+            progress,
+        }
     }
 
     /// Returns true while a thread runs, so that its result should arrive soon.
@@ -71,7 +76,11 @@ impl Fence {
                 Ok(Stopped::Done(completions)) => Progress::Stopped(completions),
                 Ok(Stopped::NotYet(queues)) => Progress::Waiting(queues),
                 Ok(Stopped::NotFlushed) => {
-                    return Err(Network::NotFlushed { rail: self.rail.clone(), peer: peer.to_owned() }.into());
+                    return Err(Network::NotFlushed {
+                        rail: self.rail.clone(),
+                        peer: peer.to_owned(),
+                    }
+                    .into());
                 }
                 Err(TryRecvError::Empty) => Progress::Stopping(result),
                 Err(TryRecvError::Disconnected) => return Err(Internal::WorkerPanic.into()),

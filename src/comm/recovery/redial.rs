@@ -57,14 +57,20 @@ impl RedialHandle {
                 if std::mem::replace(&mut self.was_reported, true) {
                     tracing::debug!("a connection cannot have another TCP connection: {error}");
                 } else {
-                    tracing::warn!("cannot accept redials ({error}): connections that lose TCP use only the rails");
+                    tracing::warn!(
+                        "cannot accept redials ({error}): connections that lose TCP use only the rails"
+                    );
                 }
                 (Redialling::Never, None)
             }
         }
     }
 
-    fn try_to_prepare(&mut self, channel: &Channel, descriptors: &Arc<DescriptorWarning>) -> Result<RedialAt> {
+    fn try_to_prepare(
+        &mut self,
+        channel: &Channel,
+        descriptors: &Arc<DescriptorWarning>,
+    ) -> Result<RedialAt> {
         let trouble = |e: std::io::Error| Error::os(Call::Bootstrap, &e);
         let [mut own, _] = channel.addresses().map_err(trouble)?;
         own.set_port(0);
@@ -81,13 +87,22 @@ impl RedialHandle {
         Ok(RedialAt { port, token })
     }
 
-    fn open(&mut self, address: SocketAddr, descriptors: &Arc<DescriptorWarning>) -> Result<SocketAddr> {
+    fn open(
+        &mut self,
+        address: SocketAddr,
+        descriptors: &Arc<DescriptorWarning>,
+    ) -> Result<SocketAddr> {
         let trouble = |e: std::io::Error| Error::os(Call::Listen(address), &e);
         let listener = TcpListener::bind(address).map_err(trouble)?;
         listener.set_nonblocking(true).map_err(trouble)?;
         let at = listener.local_addr().map_err(trouble)?;
-        let (unauthenticated, descriptors) = (Unauthenticated::new(listener), Arc::clone(descriptors));
-        self.opened = Some(RedialListener { unauthenticated, descriptors, next_poll: Instant::now() });
+        let (unauthenticated, descriptors) =
+            (Unauthenticated::new(listener), Arc::clone(descriptors));
+        self.opened = Some(RedialListener {
+            unauthenticated,
+            descriptors,
+            next_poll: Instant::now(),
+        });
         self.at = Some(at);
         Ok(at)
     }
@@ -105,7 +120,11 @@ impl RedialHandle {
 
 impl RedialListener {
     /// Returns the new TCP connections that `expects` accepts, with their messages, oldest first.
-    pub fn poll(&mut self, expects: impl Fn(&Redial) -> bool, now: Instant) -> Vec<(Channel, Redial)> {
+    pub fn poll(
+        &mut self,
+        expects: impl Fn(&Redial) -> bool,
+        now: Instant,
+    ) -> Vec<(Channel, Redial)> {
         if now < self.next_poll {
             return Vec::new();
         }
@@ -121,7 +140,10 @@ impl RedialListener {
             }
             _ => Verdict::Reject,
         });
-        let redialled = |Admitted { mut channel, message }| match (message, channel.receive()) {
+        let redialled = |Admitted {
+                             mut channel,
+                             message,
+                         }| match (message, channel.receive()) {
             // The peer sends nothing more before it gets an answer.
             (Message::Redial(redial), Ok(Received::Nothing)) => Some((channel, redial)),
             // The peer waited too long for the service thread and gave up this attempt. The

@@ -97,7 +97,10 @@ struct Watched {
 impl Service {
     /// Creates a service without connections. Its thread starts with the first one.
     pub fn new(process: Arc<Process>) -> Self {
-        Self { process, shared: Arc::default() }
+        Self {
+            process,
+            shared: Arc::default(),
+        }
     }
 
     /// Watches a connection. Calls `send_last_message` once the service thread is known to run. On
@@ -120,7 +123,12 @@ impl Service {
         self.start_or_wake(&mut shared)?;
         let redialling = send_last_message(&mut channel, &mut shared.redial_handle)?;
         let tcp = Tcp::new(channel, redialling);
-        let watched = Arc::new(Mutex::new(Watched { tcp, driver, must_close: false, closing: None }));
+        let watched = Arc::new(Mutex::new(Watched {
+            tcp,
+            driver,
+            must_close: false,
+            closing: None,
+        }));
         let watch = Watch(Arc::downgrade(&watched));
         shared.commands.push(Command::Watch(watched));
         Ok(watch)
@@ -130,7 +138,9 @@ impl Service {
     /// pairs until the peer has closed too, but at most for ten seconds.
     pub fn close(&self, watch: &Watch) {
         // After a panic of the service thread, the connection is no longer watched.
-        let Some(watched) = watch.0.upgrade() else { return };
+        let Some(watched) = watch.0.upgrade() else {
+            return;
+        };
         close_soon(&watched);
         if let Err(error) = self.tell(Command::Close(watched)) {
             tracing::warn!("could not notify peer of closed connection: {error}");
@@ -167,7 +177,9 @@ impl Service {
         if let Some(waker) = &mut shared.waker {
             // If the socket's buffer is full, its unread bytes wake the thread.
             return match waker.write(&[1]) {
-                Err(e) if e.kind() != std::io::ErrorKind::WouldBlock => Err(Error::os(Call::WakeService, &e)),
+                Err(e) if e.kind() != std::io::ErrorKind::WouldBlock => {
+                    Err(Error::os(Call::WakeService, &e))
+                }
                 _ => Ok(()),
             };
         }
@@ -176,7 +188,8 @@ impl Service {
         waker.set_nonblocking(true).map_err(trouble)?;
         wakened.set_nonblocking(true).map_err(trouble)?;
         let (process, theirs) = (Arc::clone(&self.process), Arc::clone(&self.shared));
-        threads::spawn("spark-service", move || serve(&process, &theirs, wakened)).map_err(trouble)?;
+        threads::spawn("spark-service", move || serve(&process, &theirs, wakened))
+            .map_err(trouble)?;
         shared.waker = Some(waker);
         Ok(())
     }
@@ -220,11 +233,22 @@ fn serve(process: &Arc<Process>, shared: &Mutex<Shared>, mut wakened: UnixStream
     loop {
         let (commands, opened) = {
             let mut shared = lock(shared);
-            (std::mem::take(&mut shared.commands), shared.redial_handle.take_opened())
+            (
+                std::mem::take(&mut shared.commands),
+                shared.redial_handle.take_opened(),
+            )
         };
         listener = opened.or(listener);
-        let round =
-            AssertUnwindSafe(|| do_round(process, commands, &mut watched, &mut chores, &mut listener, &mut devices));
+        let round = AssertUnwindSafe(|| {
+            do_round(
+                process,
+                commands,
+                &mut watched,
+                &mut chores,
+                &mut listener,
+                &mut devices,
+            )
+        });
         if let Err(payload) = catch_unwind(round) {
             chores.clear();
             abandon(&mut watched, panic_text(&*payload));
@@ -277,11 +301,16 @@ fn do_round(
     chores.retain_mut(|chore| !chore(now));
     if !watched.is_empty() {
         for change in devices.round(process, now) {
-            watched.iter().for_each(|each| lock(each).apply(&change, now));
+            watched
+                .iter()
+                .for_each(|each| lock(each).apply(&change, now));
         }
         process.tick(now);
         process.follow_work(now, watched.len(), || {
-            watched.iter().map(|each| lock(each).driver.work()).fold(0, u64::wrapping_add)
+            watched
+                .iter()
+                .map(|each| lock(each).driver.work())
+                .fold(0, u64::wrapping_add)
         });
     }
     if let Some(listener) = listener {
@@ -295,7 +324,11 @@ fn take_redialled(listener: &mut RedialListener, watched: &[Arc<Mutex<Watched>>]
     let expects = |redial: &Redial| watched.iter().any(|each| lock(each).expects(redial));
     for (channel, redial) in listener.poll(expects, Instant::now()) {
         // If a peer has dialled twice, the later attempt stays.
-        if let Some(mut each) = watched.iter().map(|each| lock(each)).find(|each| each.expects(&redial)) {
+        if let Some(mut each) = watched
+            .iter()
+            .map(|each| lock(each))
+            .find(|each| each.expects(&redial))
+        {
             let Watched { tcp, driver, .. } = &mut *each;
             tcp.replace(channel, &redial, driver);
         }
@@ -306,13 +339,22 @@ fn take_redialled(listener: &mut RedialListener, watched: &[Arc<Mutex<Watched>>]
 /// after the loss of a rail, because nothing would recover the rail.
 #[cold]
 fn abandon(watched: &mut Vec<Arc<Mutex<Watched>>>, fault: &str) {
-    tracing::warn!("internal error in the service thread, all connections fail; please report it: {fault}");
+    tracing::warn!(
+        "internal error in the service thread, all connections fail; please report it: {fault}"
+    );
     let mut ending = Vec::new();
     for each in watched.drain(..) {
-        let give_up = || lock(&each).driver.give_up(Internal::ServicePanic(fault.to_owned()).into());
+        let give_up = || {
+            lock(&each)
+                .driver
+                .give_up(Internal::ServicePanic(fault.to_owned()).into())
+        };
         // A second panic must not keep the other connections from failing.
         if catch_unwind(AssertUnwindSafe(give_up)).is_err() {
-            tracing::warn!("could not fail the connection with {}: it may hang", lock(&each).driver.peer().name);
+            tracing::warn!(
+                "could not fail the connection with {}: it may hang",
+                lock(&each).driver.peer().name
+            );
         } else {
             ending.push(each);
         }
@@ -344,15 +386,28 @@ fn wait(watched: &[Arc<Mutex<Watched>>], devices: &Devices, wakened: &UnixStream
         due = due.into_iter().chain(each.driver.next_due()).min();
         sockets.extend(each.tcp.sockets());
     }
-    let until_due =
-        due.map_or(IDLE_INTERVAL, |due| due.saturating_duration_since(Instant::now()).max(SHORTEST_INTERVAL));
-    let pause = if is_busy { BUSY_INTERVAL } else { IDLE_INTERVAL.min(until_due) };
+    let until_due = due.map_or(IDLE_INTERVAL, |due| {
+        due.saturating_duration_since(Instant::now())
+            .max(SHORTEST_INTERVAL)
+    });
+    let pause = if is_busy {
+        BUSY_INTERVAL
+    } else {
+        IDLE_INTERVAL.min(until_due)
+    };
     let mut fds = vec![PollFd::new(wakened.as_fd(), PollFlags::POLLIN)];
-    fds.extend(sockets.iter().map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)));
+    fds.extend(
+        sockets
+            .iter()
+            .map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)),
+    );
     let sources = devices.event_sources();
     let events = sources.iter().filter_map(|pd| pd.context().event_fd());
     fds.extend(events.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-    match poll(&mut fds, PollTimeout::try_from(pause).unwrap_or(PollTimeout::ZERO)) {
+    match poll(
+        &mut fds,
+        PollTimeout::try_from(pause).unwrap_or(PollTimeout::ZERO),
+    ) {
         Ok(_) | Err(nix::errno::Errno::EINTR) => {}
         Err(error) => {
             tracing::warn!("service thread: poll failed, retrying: {error}");
@@ -377,7 +432,8 @@ impl Watched {
         self.must_close = false;
         let until = *self.closing.get_or_insert(now + LINGER);
         let Self { tcp, driver, .. } = self;
-        self.must_close = !driver.close(now, until - (LINGER - FENCES), &mut |frame| tcp.send(frame));
+        self.must_close =
+            !driver.close(now, until - (LINGER - FENCES), &mut |frame| tcp.send(frame));
         !self.must_close
     }
 
@@ -387,9 +443,13 @@ impl Watched {
 
     /// Returns true if the connection was closed and the peer has closed too, or took too long.
     fn is_over(&self) -> bool {
-        let Some(until) = self.closing.filter(|_| !self.driver.is_ending()) else { return false };
-        let peer_has_closed = !self.must_close && self.driver.peer().presence() != peer::PeerState::Here;
-        Instant::now() >= until || peer_has_closed && (!self.tcp.is_open() || !self.driver.is_waiting())
+        let Some(until) = self.closing.filter(|_| !self.driver.is_ending()) else {
+            return false;
+        };
+        let peer_has_closed =
+            !self.must_close && self.driver.peer().presence() != peer::PeerState::Here;
+        Instant::now() >= until
+            || peer_has_closed && (!self.tcp.is_open() || !self.driver.is_waiting())
     }
 
     fn apply(&mut self, change: &DeviceChange, now: Instant) {

@@ -22,10 +22,25 @@ pub struct Stall {
 impl Stall {
     /// Returns the state of a new connection.
     pub fn new(process: &Process, peer: &str) -> Self {
-        let Config { data_path, recovery, .. } = &process.config;
-        let (warn, abort) = (data_path.stall_warn, recovery.stall_abort_s.map(Duration::from_secs));
-        let limits = StallLimits { warn: nanos(warn), abort: abort.map(nanos) };
+        let Config {
+            data_path,
+            recovery,
+            ..
+        } = &process.config;
+        let (warn, abort) = (
+            data_path.stall_warn,
+            recovery.stall_abort_s.map(Duration::from_secs),
+        );
+        let limits = StallLimits {
+            warn: nanos(warn),
+            abort: abort.map(nanos),
+        };
         let log = ConnectionStall::new(&process.stalls, peer);
-        Self { watch: StallWatch::new(limits), log, next_sample: 0, is_closed: false }
+        Self {
+            watch: StallWatch::new(limits),
+            log,
+            next_sample: 0,
+            is_closed: false,
+        }
     }
 }

@@ -82,15 +82,27 @@ enum Progress {
 
 impl Redialling {
     /// Returns the value for the connecting side, from the data in the peer's GO.
-    pub fn dials(channel: &Channel, redial: Option<RedialAt>, descriptors: &Arc<DescriptorWarning>) -> Self {
-        let (Some(RedialAt { port, token }), Ok([_, mut address])) = (redial, channel.addresses()) else {
+    pub fn dials(
+        channel: &Channel,
+        redial: Option<RedialAt>,
+        descriptors: &Arc<DescriptorWarning>,
+    ) -> Self {
+        let (Some(RedialAt { port, token }), Ok([_, mut address])) = (redial, channel.addresses())
+        else {
             tracing::debug!("{} cannot be dialled again", channel.peer());
             return Self::Never;
         };
         address.set_port(port.get());
         let (attempts, dialled) = Default::default();
         let (origin, descriptors) = (Instant::now(), Arc::clone(descriptors));
-        Self::Dials(Box::new(Dialler { address, token, attempts, origin, descriptors, dialled }))
+        Self::Dials(Box::new(Dialler {
+            address,
+            token,
+            attempts,
+            origin,
+            descriptors,
+            dialled,
+        }))
     }
 
     /// Returns the value for the accepting side.
@@ -102,7 +114,10 @@ impl Redialling {
 impl Tcp {
     /// Wraps the TCP connection of a connection that has just come up.
     pub fn new(channel: Channel, redialling: Redialling) -> Self {
-        Self { state: TcpState::Open(channel), redialling }
+        Self {
+            state: TcpState::Open(channel),
+            redialling,
+        }
     }
 
     /// Returns true if control frames may arrive over TCP.
@@ -130,7 +145,9 @@ impl Tcp {
 
     /// Sends a control frame. Returns false if it could not be sent.
     pub fn send(&mut self, frame: ControlFrame) -> bool {
-        let (TcpState::Open(channel) | TcpState::New(channel)) = &mut self.state else { return false };
+        let (TcpState::Open(channel) | TcpState::New(channel)) = &mut self.state else {
+            return false;
+        };
         match channel.offer(&Message::Control(frame)) {
             Ok(taken) => taken,
             Err(error) => {
@@ -152,7 +169,9 @@ impl Tcp {
     /// Dials if necessary. Returns true if an attempt has failed.
     fn dial(&mut self, driver: &mut Driver, now: Instant) -> bool {
         let need = driver.tcp_need(self.is_open(), now);
-        let Redialling::Dials(dialler) = &mut self.redialling else { return false };
+        let Redialling::Dials(dialler) = &mut self.redialling else {
+            return false;
+        };
         match dialler.poll(need, now) {
             Progress::Nothing => false,
             Progress::Failed => true,
@@ -170,7 +189,9 @@ impl Tcp {
         match &self.redialling {
             // After `PeerState::Gone` the connection has failed, so the peer cannot return.
             Redialling::Awaits { token, attempt } => {
-                *token == redial.token && redial.attempt > *attempt && driver.peer().presence() != PeerState::Gone
+                *token == redial.token
+                    && redial.attempt > *attempt
+                    && driver.peer().presence() != PeerState::Gone
             }
             Redialling::Dials(_) | Redialling::Never => false,
         }
@@ -192,7 +213,9 @@ impl Tcp {
     fn receive_messages(&mut self, driver: &mut Driver, now: Instant) {
         for _ in 0..MESSAGES {
             let is_new = matches!(self.state, TcpState::New(_));
-            let (TcpState::Open(channel) | TcpState::New(channel)) = &mut self.state else { return };
+            let (TcpState::Open(channel) | TcpState::New(channel)) = &mut self.state else {
+                return;
+            };
             match channel.receive() {
                 Ok(Received::Message(Message::Control(frame))) => {
                     driver.receive_frame(&frame, now);
@@ -269,7 +292,9 @@ impl Dialler {
 
     fn failed(&mut self, error: &Error, at: u64) -> Progress {
         match waits_for_descriptors(error) {
-            Some(why) => self.descriptors.tell(&format!("cannot dial {} again", self.address), &why),
+            Some(why) => self
+                .descriptors
+                .tell(&format!("cannot dial {} again", self.address), &why),
             None => tracing::debug!("dialling {} again: {error}", self.address),
         }
         self.attempts.failed(at);
@@ -280,7 +305,10 @@ impl Dialler {
     /// because the kernel accepts no data earlier.
     fn dial(&self, attempt: u64) -> Result<Channel> {
         let mut channel = Channel::dial(self.address)?;
-        channel.send(&Message::Redial(Redial { token: self.token, attempt }))?;
+        channel.send(&Message::Redial(Redial {
+            token: self.token,
+            attempt,
+        }))?;
         Ok(channel)
     }
 }
@@ -290,7 +318,10 @@ fn is_answered(dialled: &mut Channel) -> Result<bool> {
         Received::Message(Message::Resumed) => Ok(true),
         Received::Message(other) => Err(broken_protocol(&dialled.peer(), &other.kind()).into()),
         Received::Nothing => Ok(false),
-        Received::Closed => Err(PeerGone::Closed { peer: dialled.peer() }.into()),
+        Received::Closed => Err(PeerGone::Closed {
+            peer: dialled.peer(),
+        }
+        .into()),
         Received::Unreachable(network) => Err(network.into()),
     }
 }

@@ -20,7 +20,11 @@ pub struct Admission {
 impl Admission {
     /// Creates the admission of one connection with `token`. `listener` must be non-blocking.
     pub fn new(listener: TcpListener, token: [u8; TOKEN_BYTES]) -> Self {
-        Self { unauthenticated: Unauthenticated::new(listener), token, token_was_used: false }
+        Self {
+            unauthenticated: Unauthenticated::new(listener),
+            token,
+            token_was_used: false,
+        }
     }
 
     /// Returns the reason why connections cannot be accepted at the moment.
@@ -37,10 +41,12 @@ impl Admission {
     /// token. Refuses every later HELLO that has the token.
     pub fn poll(&mut self, descriptors: &DescriptorWarning) -> Option<(Channel, Hello)> {
         let admitted = self.look_for(descriptors, None);
-        admitted.into_iter().find_map(|admitted| match admitted.message {
-            Message::Hello(hello) => Some((admitted.channel, hello)),
-            _ => None,
-        })
+        admitted
+            .into_iter()
+            .find_map(|admitted| match admitted.message {
+                Message::Hello(hello) => Some((admitted.channel, hello)),
+                _ => None,
+            })
     }
 
     /// Accepts connections and reads their first messages, as [`poll`](Self::poll) does. Returns
@@ -52,14 +58,24 @@ impl Admission {
     ) -> impl Iterator<Item = (Channel, Stream)> + use<> {
         self.token_was_used = true;
         let admitted = self.look_for(descriptors, Some(token));
-        admitted.into_iter().filter_map(|admitted| match admitted.message {
-            Message::Stream(stream) => Some((admitted.channel, stream)),
-            _ => None,
-        })
+        admitted
+            .into_iter()
+            .filter_map(|admitted| match admitted.message {
+                Message::Stream(stream) => Some((admitted.channel, stream)),
+                _ => None,
+            })
     }
 
-    fn look_for(&mut self, descriptors: &DescriptorWarning, streams: Option<&[u8; TOKEN_BYTES]>) -> Vec<Admitted> {
-        let Self { unauthenticated, token, token_was_used } = self;
+    fn look_for(
+        &mut self,
+        descriptors: &DescriptorWarning,
+        streams: Option<&[u8; TOKEN_BYTES]>,
+    ) -> Vec<Admitted> {
+        let Self {
+            unauthenticated,
+            token,
+            token_was_used,
+        } = self;
         unauthenticated.poll(descriptors, &mut |message, channel| match message {
             Message::Stream(stream) if streams == Some(&stream.token) => Verdict::Admit,
             Message::Hello(hello) if hello.token == *token && !std::mem::replace(token_was_used, true) => {

@@ -25,7 +25,9 @@ use crate::wire::fields::Priority;
 use crate::wire::handle::{HANDLE_BYTES, Handle};
 use crate::wire::ids::RailId;
 use crate::wire::mailbox::MAILBOX_BYTES;
-use crate::wire::message::{Go, Hello, Message, NotYet, Offer, Offered, PairGo, PairOffer, PairReady, Ready};
+use crate::wire::message::{
+    Go, Hello, Message, NotYet, Offer, Offered, PairGo, PairOffer, PairReady, Ready,
+};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -112,13 +114,17 @@ impl PendingConnections {
         handle: &mut [u8; HANDLE_BYTES],
         traffic_class: Option<u8>,
     ) -> Result<Option<SendComm>> {
-        let decoded = Handle::decode(handle).map_err(|foreign| Usage::Handle(foreign.to_string()))?;
+        let decoded =
+            Handle::decode(handle).map_err(|foreign| Usage::Handle(foreign.to_string()))?;
         let Self(pending) = self;
         let (ticket, connecting) = match Handle::ticket(handle) {
             0 => {
                 let ticket = pending.ticket();
                 Handle::set_ticket(handle, ticket);
-                (ticket, Connecting::begin(decoded, &setup.process, traffic_class)?)
+                (
+                    ticket,
+                    Connecting::begin(decoded, &setup.process, traffic_class)?,
+                )
             }
             ticket => (ticket, pending.take(ticket)?),
         };
@@ -146,7 +152,13 @@ impl Connecting {
     fn begin(handle: Handle, process: &Process, traffic_class: Option<u8>) -> Result<Self> {
         let channel = dial(process, &handle)?;
         let (started, priority) = (Instant::now(), process.priority(traffic_class));
-        let handshake = Handshake { channel, started, priority, handle, stage: ConnectStage::Dialling };
+        let handshake = Handshake {
+            channel,
+            started,
+            priority,
+            handle,
+            stage: ConnectStage::Dialling,
+        };
         Ok(Self::Handshaking(Box::new(handshake)))
     }
 
@@ -161,7 +173,9 @@ impl Connecting {
         let mut awaiting = match self {
             Self::AwaitingRail(awaiting) => awaiting,
             Self::Handshaking(handshake) => match handshake.step(setup)? {
-                HandshakeStep::Waiting(handshake) => return Ok(ConnectStep::Waiting(Self::Handshaking(handshake))),
+                HandshakeStep::Waiting(handshake) => {
+                    return Ok(ConnectStep::Waiting(Self::Handshaking(handshake)));
+                }
                 HandshakeStep::Streams(comm) => return Ok(ConnectStep::Done(comm)),
                 HandshakeStep::Rails(awaiting) => awaiting,
             },
@@ -189,21 +203,26 @@ impl Handshake {
                     self.stage = ConnectStage::Dialling;
                     continue;
                 }
-                ConnectStage::Redialling(_) => "a second attempt (the listener closed the first unread)",
-                ConnectStage::Dialling => match dialled(process, &mut self.channel, &self.handle, self.priority)? {
-                    Some(stage) => {
-                        self.stage = stage;
-                        continue;
+                ConnectStage::Redialling(_) => {
+                    "a second attempt (the listener closed the first unread)"
+                }
+                ConnectStage::Dialling => {
+                    match dialled(process, &mut self.channel, &self.handle, self.priority)? {
+                        Some(stage) => {
+                            self.stage = stage;
+                            continue;
+                        }
+                        None => "the TCP handshake",
                     }
-                    None => "the TCP handshake",
-                },
+                }
                 ConnectStage::AwaitingOffer(rails) => match self.channel.receive()? {
                     Received::Closed => {
                         self.stage = redial(self.handle.address);
                         continue;
                     }
                     Received::Message(Message::Offer(offer)) => {
-                        self.stage = accept(process, &mut self.channel, &rails, offer, self.priority)?;
+                        self.stage =
+                            accept(process, &mut self.channel, &rails, offer, self.priority)?;
                         continue;
                     }
                     Received::Message(Message::Streams(streams)) => {
@@ -230,7 +249,9 @@ impl Handshake {
                 }
                 ConnectStage::AwaitingGo(connected) => match receive(&mut self.channel)? {
                     Some(Message::Go(go)) => {
-                        return connected.finish(setup, self.channel, self.started, go).map(HandshakeStep::Rails);
+                        return connected
+                            .finish(setup, self.channel, self.started, go)
+                            .map(HandshakeStep::Rails);
                     }
                     Some(other) => return Err(out_of_turn(&self.channel, &other)),
                     None => {
@@ -247,7 +268,11 @@ impl Handshake {
                     "the CARRIES message"
                 }
             };
-            in_time(process, self.started, &format!("{waiting_for} of the peer at {}", self.handle.address))?;
+            in_time(
+                process,
+                self.started,
+                &format!("{waiting_for} of the peer at {}", self.handle.address),
+            )?;
             return Ok(HandshakeStep::Waiting(self));
         }
     }
@@ -260,12 +285,15 @@ fn dialled(
     priority: Priority,
 ) -> Result<Option<ConnectStage>> {
     match channel.connected() {
-        Ok(true) => {
-            send_hello(process, channel, handle, priority).map(|rails| Some(ConnectStage::AwaitingOffer(rails)))
-        }
+        Ok(true) => send_hello(process, channel, handle, priority)
+            .map(|rails| Some(ConnectStage::AwaitingOffer(rails))),
         Ok(false) => Ok(None),
         Err(error) if is_dropped(&error) => Ok(Some(redial(handle.address))),
-        Err(error) => Err(Network::Unreachable { address: handle.address, why: error.to_string() }.into()),
+        Err(error) => Err(Network::Unreachable {
+            address: handle.address,
+            why: error.to_string(),
+        }
+        .into()),
     }
 }
 
@@ -278,14 +306,25 @@ fn redial(address: SocketAddr) -> ConnectStage {
 /// Returns true if the peer accepted the connection and then dropped it, so the peer is alive.
 fn is_dropped(error: &std::io::Error) -> bool {
     use std::io::ErrorKind;
-    matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe)
+    matches!(
+        error.kind(),
+        ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe
+    )
 }
 
 fn dial(process: &Process, handle: &Handle) -> Result<Channel> {
-    Channel::dial(interfaces::in_own_scope(handle.address, &process.config.setup)?)
+    Channel::dial(interfaces::in_own_scope(
+        handle.address,
+        &process.config.setup,
+    )?)
 }
 
-fn send_hello(process: &Process, channel: &mut Channel, handle: &Handle, priority: Priority) -> Result<LocalRails> {
+fn send_hello(
+    process: &Process,
+    channel: &mut Channel,
+    handle: &Handle,
+    priority: Priority,
+) -> Result<LocalRails> {
     let rails = LocalRails::query(process)?;
     let sent = channel.send(&Message::Hello(Hello {
         token: handle.token,
@@ -313,13 +352,23 @@ fn accept(
     priority: Priority,
 ) -> Result<ConnectStage> {
     channel.name_peer(&offer.name);
-    Ok(ConnectStage::Joining(AcceptedOffer::new(process, rails, offer, priority)?))
+    Ok(ConnectStage::Joining(AcceptedOffer::new(
+        process, rails, offer, priority,
+    )?))
 }
 
 impl AcceptedOffer {
-    fn new(process: &Process, rails: &LocalRails, offer: Offer, priority: Priority) -> Result<Box<Self>> {
+    fn new(
+        process: &Process,
+        rails: &LocalRails,
+        offer: Offer,
+        priority: Priority,
+    ) -> Result<Box<Self>> {
         if offer.pairs.is_empty() {
-            return Err(Violation::NoPairs { peer: offer.name.clone() }.into());
+            return Err(Violation::NoPairs {
+                peer: offer.name.clone(),
+            }
+            .into());
         }
         let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(offer.pairs.len());
@@ -327,15 +376,30 @@ impl AcceptedOffer {
         for pair in &offer.pairs {
             let rail_index = usize::from(pair.connector_rail);
             let Some(known) = rails.known.get(rail_index) else {
-                return Err(Violation::UnknownRail { peer: offer.name.clone(), rail: rail_index }.into());
+                return Err(Violation::UnknownRail {
+                    peer: offer.name.clone(),
+                    rail: rail_index,
+                }
+                .into());
             };
             paired.push(rail_index);
             let queue_count = pair.queue_pairs.count();
-            let choice = PathChoice { peer_gid: pair.acceptor_gid, mtu_bytes: pair.mtu_bytes };
+            let choice = PathChoice {
+                peer_gid: pair.acceptor_gid,
+                mtu_bytes: pair.mtu_bytes,
+            };
             let made = match &pair.queue_pairs {
                 Offered::Later(_) => {
-                    let temporary = |why| LaneProgress::NotReady(NotYet { why, is_temporary: true });
-                    known.problem.clone().map_or(LaneProgress::PeerNotReady, temporary)
+                    let temporary = |why| {
+                        LaneProgress::NotReady(NotYet {
+                            why,
+                            is_temporary: true,
+                        })
+                    };
+                    known
+                        .problem
+                        .clone()
+                        .map_or(LaneProgress::PeerNotReady, temporary)
                 }
                 Offered::Now(ends) => {
                     let KnownRail { snapshot, .. } = known;
@@ -347,22 +411,44 @@ impl AcceptedOffer {
                         priority,
                     };
                     match open_lane(known, pair, &region) {
-                        Ok(lane) => LaneProgress::Joining(Joining::new(process, Role::Sender, lane, route)),
+                        Ok(lane) => {
+                            LaneProgress::Joining(Joining::new(process, Role::Sender, lane, route))
+                        }
                         Err(not_yet) => LaneProgress::NotReady(not_yet),
                     }
                 }
             };
             let rail = Arc::clone(&known.rail);
             let ends = [
-                End { rail: rail.id, attachment: rail.info.attachment },
-                End { rail: pair.acceptor_rail, attachment: pair.acceptor },
+                End {
+                    rail: rail.id,
+                    attachment: rail.info.attachment,
+                },
+                End {
+                    rail: pair.acceptor_rail,
+                    attachment: pair.acceptor,
+                },
             ];
             let peer_rail = pair.acceptor_name.clone();
-            pairs.push(OfferedPair { rail, ends, peer_rail, queue_count, choice, made });
+            pairs.push(OfferedPair {
+                rail,
+                ends,
+                peer_rail,
+                queue_count,
+                choice,
+                made,
+            });
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
         let left_out = negotiate::unpaired(rails, &paired, Role::Sender);
-        Ok(Box::new(Self { peer: offer.name, chunk_bytes, priority, region, pairs, left_out }))
+        Ok(Box::new(Self {
+            peer: offer.name,
+            chunk_bytes,
+            priority,
+            region,
+            pairs,
+            left_out,
+        }))
     }
 
     /// Continues connecting the lanes. Returns true when every lane has its result.
@@ -378,61 +464,131 @@ impl AcceptedOffer {
                 decided => decided,
             };
         }
-        !self.pairs.iter().any(|pair| matches!(pair.made, LaneProgress::Joining(_)))
+        !self
+            .pairs
+            .iter()
+            .any(|pair| matches!(pair.made, LaneProgress::Joining(_)))
     }
 
     fn answer(&self) -> Ready {
         let answer = |pair: &OfferedPair| match &pair.made {
-            LaneProgress::Lane(lane) => PairReady::Connected { mailbox_rkey: lane.mailbox_rkey(), qps: lane.ends() },
+            LaneProgress::Lane(lane) => PairReady::Connected {
+                mailbox_rkey: lane.mailbox_rkey(),
+                qps: lane.ends(),
+            },
             LaneProgress::NotReady(not_yet) => PairReady::NotYet(not_yet.clone()),
-            LaneProgress::PeerNotReady => PairReady::NotYet(NotYet { why: String::new(), is_temporary: true }),
-            LaneProgress::Joining(_) => {
-                PairReady::NotYet(NotYet { why: Internal::NotConnected.to_string(), is_temporary: false })
-            }
+            LaneProgress::PeerNotReady => PairReady::NotYet(NotYet {
+                why: String::new(),
+                is_temporary: true,
+            }),
+            LaneProgress::Joining(_) => PairReady::NotYet(NotYet {
+                why: Internal::NotConnected.to_string(),
+                is_temporary: false,
+            }),
         };
-        Ready { mailbox_addr: self.region.addr(), pairs: self.pairs.iter().map(answer).collect() }
+        Ready {
+            mailbox_addr: self.region.addr(),
+            pairs: self.pairs.iter().map(answer).collect(),
+        }
     }
 
-    fn finish(self, setup: &Setup, channel: Channel, started: Instant, go: Go) -> Result<AwaitingRail<SendPath>> {
-        let Self { peer, chunk_bytes, priority, region, pairs: offered, left_out } = self;
+    fn finish(
+        self,
+        setup: &Setup,
+        channel: Channel,
+        started: Instant,
+        go: Go,
+    ) -> Result<AwaitingRail<SendPath>> {
+        let Self {
+            peer,
+            chunk_bytes,
+            priority,
+            region,
+            pairs: offered,
+            left_out,
+        } = self;
         if go.pairs.len() != offered.len() {
             let (theirs, ours) = (go.pairs.len(), offered.len());
             return Err(Violation::RailCount { peer, theirs, ours }.into());
         }
         let mut pairs = Vec::new();
-        for (OfferedPair { rail, ends, peer_rail, queue_count, choice, made }, answer) in
-            offered.into_iter().zip(go.pairs)
+        for (
+            OfferedPair {
+                rail,
+                ends,
+                peer_rail,
+                queue_count,
+                choice,
+                made,
+            },
+            answer,
+        ) in offered.into_iter().zip(go.pairs)
         {
             let lane = match (made, answer) {
                 (LaneProgress::Lane(mut lane), PairGo::Carries { mailbox_rkey }) => {
-                    let path = PathId { rail: rail.id, peer_gid: choice.peer_gid };
+                    let path = PathId {
+                        rail: rail.id,
+                        peer_gid: choice.peer_gid,
+                    };
                     setup.process.backoff.carried(path, Instant::now());
                     lane.peer_mailbox_rkey = mailbox_rkey;
                     Ok(lane)
                 }
-                (LaneProgress::NotReady(_) | LaneProgress::PeerNotReady, PairGo::Carries { .. }) => {
+                (
+                    LaneProgress::NotReady(_) | LaneProgress::PeerNotReady,
+                    PairGo::Carries { .. },
+                ) => {
                     return Err(Violation::NotConnected { peer }.into());
                 }
                 (LaneProgress::Lane(_) | LaneProgress::PeerNotReady, PairGo::NotYet(why))
                 | (LaneProgress::NotReady(NotYet { why, .. }), PairGo::NotYet(_)) => Err(why),
                 (LaneProgress::Joining(_), _) => return Err(Internal::NotConnected.into()),
             };
-            pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, choice, lane });
+            pairs.push(AgreedPair {
+                rail,
+                ends,
+                peer_rail,
+                queue_count,
+                choice,
+                lane,
+            });
         }
         let (role, peer_addr) = (Role::Sender, go.mailbox_addr);
-        let agreed = Agreed { role, peer, started, priority, chunk_bytes, region, peer_addr, pairs, left_out };
-        let redialling =
-            |channel: &mut Channel, _: &mut RedialHandle| Ok(Redialling::dials(channel, go.redial, &setup.descriptors));
+        let agreed = Agreed {
+            role,
+            peer,
+            started,
+            priority,
+            chunk_bytes,
+            region,
+            peer_addr,
+            pairs,
+            left_out,
+        };
+        let redialling = |channel: &mut Channel, _: &mut RedialHandle| {
+            Ok(Redialling::dials(channel, go.redial, &setup.descriptors))
+        };
         finish(setup, channel, agreed, SendPath::new, redialling)
     }
 }
 
-fn open_lane(known: &KnownRail, pair: &PairOffer, region: &Arc<Region>) -> std::result::Result<Lane, NotYet> {
+fn open_lane(
+    known: &KnownRail,
+    pair: &PairOffer,
+    region: &Arc<Region>,
+) -> std::result::Result<Lane, NotYet> {
     if let Some(why) = &known.problem {
-        return Err(NotYet { why: why.clone(), is_temporary: true });
+        return Err(NotYet {
+            why: why.clone(),
+            is_temporary: true,
+        });
     }
     let open = || {
-        let mut lane = Lane::open(&known.rail, Role::Sender, usize::from(pair.queue_pairs.count()))?;
+        let mut lane = Lane::open(
+            &known.rail,
+            Role::Sender,
+            usize::from(pair.queue_pairs.count()),
+        )?;
         lane.register_mailbox(region)?;
         Ok(lane)
     };

@@ -92,7 +92,9 @@ pub struct AwaitingRail<P: Shareable> {
 impl<P: Shareable> AwaitingRail<P> {
     /// Returns the peer's name.
     pub fn peer(&self) -> String {
-        self.endpoint.as_ref().map_or_else(String::new, |endpoint| endpoint.context.peer.name.clone())
+        self.endpoint
+            .as_ref()
+            .map_or_else(String::new, |endpoint| endpoint.context.peer.name.clone())
     }
 
     /// Returns the connection once it has a rail, `None` until then.
@@ -100,7 +102,9 @@ impl<P: Shareable> AwaitingRail<P> {
     /// # Errors
     /// [`Error::Network`] if no rail works in time; [`Error::PeerGone`] if the peer leaves first.
     pub fn step(&mut self) -> Result<Option<Endpoint<P>>> {
-        let Some(endpoint) = &self.endpoint else { return Ok(None) };
+        let Some(endpoint) = &self.endpoint else {
+            return Ok(None);
+        };
         let (process, peer) = (&endpoint.process, &endpoint.context.peer);
         let Some(mut path) = endpoint.path.enter() else {
             return Ok(not_entered(&endpoint.path).map(|()| None)?);
@@ -115,10 +119,18 @@ impl<P: Shareable> AwaitingRail<P> {
             negotiate::report_connected(process, &peer.name, self.role, &path.rails().lanes);
         }
         let has_left = !has_rail && !peer.is_here();
-        let rails = if has_left { lanes_text(&path.rails().lanes) } else { String::new() };
+        let rails = if has_left {
+            lanes_text(&path.rails().lanes)
+        } else {
+            String::new()
+        };
         path.leave();
         if has_left {
-            return Err(PeerGone::Left { peer: peer.name.clone(), rails }.into());
+            return Err(PeerGone::Left {
+                peer: peer.name.clone(),
+                rails,
+            }
+            .into());
         }
         Ok(if has_rail { self.endpoint.take() } else { None })
     }
@@ -146,15 +158,39 @@ pub fn finish<P: Shareable + 'static>(
     path: impl FnOnce(PathParts) -> P,
     send_last_message: impl FnOnce(&mut Channel, &mut RedialHandle) -> Result<Redialling>,
 ) -> Result<AwaitingRail<P>> {
-    let Agreed { role, peer, started, priority, chunk_bytes, region, peer_addr, pairs, left_out } = agreed;
+    let Agreed {
+        role,
+        peer,
+        started,
+        priority,
+        chunk_bytes,
+        region,
+        peer_addr,
+        pairs,
+        left_out,
+    } = agreed;
     let process = Arc::clone(&setup.process);
     let left_out = AgreedPair::not_yet(&pairs, left_out);
     let paths: Vec<[End; 2]> = pairs.iter().map(|pair| pair.ends).collect();
-    let routed: Vec<bool> = pairs.iter().map(|pair| negotiate::is_routed(&pair.rail, pair.choice.peer_gid)).collect();
+    let routed: Vec<bool> = pairs
+        .iter()
+        .map(|pair| negotiate::is_routed(&pair.rail, pair.choice.peer_gid))
+        .collect();
     let mut striping = negotiate::striping(&process, &paths);
     let (mut lanes, mut rails) = (Vec::new(), Vec::new());
     let counted = counted(&process, role, &peer, &pairs);
-    for (id, AgreedPair { rail, peer_rail, queue_count, choice, lane, .. }) in LaneId::all(pairs.len()).zip(pairs) {
+    for (
+        id,
+        AgreedPair {
+            rail,
+            peer_rail,
+            queue_count,
+            choice,
+            lane,
+            ..
+        },
+    ) in LaneId::all(pairs.len()).zip(pairs)
+    {
         let (mut lane, why) = match lane {
             Ok(lane) => (lane, None),
             Err(why) => (Lane::without_queues(&rail, peer_rail), Some(why)),
@@ -176,17 +212,41 @@ pub fn finish<P: Shareable + 'static>(
         stall_warn: process.config.data_path.stall_warn,
         waker: setup.service.clone(),
     });
-    let parts = PathParts { lanes, region: Arc::clone(&region), peer_addr, chunk_bytes, striping };
+    let parts = PathParts {
+        lanes,
+        region: Arc::clone(&region),
+        peer_addr,
+        chunk_bytes,
+        striping,
+    };
     let path = Arc::new(TryCell::new(path(parts)));
     let mailboxes = Mailboxes { region, peer_addr };
-    let first_rail_timeout = process.config.setup.connect_timeout.saturating_sub(started.elapsed());
+    let first_rail_timeout = process
+        .config
+        .setup
+        .connect_timeout
+        .saturating_sub(started.elapsed());
     let (shared, watched) = (Arc::clone(&process), Arc::clone(&context));
-    let terms = Terms { role, priority, first_rail_timeout };
+    let terms = Terms {
+        role,
+        priority,
+        first_rail_timeout,
+    };
     let driver = Driver::new(shared, watched, path.clone(), terms, mailboxes, rails);
     let watch = setup.service.watch(channel, driver, send_last_message)?;
     process.opened(&context.peer.name);
-    let endpoint = Endpoint { context, process, service: Arc::clone(&setup.service), watch, path, counted };
-    Ok(AwaitingRail { role, endpoint: Some(endpoint) })
+    let endpoint = Endpoint {
+        context,
+        process,
+        service: Arc::clone(&setup.service),
+        watch,
+        path,
+        counted,
+    };
+    Ok(AwaitingRail {
+        role,
+        endpoint: Some(endpoint),
+    })
 }
 
 fn counted(process: &Process, role: Role, peer: &str, pairs: &[AgreedPair]) -> CountedConnection {
@@ -203,5 +263,7 @@ fn counted(process: &Process, role: Role, peer: &str, pairs: &[AgreedPair]) -> C
     };
     // A peer's name is HOST:PID.
     let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
-    process.counting.connection(direction, host, &pairs.iter().map(lane).collect::<Vec<_>>())
+    process
+        .counting
+        .connection(direction, host, &pairs.iter().map(lane).collect::<Vec<_>>())
 }

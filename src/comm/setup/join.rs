@@ -78,15 +78,29 @@ pub enum JoinStep {
 impl Joining {
     /// Starts with a lane that is not connected.
     pub fn new(process: &Process, role: Role, lane: Lane, route: NewRoute) -> Self {
-        let path = PathId { rail: lane.rail.id, peer_gid: route.choice.peer_gid };
+        let path = PathId {
+            rail: lane.rail.id,
+            peer_gid: route.choice.peer_gid,
+        };
         let (mtu_bytes, until) = (route.choice.mtu_bytes, Instant::now() + limit(process));
-        Self { path, mtu_bytes, role, until, stage: JoinStage::Asking(Box::new(NewLane { lane, route })) }
+        Self {
+            path,
+            mtu_bytes,
+            role,
+            until,
+            stage: JoinStage::Asking(Box::new(NewLane { lane, route })),
+        }
     }
 
     /// Continues without blocking.
     pub fn step(mut self, process: &Arc<Process>) -> JoinStep {
         let now = Instant::now();
-        let left_out = |why: String| JoinStep::LeftOut(NotYet { why, is_temporary: true });
+        let left_out = |why: String| {
+            JoinStep::LeftOut(NotYet {
+                why,
+                is_temporary: true,
+            })
+        };
         let new = match self.stage {
             JoinStage::Asking(new) => new,
             JoinStage::Connecting(answer) => {
@@ -106,7 +120,10 @@ impl Joining {
             Role::Sender => Requirement::Address,
             Role::Receiver => Requirement::Acknowledgement,
         };
-        match process.backoff.ask(self.path, need, self.mtu_bytes, limit(process), now) {
+        match process
+            .backoff
+            .ask(self.path, need, self.mtu_bytes, limit(process), now)
+        {
             Advice::Use => new.connect(process, self.role, self.path, None).step(),
             Advice::Try(trial) => {
                 // The time limit begins again, because this connection may have used it up waiting
@@ -119,7 +136,9 @@ impl Joining {
                 self.stage = JoinStage::Asking(new);
                 JoinStep::Waiting(self)
             }
-            Advice::Wait => left_out("the test of this path by another connection takes too long".to_owned()),
+            Advice::Wait => {
+                left_out("the test of this path by another connection takes too long".to_owned())
+            }
             Advice::LeaveOut(why) => left_out(why),
         }
     }
@@ -149,17 +168,38 @@ impl NewLane {
         path: PathId,
         trial: Option<Trial>,
     ) -> ConnectResult {
-        let NewRoute { snapshot, gid, choice: PathChoice { peer_gid, mtu_bytes }, ends, priority } = &self.route;
-        let route =
-            Route { snapshot, gid: *gid, peer_gid: *peer_gid, mtu_bytes: *mtu_bytes, ends, priority: *priority };
+        let NewRoute {
+            snapshot,
+            gid,
+            choice: PathChoice {
+                peer_gid,
+                mtu_bytes,
+            },
+            ends,
+            priority,
+        } = &self.route;
+        let route = Route {
+            snapshot,
+            gid: *gid,
+            peer_gid: *peer_gid,
+            mtu_bytes: *mtu_bytes,
+            ends,
+            priority: *priority,
+        };
         let outcome = self.lane.connect(role, process.config.qp, &route);
         match &trial {
             Some(trial) => trial.connected(outcome.as_ref().err(), Instant::now()),
-            None => process.backoff.connected(path, outcome.as_ref().err(), Instant::now()),
+            None => process
+                .backoff
+                .connected(path, outcome.as_ref().err(), Instant::now()),
         }
         // The connecting side only needs the address, so its trial ends here.
         let trial = trial.filter(|_| role == Role::Receiver && outcome.is_ok());
-        ConnectResult { lane: self.lane, trial, outcome }
+        ConnectResult {
+            lane: self.lane,
+            trial,
+            outcome,
+        }
     }
 }
 

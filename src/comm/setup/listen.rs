@@ -29,15 +29,16 @@ use crate::wire::fields::{Priority, RailAdvert};
 use crate::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
 use crate::wire::ids::RailId;
 use crate::wire::mailbox::MAILBOX_BYTES;
-use crate::wire::message::{Go, Hello, Message, NotYet, Offer, Offered, PairGo, PairOffer, PairReady, Ready, Streams};
+use crate::wire::message::{
+    Go, Hello, Message, NotYet, Offer, Offered, PairGo, PairOffer, PairReady, Ready, Streams,
+};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Text added to the reason why a routed path does not work. On a Spark between the two ends, the
 /// NIC consumes RoCE packets itself, so the kernel never gets the packets and cannot forward them.
-const ROUTED: &str =
-    "; this path is routed: each host on it must forward RoCE (UDP port 4791) both ways, a Spark in its NIC";
+const ROUTED: &str = "; this path is routed: each host on it must forward RoCE (UDP port 4791) both ways, a Spark in its NIC";
 
 /// A listener. Dropping it closes it.
 pub struct ListenComm {
@@ -137,10 +138,24 @@ pub fn listen(setup: &Arc<Setup>) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
     listener.set_nonblocking(true).map_err(trouble)?;
     let mut token = [0; TOKEN_BYTES];
     getrandom::fill(&mut token)?;
-    let handle = Handle { address: listener.local_addr().map_err(trouble)?, token };
-    let listening = Listening { admission: Admission::new(listener, token), waiting_since: None, ticket: None };
+    let handle = Handle {
+        address: listener.local_addr().map_err(trouble)?,
+        token,
+    };
+    let listening = Listening {
+        admission: Admission::new(listener, token),
+        waiting_since: None,
+        ticket: None,
+    };
     let (state, pending) = (Mutex::new(listening), Pending::new(AcceptProgress::peer));
-    Ok((ListenComm { setup: Arc::clone(setup), state, pending }, handle.encode()))
+    Ok((
+        ListenComm {
+            setup: Arc::clone(setup),
+            state,
+            pending,
+        },
+        handle.encode(),
+    ))
 }
 
 impl ListenComm {
@@ -152,7 +167,11 @@ impl ListenComm {
     /// if the peer fails during its handshake or no peer connects in time.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let mut state = lock(&self.state);
-        let Listening { admission, waiting_since, ticket } = &mut *state;
+        let Listening {
+            admission,
+            waiting_since,
+            ticket,
+        } = &mut *state;
         let since = *waiting_since.get_or_insert_with(Instant::now);
         let mut progress = match ticket.take() {
             Some(ticket) => self.pending.take(ticket)?,
@@ -165,10 +184,13 @@ impl ListenComm {
         match stage {
             // The handshake lacks file descriptors, so unauthenticated connections are dropped.
             Some(AcceptStage::AwaitingOffer(_)) => admission.clear(),
-            Some(AcceptStage::Gathering(gathering)) => gathering.poll(admission, &self.setup.descriptors),
+            Some(AcceptStage::Gathering(gathering)) => {
+                gathering.poll(admission, &self.setup.descriptors)
+            }
             _ => {
                 if let Some((channel, hello)) = admission.poll(&self.setup.descriptors) {
-                    progress = AcceptProgress::Handshaking(Box::new(Accepting::begin(channel, hello)));
+                    progress =
+                        AcceptProgress::Handshaking(Box::new(Accepting::begin(channel, hello)));
                 }
             }
         }
@@ -178,8 +200,15 @@ impl ListenComm {
                 Ok(Some(*comm))
             }
             ProgressStep::Waiting(AcceptProgress::Idle) => {
-                let short = admission.shortage().map_or_else(String::new, |why| format!(" ({why})"));
-                in_time(&self.setup.process, since, &format!("the peer to connect{short}")).map(|()| None)
+                let short = admission
+                    .shortage()
+                    .map_or_else(String::new, |why| format!(" ({why})"));
+                in_time(
+                    &self.setup.process,
+                    since,
+                    &format!("the peer to connect{short}"),
+                )
+                .map(|()| None)
             }
             ProgressStep::Waiting(progress) => {
                 let kept = *ticket.insert(self.pending.ticket());
@@ -206,7 +235,9 @@ impl AcceptProgress {
             Self::Idle => return Ok(ProgressStep::Waiting(self)),
             Self::AwaitingRail(awaiting) => awaiting,
             Self::Handshaking(peer) => match peer.step(setup)? {
-                AcceptStep::Waiting(peer) => return Ok(ProgressStep::Waiting(Self::Handshaking(peer))),
+                AcceptStep::Waiting(peer) => {
+                    return Ok(ProgressStep::Waiting(Self::Handshaking(peer)));
+                }
                 AcceptStep::Streams(comm) => return Ok(ProgressStep::Done(comm)),
                 AcceptStep::Rails(awaiting) => awaiting,
             },
@@ -235,7 +266,12 @@ enum AcceptStep {
 impl Accepting {
     fn begin(mut channel: Channel, hello: Hello) -> Self {
         channel.name_peer(&hello.name);
-        Self { channel, started: Instant::now(), peer: hello.name.clone(), stage: AcceptStage::AwaitingOffer(hello) }
+        Self {
+            channel,
+            started: Instant::now(),
+            peer: hello.name.clone(),
+            stage: AcceptStage::AwaitingOffer(hello),
+        }
     }
 
     fn step(mut self, setup: &Setup) -> Result<AcceptStep> {
@@ -253,7 +289,11 @@ impl Accepting {
                 }
                 Some(other) => return Err(out_of_turn(&self.channel, &other)),
                 None => {
-                    in_time(process, self.started, &format!("{} to connect its queue pairs", self.peer))?;
+                    in_time(
+                        process,
+                        self.started,
+                        &format!("{} to connect its queue pairs", self.peer),
+                    )?;
                     self.stage = AcceptStage::AwaitingReady(offered);
                     return Ok(AcceptStep::Waiting(Box::new(self)));
                 }
@@ -268,7 +308,11 @@ impl Accepting {
                     .finish(setup, self.channel, self.peer)
                     .map(|comm| AcceptStep::Streams(Box::new(comm)));
             }
-            in_time(process, self.started, &format!("{} to open its TCP streams", self.peer))?;
+            in_time(
+                process,
+                self.started,
+                &format!("{} to open its TCP streams", self.peer),
+            )?;
             self.stage = AcceptStage::Gathering(gathering);
             return Ok(AcceptStep::Waiting(Box::new(self)));
         }
@@ -281,7 +325,9 @@ impl Accepting {
             return Err(out_of_turn(&self.channel, &other));
         }
         if probing.poll(&setup.process, &self.peer) {
-            return probing.finish(setup, self.channel, self.started, self.peer).map(AcceptStep::Rails);
+            return probing
+                .finish(setup, self.channel, self.started, self.peer)
+                .map(AcceptStep::Rails);
         }
         self.stage = AcceptStage::Probing(probing);
         Ok(AcceptStep::Waiting(Box::new(self)))
@@ -289,21 +335,36 @@ impl Accepting {
 }
 
 /// Answers a HELLO. Returns the next stage, or the same one while file descriptors are short.
-fn answer(setup: &Setup, channel: &mut Channel, hello: Hello, started: Instant) -> Result<AcceptStage> {
+fn answer(
+    setup: &Setup,
+    channel: &mut Channel,
+    hello: Hello,
+    started: Instant,
+) -> Result<AcceptStage> {
     let process = &*setup.process;
     let mut error = match HelloAnswer::to(process, &hello) {
         Ok(HelloAnswer::Rails(offered, offer)) => {
-            return channel.send(&Message::Offer(offer)).map(|()| AcceptStage::AwaitingReady(offered));
+            return channel
+                .send(&Message::Offer(offer))
+                .map(|()| AcceptStage::AwaitingReady(offered));
         }
         Ok(HelloAnswer::Streams(gathering, streams)) => {
-            return channel.send(&Message::Streams(streams)).map(|()| AcceptStage::Gathering(gathering));
+            return channel
+                .send(&Message::Streams(streams))
+                .map(|()| AcceptStage::Gathering(gathering));
         }
         Err(error) => error,
     };
     let peer = &hello.name;
     if let Some(why) = waits_for_descriptors(&error) {
-        setup.descriptors.tell(&format!("cannot answer {peer}"), &why);
-        match in_time(process, started, &format!("resources to answer {peer} ({why})")) {
+        setup
+            .descriptors
+            .tell(&format!("cannot answer {peer}"), &why);
+        match in_time(
+            process,
+            started,
+            &format!("resources to answer {peer} ({why})"),
+        ) {
             Ok(()) => return Ok(AcceptStage::AwaitingOffer(hello)),
             Err(late) => error = late,
         }
@@ -324,22 +385,33 @@ impl HelloAnswer {
         let routes = rails.routes(process, &hello.rails);
         let mut pairs = pairing::pair(&hello.rails, &rails.adverts, &routes);
         for pair in &mut pairs {
-            let path = PathId { rail: rails.known[pair.acceptor].rail.id, peer_gid: pair.connector_gid };
+            let path = PathId {
+                rail: rails.known[pair.acceptor].rail.id,
+                peer_gid: pair.connector_gid,
+            };
             let largest = process.backoff.largest_mtu(path).unwrap_or(pair.mtu_bytes);
             pair.mtu_bytes = pair.mtu_bytes.min(largest);
         }
         if pairs.is_empty() {
             streams::allow(process, &rails, hello)?;
-            return Gathering::new(process).map(|(gathering, streams)| Self::Streams(gathering, streams));
+            return Gathering::new(process)
+                .map(|(gathering, streams)| Self::Streams(gathering, streams));
         }
         OfferMade::new(process, rails, pairs, hello).map(|(made, offer)| Self::Rails(made, offer))
     }
 }
 
 impl OfferMade {
-    fn new(process: &Process, rails: LocalRails, pairs: Vec<Pair>, hello: &Hello) -> Result<(Self, Offer)> {
-        let ends: Vec<[End; 2]> =
-            pairs.iter().map(|pair| rails.ends(pair.acceptor, &hello.rails, pair.connector)).collect();
+    fn new(
+        process: &Process,
+        rails: LocalRails,
+        pairs: Vec<Pair>,
+        hello: &Hello,
+    ) -> Result<(Self, Offer)> {
+        let ends: Vec<[End; 2]> = pairs
+            .iter()
+            .map(|pair| rails.ends(pair.acceptor, &hello.rails, pair.connector))
+            .collect();
         let queue_pairs = negotiate::queue_pairs(
             negotiate::qps_wanted(&process.config.setup).max(hello.qps_per_rail),
             &Paths::new(&ends),
@@ -348,14 +420,25 @@ impl OfferMade {
         let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
         let mut left_out = negotiate::unpaired(&rails, &paired, Role::Receiver);
         let (mut offers, mut all) = (Vec::new(), Vec::new());
-        let dead =
-            |pair: &Pair| negotiate::dead_path_reason(process, &rails.known[pair.acceptor].rail, pair.connector_gid);
+        let dead = |pair: &Pair| {
+            negotiate::dead_path_reason(
+                process,
+                &rails.known[pair.acceptor].rail,
+                pair.connector_gid,
+            )
+        };
         for ((pair, ends), queue_count) in pairs.into_iter().zip(ends).zip(queue_pairs) {
             let known = &rails.known[pair.acceptor];
             let (rail, theirs) = (&known.rail, &hello.rails[pair.connector]);
             let opened = open(known, theirs, dead(&pair), queue_count)?;
             if opened.is_ok() {
-                warn_of_mtu(process, rail, theirs, &rails.adverts[pair.acceptor], &hello.name);
+                warn_of_mtu(
+                    process,
+                    rail,
+                    theirs,
+                    &rails.adverts[pair.acceptor],
+                    &hello.name,
+                );
             }
             offers.push(PairOffer {
                 connector_rail: pair.connector as u8,
@@ -365,38 +448,85 @@ impl OfferMade {
                 acceptor_name: rail.name(),
                 acceptor_gid: pair.acceptor_gid,
                 mtu_bytes: pair.mtu_bytes,
-                queue_pairs: opened.as_ref().map_or(Offered::Later(queue_count), |lane| Offered::Now(lane.ends())),
+                queue_pairs: opened.as_ref().map_or(Offered::Later(queue_count), |lane| {
+                    Offered::Now(lane.ends())
+                }),
             });
             let peer_rail = theirs.name.clone();
-            all.push(OpenedPair { pair, ends, peer_rail, queue_count, opened });
+            all.push(OpenedPair {
+                pair,
+                ends,
+                peer_rail,
+                queue_count,
+                opened,
+            });
         }
-        if all.iter().all(|pair| pair.opened.as_ref().is_err_and(|not_yet| !not_yet.is_temporary)) {
-            let why = |pair: &OpenedPair| Some((pair.ends[0].rail, pair.opened.as_ref().err()?.why.clone()));
+        if all.iter().all(|pair| {
+            pair.opened
+                .as_ref()
+                .is_err_and(|not_yet| !not_yet.is_temporary)
+        }) {
+            let why = |pair: &OpenedPair| {
+                Some((pair.ends[0].rail, pair.opened.as_ref().err()?.why.clone()))
+            };
             left_out.extend(all.iter().filter_map(why));
-            let (peer, rails) = (hello.name.clone(), negotiate::left_out_text(process, &left_out));
+            let (peer, rails) = (
+                hello.name.clone(),
+                negotiate::left_out_text(process, &left_out),
+            );
             return Err(Missing::QueuePairs { peer, rails }.into());
         }
-        let offer = Offer { name: process.name.clone(), chunk_bytes, pairs: offers };
+        let offer = Offer {
+            name: process.name.clone(),
+            chunk_bytes,
+            pairs: offers,
+        };
         let theirs = hello.rails.clone();
-        Ok((Self { rails, theirs, chunk_bytes, priority: hello.priority, pairs: all, left_out }, offer))
+        Ok((
+            Self {
+                rails,
+                theirs,
+                chunk_bytes,
+                priority: hello.priority,
+                pairs: all,
+                left_out,
+            },
+            offer,
+        ))
     }
 
     /// Starts to connect this side's queue pairs. [`Probing`] tests them afterwards.
     fn connect(self, process: &Process, peer: &str, ready: Ready) -> Result<Probing> {
         if ready.pairs.len() != self.pairs.len() {
             let (theirs, ours) = (ready.pairs.len(), self.pairs.len());
-            return Err(Violation::RailCount { peer: peer.to_owned(), theirs, ours }.into());
+            return Err(Violation::RailCount {
+                peer: peer.to_owned(),
+                theirs,
+                ours,
+            }
+            .into());
         }
         let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(self.pairs.len());
-        for (OpenedPair { pair, ends, peer_rail, queue_count, opened }, answer) in
-            self.pairs.into_iter().zip(ready.pairs)
+        for (
+            OpenedPair {
+                pair,
+                ends,
+                peer_rail,
+                queue_count,
+                opened,
+            },
+            answer,
+        ) in self.pairs.into_iter().zip(ready.pairs)
         {
             let KnownRail { rail, snapshot, .. } = &self.rails.known[pair.acceptor];
             let state = match (opened, answer) {
                 (Err(not_yet), _) => Probed::NotYet(not_yet),
                 (Ok(_), PairReady::NotYet(NotYet { why, is_temporary })) => {
-                    Probed::NotYet(NotYet { why: format!("{peer} cannot use it: {why}"), is_temporary })
+                    Probed::NotYet(NotYet {
+                        why: format!("{peer} cannot use it: {why}"),
+                        is_temporary,
+                    })
                 }
                 (Ok(mut lane), PairReady::Connected { mailbox_rkey, qps }) => {
                     let route = NewRoute {
@@ -415,16 +545,42 @@ impl OfferMade {
                     }
                 }
             };
-            pairs.push(ProbedPair { rail: Arc::clone(rail), pair, ends, peer_rail, queue_count, state });
+            pairs.push(ProbedPair {
+                rail: Arc::clone(rail),
+                pair,
+                ends,
+                peer_rail,
+                queue_count,
+                state,
+            });
         }
-        let Self { chunk_bytes, priority, theirs, left_out, .. } = self;
-        let mailboxes = Mailboxes { region, peer_addr: ready.mailbox_addr };
-        Ok(Probing { chunk_bytes, priority, mailboxes, theirs, pairs, left_out })
+        let Self {
+            chunk_bytes,
+            priority,
+            theirs,
+            left_out,
+            ..
+        } = self;
+        let mailboxes = Mailboxes {
+            region,
+            peer_addr: ready.mailbox_addr,
+        };
+        Ok(Probing {
+            chunk_bytes,
+            priority,
+            mailboxes,
+            theirs,
+            pairs,
+            left_out,
+        })
     }
 }
 
 fn path_choice(pair: &Pair) -> PathChoice {
-    PathChoice { peer_gid: pair.connector_gid, mtu_bytes: pair.mtu_bytes }
+    PathChoice {
+        peer_gid: pair.connector_gid,
+        mtu_bytes: pair.mtu_bytes,
+    }
 }
 
 /// Creates this side's queue pairs for a rail. The inner error is the reason to leave the pair for
@@ -435,9 +591,13 @@ fn open(
     dead: Option<String>,
     queue_count: u8,
 ) -> Result<std::result::Result<Lane, NotYet>> {
-    let away = || (!theirs.is_usable).then(|| format!("the peer cannot use its rail {} now", theirs.name));
+    let away =
+        || (!theirs.is_usable).then(|| format!("the peer cannot use its rail {} now", theirs.name));
     if let Some(why) = known.problem.clone().or_else(away).or(dead) {
-        return Ok(Err(NotYet { why, is_temporary: true }));
+        return Ok(Err(NotYet {
+            why,
+            is_temporary: true,
+        }));
     }
     match Lane::open(&known.rail, Role::Receiver, usize::from(queue_count)) {
         Ok(mut lane) => {
@@ -460,11 +620,37 @@ fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailA
 }
 
 impl ProbedPair {
-    fn test(&self, process: &Process, mailboxes: &Mailboxes, lane: Lane, trial: Option<Trial>) -> Probed {
-        let PathChoice { peer_gid, mtu_bytes } = path_choice(&self.pair);
-        let (path, limit) = (PathId { rail: self.rail.id, peer_gid }, process.config.recovery.probe_timeout);
-        LaneTest::start(lane, path, mailboxes, mtu_bytes, limit, trial, Instant::now())
-            .map_or_else(|error| Probed::NotYet(negotiate::not_yet(&self.rail, &error)), Probed::Testing)
+    fn test(
+        &self,
+        process: &Process,
+        mailboxes: &Mailboxes,
+        lane: Lane,
+        trial: Option<Trial>,
+    ) -> Probed {
+        let PathChoice {
+            peer_gid,
+            mtu_bytes,
+        } = path_choice(&self.pair);
+        let (path, limit) = (
+            PathId {
+                rail: self.rail.id,
+                peer_gid,
+            },
+            process.config.recovery.probe_timeout,
+        );
+        LaneTest::start(
+            lane,
+            path,
+            mailboxes,
+            mtu_bytes,
+            limit,
+            trial,
+            Instant::now(),
+        )
+        .map_or_else(
+            |error| Probed::NotYet(negotiate::not_yet(&self.rail, &error)),
+            Probed::Testing,
+        )
     }
 
     fn poll(
@@ -481,17 +667,24 @@ impl ProbedPair {
             TestResult::Passed => Probed::Carries(test.lane),
             // Writes also fail if the device is removed during the test. The device may return, so
             // the failure is then temporary.
-            TestResult::Failed(why) => {
-                not_yet(why, self.rail.device.query_presence(self.rail.info.port) != DevicePresence::Here)
-            }
+            TestResult::Failed(why) => not_yet(
+                why,
+                self.rail.device.query_presence(self.rail.info.port) != DevicePresence::Here,
+            ),
             TestResult::Silent(why) => {
                 let (netdev, pair) = (self.rail.info.netdev.as_deref(), &self.pair);
-                let sent_to = neighbours::sent_to(netdev, pair.connector_gid, theirs, pair.connector, peer);
-                not_yet(why + &sent_to + if pair.is_routed { ROUTED } else { "" }, true)
+                let sent_to =
+                    neighbours::sent_to(netdev, pair.connector_gid, theirs, pair.connector, peer);
+                not_yet(
+                    why + &sent_to + if pair.is_routed { ROUTED } else { "" },
+                    true,
+                )
             }
             TestResult::SmallMtu(why) => {
                 let rail = (self.rail.id, self.rail.name());
-                process.log.warn_of_small_packets(peer, (rail.0, &rail.1), &self.peer_rail, &why);
+                process
+                    .log
+                    .warn_of_small_packets(peer, (rail.0, &rail.1), &self.peer_rail, &why);
                 not_yet(why, true)
             }
         }
@@ -503,21 +696,35 @@ impl Probing {
     fn poll(&mut self, process: &Arc<Process>, peer: &str) -> bool {
         let mut buffer = CompletionBuffer::new();
         for pair in &mut self.pairs {
-            let undecided = Probed::NotYet(NotYet { why: String::new(), is_temporary: true });
+            let undecided = Probed::NotYet(NotYet {
+                why: String::new(),
+                is_temporary: true,
+            });
             let after = match std::mem::replace(&mut pair.state, undecided) {
                 Probed::Joining(joining) => match joining.step(process) {
                     JoinStep::Waiting(joining) => Probed::Joining(joining),
                     JoinStep::LeftOut(not_yet) => Probed::NotYet(not_yet),
-                    JoinStep::Joined(lane, trial) => pair.test(process, &self.mailboxes, lane, trial),
+                    JoinStep::Joined(lane, trial) => {
+                        pair.test(process, &self.mailboxes, lane, trial)
+                    }
                 },
                 other => other,
             };
             pair.state = match after {
-                Probed::Testing(test) => pair.poll(process, (&self.mailboxes, &self.theirs), test, peer, &mut buffer),
+                Probed::Testing(test) => pair.poll(
+                    process,
+                    (&self.mailboxes, &self.theirs),
+                    test,
+                    peer,
+                    &mut buffer,
+                ),
                 other => other,
             };
         }
-        !self.pairs.iter().any(|pair| matches!(pair.state, Probed::Joining(_) | Probed::Testing(_)))
+        !self
+            .pairs
+            .iter()
+            .any(|pair| matches!(pair.state, Probed::Joining(_) | Probed::Testing(_)))
     }
 
     fn finish(
@@ -527,12 +734,27 @@ impl Probing {
         started: Instant,
         peer: String,
     ) -> Result<AwaitingRail<RecvPath>> {
-        let Self { chunk_bytes, priority, mailboxes, pairs: probed, left_out, .. } = self;
+        let Self {
+            chunk_bytes,
+            priority,
+            mailboxes,
+            pairs: probed,
+            left_out,
+            ..
+        } = self;
         let Mailboxes { region, peer_addr } = mailboxes;
         let is_final = |pair: &ProbedPair| matches!(&pair.state, Probed::NotYet(not_yet) if !not_yet.is_temporary);
         let is_hopeless = probed.iter().all(is_final);
         let (mut pairs, mut go_pairs) = (Vec::new(), Vec::new());
-        for ProbedPair { rail, pair, ends, peer_rail, queue_count, state } in probed {
+        for ProbedPair {
+            rail,
+            pair,
+            ends,
+            peer_rail,
+            queue_count,
+            state,
+        } in probed
+        {
             let lane = match state {
                 Probed::Carries(lane) => Ok(lane),
                 Probed::NotYet(NotYet { why, .. }) => Err(why),
@@ -541,14 +763,27 @@ impl Probing {
                 }
             };
             go_pairs.push(match &lane {
-                Ok(lane) => PairGo::Carries { mailbox_rkey: lane.mailbox_rkey() },
+                Ok(lane) => PairGo::Carries {
+                    mailbox_rkey: lane.mailbox_rkey(),
+                },
                 Err(why) => PairGo::NotYet(why.clone()),
             });
             let choice = path_choice(&pair);
-            pairs.push(AgreedPair { rail, ends, peer_rail, queue_count, choice, lane });
+            pairs.push(AgreedPair {
+                rail,
+                ends,
+                peer_rail,
+                queue_count,
+                choice,
+                lane,
+            });
         }
         if is_hopeless {
-            let error = negotiate::no_usable_rail(&setup.process, &peer, &AgreedPair::not_yet(&pairs, left_out));
+            let error = negotiate::no_usable_rail(
+                &setup.process,
+                &peer,
+                &AgreedPair::not_yet(&pairs, left_out),
+            );
             if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
                 tracing::debug!("could not send the refusal to {peer}: {unsent}");
             }
@@ -556,11 +791,32 @@ impl Probing {
         }
         let mailbox_addr = region.addr();
         let role = Role::Receiver;
-        let agreed = Agreed { role, peer, started, priority, chunk_bytes, region, peer_addr, pairs, left_out };
-        finish(setup, channel, agreed, RecvPath::new, |channel, redial_handle| {
-            let (redialling, redial) = redial_handle.prepare_redial(channel, &setup.descriptors);
-            channel.send(&Message::Go(Go { mailbox_addr, pairs: go_pairs, redial }))?;
-            Ok(redialling)
-        })
+        let agreed = Agreed {
+            role,
+            peer,
+            started,
+            priority,
+            chunk_bytes,
+            region,
+            peer_addr,
+            pairs,
+            left_out,
+        };
+        finish(
+            setup,
+            channel,
+            agreed,
+            RecvPath::new,
+            |channel, redial_handle| {
+                let (redialling, redial) =
+                    redial_handle.prepare_redial(channel, &setup.descriptors);
+                channel.send(&Message::Go(Go {
+                    mailbox_addr,
+                    pairs: go_pairs,
+                    redial,
+                }))?;
+                Ok(redialling)
+            },
+        )
     }
 }

@@ -69,6 +69,10 @@ impl Setup {
     /// Creates the set-up for connections of this process.
     pub fn new(process: Arc<Process>) -> Self {
         let service = Arc::new(Service::new(Arc::clone(&process)));
-        Self { process, service, descriptors: Default::default() }
+        Self {
+            process,
+            service,
+            descriptors: Default::default(),
+        }
     }
 }

@@ -65,8 +65,16 @@ pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
     if ours == theirs {
         return Ok(());
     }
-    let (with, without) = if ours { (&process.name, &hello.name) } else { (&hello.name, &process.name) };
-    Err(Usage::RingTcp { with: with.clone(), without: without.clone() }.into())
+    let (with, without) = if ours {
+        (&process.name, &hello.name)
+    } else {
+        (&hello.name, &process.name)
+    };
+    Err(Usage::RingTcp {
+        with: with.clone(),
+        without: without.clone(),
+    }
+    .into())
 }
 
 /// Warns of a peer whose data has another priority than this host's data. Does not compare traffic
@@ -74,7 +82,11 @@ pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
 /// communicator.
 pub fn warn_of_priority(process: &Process, hello: &Hello) {
     let (ours, theirs, peer) = (process.priority(None), hello.priority, &hello.name);
-    let differs = process.config.setup.traffic_class.is_some_and(|class| class != theirs.traffic_class)
+    let differs = process
+        .config
+        .setup
+        .traffic_class
+        .is_some_and(|class| class != theirs.traffic_class)
         || ours.service_level != theirs.service_level;
     if differs && process.log.is_first(peer, Subject::Priority) {
         tracing::warn!(
@@ -128,22 +140,39 @@ impl LocalRails {
                     }
                 },
             };
-            adverts.push(RailAdvert { is_usable: problem.is_none(), ..rail.advert(&snapshot) });
-            known.push(KnownRail { rail: Arc::clone(rail), snapshot, problem });
+            adverts.push(RailAdvert {
+                is_usable: problem.is_none(),
+                ..rail.advert(&snapshot)
+            });
+            known.push(KnownRail {
+                rail: Arc::clone(rail),
+                snapshot,
+                problem,
+            });
         }
-        Ok(Self { known, adverts, unknown })
+        Ok(Self {
+            known,
+            adverts,
+            unknown,
+        })
     }
 
     /// Returns this host's routes to addresses of the peer. With them, rails can be paired that
     /// share no subnet with a rail of the peer.
     pub fn routes(&self, process: &Process, theirs: &[RailAdvert]) -> Vec<Route> {
-        process.routes(theirs, &self.adverts, |acceptor| &self.known[acceptor].snapshot)
+        process.routes(theirs, &self.adverts, |acceptor| {
+            &self.known[acceptor].snapshot
+        })
     }
 
     /// Returns the largest chunk, in bytes, that every known rail can send as one write. Rounded
     /// down to a multiple of 128, and at least 4096.
     pub fn chunk_bytes(&self) -> u32 {
-        let most = self.known.iter().map(|known| known.snapshot.port.max_message_bytes).min();
+        let most = self
+            .known
+            .iter()
+            .map(|known| known.snapshot.port.max_message_bytes)
+            .min();
         let chunk = most.unwrap_or(MOST_CHUNK_BYTES).min(MOST_CHUNK_BYTES);
         (chunk - chunk % 128).max(4096)
     }
@@ -153,16 +182,26 @@ impl LocalRails {
     pub fn ends(&self, place: usize, theirs: &[RailAdvert], their_place: usize) -> [End; 2] {
         let rail = &self.known[place].rail;
         let their_ends: Vec<End> = (RailId::all(theirs.len()).zip(theirs))
-            .map(|(rail, advert)| End { rail, attachment: advert.attachment })
+            .map(|(rail, advert)| End {
+                rail,
+                attachment: advert.attachment,
+            })
             .collect();
-        [End { rail: rail.id, attachment: rail.info.attachment }, their_ends[their_place]]
+        [
+            End {
+                rail: rail.id,
+                attachment: rail.info.attachment,
+            },
+            their_ends[their_place],
+        ]
     }
 
     /// Returns the reason why TCP may not replace rails, if any. The only reason is that this host
     /// has rails whose addresses are unknown: one of them may be able to reach the peer.
     pub fn why_not_by_tcp(&self) -> Option<String> {
         let why = |(rail, why): &(Arc<Rail>, String)| format!("{} ({why})", rail.name());
-        (!self.unknown.is_empty()).then(|| self.unknown.iter().map(why).collect::<Vec<_>>().join("; "))
+        (!self.unknown.is_empty())
+            .then(|| self.unknown.iter().map(why).collect::<Vec<_>>().join("; "))
     }
 
     /// Returns this side's offer of connections by TCP, for HELLO.
@@ -176,14 +215,22 @@ impl LocalRails {
 
     /// Returns the error text for hosts without a common rail. It names this host, because the peer
     /// shows the text too.
-    pub fn nothing_in_common(&self, process: &Process, theirs: &[RailAdvert], peer: &str) -> String {
+    pub fn nothing_in_common(
+        &self,
+        process: &Process,
+        theirs: &[RailAdvert],
+        peer: &str,
+    ) -> String {
         let host = &process.name;
         let filter = match process.config.rails.hca.names_something() {
             true => format!("; NCCL_IB_HCA hides the other ports of {host}: unset it"),
             false => String::new(),
         };
-        let unknown: Vec<String> =
-            self.unknown.iter().map(|(rail, why)| format!("; {} ({why})", rail.name())).collect();
+        let unknown: Vec<String> = self
+            .unknown
+            .iter()
+            .map(|(rail, why)| format!("; {} ({why})", rail.name()))
+            .collect();
         format!(
             "no rail in common: {host} has {}{}; {peer} has {}{filter}; if a cable or switch joins them, give both its ends addresses in one \
              subnet, or routes",
@@ -211,7 +258,11 @@ pub fn queue_pairs(wanted: u8, paths: &Paths) -> [u8; MAX_RAILS] {
 /// Returns the largest number of queue pairs that a connection gets on a rail with this attachment.
 pub fn most_queue_pairs(qps_per_rail: Option<u8>, attachment: &Attachment) -> u8 {
     qps_per_rail.unwrap_or_else(|| {
-        let link_mbps = if attachment.link_mbps == 0 { u32::MAX } else { attachment.link_mbps };
+        let link_mbps = if attachment.link_mbps == 0 {
+            u32::MAX
+        } else {
+            attachment.link_mbps
+        };
         qps_for(f64::from(attachment.port_mbps.min(link_mbps)))
     })
 }
@@ -228,13 +279,18 @@ pub fn striping(process: &Process, paths: &[[End; 2]]) -> Striping {
 /// Logs the rails of a new connection, once for all connections with the peer on the same rails.
 pub fn report_connected(process: &Process, peer: &str, role: Role, lanes: &[Lane]) {
     let live = lanes.iter().filter(|lane| lane.is_open());
-    let rails: Vec<String> = live.map(|lane| format!("{} to {}", lane.rail.name(), lane.peer_rail)).collect();
+    let rails: Vec<String> = live
+        .map(|lane| format!("{} to {}", lane.rail.name(), lane.peer_rail))
+        .collect();
     let (count, plural) = (rails.len(), if rails.len() == 1 { "" } else { "s" });
     let direction = match role {
         Role::Sender => "send",
         Role::Receiver => "receive",
     };
-    let line = format!("connected with {peer} over {count} rail{plural}: {} ({direction})", rails.join(", "));
+    let line = format!(
+        "connected with {peer} over {count} rail{plural}: {} ({direction})",
+        rails.join(", ")
+    );
     if process.log.is_first(peer, Subject::Connected(line.clone())) {
         tracing::info!("{line}");
     } else {
@@ -255,19 +311,33 @@ pub fn report_left_out(
     routed: &[bool],
     left_out: &[(RailId, String)],
 ) {
-    let live_in_subnet = || lanes.iter().zip(routed).filter(|(lane, routed)| lane.is_open() && !**routed);
-    let live_ends: Vec<[End; 2]> =
-        lanes.iter().zip(ends).filter(|(lane, _)| lane.is_open()).map(|(_, ends)| *ends).collect();
+    let live_in_subnet = || {
+        lanes
+            .iter()
+            .zip(routed)
+            .filter(|(lane, routed)| lane.is_open() && !**routed)
+    };
+    let live_ends: Vec<[End; 2]> = lanes
+        .iter()
+        .zip(ends)
+        .filter(|(lane, _)| lane.is_open())
+        .map(|(_, ends)| *ends)
+        .collect();
     for (rail, why) in left_out {
-        let Some(rail) = process.rails.get(rail.index()) else { continue };
+        let Some(rail) = process.rails.get(rail.index()) else {
+            continue;
+        };
         let cable = rail.info.attachment.cable;
-        let is_twin_alone = live_in_subnet().any(|(lane, _)| lane.rail.info.attachment.cable == cable)
+        let is_twin_alone = live_in_subnet()
+            .any(|(lane, _)| lane.rail.info.attachment.cable == cable)
             && !is_cable_full(&live_ends, cable);
         let name = rail.name();
         if !process.log.is_first(peer, Subject::NotUsed(rail.id)) {
             tracing::debug!("rail {name} not used by one more connection with {peer}: {why}");
         } else if is_twin_alone {
-            tracing::warn!("rail {name} not used with {peer}, which halves the bandwidth of its cable: {why}");
+            tracing::warn!(
+                "rail {name} not used with {peer}, which halves the bandwidth of its cable: {why}"
+            );
         } else {
             tracing::info!("rail {name} not used with {peer}: {why}");
         }
@@ -278,25 +348,42 @@ pub fn report_left_out(
 /// If the rail's device is away, the reason is temporary.
 pub fn not_yet(rail: &Rail, error: &Error) -> NotYet {
     let is_away = rail.device.presence() != DevicePresence::Here;
-    NotYet { why: error.to_string(), is_temporary: is_away || error.is_temporary() }
+    NotYet {
+        why: error.to_string(),
+        is_temporary: is_away || error.is_temporary(),
+    }
 }
 
 /// Returns the reason why a path is left out for now, if it is known to be dead.
 pub fn dead_path_reason(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> Option<String> {
-    process.backoff.dead(PathId { rail: rail.id, peer_gid }, Instant::now())
+    process.backoff.dead(
+        PathId {
+            rail: rail.id,
+            peer_gid,
+        },
+        Instant::now(),
+    )
 }
 
 /// Returns true if a rail reaches a peer's address only by a route.
 pub fn is_routed(rail: &Rail, peer_gid: [u8; 16]) -> bool {
     let needs_route = |own: &Address| own.is_link_local() || pairing::needs_route(own, peer_gid);
     !Ipv6Addr::from(peer_gid).is_unicast_link_local()
-        && rail.last_snapshot().is_some_and(|snapshot| snapshot.addresses.iter().all(needs_route))
+        && rail
+            .last_snapshot()
+            .is_some_and(|snapshot| snapshot.addresses.iter().all(needs_route))
 }
 
 /// Returns the rails without a pair, each with the reason.
 pub fn unpaired(rails: &LocalRails, paired: &[usize], role: Role) -> Vec<(RailId, String)> {
-    let mut all: Vec<(RailId, String)> = rails.unknown.iter().map(|(rail, why)| (rail.id, why.clone())).collect();
-    for (place, (KnownRail { rail, problem, .. }, advert)) in rails.known.iter().zip(&rails.adverts).enumerate() {
+    let mut all: Vec<(RailId, String)> = rails
+        .unknown
+        .iter()
+        .map(|(rail, why)| (rail.id, why.clone()))
+        .collect();
+    for (place, (KnownRail { rail, problem, .. }, advert)) in
+        rails.known.iter().zip(&rails.adverts).enumerate()
+    {
         if !paired.contains(&place) {
             let why = if let Some(problem) = problem {
                 problem.clone()
@@ -316,7 +403,9 @@ pub fn unpaired(rails: &LocalRails, paired: &[usize], role: Role) -> Vec<(RailId
 fn unpaired_reason(advert: &RailAdvert, role: Role) -> String {
     let rail = pairing::describe(std::slice::from_ref(advert));
     match role {
-        Role::Receiver => format!("no rail of the peer shares a subnet with {rail}, and no route leads to one"),
+        Role::Receiver => {
+            format!("no rail of the peer shares a subnet with {rail}, and no route leads to one")
+        }
         Role::Sender => {
             format!("no peer rail for {rail}: no shared subnet or route; see the peer's log")
         }
@@ -325,14 +414,23 @@ fn unpaired_reason(advert: &RailAdvert, role: Role) -> String {
 
 /// Formats the names of rails that are left out, each with its reason.
 pub fn left_out_text(process: &Process, left_out: &[(RailId, String)]) -> String {
-    let name = |id: RailId| process.rails.get(id.index()).map_or_else(|| format!("rail {id}"), |rail| rail.name());
+    let name = |id: RailId| {
+        process
+            .rails
+            .get(id.index())
+            .map_or_else(|| format!("rail {id}"), |rail| rail.name())
+    };
     let one = |(id, why): &(RailId, String)| format!("{} ({why})", name(*id));
     left_out.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
 /// Returns the error for a connection on which no rail can be used.
 pub fn no_usable_rail(process: &Process, peer: &str, left_out: &[(RailId, String)]) -> Error {
-    Network::NoRail { peer: peer.to_owned(), rails: left_out_text(process, left_out) }.into()
+    Network::NoRail {
+        peer: peer.to_owned(),
+        rails: left_out_text(process, left_out),
+    }
+    .into()
 }
 
 /// Checks that a handshake has not taken too long.
@@ -344,7 +442,12 @@ pub fn in_time(process: &Process, started: Instant, waiting_for: &str) -> Result
     if waited < limit {
         return Ok(());
     }
-    Err(TimedOut::Setup { what: waiting_for.to_owned(), waited, limit: limit.as_secs() }.into())
+    Err(TimedOut::Setup {
+        what: waiting_for.to_owned(),
+        waited,
+        limit: limit.as_secs(),
+    }
+    .into())
 }
 
 /// Returns the next message from the peer, or `None` if none has arrived.
@@ -362,17 +465,28 @@ pub fn receive(channel: &mut Channel) -> Result<Option<Message>> {
 /// The errors of [`receive`].
 pub fn understood(channel: &Channel, received: Received) -> Result<Option<Message>> {
     match received {
-        Received::Message(Message::Refuse(why)) => Err(Usage::Refused { peer: channel.peer(), why }.into()),
+        Received::Message(Message::Refuse(why)) => Err(Usage::Refused {
+            peer: channel.peer(),
+            why,
+        }
+        .into()),
         Received::Message(message) => Ok(Some(message)),
         Received::Nothing => Ok(None),
         Received::Unreachable(network) => Err(network.into()),
-        Received::Closed => Err(PeerGone::ClosedInSetup { peer: channel.peer() }.into()),
+        Received::Closed => Err(PeerGone::ClosedInSetup {
+            peer: channel.peer(),
+        }
+        .into()),
     }
 }
 
 /// Returns the error for a message that the handshake does not expect now.
 pub fn out_of_turn(channel: &Channel, message: &Message) -> Error {
-    Violation::Unexpected { peer: channel.peer(), kind: message.kind() }.into()
+    Violation::Unexpected {
+        peer: channel.peer(),
+        kind: message.kind(),
+    }
+    .into()
 }
 
 #[cfg(test)]
@@ -381,15 +495,30 @@ mod tests {
 
     #[test]
     fn only_the_pairing_side_reports_different_subnets() {
-        let attachment = Attachment { link: 0, link_mbps: 0, cable: 0, port_mbps: 1 };
+        let attachment = Attachment {
+            link: 0,
+            link_mbps: 0,
+            cable: 0,
+            port_mbps: 1,
+        };
         let (name, phys_port, addresses) = ("x0:1".to_owned(), String::new(), Vec::new());
-        let advert =
-            RailAdvert { name, phys_port, attachment, speed_mbps: 1, mtu_bytes: 4096, addresses, is_usable: true };
+        let advert = RailAdvert {
+            name,
+            phys_port,
+            attachment,
+            speed_mbps: 1,
+            mtu_bytes: 4096,
+            addresses,
+            is_usable: true,
+        };
         assert_eq!(
             unpaired_reason(&advert, Role::Receiver),
             "no rail of the peer shares a subnet with x0:1 (), and no route leads to one"
         );
         let told = unpaired_reason(&advert, Role::Sender);
-        assert!(told.starts_with("no peer rail for x0:1 ()") && told.ends_with("see the peer's log"), "{told}");
+        assert!(
+            told.starts_with("no peer rail for x0:1 ()") && told.ends_with("see the peer's log"),
+            "{told}"
+        );
     }
 }

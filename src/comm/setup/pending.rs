@@ -40,8 +40,15 @@ struct SetUp<T> {
 impl<T: Send + 'static> Pending<T> {
     /// Creates an empty table.
     pub fn new(peer: fn(&T) -> String) -> Self {
-        let table = Table { set_ups: HashMap::new(), last_ticket: 0, is_watched: false };
-        Self { table: Arc::new(Mutex::new(table)), peer }
+        let table = Table {
+            set_ups: HashMap::new(),
+            last_ticket: 0,
+            is_watched: false,
+        };
+        Self {
+            table: Arc::new(Mutex::new(table)),
+            peer,
+        }
     }
 
     /// Returns a new ticket. Tickets are counted from 1.
@@ -57,20 +64,31 @@ impl<T: Send + 'static> Pending<T> {
     /// [`Error::Network`](crate::error::Error::Network) if the set-up has failed or was given up.
     pub fn take(&self, ticket: u64) -> Result<T> {
         let taken = lock(&self.table).set_ups.remove(&ticket);
-        taken.map(|set_up| set_up.state).ok_or_else(|| Network::SetupEnded.into())
+        taken
+            .map(|set_up| set_up.state)
+            .ok_or_else(|| Network::SetupEnded.into())
     }
 
     /// Keeps the state of a set-up until NCCL's next call.
     pub fn keep(&self, service: &Service, ticket: u64, state: T) {
         let mut table = lock(&self.table);
-        table.set_ups.insert(ticket, SetUp { state, asked: Instant::now() });
+        table.set_ups.insert(
+            ticket,
+            SetUp {
+                state,
+                asked: Instant::now(),
+            },
+        );
         if std::mem::replace(&mut table.is_watched, true) {
             return;
         }
         drop(table);
         // The service thread does not keep the table alive: without an owner, no call will come.
         let (weak, peer) = (Arc::downgrade(&self.table), self.peer);
-        let chore = move |now| weak.upgrade().is_none_or(|table| give_up_abandoned(&table, peer, now));
+        let chore = move |now| {
+            weak.upgrade()
+                .is_none_or(|table| give_up_abandoned(&table, peer, now))
+        };
         if let Err(error) = service.repeat(chore) {
             // The next call tries again.
             tracing::debug!("abandoned set-ups are not given up: {error}");
@@ -90,8 +108,11 @@ impl<T: Send + 'static> Pending<T> {
 fn give_up_abandoned<T>(table: &Mutex<Table<T>>, peer: fn(&T) -> String, now: Instant) -> bool {
     let mut table = lock(table);
     let is_abandoned = |set_up: &SetUp<T>| now.saturating_duration_since(set_up.asked) >= ABANDONED;
-    let abandoned: Vec<SetUp<T>> =
-        table.set_ups.extract_if(|_, set_up| is_abandoned(set_up)).map(|(_, set_up)| set_up).collect();
+    let abandoned: Vec<SetUp<T>> = table
+        .set_ups
+        .extract_if(|_, set_up| is_abandoned(set_up))
+        .map(|(_, set_up)| set_up)
+        .collect();
     table.is_watched = !table.set_ups.is_empty();
     let is_empty = !table.is_watched;
     // Destroying queue pairs may take long, so the lock is released first.
@@ -117,7 +138,11 @@ mod tests {
 
     fn service() -> Service {
         let config = Config::from_variables(&[]).unwrap();
-        Service::new(Arc::new(Process::new(config, Vec::new(), TunerIdentity::default())))
+        Service::new(Arc::new(Process::new(
+            config,
+            Vec::new(),
+            TunerIdentity::default(),
+        )))
     }
 
     /// Makes a set-up as old as an abandoned one.

@@ -55,7 +55,12 @@ pub fn allow(process: &Process, rails: &LocalRails, hello: &Hello) -> Result<()>
             return Err(Usage::NothingInCommon { rails }.into());
         }
     };
-    Err(Usage::TcpWithheld { rails, host: host.clone(), why }.into())
+    Err(Usage::TcpWithheld {
+        rails,
+        host: host.clone(),
+        why,
+    }
+    .into())
 }
 
 /// State of the accepting side, which waits for the other streams of a connection.
@@ -75,14 +80,29 @@ impl Gathering {
         let mut token = [0; TOKEN_BYTES];
         getrandom::fill(&mut token)?;
         let (name, channels) = (process.name.clone(), [const { None }; STREAMS - 1]);
-        Ok((Self { token, channels, was_answered: false }, Streams { name, count: STREAMS as u8, token }))
+        Ok((
+            Self {
+                token,
+                channels,
+                was_answered: false,
+            },
+            Streams {
+                name,
+                count: STREAMS as u8,
+                token,
+            },
+        ))
     }
 
     /// Adds connected streams. A stream replaces an earlier stream with the same number, which the
     /// peer has given up.
     pub fn poll(&mut self, admission: &mut Admission, descriptors: &DescriptorWarning) {
-        for (channel, Stream { number, .. }) in admission.look_for_streams(descriptors, &self.token) {
-            if let Some(place) = usize::from(number).checked_sub(1).and_then(|at| self.channels.get_mut(at)) {
+        for (channel, Stream { number, .. }) in admission.look_for_streams(descriptors, &self.token)
+        {
+            if let Some(place) = usize::from(number)
+                .checked_sub(1)
+                .and_then(|at| self.channels.get_mut(at))
+            {
                 *place = Some(channel);
             }
         }
@@ -107,7 +127,9 @@ impl Gathering {
     /// # Errors
     /// [`Error::Os`] if a socket cannot be set up.
     pub fn finish(self, setup: &Setup, first: Channel, peer: String) -> Result<RecvComm> {
-        let channels = std::iter::once(first).chain(self.channels.into_iter().flatten()).collect();
+        let channels = std::iter::once(first)
+            .chain(self.channels.into_iter().flatten())
+            .collect();
         let comm = finish(setup, channels, peer, StreamRecvPath::new)?;
         Ok(RecvComm::Streams(Box::new(comm)))
     }
@@ -136,10 +158,19 @@ impl OpeningStreams {
     /// # Errors
     /// The errors of [`in_own_scope`].
     pub fn new(process: &Process, streams: Streams, address: SocketAddr) -> Result<Self> {
-        let Streams { name: peer, count, token } = streams;
+        let Streams {
+            name: peer,
+            count,
+            token,
+        } = streams;
         let now = Instant::now();
         let opening = (1..count).map(|_| OpeningStream::Waiting(now)).collect();
-        Ok(Self { peer, token, address: in_own_scope(address, &process.config.setup)?, opening })
+        Ok(Self {
+            peer,
+            token,
+            address: in_own_scope(address, &process.config.setup)?,
+            opening,
+        })
     }
 
     /// Continues to open all streams. `first` is the first stream. Returns true once the peer has
@@ -150,10 +181,21 @@ impl OpeningStreams {
     /// stream, [`Error::Usage`] if it refuses the connection, [`Error::Protocol`] if it sends
     /// another message, [`Error::Os`] if no socket can be created.
     pub fn step(&mut self, first: &mut Channel) -> Result<bool> {
-        let Self { token, address, opening, .. } = self;
+        let Self {
+            token,
+            address,
+            opening,
+            ..
+        } = self;
         for (number, stream) in (1..).zip(opening) {
             let before = std::mem::replace(stream, OpeningStream::Waiting(Instant::now() + REDIAL));
-            *stream = before.step(*address, Stream { token: *token, number })?;
+            *stream = before.step(
+                *address,
+                Stream {
+                    token: *token,
+                    number,
+                },
+            )?;
         }
         match negotiate::receive(first)? {
             Some(Message::Carries) => Ok(true),
@@ -185,7 +227,13 @@ impl OpeningStreams {
 impl OpeningStream {
     fn step(self, address: SocketAddr, stream: Stream) -> Result<Self> {
         let again = || Ok(Self::Waiting(Instant::now() + REDIAL));
-        let cannot = |error: std::io::Error| Network::Unreachable { address, why: error.to_string() }.into();
+        let cannot = |error: std::io::Error| {
+            Network::Unreachable {
+                address,
+                why: error.to_string(),
+            }
+            .into()
+        };
         match self {
             Self::Waiting(when) if Instant::now() < when => Ok(self),
             Self::Waiting(_) => Channel::dial(address).map(Self::Dialling),
@@ -196,7 +244,14 @@ impl OpeningStream {
                     Err(Error::PeerGone(_)) => again(),
                     Err(error) => Err(error),
                 },
-                Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => again(),
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
+                    ) =>
+                {
+                    again()
+                }
                 Err(error) => Err(cannot(error)),
             },
             // `Channel::receive` first sends what is still queued of the message STREAM. After
@@ -220,7 +275,10 @@ fn finish<P>(
     path: impl FnOnce(&[Vec<u8>]) -> P,
 ) -> Result<StreamEndpoint<P>> {
     let process = Arc::clone(&setup.process);
-    let local = channels.first().and_then(|first| first.addresses().ok()).map(|[own, _]| own.ip());
+    let local = channels
+        .first()
+        .and_then(|first| first.addresses().ok())
+        .map(|[own, _]| own.ip());
     let interface = local.map_or_else(|| "an unknown interface".to_owned(), interface_with);
     let (sockets, read) = Sockets::new(channels, TcpPath { peer, interface })?;
     report(&process, &sockets);
@@ -232,7 +290,12 @@ fn finish<P>(
     };
     process.opened(&context.sockets.tcp.peer);
     let path = TryCell::new(path(&read));
-    Ok(StreamEndpoint { context, process, service: Arc::clone(&setup.service), path })
+    Ok(StreamEndpoint {
+        context,
+        process,
+        service: Arc::clone(&setup.service),
+        path,
+    })
 }
 
 /// Returns the name of the interface with this address, or the address as text if there is none.
@@ -241,8 +304,15 @@ fn interface_with(ip: IpAddr) -> String {
         tracing::debug!("{error}");
         Vec::new()
     });
-    let has = |interface: &&interfaces::Interface| interface.addresses.iter().any(|each| each.address.ip() == ip);
-    all.iter().find(has).map_or_else(|| ip.to_string(), |interface| interface.name.clone())
+    let has = |interface: &&interfaces::Interface| {
+        interface
+            .addresses
+            .iter()
+            .any(|each| each.address.ip() == ip)
+    };
+    all.iter()
+        .find(has)
+        .map_or_else(|| ip.to_string(), |interface| interface.name.clone())
 }
 
 /// Logs the new connection: at INFO the first time for this peer, later at DEBUG. Warns once for
@@ -258,7 +328,8 @@ fn report(process: &Process, sockets: &Sockets) {
     } else {
         tracing::debug!("{line}");
     }
-    if interfaces::is_wireless(&process.config.rails.sysfs, interface) && process.log.is_first(peer, Subject::Wireless)
+    if interfaces::is_wireless(&process.config.rails.sysfs, interface)
+        && process.log.is_first(peer, Subject::Wireless)
     {
         tracing::warn!(
             "TCP with {peer} goes over {interface}, which is Wi-Fi: set NCCL_SOCKET_IFNAME to a wired interface on every node"

@@ -20,14 +20,26 @@ pub fn send(socket: &TcpStream, head: &[u8], body: HostMemory) -> Result<usize> 
     // read of the flag.
     order_loads();
     let mut parts = [
-        libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
-        libc::iovec { iov_base: body.addr() as *mut libc::c_void, iov_len: body.len() },
+        libc::iovec {
+            iov_base: head.as_ptr().cast_mut().cast(),
+            iov_len: head.len(),
+        },
+        libc::iovec {
+            iov_base: body.addr() as *mut libc::c_void,
+            iov_len: body.len(),
+        },
     ];
     let message = message(&mut parts);
     // SAFETY: the header and both parts outlive the call. The kernel reads `head`, a slice, and
     // `body`, which stays mapped (`HostMemory::from_caller`), and returns EFAULT for unmapped
     // memory.
-    let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+    let count = unsafe {
+        libc::sendmsg(
+            socket.as_raw_fd(),
+            &message,
+            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+        )
+    };
     usize::try_from(count).map_err(|_| Error::last_os_error())
 }
 
@@ -38,8 +50,14 @@ pub fn send(socket: &TcpStream, head: &[u8], body: HostMemory) -> Result<usize> 
 /// The errors of `recvmsg(2)`; `WouldBlock` if nothing is available.
 pub fn receive(socket: &TcpStream, body: HostMemory, tail: &mut [u8]) -> Result<usize> {
     let mut parts = [
-        libc::iovec { iov_base: body.addr() as *mut libc::c_void, iov_len: body.len() },
-        libc::iovec { iov_base: tail.as_mut_ptr().cast(), iov_len: tail.len() },
+        libc::iovec {
+            iov_base: body.addr() as *mut libc::c_void,
+            iov_len: body.len(),
+        },
+        libc::iovec {
+            iov_base: tail.as_mut_ptr().cast(),
+            iov_len: tail.len(),
+        },
     ];
     let mut message = message(&mut parts);
     // SAFETY: as in `send`. The kernel writes `tail` and `body`. Only this function's caller
@@ -74,7 +92,11 @@ pub fn store_in_lines(to: HostMemory, bytes: &[u8]) {
     let bytes = &bytes[..to.len().min(bytes.len())];
     let start = to.addr();
     // LL and LL128 read only aligned words, so bytes in unaligned memory need no order.
-    let whole = if start.is_multiple_of(8) { bytes.len() / 8 } else { 0 };
+    let whole = if start.is_multiple_of(8) {
+        bytes.len() / 8
+    } else {
+        0
+    };
     let (words, _) = bytes.as_chunks::<8>();
     for (at, word) in words.iter().take(whole).enumerate() {
         let address = start + at * 8;
@@ -84,7 +106,8 @@ pub fn store_in_lines(to: HostMemory, bytes: &[u8]) {
         // SAFETY: the word lies within `to`, which is mapped and writable
         // (`HostMemory::from_caller`), and is aligned. A GPU may read it at the same time, so the
         // store is atomic.
-        unsafe { AtomicU64::from_ptr(address as *mut u64) }.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+        unsafe { AtomicU64::from_ptr(address as *mut u64) }
+            .store(u64::from_ne_bytes(*word), Ordering::Relaxed);
     }
     order_stores();
     for (at, byte) in bytes.iter().enumerate().skip(whole * 8) {
@@ -101,7 +124,15 @@ pub fn unacknowledged(socket: &TcpStream) -> Option<Duration> {
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
     let place = std::ptr::from_mut(&mut info).cast();
     // SAFETY: `place` has `length` bytes, and the kernel writes at most that many.
-    let status = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, place, &mut length) };
+    let status = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            place,
+            &mut length,
+        )
+    };
     let is_outstanding = status == 0 && (info.tcpi_unacked > 0 || info.tcpi_probes > 0);
     is_outstanding.then(|| Duration::from_millis(u64::from(info.tcpi_last_ack_recv)))
 }
@@ -130,7 +161,8 @@ mod tests {
         let (mut first, mut rest) = ([0; 6], [0; 8]);
         assert_eq!(receive(&other, memory(&mut first), &mut rest).unwrap(), 10);
         assert_eq!((&first, &rest), (b"012345", b"6789\0\0\0\0"));
-        let would_block = |result: Result<usize>| result.unwrap_err().kind() == ErrorKind::WouldBlock;
+        let would_block =
+            |result: Result<usize>| result.unwrap_err().kind() == ErrorKind::WouldBlock;
         assert!(would_block(receive(&other, memory(&mut first), &mut rest)));
         drop(one);
         assert_eq!(receive(&other, memory(&mut first), &mut rest).unwrap(), 0);
@@ -140,10 +172,16 @@ mod tests {
     fn unmapped_memory_is_an_error_and_no_crash() {
         let [mut one, other] = tcp_pair();
         let page = HostMemory::unowned(&(0x1000..0x2000));
-        assert_eq!(send(&one, b"", page).unwrap_err().raw_os_error(), Some(libc::EFAULT));
+        assert_eq!(
+            send(&one, b"", page).unwrap_err().raw_os_error(),
+            Some(libc::EFAULT)
+        );
         one.write_all(b"x").unwrap();
         while other.peek(&mut [0; 1]).unwrap() < 1 {}
-        assert_eq!(receive(&other, page, &mut []).unwrap_err().raw_os_error(), Some(libc::EFAULT));
+        assert_eq!(
+            receive(&other, page, &mut []).unwrap_err().raw_os_error(),
+            Some(libc::EFAULT)
+        );
     }
 
     #[test]
@@ -151,16 +189,37 @@ mod tests {
         let bytes: Vec<u8> = (0..600).map(|at| (at * 7 + at / 256) as u8).collect();
         let mut place = vec![0_u64; 100];
         let start = place.as_mut_ptr() as usize;
-        for (offset, count) in [(0, 600), (0, 0), (0, 7), (8, 128), (3, 300), (120, 9), (16, 255)] {
+        for (offset, count) in [
+            (0, 600),
+            (0, 0),
+            (0, 7),
+            (8, 128),
+            (3, 300),
+            (120, 9),
+            (16, 255),
+        ] {
             place.fill(u64::from_ne_bytes([0xee; 8]));
             // SAFETY: within `place`, which is read only afterwards.
             let to = unsafe { HostMemory::from_caller(start + offset, count) };
             store_in_lines(to, &bytes);
             let stored: Vec<u8> = place.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            assert_eq!(stored[offset..offset + count], bytes[..count], "{count} bytes at {offset}");
-            assert!(stored[..offset].iter().chain(&stored[offset + count..]).all(|byte| *byte == 0xee));
+            assert_eq!(
+                stored[offset..offset + count],
+                bytes[..count],
+                "{count} bytes at {offset}"
+            );
+            assert!(
+                stored[..offset]
+                    .iter()
+                    .chain(&stored[offset + count..])
+                    .all(|byte| *byte == 0xee)
+            );
             store(to, &[0xee; 600]);
-            assert!(place.iter().all(|word| *word == u64::from_ne_bytes([0xee; 8])));
+            assert!(
+                place
+                    .iter()
+                    .all(|word| *word == u64::from_ne_bytes([0xee; 8]))
+            );
         }
     }
 

@@ -42,7 +42,10 @@ impl Totals {
 
     /// Returns the number of bytes and the number of messages since the last call.
     pub fn take(&self) -> (u64, u64) {
-        (self.bytes.swap(0, Ordering::Relaxed), self.messages.swap(0, Ordering::Relaxed))
+        (
+            self.bytes.swap(0, Ordering::Relaxed),
+            self.messages.swap(0, Ordering::Relaxed),
+        )
     }
 }
 
@@ -105,15 +108,31 @@ impl Waiting {
     }
 
     #[cold]
-    fn waited(&self, context: &StreamContext, timer: &mut StallTimer, waited: Duration) -> Quick<()> {
+    fn waited(
+        &self,
+        context: &StreamContext,
+        timer: &mut StallTimer,
+        waited: Duration,
+    ) -> Quick<()> {
         if timer.should_warn(waited, context.stall_warn) {
             self.warn(context, waited);
         }
-        let silent = if waited < UNACKNOWLEDGED { None } else { context.sockets.unacknowledged() };
+        let silent = if waited < UNACKNOWLEDGED {
+            None
+        } else {
+            context.sockets.unacknowledged()
+        };
         match silent {
             Some(silent) if silent >= UNACKNOWLEDGED => {
                 let (tcp, waited) = (context.sockets.tcp.clone(), self.after(waited));
-                Err(Box::new(Network::Silent { tcp, silent, waited }.into()))
+                Err(Box::new(
+                    Network::Silent {
+                        tcp,
+                        silent,
+                        waited,
+                    }
+                    .into(),
+                ))
             }
             _ => Ok(()),
         }
@@ -122,16 +141,40 @@ impl Waiting {
     /// Describes the request, for an error that ends it.
     #[cold]
     pub fn after(&self, waited: Duration) -> Waited {
-        let Self { direction, what, count } = *self;
+        let Self {
+            direction,
+            what,
+            count,
+        } = *self;
         match direction {
-            Direction::Send => Waited::StreamSend { what, waited, bytes: count },
-            Direction::Receive => Waited::Receive { what, waited, pending: count },
+            Direction::Send => Waited::StreamSend {
+                what,
+                waited,
+                bytes: count,
+            },
+            Direction::Receive => Waited::Receive {
+                what,
+                waited,
+                pending: count,
+            },
         }
     }
 
     fn warn(&self, context: &StreamContext, waited: Duration) {
-        let (sockets, Self { direction, what, count }) = (&context.sockets, self);
-        let is_first = context.log.is_first_stall(&sockets.tcp.peer, *direction, context.stall_warn, Instant::now());
+        let (
+            sockets,
+            Self {
+                direction,
+                what,
+                count,
+            },
+        ) = (&context.sockets, self);
+        let is_first = context.log.is_first_stall(
+            &sockets.tcp.peer,
+            *direction,
+            context.stall_warn,
+            Instant::now(),
+        );
         match (direction, is_first) {
             (Direction::Send, true) => tracing::warn!(
                 "{what} by {sockets} has made no progress for {waited:.0?} ({count} bytes): the peer may be computing or stuck"
@@ -139,7 +182,9 @@ impl Waiting {
             (Direction::Receive, true) => tracing::warn!(
                 "{what} by {sockets} has made no progress for {waited:.0?} ({count} receives pending): the peer may be computing or stuck"
             ),
-            (_, false) => tracing::debug!("{what} by {sockets} has made no progress for {waited:.0?} ({count})"),
+            (_, false) => tracing::debug!(
+                "{what} by {sockets} has made no progress for {waited:.0?} ({count})"
+            ),
         }
     }
 }

@@ -41,7 +41,11 @@ enum CloseStage {
 impl StreamClose {
     /// Starts to close streams in good order. `final_bytes` are the last bytes of each stream.
     pub fn new(sockets: Arc<Sockets>, final_bytes: Vec<Vec<u8>>, now: Instant) -> Self {
-        Self { sockets, stages: final_bytes.into_iter().map(CloseStage::Sending).collect(), until: now + LINGER }
+        Self {
+            sockets,
+            stages: final_bytes.into_iter().map(CloseStage::Sending).collect(),
+            until: now + LINGER,
+        }
     }
 
     /// Continues to close, without blocking. Returns true when the peer has ended all streams, or
@@ -54,7 +58,11 @@ impl StreamClose {
                 *stage = CloseStage::Ended;
             }
         }
-        now >= self.until || self.stages.iter().all(|stage| matches!(stage, CloseStage::Ended))
+        now >= self.until
+            || self
+                .stages
+                .iter()
+                .all(|stage| matches!(stage, CloseStage::Ended))
     }
 }
 

@@ -90,7 +90,10 @@ enum Polled {
 impl StreamRecvPath {
     /// Creates the data path. `read` has the bytes received after the handshake on each stream.
     pub fn new(read: &[Vec<u8>]) -> Self {
-        let none = Buffers { parts: [HostMemory::none(); PARTS], is_watched: false };
+        let none = Buffers {
+            parts: [HostMemory::none(); PARTS],
+            is_watched: false,
+        };
         Self {
             inbound: Inbound::default(),
             buffers: Box::new([none; SLOTS]),
@@ -112,13 +115,21 @@ impl StreamRecvPath {
     /// # Errors
     /// [`Error::Argument`] if the memory is not registered or the group is too large; otherwise the
     /// error that ended the connection.
-    pub fn irecv(&mut self, context: &StreamContext, parts: &[RecvPart<'_>], is_watched: bool) -> Quick<Option<u16>> {
+    pub fn irecv(
+        &mut self,
+        context: &StreamContext,
+        parts: &[RecvPart<'_>],
+        is_watched: bool,
+    ) -> Quick<Option<u16>> {
         self.failure.check()?;
         check_parts(parts)?;
         let outbox = &mut self.outbox;
-        let granted = self.inbound.grant(parts.iter().map(|part| (part.tag, part.bytes as u64)), |grant| {
-            outbox.extend_from_slice(&StreamFrame::Grant(grant).encode());
-        });
+        let granted = self.inbound.grant(
+            parts.iter().map(|part| (part.tag, part.bytes as u64)),
+            |grant| {
+                outbox.extend_from_slice(&StreamFrame::Grant(grant).encode());
+            },
+        );
         let Some(slot) = granted else {
             self.progress_or_wait(context, "a receive without a free slot")?;
             return Ok(None);
@@ -127,7 +138,10 @@ impl StreamRecvPath {
         buffers.is_watched = is_watched;
         for (place, part) in buffers.parts.iter_mut().zip(parts) {
             // `check_parts` has checked that the buffer is inside its registration.
-            *place = part.memory.target(part.addr, part.bytes).unwrap_or(HostMemory::none());
+            *place = part
+                .memory
+                .target(part.addr, part.bytes)
+                .unwrap_or(HostMemory::none());
         }
         self.send_grants(context)?;
         Ok(Some(slot.number()))
@@ -138,9 +152,20 @@ impl StreamRecvPath {
     /// # Errors
     /// [`Error::Argument`] if there is no such request; otherwise the error that ended the
     /// connection.
-    pub fn test(&mut self, context: &StreamContext, request: u16, mut report: impl FnMut(usize, u64)) -> Quick<bool> {
-        let Some(slot) = Slot::new(request) else { return Err(not_in_flight(NotInFlight(request))) };
-        if self.inbound.test(slot, &mut report).map_err(not_in_flight)? {
+    pub fn test(
+        &mut self,
+        context: &StreamContext,
+        request: u16,
+        mut report: impl FnMut(usize, u64),
+    ) -> Quick<bool> {
+        let Some(slot) = Slot::new(request) else {
+            return Err(not_in_flight(NotInFlight(request)));
+        };
+        if self
+            .inbound
+            .test(slot, &mut report)
+            .map_err(not_in_flight)?
+        {
             return Ok(true);
         }
         self.failure.check()?;
@@ -155,14 +180,24 @@ impl StreamRecvPath {
             self.stall.moved();
             return Ok(());
         }
-        if self.streams.iter().any(|stream| !matches!(stream.end, StreamEnd::Open)) {
+        if self
+            .streams
+            .iter()
+            .any(|stream| !matches!(stream.end, StreamEnd::Open))
+        {
             return self.ended(context, what);
         }
-        self.waiting(what).check(context, &mut self.stall).map_err(|error| self.failure.record(context, *error))
+        self.waiting(what)
+            .check(context, &mut self.stall)
+            .map_err(|error| self.failure.record(context, *error))
     }
 
     fn waiting(&self, what: &'static str) -> Waiting {
-        Waiting { direction: Direction::Receive, what, count: self.inbound.open() }
+        Waiting {
+            direction: Direction::Receive,
+            what,
+            count: self.inbound.open(),
+        }
     }
 
     /// Called after some stream has ended. If bytes remain on a stream, receives them. If no stream
@@ -185,13 +220,21 @@ impl StreamRecvPath {
             Some(Error::Network(network)) => Network::While(Box::new(network), waited).into(),
             Some(other) => other,
             // Some streams have ended with BYE, and the ends of the others are still in transit.
-            None if self.streams.iter().any(|stream| matches!(stream.end, StreamEnd::Open)) => {
+            None if self
+                .streams
+                .iter()
+                .any(|stream| matches!(stream.end, StreamEnd::Open)) =>
+            {
                 return self
                     .waiting(what)
                     .check(context, &mut self.stall)
                     .map_err(|error| self.failure.record(context, *error));
             }
-            None => PeerGone::StreamsClosed { tcp: context.sockets.tcp.clone(), waited }.into(),
+            None => PeerGone::StreamsClosed {
+                tcp: context.sockets.tcp.clone(),
+                waited,
+            }
+            .into(),
         };
         Err(self.failure.record(context, error))
     }
@@ -199,15 +242,24 @@ impl StreamRecvPath {
     /// Sends as many grants as the first stream accepts.
     fn send_grants(&mut self, context: &StreamContext) -> Quick<()> {
         let stream = context.sockets.stream(0);
-        match write_queued(&mut self.outbox, |bytes| caller_memory::send(stream, bytes, HostMemory::none())) {
+        match write_queued(&mut self.outbox, |bytes| {
+            caller_memory::send(stream, bytes, HostMemory::none())
+        }) {
             Ok(()) => Ok(()),
             // The peer reads no more. Its last bytes can still be read, and may show why.
-            Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::BrokenPipe | ErrorKind::ConnectionReset
+                ) =>
+            {
                 tracing::debug!("{}: no more grants: {error}", context.sockets);
                 self.outbox.clear();
                 Ok(())
             }
-            Err(error) => Err(self.failure.record(context, context.sockets.failed(0, &error))),
+            Err(error) => Err(self
+                .failure
+                .record(context, context.sockets.failed(0, &error))),
         }
     }
 
@@ -237,14 +289,22 @@ impl StreamRecvPath {
     }
 
     fn take_in(&mut self, context: &StreamContext, number: usize) -> Quick<Polled> {
-        let Self { inbound, buffers, streams, .. } = self;
+        let Self {
+            inbound,
+            buffers,
+            streams,
+            ..
+        } = self;
         let stream = &mut streams[number];
         let mut found = Polled::Nothing;
         for _ in 0..READS {
             match stream.use_inbox(inbound, buffers, &mut found) {
                 Ok(()) => {}
                 Err(why) => {
-                    return Err(self.failure.record(context, broken_protocol(&context.sockets.tcp.peer, &why).into()));
+                    return Err(self.failure.record(
+                        context,
+                        broken_protocol(&context.sockets.tcp.peer, &why).into(),
+                    ));
                 }
             }
             if !matches!(stream.end, StreamEnd::Open) {
@@ -253,7 +313,9 @@ impl StreamRecvPath {
             match stream.read(context.sockets.stream(number), inbound, &mut found) {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(error) => stream.end = StreamEnd::Broken(context.sockets.failed(number, &error)),
+                Err(error) => {
+                    stream.end = StreamEnd::Broken(context.sockets.failed(number, &error))
+                }
             }
         }
         Ok(found)
@@ -264,7 +326,12 @@ impl Incoming {
     fn new(read: &[u8]) -> Self {
         let mut inbox = vec![0; INBOX_BYTES.max(read.len())].into_boxed_slice();
         inbox[..read.len()].copy_from_slice(read);
-        Self { inbox, unused: 0..read.len(), chunk: None, end: StreamEnd::Open }
+        Self {
+            inbox,
+            unused: 0..read.len(),
+            chunk: None,
+            end: StreamEnd::Open,
+        }
     }
 
     fn use_inbox(
@@ -284,7 +351,9 @@ impl Incoming {
                 self.landed(count, inbound, found);
                 continue;
             }
-            let Some(frame) = unused.first_chunk::<FRAME_BYTES>() else { return Ok(()) };
+            let Some(frame) = unused.first_chunk::<FRAME_BYTES>() else {
+                return Ok(());
+            };
             let frame = StreamFrame::decode(frame).map_err(|malformed| malformed.to_string())?;
             if !matches!(self.end, StreamEnd::Open) {
                 return Err("a frame after its BYE".to_owned());
@@ -292,14 +361,27 @@ impl Incoming {
             self.unused.start += FRAME_BYTES;
             match frame {
                 StreamFrame::Data(data) => {
-                    let Landing { slot, part, offset, bytes } =
-                        inbound.announced(&data).map_err(|violation| violation.to_string())?;
+                    let Landing {
+                        slot,
+                        part,
+                        offset,
+                        bytes,
+                    } = inbound
+                        .announced(&data)
+                        .map_err(|violation| violation.to_string())?;
                     let Buffers { parts, is_watched } = buffers[slot.index()];
                     // The chunk fits into this buffer. `decode` has checked that the chunk lies
                     // within its message. The grant had the buffer's size, and `announced` has
                     // checked that the message is no larger than granted.
-                    let to = parts[usize::from(part) % PARTS].without_first(offset as usize).first(bytes as usize);
-                    self.chunk = Some(Arriving { slot, part, to, is_watched });
+                    let to = parts[usize::from(part) % PARTS]
+                        .without_first(offset as usize)
+                        .first(bytes as usize);
+                    self.chunk = Some(Arriving {
+                        slot,
+                        part,
+                        to,
+                        is_watched,
+                    });
                 }
                 StreamFrame::Bye => self.end = StreamEnd::Closed,
                 StreamFrame::Grant(_) => return Err("a grant frame from the sender".to_owned()),
@@ -310,7 +392,11 @@ impl Incoming {
     fn landed(&mut self, count: usize, inbound: &mut Inbound, found: &mut Polled) {
         let Some(chunk) = &mut self.chunk else { return };
         let is_last = inbound.landed(chunk.slot, chunk.part, count as u32);
-        *found = if is_last { Polled::Whole } else { Polled::InPart };
+        *found = if is_last {
+            Polled::Whole
+        } else {
+            Polled::InPart
+        };
         if chunk.to.is_empty() {
             self.chunk = None;
         }
@@ -319,7 +405,12 @@ impl Incoming {
     /// Reads available bytes of the socket. Bytes of the current chunk go directly into their
     /// destination, unless the caller polls the destination. Other bytes go into the inbox. Returns
     /// true if more bytes may be available.
-    fn read(&mut self, socket: &TcpStream, inbound: &mut Inbound, found: &mut Polled) -> std::io::Result<bool> {
+    fn read(
+        &mut self,
+        socket: &TcpStream,
+        inbound: &mut Inbound,
+        found: &mut Polled,
+    ) -> std::io::Result<bool> {
         self.inbox.copy_within(self.unused.clone(), 0);
         self.unused = 0..self.unused.len();
         let (to, most) = match &self.chunk {
@@ -329,7 +420,8 @@ impl Incoming {
             None => (HostMemory::none(), PEEK_BYTES),
         };
         let end = most.min(self.inbox.len()).max(self.unused.end);
-        let count = match caller_memory::receive(socket, to, &mut self.inbox[self.unused.end..end]) {
+        let count = match caller_memory::receive(socket, to, &mut self.inbox[self.unused.end..end])
+        {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
@@ -373,7 +465,8 @@ impl FinalBytes for StreamRecvPath {
         let is_cut = self.failure.close();
         let mut all = vec![Vec::new(); self.streams.len()];
         all[0] = std::mem::take(&mut self.outbox);
-        all.iter_mut().for_each(|bytes| bytes.extend_from_slice(&StreamFrame::Bye.encode()));
+        all.iter_mut()
+            .for_each(|bytes| bytes.extend_from_slice(&StreamFrame::Bye.encode()));
         (!is_cut).then_some(all)
     }
 }

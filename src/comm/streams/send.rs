@@ -3,7 +3,9 @@
 use super::caller_memory;
 use super::context::{Failure, StreamContext, Waiting};
 use super::farewell::FinalBytes;
-use crate::comm::datapath::fault::{broken_protocol, not_in_flight, outside_registration, too_large};
+use crate::comm::datapath::fault::{
+    broken_protocol, not_in_flight, outside_registration, too_large,
+};
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::Registration;
@@ -54,7 +56,8 @@ struct Begun {
 impl StreamSendPath {
     /// Creates the data path. `read` has the bytes received after the handshake on each stream.
     pub fn new(read: &[Vec<u8>]) -> Self {
-        let mut grants = vec![0; GRANT_BYTES.max(read.first().map_or(0, Vec::len))].into_boxed_slice();
+        let mut grants =
+            vec![0; GRANT_BYTES.max(read.first().map_or(0, Vec::len))].into_boxed_slice();
         let mut granted_bytes = 0;
         // Only the first stream carries bytes in this direction.
         for (place, byte) in grants.iter_mut().zip(read.first().into_iter().flatten()) {
@@ -108,9 +111,17 @@ impl StreamSendPath {
         };
         if bytes as u64 > head.buffer_bytes {
             let peer = &context.sockets.tcp.peer;
-            return Err(too_large(peer, bytes as u64, tag, head.buffer_bytes, MAX_RECEIVE_BYTES));
+            return Err(too_large(
+                peer,
+                bytes as u64,
+                tag,
+                head.buffer_bytes,
+                MAX_RECEIVE_BYTES,
+            ));
         }
-        let Some(request) = self.outbound.start(head, bytes as u64) else { return Ok(None) };
+        let Some(request) = self.outbound.start(head, bytes as u64) else {
+            return Ok(None);
+        };
         self.sources[usize::from(request) % REQUESTS] = source;
         self.stall.moved();
         self.push(context)?;
@@ -127,7 +138,11 @@ impl StreamSendPath {
             return Ok(Some(bytes));
         }
         self.failure.check()?;
-        self.progress_or_wait(context, "a posted send", self.sources[usize::from(request) % REQUESTS].len())?;
+        self.progress_or_wait(
+            context,
+            "a posted send",
+            self.sources[usize::from(request) % REQUESTS].len(),
+        )?;
         self.outbound.test(request).map_err(not_in_flight)
     }
 
@@ -140,7 +155,12 @@ impl StreamSendPath {
 
     /// Sends what the streams accept. If they accept nothing, receives grants. If none has arrived
     /// either, checks if the connection can still progress.
-    fn progress_or_wait(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
+    fn progress_or_wait(
+        &mut self,
+        context: &StreamContext,
+        what: &'static str,
+        bytes: usize,
+    ) -> Quick<()> {
         if self.push(context)? || self.take_grants(context)? {
             self.stall.moved();
             return Ok(());
@@ -149,12 +169,23 @@ impl StreamSendPath {
     }
 
     fn idle(&mut self, context: &StreamContext, what: &'static str, bytes: usize) -> Quick<()> {
-        let waiting = Waiting { direction: Direction::Send, what, count: bytes };
+        let waiting = Waiting {
+            direction: Direction::Send,
+            what,
+            count: bytes,
+        };
         if self.peer_has_closed {
-            let (tcp, waited) = (context.sockets.tcp.clone(), waiting.after(self.stall.elapsed()));
-            return Err(self.failure.record(context, PeerGone::StreamsClosed { tcp, waited }.into()));
+            let (tcp, waited) = (
+                context.sockets.tcp.clone(),
+                waiting.after(self.stall.elapsed()),
+            );
+            return Err(self
+                .failure
+                .record(context, PeerGone::StreamsClosed { tcp, waited }.into()));
         }
-        waiting.check(context, &mut self.stall).map_err(|error| self.failure.record(context, *error))
+        waiting
+            .check(context, &mut self.stall)
+            .map_err(|error| self.failure.record(context, *error))
     }
 
     /// Sends what the streams accept. Returns true if they accepted any bytes.
@@ -167,12 +198,20 @@ impl StreamSendPath {
             if !self.outbound.has_chunks() {
                 break;
             }
-            let Some(stream) = self.free_stream() else { break };
-            let Some(chunk) = self.outbound.next_chunk() else { break };
+            let Some(stream) = self.free_stream() else {
+                break;
+            };
+            let Some(chunk) = self.outbound.next_chunk() else {
+                break;
+            };
             // After the last chunk of a message, the next message starts on the same stream. After
             // any other chunk, the next one uses another stream.
             self.turn = if chunk.is_last { stream } else { stream + 1 };
-            self.begun[stream] = Some(Begun { frame: StreamFrame::Data(chunk.data).encode(), chunk, sent: 0 });
+            self.begun[stream] = Some(Begun {
+                frame: StreamFrame::Data(chunk.data).encode(),
+                chunk,
+                sent: 0,
+            });
             moved |= self.push_stream(context, stream)?;
         }
         Ok(moved)
@@ -181,7 +220,9 @@ impl StreamSendPath {
     /// Returns the first free stream, beginning with the one whose turn it is.
     fn free_stream(&self) -> Option<usize> {
         let count = self.begun.len();
-        (self.turn..self.turn + count).map(|stream| stream % count).find(|stream| self.begun[*stream].is_none())
+        (self.turn..self.turn + count)
+            .map(|stream| stream % count)
+            .find(|stream| self.begun[*stream].is_none())
     }
 
     /// Sends what one stream accepts of its chunk. Returns true if it accepted any bytes.
@@ -208,12 +249,19 @@ impl StreamSendPath {
 
     /// Handles a stream that accepts no more bytes. This is no failure if the peer has sent BYE.
     #[cold]
-    fn broken(&mut self, context: &StreamContext, stream: usize, error: &std::io::Error) -> Quick<()> {
+    fn broken(
+        &mut self,
+        context: &StreamContext,
+        stream: usize,
+        error: &std::io::Error,
+    ) -> Quick<()> {
         while self.take_grants(context)? {}
         if self.peer_has_closed {
             Ok(())
         } else {
-            Err(self.failure.record(context, context.sockets.failed(stream, error)))
+            Err(self
+                .failure
+                .record(context, context.sockets.failed(stream, error)))
         }
     }
 
@@ -224,11 +272,18 @@ impl StreamSendPath {
             match caller_memory::receive(context.sockets.stream(0), HostMemory::none(), rest) {
                 Ok(0) => {
                     let end = std::io::Error::from(ErrorKind::UnexpectedEof);
-                    return Err(self.failure.record(context, context.sockets.failed(0, &end)));
+                    return Err(self
+                        .failure
+                        .record(context, context.sockets.failed(0, &end)));
                 }
                 Ok(count) => self.granted_bytes += count,
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => return Err(self.failure.record(context, context.sockets.failed(0, &error))),
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error) => {
+                    return Err(self
+                        .failure
+                        .record(context, context.sockets.failed(0, &error)));
+                }
             }
         }
         self.read_grants(context)
@@ -241,9 +296,10 @@ impl StreamSendPath {
         for frame in frames {
             outcome = match StreamFrame::decode(frame) {
                 _ if self.peer_has_closed => Err("a frame after its BYE".to_owned()),
-                Ok(StreamFrame::Grant(grant)) => {
-                    self.outbound.granted(&grant).map_err(|violation| violation.to_string())
-                }
+                Ok(StreamFrame::Grant(grant)) => self
+                    .outbound
+                    .granted(&grant)
+                    .map_err(|violation| violation.to_string()),
                 Ok(StreamFrame::Bye) => {
                     self.peer_has_closed = true;
                     Ok(())
@@ -258,14 +314,18 @@ impl StreamSendPath {
         if let Err(why) = outcome {
             return Err(self.breach(context, &why));
         }
-        self.grants.copy_within(count * FRAME_BYTES..self.granted_bytes, 0);
+        self.grants
+            .copy_within(count * FRAME_BYTES..self.granted_bytes, 0);
         self.granted_bytes -= count * FRAME_BYTES;
         Ok(count > 0)
     }
 
     #[cold]
     fn breach(&mut self, context: &StreamContext, why: &dyn Display) -> Box<Error> {
-        self.failure.record(context, broken_protocol(&context.sockets.tcp.peer, why).into())
+        self.failure.record(
+            context,
+            broken_protocol(&context.sockets.tcp.peer, why).into(),
+        )
     }
 }
 
@@ -274,8 +334,15 @@ impl Begun {
     fn send(&mut self, socket: &std::net::TcpStream, source: HostMemory) -> std::io::Result<bool> {
         let bytes = self.chunk.data.bytes as usize;
         let done = self.sent.saturating_sub(FRAME_BYTES);
-        let body = source.without_first(self.chunk.data.offset as usize).first(bytes).without_first(done);
-        self.sent += caller_memory::send(socket, self.frame.get(self.sent..).unwrap_or_default(), body)?;
+        let body = source
+            .without_first(self.chunk.data.offset as usize)
+            .first(bytes)
+            .without_first(done);
+        self.sent += caller_memory::send(
+            socket,
+            self.frame.get(self.sent..).unwrap_or_default(),
+            body,
+        )?;
         Ok(self.sent == FRAME_BYTES + bytes)
     }
 }

@@ -25,7 +25,10 @@ impl Sockets {
     /// Takes over the channels of the handshake. The first channel must be the one that has carried
     /// HELLO.
     pub fn new(channels: Vec<Channel>, tcp: TcpPath) -> Result<Opened> {
-        let (mut streams, mut read) = (Vec::with_capacity(channels.len()), Vec::with_capacity(channels.len()));
+        let (mut streams, mut read) = (
+            Vec::with_capacity(channels.len()),
+            Vec::with_capacity(channels.len()),
+        );
         for channel in channels {
             let (stream, rest) = channel.into_stream()?;
             streams.push(stream);
@@ -46,7 +49,10 @@ impl Sockets {
 
     /// Returns the longest time without an acknowledgement among streams with outstanding bytes.
     pub fn unacknowledged(&self) -> Option<Duration> {
-        self.streams.iter().filter_map(|stream| caller_memory::unacknowledged(stream)).max()
+        self.streams
+            .iter()
+            .filter_map(|stream| caller_memory::unacknowledged(stream))
+            .max()
     }
 
     /// Converts an error of a stream to the plugin's error.

@@ -10,7 +10,9 @@ impl<const N: usize> Receives<N> {
         for (slot, state) in Slot::all().zip(&self.slots) {
             state.hash(hasher);
             let is_repeating = self.repeating & slot.bit() != 0;
-            (state.is_waiting() || is_repeating).then_some(self.lanes[slot.index()]).hash(hasher);
+            (state.is_waiting() || is_repeating)
+                .then_some(self.lanes[slot.index()])
+                .hash(hasher);
             if let SlotState::Granted(granted) = state {
                 let has = |set: u32| set & slot.bit() != 0 && state.is_waiting();
                 (has(self.to_repeat), has(self.to_repeat & self.same_lane)).hash(hasher);

@@ -6,7 +6,8 @@ use crate::wire::control::Progress;
 impl<const N: usize> Receives<N> {
     /// Returns true if a receive that is not optional waits for bytes.
     pub fn is_awaited(&self) -> bool {
-        self.granted().any(|(granted, _)| granted.unfinished > 0 && granted.completion == Completion::Pending)
+        self.granted()
+            .any(|(granted, _)| granted.unfinished > 0 && granted.completion == Completion::Pending)
     }
 
     /// Returns the progress of all receives.
@@ -19,16 +20,30 @@ impl<const N: usize> Receives<N> {
                 _ => arrived += seen,
             }
         }
-        Progress::Receiver { granted, delivered, open: self.open() as u16, arrived, untested }
+        Progress::Receiver {
+            granted,
+            delivered,
+            open: self.open() as u16,
+            arrived,
+            untested,
+        }
     }
 
     /// Returns the granted receives, each with its number of arrived shares.
     fn granted(&self) -> impl Iterator<Item = (&Granted, u16)> {
-        self.slots.iter().zip(&self.parts).filter_map(|(state, parts)| {
-            let SlotState::Granted(granted) = state else { return None };
-            let parts = parts.iter().take(usize::from(granted.count));
-            Some((granted, parts.map(|part| part.seen.count_ones() as u16).sum()))
-        })
+        self.slots
+            .iter()
+            .zip(&self.parts)
+            .filter_map(|(state, parts)| {
+                let SlotState::Granted(granted) = state else {
+                    return None;
+                };
+                let parts = parts.iter().take(usize::from(granted.count));
+                Some((
+                    granted,
+                    parts.map(|part| part.seen.count_ones() as u16).sum(),
+                ))
+            })
     }
 }
 
@@ -50,11 +65,21 @@ mod tests {
         };
         assert_eq!(receives.progress(), of(0, 0, 0, 0, 0));
         let slots = [false, true].map(|optional| {
-            receives.grant([8, 8].into_iter(), optional, LaneId::default()).map(|grant| grant.slot).unwrap()
+            receives
+                .grant([8, 8].into_iter(), optional, LaneId::default())
+                .map(|grant| grant.slot)
+                .unwrap()
         });
         assert_eq!(receives.progress(), of(2, 0, 2, 0, 0));
         let mut arrives = |slot: Slot, part| {
-            let immediate = Immediate { slot, part, generation: 0, share: 0, shares: 1, full_chunks: 0 };
+            let immediate = Immediate {
+                slot,
+                part,
+                generation: 0,
+                share: 0,
+                shares: 1,
+                full_chunks: 0,
+            };
             receives.arrived(&immediate, 8).unwrap();
             receives.progress()
         };

@@ -24,7 +24,10 @@ impl Recovery {
     pub fn bootstrap_closed(&mut self, now: u64) {
         if self.peer == Peer::Here {
             let question = self.link.queue(ControlMessage::AreYouThere);
-            self.peer = Peer::Suspected { since: now, question };
+            self.peer = Peer::Suspected {
+                since: now,
+                question,
+            };
         }
     }
 
@@ -44,8 +47,12 @@ impl Recovery {
     /// NIC does not acknowledge the writes, they fail and the rails are lost. Without rails, the
     /// connection's time limit runs.
     pub fn bootstrap_away(&mut self, is_unreachable: bool, now: u64) {
-        let is_due = is_unreachable || self.asked_at.is_none_or(|asked| now.saturating_sub(asked) >= ASK_INTERVAL);
-        if is_due && self.recovers() && !self.link.is_waiting() && self.rails_up().next().is_some() {
+        let is_due = is_unreachable
+            || self
+                .asked_at
+                .is_none_or(|asked| now.saturating_sub(asked) >= ASK_INTERVAL);
+        if is_due && self.recovers() && !self.link.is_waiting() && self.rails_up().next().is_some()
+        {
             self.asked_at = Some(now);
             self.link.queue(ControlMessage::AreYouThere);
         }
@@ -58,8 +65,14 @@ impl Recovery {
         let is_suspected = self.suspects_peer();
         // Before the first rail, the peer may answer late: its kernel needs a second for each
         // address that it cannot resolve.
-        let unconfirmed_limit = if self.was_up() { UNCONFIRMED_LIMIT } else { STEP };
-        let is_unconfirmed = self.unconfirmed.is_some_and(|(_, since)| now.saturating_sub(since) > unconfirmed_limit);
+        let unconfirmed_limit = if self.was_up() {
+            UNCONFIRMED_LIMIT
+        } else {
+            STEP
+        };
+        let is_unconfirmed = self
+            .unconfirmed
+            .is_some_and(|(_, since)| now.saturating_sub(since) > unconfirmed_limit);
         match is_open {
             _ if !self.recovers() => Need::No,
             false if has_no_rail || is_suspected => Need::Urgent,
@@ -77,7 +90,9 @@ impl Recovery {
     }
 
     pub(super) fn look_for_a_sign_of_life(&mut self, now: u64) {
-        let Peer::Suspected { since, question } = self.peer else { return };
+        let Peer::Suspected { since, question } = self.peer else {
+            return;
+        };
         if self.link.is_confirmed(question) {
             self.peer = Peer::Here;
             self.log(LogEntry::PeerAnswers);

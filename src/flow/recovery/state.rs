@@ -33,7 +33,10 @@ pub enum State {
     /// [`Action::Fence`](super::Action::Fence) is in progress. It takes long if the device was cut
     /// off or hangs. `peer_received` is the list in the peer's FENCED, if the message has already
     /// arrived.
-    Fencing { since: u64, peer_received: Option<Received> },
+    Fencing {
+        since: u64,
+        peer_received: Option<Received>,
+    },
     /// This side has stopped the rail and sent FENCED. The peer has not answered yet.
     Fenced { since: u64 },
     /// Both sides have stopped the rail. The connecting side tries to reconnect it at `retry_at`.

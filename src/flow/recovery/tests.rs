@@ -10,13 +10,22 @@ use crate::wire::cts::Epoch;
 use crate::wire::fields::{Attachment, QpEnd};
 use crate::wire::ids::lane;
 
-const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
+const LIMITS: Limits = Limits {
+    loss: 30 * SECOND,
+    probe: 5 * SECOND,
+    first_rail: 120 * SECOND,
+};
 
 fn advert() -> RailAdvert {
     RailAdvert {
         name: "a".into(),
         phys_port: "p0".into(),
-        attachment: Attachment { link: 0, link_mbps: 1, cable: 0, port_mbps: 1 },
+        attachment: Attachment {
+            link: 0,
+            link_mbps: 1,
+            cable: 0,
+            port_mbps: 1,
+        },
         speed_mbps: 1,
         mtu_bytes: 1024,
         addresses: Vec::new(),
@@ -25,11 +34,18 @@ fn advert() -> RailAdvert {
 }
 
 fn new_end() -> LaneEnd {
-    LaneEnd { qps: vec![QpEnd { number: 1, psn: 1 }], mailbox_rkey: 7 }
+    LaneEnd {
+        qps: vec![QpEnd { number: 1, psn: 1 }],
+        mailbox_rkey: 7,
+    }
 }
 
 fn joined(at: usize, attempt: u8) -> ControlMessage {
-    ControlMessage::Joined { lane: lane(at), attempt, answer: answer() }
+    ControlMessage::Joined {
+        lane: lane(at),
+        attempt,
+        answer: answer(),
+    }
 }
 
 fn answer() -> JoinAnswer {
@@ -49,7 +65,10 @@ struct End {
 
 impl End {
     fn new(role: Role) -> Self {
-        Self { recovery: Recovery::new(role, LIMITS, 2), number: 0 }
+        Self {
+            recovery: Recovery::new(role, LIMITS, 2),
+            number: 0,
+        }
     }
 
     /// Delivers a message from a peer that has acknowledged all of this end's messages.
@@ -92,10 +111,22 @@ impl End {
         self.lose(lane(0), now);
         assert_eq!(
             self.next_message(now),
-            Some(ControlMessage::Fenced { lane: lane(0), received: Received::default() })
+            Some(ControlMessage::Fenced {
+                lane: lane(0),
+                received: Received::default()
+            })
         );
-        self.receive(&ControlMessage::Fenced { lane: lane(0), received: Received::default() }, now);
-        assert_eq!(self.actions(), [Action::Resend(lane(0), Received::default())]);
+        self.receive(
+            &ControlMessage::Fenced {
+                lane: lane(0),
+                received: Received::default(),
+            },
+            now,
+        );
+        assert_eq!(
+            self.actions(),
+            [Action::Resend(lane(0), Received::default())]
+        );
     }
 }
 
@@ -111,7 +142,12 @@ fn a_lost_rail_is_asked_for_tried_and_used() {
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
     assert_eq!(
         end.next_message(now),
-        Some(ControlMessage::Join { lane: lane(0), attempt: 1, rail: advert(), end: new_end() })
+        Some(ControlMessage::Join {
+            lane: lane(0),
+            attempt: 1,
+            rail: advert(),
+            end: new_end()
+        })
     );
     end.receive(&joined(0, 1), now);
     assert!(matches!(end.actions()[..], [Action::ConnectQps(at, _)] if at == lane(0)));
@@ -119,15 +155,26 @@ fn a_lost_rail_is_asked_for_tried_and_used() {
     end.recovery.probed(lane(0), Ok(()), now);
     assert_eq!(end.actions(), [Action::Activate(lane(0))]);
     end.recovery.activated(lane(0), Ok(()), now);
-    assert_eq!(end.next_message(now), Some(ControlMessage::Live { lane: lane(0) }));
-    assert_eq!(end.recovery.rails_up().collect::<Vec<_>>(), [lane(0), lane(1)]);
+    assert_eq!(
+        end.next_message(now),
+        Some(ControlMessage::Live { lane: lane(0) })
+    );
+    assert_eq!(
+        end.recovery.rails_up().collect::<Vec<_>>(),
+        [lane(0), lane(1)]
+    );
 }
 
 #[test]
 fn failed_attempts_become_rare_and_a_port_that_comes_up_is_tried_immediately() {
     let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
     end.loses_a_rail(now);
-    for pause in [RETRY_PAUSE_NS, 2 * RETRY_PAUSE_NS, 4 * RETRY_PAUSE_NS, 4 * RETRY_PAUSE_NS] {
+    for pause in [
+        RETRY_PAUSE_NS,
+        2 * RETRY_PAUSE_NS,
+        4 * RETRY_PAUSE_NS,
+        4 * RETRY_PAUSE_NS,
+    ] {
         end.recovery.tick(now + pause - 1);
         assert_eq!(end.actions(), []);
         now += pause;
@@ -147,7 +194,11 @@ fn a_call_that_does_not_return_ends_its_attempt() {
     let waits_without_answer = |end: &mut End, now: &mut u64| {
         end.recovery.tick(*now + STEP - 1);
         assert_eq!(end.actions(), []);
-        assert!(end.recovery.poll_timeout().is_some_and(|at| at <= *now + STEP));
+        assert!(
+            end.recovery
+                .poll_timeout()
+                .is_some_and(|at| at <= *now + STEP)
+        );
         *now += STEP;
         end.recovery.tick(*now);
         assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
@@ -156,19 +207,37 @@ fn a_call_that_does_not_return_ends_its_attempt() {
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
     waits_without_answer(&mut end, &mut now);
-    assert_eq!(end.next_message(now), None, "the peer has not received of the attempt");
+    assert_eq!(
+        end.next_message(now),
+        None,
+        "the peer has not received of the attempt"
+    );
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
-    assert_eq!((end.actions(), end.next_message(now)), (vec![], None), "too late");
+    assert_eq!(
+        (end.actions(), end.next_message(now)),
+        (vec![], None),
+        "too late"
+    );
     now += 2 * RETRY_PAUSE_NS;
     end.recovery.tick(now);
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
-    assert!(matches!(end.next_message(now), Some(ControlMessage::Join { .. })));
+    assert!(matches!(
+        end.next_message(now),
+        Some(ControlMessage::Join { .. })
+    ));
     end.actions();
     end.receive(&joined(0, 1), now);
     assert!(matches!(end.actions()[..], [Action::ConnectQps(at, _)] if at == lane(0)));
     waits_without_answer(&mut end, &mut now);
     let why = Cause::NoReturn.to_string();
-    assert_eq!(end.next_message(now), Some(ControlMessage::NotNow { lane: lane(0), attempt: 1, why }));
+    assert_eq!(
+        end.next_message(now),
+        Some(ControlMessage::NotNow {
+            lane: lane(0),
+            attempt: 1,
+            why
+        })
+    );
     end.recovery.connected(lane(0), Ok(()), now);
     assert_eq!(end.actions(), [], "too late");
 }
@@ -181,7 +250,10 @@ fn a_peer_that_does_not_answer_is_logged_once_and_its_late_answer_changes_nothin
     end.recovery.tick(now);
     end.actions();
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
-    assert!(matches!(end.next_message(now), Some(ControlMessage::Join { .. })));
+    assert!(matches!(
+        end.next_message(now),
+        Some(ControlMessage::Join { .. })
+    ));
     now += STEP;
     end.recovery.tick(now);
     assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
@@ -189,7 +261,9 @@ fn a_peer_that_does_not_answer_is_logged_once_and_its_late_answer_changes_nothin
     assert_eq!(end.actions(), []);
     // The late JOINED confirms the JOIN. So the next message can be sent: NOT NOW, after which the
     // peer drops its queue pairs.
-    assert!(matches!(end.next_message(now), Some(ControlMessage::NotNow { lane: at, .. }) if at == lane(0)));
+    assert!(
+        matches!(end.next_message(now), Some(ControlMessage::NotNow { lane: at, .. }) if at == lane(0))
+    );
     end.receive(&ControlMessage::AreYouThere, now);
     assert_eq!(end.next_message(now), None, "sent only once");
 }
@@ -198,10 +272,22 @@ fn a_peer_that_does_not_answer_is_logged_once_and_its_late_answer_changes_nothin
 fn an_abandoned_request_ends_its_slow_answer() {
     let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
     end.loses_a_rail(now);
-    let join = |attempt| ControlMessage::Join { lane: lane(0), attempt, rail: advert(), end: new_end() };
+    let join = |attempt| ControlMessage::Join {
+        lane: lane(0),
+        attempt,
+        rail: advert(),
+        end: new_end(),
+    };
     end.receive(&join(1), now);
     assert!(matches!(end.actions()[..], [Action::AnswerQps(at, ..)] if at == lane(0)));
-    end.receive(&ControlMessage::NotNow { lane: lane(0), attempt: 1, why: String::new() }, now + STEP);
+    end.receive(
+        &ControlMessage::NotNow {
+            lane: lane(0),
+            attempt: 1,
+            why: String::new(),
+        },
+        now + STEP,
+    );
     assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
     end.receive(&join(2), now + STEP);
     assert!(matches!(end.actions()[..], [Action::AnswerQps(at, ..)] if at == lane(0)));
@@ -215,7 +301,8 @@ fn an_answer_to_an_abandoned_attempt_changes_nothing() {
         *now += STEP;
         end.recovery.tick(*now);
         assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
-        end.recovery.opened(lane(0), Ok((advert(), new_end())), *now);
+        end.recovery
+            .opened(lane(0), Ok((advert(), new_end())), *now);
         end.receive(&ControlMessage::AreYouThere, *now);
     };
     asks_again(&mut end, &mut now);
@@ -224,7 +311,14 @@ fn an_answer_to_an_abandoned_attempt_changes_nothing() {
     assert_eq!(end.actions(), [Action::DropQps(lane(0))]);
     asks_again(&mut end, &mut now);
     end.receive(&joined(0, 1), now);
-    end.receive(&ControlMessage::NotNow { lane: lane(0), attempt: 1, why: String::new() }, now);
+    end.receive(
+        &ControlMessage::NotNow {
+            lane: lane(0),
+            attempt: 1,
+            why: String::new(),
+        },
+        now,
+    );
     assert_eq!(end.actions(), [], "both are about the first attempt");
     end.receive(&joined(0, 2), now);
     assert!(matches!(end.actions()[..], [Action::ConnectQps(at, _)] if at == lane(0)));
@@ -250,7 +344,10 @@ fn without_any_first_rail_all_rails_are_asked_for_after_the_same_pause() {
     end.recovery.tick(RETRY_PAUSE_NS - 1);
     assert_eq!(end.actions(), []);
     end.recovery.tick(RETRY_PAUSE_NS);
-    assert_eq!(end.actions(), [Action::OpenQps(lane(0)), Action::OpenQps(lane(1))]);
+    assert_eq!(
+        end.actions(),
+        [Action::OpenQps(lane(0)), Action::OpenQps(lane(1))]
+    );
 }
 
 #[test]
@@ -272,12 +369,18 @@ fn each_loss_soon_after_a_return_doubles_the_pause() {
         end.recovery.tick(now);
         assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
         end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
-        assert!(matches!(end.next_message(now), Some(ControlMessage::Join { .. })));
+        assert!(matches!(
+            end.next_message(now),
+            Some(ControlMessage::Join { .. })
+        ));
         end.receive(&joined(0, attempt), now);
         end.recovery.connected(lane(0), Ok(()), now);
         end.recovery.probed(lane(0), Ok(()), now);
         end.recovery.activated(lane(0), Ok(()), now);
-        assert_eq!(end.next_message(now), Some(ControlMessage::Live { lane: lane(0) }));
+        assert_eq!(
+            end.next_message(now),
+            Some(ControlMessage::Live { lane: lane(0) })
+        );
         end.receive(&ControlMessage::AreYouThere, now);
         end.actions();
     }
@@ -286,15 +389,42 @@ fn each_loss_soon_after_a_return_doubles_the_pause() {
 #[test]
 fn the_accepting_side_uses_new_queue_pairs_after_live_and_drops_them_after_not_now() {
     for (word, done) in [
-        (ControlMessage::Live { lane: lane(0) }, Action::Activate(lane(0))),
-        (ControlMessage::NotNow { lane: lane(0), attempt: 1, why: String::new() }, Action::DropQps(lane(0))),
+        (
+            ControlMessage::Live { lane: lane(0) },
+            Action::Activate(lane(0)),
+        ),
+        (
+            ControlMessage::NotNow {
+                lane: lane(0),
+                attempt: 1,
+                why: String::new(),
+            },
+            Action::DropQps(lane(0)),
+        ),
     ] {
         let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
-        end.receive(&ControlMessage::Fenced { lane: lane(0), received: Received::default() }, now);
+        end.receive(
+            &ControlMessage::Fenced {
+                lane: lane(0),
+                received: Received::default(),
+            },
+            now,
+        );
         assert_eq!(end.actions(), [Action::Fence(lane(0))]);
         end.recovery.fenced(lane(0), Received::default(), now);
-        assert_eq!(end.actions(), [Action::Resend(lane(0), Received::default())]);
-        end.receive(&ControlMessage::Join { lane: lane(0), attempt: 1, rail: advert(), end: new_end() }, now);
+        assert_eq!(
+            end.actions(),
+            [Action::Resend(lane(0), Received::default())]
+        );
+        end.receive(
+            &ControlMessage::Join {
+                lane: lane(0),
+                attempt: 1,
+                rail: advert(),
+                end: new_end(),
+            },
+            now,
+        );
         assert!(matches!(end.actions()[..], [Action::AnswerQps(at, ..)] if at == lane(0)));
         end.recovery.answered(lane(0), Ok(answer()), now);
         assert_eq!(end.actions(), []);
@@ -323,7 +453,10 @@ fn a_loss_that_the_peer_does_not_acknowledge_fails_the_connection() {
     end.recovery.tick(now + LIMITS.loss);
     assert_eq!(end.actions(), []);
     end.recovery.tick(now + LIMITS.loss + 1);
-    assert_eq!(end.actions(), [Action::Fail(Failure::NotAcknowledged(lane(1)))]);
+    assert_eq!(
+        end.actions(),
+        [Action::Fail(Failure::NotAcknowledged(lane(1)))]
+    );
 }
 
 #[test]
@@ -418,18 +551,39 @@ fn silent_tcp_is_redialled_where_it_alone_carries_frames() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     end.lose(lane(0), now);
     assert!(end.next_message(now).is_some());
-    assert_eq!(end.recovery.bootstrap_need(true, now + 9 * SECOND), Need::No);
-    assert_eq!(end.recovery.bootstrap_need(false, now + 9 * SECOND), Need::NotUrgent);
+    assert_eq!(
+        end.recovery.bootstrap_need(true, now + 9 * SECOND),
+        Need::No
+    );
+    assert_eq!(
+        end.recovery.bootstrap_need(false, now + 9 * SECOND),
+        Need::NotUrgent
+    );
     end.lose(lane(1), now);
-    assert_eq!(end.recovery.bootstrap_need(true, now + 2 * SECOND), Need::No);
-    assert_eq!(end.recovery.bootstrap_need(true, now + 2 * SECOND + 1), Need::Urgent);
+    assert_eq!(
+        end.recovery.bootstrap_need(true, now + 2 * SECOND),
+        Need::No
+    );
+    assert_eq!(
+        end.recovery.bootstrap_need(true, now + 2 * SECOND + 1),
+        Need::Urgent
+    );
     // With a new TCP connection, the time without an acknowledgement starts again.
     end.recovery.bootstrap_opened();
     assert!(end.recovery.poll_frame(now + 3 * SECOND).is_some());
-    assert_eq!(end.recovery.bootstrap_need(true, now + 5 * SECOND), Need::No);
-    assert_eq!(end.recovery.bootstrap_need(true, now + 5 * SECOND + 1), Need::Urgent);
+    assert_eq!(
+        end.recovery.bootstrap_need(true, now + 5 * SECOND),
+        Need::No
+    );
+    assert_eq!(
+        end.recovery.bootstrap_need(true, now + 5 * SECOND + 1),
+        Need::Urgent
+    );
     end.recovery.fail();
-    assert_eq!(end.recovery.bootstrap_need(false, now + 9 * SECOND), Need::No);
+    assert_eq!(
+        end.recovery.bootstrap_need(false, now + 9 * SECOND),
+        Need::No
+    );
 }
 
 #[test]
@@ -447,41 +601,97 @@ fn a_peer_whose_tcp_was_closed_is_dialled_in_time() {
 
 #[test]
 fn forbidden_control_messages_fail_the_connection() {
-    let fenced = ControlMessage::Fenced { lane: lane(0), received: Received { granted: 99, open: Vec::new() } };
-    let report = |progress| StallReport { number: 0, idle_ms: 0, progress, rail_changes: None };
+    let fenced = ControlMessage::Fenced {
+        lane: lane(0),
+        received: Received {
+            granted: 99,
+            open: Vec::new(),
+        },
+    };
+    let report = |progress| StallReport {
+        number: 0,
+        idle_ms: 0,
+        progress,
+        rail_changes: None,
+    };
     for (role, message, why) in [
-        (Role::Sender, ControlMessage::Live { lane: lane(0) }, "must not send LIVE"),
+        (
+            Role::Sender,
+            ControlMessage::Live { lane: lane(0) },
+            "must not send LIVE",
+        ),
         (Role::Receiver, joined(0, 1), "must not send JOINED"),
         (Role::Sender, ControlMessage::Bye { delivered: 1 }, ""),
-        (Role::Sender, ControlMessage::StallQuery(report(SENDS)), "progress of the wrong side"),
-        (Role::Sender, ControlMessage::StallReply(report(SENDS)), "progress of the wrong side"),
-        (Role::Receiver, ControlMessage::StallQuery(report(RECEIVES)), "progress of the wrong side"),
-        (Role::Receiver, ControlMessage::StallReply(report(RECEIVES)), "progress of the wrong side"),
+        (
+            Role::Sender,
+            ControlMessage::StallQuery(report(SENDS)),
+            "progress of the wrong side",
+        ),
+        (
+            Role::Sender,
+            ControlMessage::StallReply(report(SENDS)),
+            "progress of the wrong side",
+        ),
+        (
+            Role::Receiver,
+            ControlMessage::StallQuery(report(RECEIVES)),
+            "progress of the wrong side",
+        ),
+        (
+            Role::Receiver,
+            ControlMessage::StallReply(report(RECEIVES)),
+            "progress of the wrong side",
+        ),
         (Role::Sender, fenced, ""),
     ] {
         let mut end = End::new(role);
         end.receive(&message, SECOND);
         let actions = end.actions();
-        let [Action::Fail(Failure::Protocol(text))] = &actions[..] else { panic!("{message:?}: {actions:?}") };
+        let [Action::Fail(Failure::Protocol(text))] = &actions[..] else {
+            panic!("{message:?}: {actions:?}")
+        };
         assert!(text.contains(why), "{text}");
     }
 }
 
-const SENDS: Progress = Progress::Sender { begun: 1, is_granted: false, running: 0, lanes: 0, untested: 0 };
-const RECEIVES: Progress = Progress::Receiver { granted: 1, delivered: 0, open: 1, arrived: 0, untested: 0 };
+const SENDS: Progress = Progress::Sender {
+    begun: 1,
+    is_granted: false,
+    running: 0,
+    lanes: 0,
+    untested: 0,
+};
+const RECEIVES: Progress = Progress::Receiver {
+    granted: 1,
+    delivered: 0,
+    open: 1,
+    arrived: 0,
+    untested: 0,
+};
 
 #[test]
 fn a_question_about_a_stall_gets_its_answer() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
-    let report = |number, progress| StallReport { number, idle_ms: 5, progress, rail_changes: Some(2) };
+    let report = |number, progress| StallReport {
+        number,
+        idle_ms: 5,
+        progress,
+        rail_changes: Some(2),
+    };
     end.recovery.ask_about_stall(report(7, SENDS));
-    assert_eq!(end.next_message(now), Some(ControlMessage::StallQuery(report(7, SENDS))));
+    assert_eq!(
+        end.next_message(now),
+        Some(ControlMessage::StallQuery(report(7, SENDS)))
+    );
     end.receive(&ControlMessage::StallReply(report(7, RECEIVES)), now);
     assert_eq!(end.actions(), [Action::StallReply(report(7, RECEIVES))]);
     end.receive(&ControlMessage::StallQuery(report(3, RECEIVES)), now);
     assert_eq!(end.actions(), [Action::StallQuery(report(3, RECEIVES))]);
     end.recovery.reply_to_stall(report(3, SENDS));
-    assert_eq!(end.next_message(now), Some(ControlMessage::StallReply(report(3, SENDS))));
+    assert_eq!(
+        end.next_message(now),
+        Some(ControlMessage::StallReply(report(3, SENDS)))
+    );
     // The number of questions to a peer that confirms nothing is limited.
     (0..1000).for_each(|number| end.recovery.ask_about_stall(report(number, SENDS)));
     assert!(end.recovery.link.backlog() <= CROWDED);
@@ -490,30 +700,72 @@ fn a_question_about_a_stall_gets_its_answer() {
 #[test]
 fn changes_of_rails_count_once_they_are_complete_on_both_sides() {
     let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
-    let report = StallReport { number: 1, idle_ms: 0, progress: RECEIVES, rail_changes: None };
+    let report = StallReport {
+        number: 1,
+        idle_ms: 0,
+        progress: RECEIVES,
+        rail_changes: None,
+    };
     assert_eq!(end.recovery.settled_changes(), Some(0));
     // Messages about a stall may be under way, because they change no rail.
     end.recovery.ask_about_stall(report);
     assert_eq!(end.recovery.settled_changes(), Some(0));
     end.receive(&ControlMessage::AreYouThere, now);
     end.recovery.rail_down(lane(0), "down", now);
-    assert_eq!(end.recovery.settled_changes(), None, "the rail is being fenced");
+    assert_eq!(
+        end.recovery.settled_changes(),
+        None,
+        "the rail is being fenced"
+    );
     end.recovery.fenced(lane(0), Received::default(), now);
-    assert_eq!(end.recovery.settled_changes(), None, "the peer has not fenced the rail");
-    end.receive(&ControlMessage::Fenced { lane: lane(0), received: Received::default() }, now);
-    assert_eq!(end.recovery.settled_changes(), Some(1), "the peer has acknowledged FENCED");
-    let join = ControlMessage::Join { lane: lane(0), attempt: 1, rail: advert(), end: new_end() };
+    assert_eq!(
+        end.recovery.settled_changes(),
+        None,
+        "the peer has not fenced the rail"
+    );
+    end.receive(
+        &ControlMessage::Fenced {
+            lane: lane(0),
+            received: Received::default(),
+        },
+        now,
+    );
+    assert_eq!(
+        end.recovery.settled_changes(),
+        Some(1),
+        "the peer has acknowledged FENCED"
+    );
+    let join = ControlMessage::Join {
+        lane: lane(0),
+        attempt: 1,
+        rail: advert(),
+        end: new_end(),
+    };
     end.receive(&join, now);
-    assert_eq!(end.recovery.settled_changes(), None, "queue pairs are being connected");
+    assert_eq!(
+        end.recovery.settled_changes(),
+        None,
+        "queue pairs are being connected"
+    );
     end.recovery.answered(lane(0), Ok(answer()), now);
-    assert_eq!(end.recovery.settled_changes(), None, "the peer's LIVE is missing");
+    assert_eq!(
+        end.recovery.settled_changes(),
+        None,
+        "the peer's LIVE is missing"
+    );
     end.receive(&ControlMessage::Live { lane: lane(0) }, now);
     end.recovery.activated(lane(0), Ok(()), now);
     assert_eq!(end.recovery.settled_changes(), Some(2));
     // The sending side's LIVE is a message about a rail.
     let mut end = End::new(Role::Sender);
-    end.recovery.link.queue(ControlMessage::Live { lane: lane(0) });
-    assert_eq!(end.recovery.settled_changes(), None, "LIVE is not acknowledged");
+    end.recovery
+        .link
+        .queue(ControlMessage::Live { lane: lane(0) });
+    assert_eq!(
+        end.recovery.settled_changes(),
+        None,
+        "LIVE is not acknowledged"
+    );
     end.recovery.ask_about_stall(report);
     assert_eq!(end.recovery.settled_changes(), None, "LIVE is under way");
     end.receive(&ControlMessage::AreYouThere, now);
@@ -526,7 +778,12 @@ fn changes_of_rails_count_once_they_are_complete_on_both_sides() {
 fn an_unconfirmed_frame_is_sent_again() {
     let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
     end.lose(lane(0), now);
-    let Some(Frame::First(first)) = end.recovery.poll_frame(now) else { panic!("no frame to send") };
+    let Some(Frame::First(first)) = end.recovery.poll_frame(now) else {
+        panic!("no frame to send")
+    };
     assert_eq!(end.recovery.poll_frame(now + REPEAT_AFTER_NS - 1), None);
-    assert_eq!(end.recovery.poll_frame(now + REPEAT_AFTER_NS), Some(Frame::Repeated(first)));
+    assert_eq!(
+        end.recovery.poll_frame(now + REPEAT_AFTER_NS),
+        Some(Frame::Repeated(first))
+    );
 }

@@ -3,8 +3,8 @@
 
 use super::bootstrap::SIGN_OF_LIFE;
 use super::{
-    Action, CROWDED, Cause, Failure, MAX_DOUBLINGS, MAX_DOUBLINGS_NEVER_UP, Peer, REPEAT_AFTER_NS, RETRY_PAUSE_NS,
-    Rail, Recovery, Role, STEP, State,
+    Action, CROWDED, Cause, Failure, MAX_DOUBLINGS, MAX_DOUBLINGS_NEVER_UP, Peer, REPEAT_AFTER_NS,
+    RETRY_PAUSE_NS, Rail, Recovery, Role, STEP, State,
 };
 use crate::wire::ids::LaneId;
 
@@ -23,8 +23,15 @@ impl Recovery {
 
     /// Returns the time at which [`Recovery::tick`] or [`Recovery::poll_frame`] next has work.
     pub fn poll_timeout(&self) -> Option<u64> {
-        let attempts = self.rails.iter().filter(|_| self.may_start_attempts()).filter_map(Rail::timeout);
-        attempts.chain(self.repeat_timeout()).chain(self.limit()).min()
+        let attempts = self
+            .rails
+            .iter()
+            .filter(|_| self.may_start_attempts())
+            .filter_map(Rail::timeout);
+        attempts
+            .chain(self.repeat_timeout())
+            .chain(self.limit())
+            .min()
     }
 
     /// Returns true if this side may start attempts now.
@@ -33,25 +40,34 @@ impl Recovery {
     }
 
     pub(super) fn repeat_timeout(&self) -> Option<u64> {
-        (self.peer != Peer::Gone && self.link.is_waiting()).then_some(self.sent_at + REPEAT_AFTER_NS)
+        (self.peer != Peer::Gone && self.link.is_waiting())
+            .then_some(self.sent_at + REPEAT_AFTER_NS)
     }
 
     /// Returns the time at which this side gives up if nothing changes.
     pub(super) fn limit(&self) -> Option<u64> {
         let of_rail = |rail: &Rail| match rail.state {
-            State::Fencing { since, .. } | State::Fenced { since } => Some(since + self.limits.loss + 1),
+            State::Fencing { since, .. } | State::Fenced { since } => {
+                Some(since + self.limits.loss + 1)
+            }
             _ => None,
         };
         let limit = match self.rails_up().next() {
             Some(_) => self.rails.iter().filter_map(of_rail).min(),
             None if self.was_up() => self.no_rail_since.map(|since| since + self.limits.loss),
-            None => self.no_rail_since.map(|since| since + self.limits.first_rail),
+            None => self
+                .no_rail_since
+                .map(|since| since + self.limits.first_rail),
         };
         let sign_of_life = match self.peer {
             Peer::Suspected { since, .. } => Some(since + SIGN_OF_LIFE + 1),
             _ => None,
         };
-        limit.filter(|_| self.recovers()).into_iter().chain(sign_of_life).min()
+        limit
+            .filter(|_| self.recovers())
+            .into_iter()
+            .chain(sign_of_life)
+            .min()
     }
 
     /// Starts an attempt of the connecting side, or ends an attempt that takes too long.
@@ -65,9 +81,15 @@ impl Recovery {
                 self.actions.push_back(Action::DropQps(lane));
                 self.set_down(lane, Cause::NoReturn, now);
             }
-            State::Connecting { until } if now >= until => self.end_attempt(lane, Cause::NoReturn, now),
-            State::Requested { until } if now >= until => self.end_attempt(lane, Cause::NoAnswer, now),
-            State::Probing { until } if now >= until => self.end_attempt(lane, Cause::NotConfirmed, now),
+            State::Connecting { until } if now >= until => {
+                self.end_attempt(lane, Cause::NoReturn, now)
+            }
+            State::Requested { until } if now >= until => {
+                self.end_attempt(lane, Cause::NoAnswer, now)
+            }
+            State::Probing { until } if now >= until => {
+                self.end_attempt(lane, Cause::NotConfirmed, now)
+            }
             _ => {}
         }
     }
@@ -78,11 +100,18 @@ impl Recovery {
         if self.rails_up().next().is_some() {
             self.no_rail_since = None;
             let is_late = |since: u64| now.saturating_sub(since) > self.limits.loss;
-            let late = self.lanes().zip(&self.rails).find_map(|(lane, rail)| match rail.state {
-                State::Fenced { since } if is_late(since) => Some(Failure::NotAcknowledged(lane)),
-                State::Fencing { since, .. } if is_late(since) => Some(Failure::NotStopped(lane)),
-                _ => None,
-            });
+            let late = self
+                .lanes()
+                .zip(&self.rails)
+                .find_map(|(lane, rail)| match rail.state {
+                    State::Fenced { since } if is_late(since) => {
+                        Some(Failure::NotAcknowledged(lane))
+                    }
+                    State::Fencing { since, .. } if is_late(since) => {
+                        Some(Failure::NotStopped(lane))
+                    }
+                    _ => None,
+                });
             if let Some(failure) = late {
                 self.give_up(failure);
             }

@@ -1,13 +1,28 @@
 use super::*;
 
-const LIMITS: StallLimits = StallLimits { warn: 60 * SECOND, abort: Some(90 * SECOND) };
+const LIMITS: StallLimits = StallLimits {
+    warn: 60 * SECOND,
+    abort: Some(90 * SECOND),
+};
 
 const fn sends(begun: u64, is_granted: bool, running: u16, untested: u16) -> Progress {
-    Progress::Sender { begun, is_granted, running, lanes: if running > 0 { 0b101 } else { 0 }, untested }
+    Progress::Sender {
+        begun,
+        is_granted,
+        running,
+        lanes: if running > 0 { 0b101 } else { 0 },
+        untested,
+    }
 }
 
 const fn receives(granted: u64, delivered: u64, untested: u16) -> Progress {
-    Progress::Receiver { granted, delivered, open: (granted - delivered) as u16, arrived: 0, untested }
+    Progress::Receiver {
+        granted,
+        delivered,
+        open: (granted - delivered) as u16,
+        arrived: 0,
+        untested,
+    }
 }
 
 #[test]
@@ -15,21 +30,77 @@ fn each_cause_follows_from_both_sides() {
     for (own, peer, expected) in [
         // In rows that begin with `sends`, this side is the sender. It has begun receives 0 to 3,
         // so its next send is for receive 4. In the other rows this side is the receiver.
-        (sends(4, false, 1, 0), receives(4, 4, 0), Some((Cause::NotAcknowledged, 0b101))),
-        (sends(4, true, 0, 0), receives(5, 4, 0), Some((Cause::HeldBack, 0))),
-        (sends(4, false, 0, 0), receives(5, 4, 0), Some((Cause::NotGranted, 0))),
-        (sends(4, false, 0, 0), receives(4, 4, 0), Some((Cause::NotPosted, 0))),
-        (sends(4, false, 0, 0), receives(4, 4, 3), Some((Cause::NotTested, 0))),
-        (sends(4, false, 0, 0), receives(4, 3, 0), Some((Cause::NotArrived, 0))),
-        (sends(4, true, 0, 0), receives(5, 3, 0), Some((Cause::NotArrived, 0))),
-        (sends(4, false, 1, 0), receives(4, 3, 0), Some((Cause::NotAcknowledged, 0b101))),
+        (
+            sends(4, false, 1, 0),
+            receives(4, 4, 0),
+            Some((Cause::NotAcknowledged, 0b101)),
+        ),
+        (
+            sends(4, true, 0, 0),
+            receives(5, 4, 0),
+            Some((Cause::HeldBack, 0)),
+        ),
+        (
+            sends(4, false, 0, 0),
+            receives(5, 4, 0),
+            Some((Cause::NotGranted, 0)),
+        ),
+        (
+            sends(4, false, 0, 0),
+            receives(4, 4, 0),
+            Some((Cause::NotPosted, 0)),
+        ),
+        (
+            sends(4, false, 0, 0),
+            receives(4, 4, 3),
+            Some((Cause::NotTested, 0)),
+        ),
+        (
+            sends(4, false, 0, 0),
+            receives(4, 3, 0),
+            Some((Cause::NotArrived, 0)),
+        ),
+        (
+            sends(4, true, 0, 0),
+            receives(5, 3, 0),
+            Some((Cause::NotArrived, 0)),
+        ),
+        (
+            sends(4, false, 1, 0),
+            receives(4, 3, 0),
+            Some((Cause::NotAcknowledged, 0b101)),
+        ),
         (sends(4, false, 0, 0), receives(3, 3, 0), None),
-        (receives(6, 4, 0), sends(4, true, 0, 0), Some((Cause::NotPosted, 0))),
-        (receives(6, 4, 0), sends(4, true, 0, 2), Some((Cause::NotTested, 0))),
-        (receives(6, 4, 0), sends(4, false, 0, 0), Some((Cause::NotGranted, 0))),
-        (receives(6, 4, 0), sends(5, true, 1, 0), Some((Cause::NotAcknowledged, 0b101))),
-        (receives(6, 4, 0), sends(4, true, 1, 0), Some((Cause::NotAcknowledged, 0b101))),
-        (receives(6, 4, 0), sends(5, true, 0, 1), Some((Cause::NotArrived, 0))),
+        (
+            receives(6, 4, 0),
+            sends(4, true, 0, 0),
+            Some((Cause::NotPosted, 0)),
+        ),
+        (
+            receives(6, 4, 0),
+            sends(4, true, 0, 2),
+            Some((Cause::NotTested, 0)),
+        ),
+        (
+            receives(6, 4, 0),
+            sends(4, false, 0, 0),
+            Some((Cause::NotGranted, 0)),
+        ),
+        (
+            receives(6, 4, 0),
+            sends(5, true, 1, 0),
+            Some((Cause::NotAcknowledged, 0b101)),
+        ),
+        (
+            receives(6, 4, 0),
+            sends(4, true, 1, 0),
+            Some((Cause::NotAcknowledged, 0b101)),
+        ),
+        (
+            receives(6, 4, 0),
+            sends(5, true, 0, 1),
+            Some((Cause::NotArrived, 0)),
+        ),
         (receives(6, 4, 0), sends(3, true, 0, 0), None),
     ] {
         assert_eq!(judge(&own, &peer), expected, "{own:?} {peer:?}");
@@ -39,13 +110,28 @@ fn each_cause_follows_from_both_sides() {
 #[test]
 fn causes_have_their_numbers() {
     for (at, cause) in Cause::ALL.into_iter().enumerate() {
-        assert_eq!((cause as usize, Cause::of_number(cause as u64)), (at + 1, Some(cause)));
+        assert_eq!(
+            (cause as usize, Cause::of_number(cause as u64)),
+            (at + 1, Some(cause))
+        );
     }
-    assert_eq!((Cause::of_number(0), Cause::of_number(8), Cause::of_number(u64::MAX)), (None, None, None));
+    assert_eq!(
+        (
+            Cause::of_number(0),
+            Cause::of_number(8),
+            Cause::of_number(u64::MAX)
+        ),
+        (None, None, None)
+    );
 }
 
 fn report(number: u32, idle_ms: u64, progress: Progress) -> StallReport {
-    StallReport { number, idle_ms, progress, rail_changes: Some(0) }
+    StallReport {
+        number,
+        idle_ms,
+        progress,
+        rail_changes: Some(0),
+    }
 }
 
 fn answer(watch: &mut StallWatch, number: u32, progress: Progress, now: u64) {
@@ -59,13 +145,23 @@ fn cause(watch: &StallWatch) -> Option<Cause> {
 /// Takes a sample each half second, from second `from` until second `to`. With `calls`, the caller
 /// uses the data path before each sample. Returns the number of each question, with its time in
 /// seconds.
-fn run(watch: &mut StallWatch, progress: Progress, calls: bool, from: u64, to: u64) -> Vec<(u32, u64)> {
+fn run(
+    watch: &mut StallWatch,
+    progress: Progress,
+    calls: bool,
+    from: u64,
+    to: u64,
+) -> Vec<(u32, u64)> {
     let mut questions = Vec::new();
     for now in (2 * from..2 * to).map(|half| half * SECOND / 2) {
         if calls {
             watch.called(now);
         }
-        questions.extend(watch.sample(progress, Some(0), now).map(|question| (question.number, now / SECOND)));
+        questions.extend(
+            watch
+                .sample(progress, Some(0), now)
+                .map(|question| (question.number, now / SECOND)),
+        );
     }
     questions
 }
@@ -73,15 +169,29 @@ fn run(watch: &mut StallWatch, progress: Progress, calls: bool, from: u64, to: u
 #[test]
 fn only_requests_that_wait_count() {
     let mut watch = StallWatch::new(LIMITS);
-    for idle in [sends(4, true, 0, 0), sends(4, false, 0, 3), receives(4, 4, 2)] {
+    for idle in [
+        sends(4, true, 0, 0),
+        sends(4, false, 0, 3),
+        receives(4, 4, 2),
+    ] {
         assert_eq!(run(&mut watch, idle, false, 10, 1000), []);
     }
-    assert_eq!(run(&mut watch, sends(4, false, 0, 3), true, 1000, 2000), [], "it has finished sends to test");
+    assert_eq!(
+        run(&mut watch, sends(4, false, 0, 3), true, 1000, 2000),
+        [],
+        "it has finished sends to test"
+    );
     // The caller repeats a send for less than the limit, and then stops.
     assert_eq!(run(&mut watch, sends(4, false, 0, 0), true, 2000, 2004), []);
-    assert_eq!(run(&mut watch, sends(4, false, 0, 0), false, 2004, 3000), []);
+    assert_eq!(
+        run(&mut watch, sends(4, false, 0, 0), false, 2004, 3000),
+        []
+    );
     // The caller repeats a send for longer than the limit, counted from the first repetition.
-    assert_eq!(run(&mut watch, sends(4, false, 0, 0), true, 3000, 3007), [(1, 3005)]);
+    assert_eq!(
+        run(&mut watch, sends(4, false, 0, 0), true, 3000, 3007),
+        [(1, 3005)]
+    );
     // The next send, which the caller repeats from then on, starts a new wait.
     assert_eq!(run(&mut watch, sends(5, false, 0, 0), true, 3007, 3012), []);
     // A caller does not count before its first call.
@@ -89,8 +199,14 @@ fn only_requests_that_wait_count() {
     assert_eq!(run(&mut new, sends(0, false, 0, 0), false, 0, 1), []);
     assert_eq!(run(&mut new, sends(0, false, 0, 0), true, 1, 8), [(1, 6)]);
     // A posted request counts even if the caller makes no calls.
-    assert_eq!(run(&mut watch, receives(5, 4, 0), false, 4000, 4007), [(2, 4005)]);
-    assert_eq!(run(&mut watch, sends(5, false, 1, 0), false, 5000, 5007), [(3, 5005)]);
+    assert_eq!(
+        run(&mut watch, receives(5, 4, 0), false, 4000, 4007),
+        [(2, 4005)]
+    );
+    assert_eq!(
+        run(&mut watch, sends(5, false, 1, 0), false, 5000, 5007),
+        [(3, 5005)]
+    );
 }
 
 #[test]
@@ -104,8 +220,15 @@ fn progress_starts_again_and_makes_an_answer_void() {
     answer(&mut watch, 1, sends(4, true, 0, 0), 12 * SECOND);
     assert_eq!(watch.verdict, None);
     watch.answered(&report(2, 3_000, sends(5, true, 0, 0)), 12 * SECOND);
-    let verdict = Verdict { cause: Cause::NotPosted, lanes: 0, since: 9 * SECOND };
-    assert_eq!((watch.verdict, watch.waited(12 * SECOND)), (Some(verdict), 6 * SECOND));
+    let verdict = Verdict {
+        cause: Cause::NotPosted,
+        lanes: 0,
+        since: 9 * SECOND,
+    };
+    assert_eq!(
+        (watch.verdict, watch.waited(12 * SECOND)),
+        (Some(verdict), 6 * SECOND)
+    );
     watch.answered(&report(2, 3_000, sends(5, false, 0, 0)), 12 * SECOND);
     assert_eq!(watch.verdict, Some(verdict), "answered before");
     watch.sample(receives(7, 5, 0), None, 13 * SECOND);
@@ -126,9 +249,21 @@ fn a_question_has_the_state_of_this_side() {
     assert_eq!(watch.report(3, 0), None);
     let own = receives(5, 4, 0);
     assert_eq!(watch.sample(own, Some(7), SECOND), None);
-    let question = StallReport { number: 1, idle_ms: 5_000, progress: own, rail_changes: Some(8) };
+    let question = StallReport {
+        number: 1,
+        idle_ms: 5_000,
+        progress: own,
+        rail_changes: Some(8),
+    };
     assert_eq!(watch.sample(own, Some(8), 6 * SECOND), Some(question));
-    assert_eq!(watch.report(3, 7 * SECOND), Some(StallReport { number: 3, idle_ms: 6_000, ..question }));
+    assert_eq!(
+        watch.report(3, 7 * SECOND),
+        Some(StallReport {
+            number: 3,
+            idle_ms: 6_000,
+            ..question
+        })
+    );
 }
 
 #[test]
@@ -138,9 +273,21 @@ fn a_verdict_shows_after_the_limit() {
     assert_eq!(run(&mut watch, own, false, 0, 6), [(1, 5)]);
     answer(&mut watch, 1, sends(4, true, 0, 0), 6 * SECOND);
     assert_eq!(watch.verdict(60 * SECOND - 1), None);
-    assert_eq!(watch.verdict(60 * SECOND).map(|verdict| verdict.cause), Some(Cause::NotPosted));
+    assert_eq!(
+        watch.verdict(60 * SECOND).map(|verdict| verdict.cause),
+        Some(Cause::NotPosted)
+    );
     // A shorter limit asks earlier.
-    for limits in [StallLimits { warn: 2 * SECOND, abort: None }, StallLimits { abort: Some(2 * SECOND), ..LIMITS }] {
+    for limits in [
+        StallLimits {
+            warn: 2 * SECOND,
+            abort: None,
+        },
+        StallLimits {
+            abort: Some(2 * SECOND),
+            ..LIMITS
+        },
+    ] {
         let mut watch = StallWatch::new(limits);
         assert_eq!(run(&mut watch, own, false, 0, 3), [(1, 2)]);
         answer(&mut watch, 1, sends(4, true, 0, 0), 3 * SECOND);
@@ -155,13 +302,25 @@ fn a_silent_peer_is_a_cause_until_it_answers() {
     assert_eq!(run(&mut watch, own, true, 0, 10), [(1, 5)]);
     assert_eq!(watch.verdict, None);
     assert_eq!(run(&mut watch, own, true, 10, 14), []);
-    let verdict = Verdict { cause: Cause::NoAnswer, lanes: 0b101, since: 5 * SECOND };
+    let verdict = Verdict {
+        cause: Cause::NoAnswer,
+        lanes: 0b101,
+        since: 5 * SECOND,
+    };
     assert_eq!((watch.verdict, watch.agreed), (Some(verdict), 1));
-    assert_eq!(run(&mut watch, own, true, 14, 16), [], "the question is under way");
+    assert_eq!(
+        run(&mut watch, own, true, 14, 16),
+        [],
+        "the question is under way"
+    );
     assert_eq!((watch.verdict, watch.agreed), (Some(verdict), 2));
     answer(&mut watch, 1, receives(4, 4, 0), 16 * SECOND);
     assert_eq!(cause(&watch), Some(Cause::NotAcknowledged));
-    assert_eq!(run(&mut watch, own, true, 16, 22), [(2, 21)], "asked again after a pause");
+    assert_eq!(
+        run(&mut watch, own, true, 16, 22),
+        [(2, 21)],
+        "asked again after a pause"
+    );
 }
 
 #[test]
@@ -170,7 +329,11 @@ fn a_stall_ends_the_connection_if_two_verdicts_agree() {
     let own = receives(5, 4, 0);
     assert_eq!(run(&mut watch, own, false, 0, 6), [(1, 5)]);
     answer(&mut watch, 1, sends(4, true, 0, 0), 6 * SECOND);
-    assert_eq!(run(&mut watch, own, false, 6, 95), [(2, 11)], "no answer to the second question");
+    assert_eq!(
+        run(&mut watch, own, false, 6, 95),
+        [(2, 11)],
+        "no answer to the second question"
+    );
     assert!(watch.must_abort(95 * SECOND) && cause(&watch) == Some(Cause::NoAnswer));
     answer(&mut watch, 2, sends(4, true, 0, 1), 95 * SECOND);
     assert!(!watch.must_abort(95 * SECOND), "the last two differ");
@@ -185,18 +348,36 @@ fn a_stall_ends_the_connection_if_two_verdicts_agree() {
 #[test]
 fn a_question_shows_why_the_peer_waits_for_data() {
     let mut watch = StallWatch::new(LIMITS);
-    assert_eq!(watch.peer_asked(&report(1, 0, receives(5, 4, 0)), 0), None, "not sampled yet");
+    assert_eq!(
+        watch.peer_asked(&report(1, 0, receives(5, 4, 0)), 0),
+        None,
+        "not sampled yet"
+    );
     for (own, peer, expected) in [
-        (sends(4, true, 0, 0), receives(5, 4, 0), Some(Cause::NotPosted)),
-        (sends(5, false, 1, 0), receives(5, 4, 0), Some(Cause::NotAcknowledged)),
-        (sends(5, false, 0, 0), receives(5, 4, 0), Some(Cause::NotArrived)),
+        (
+            sends(4, true, 0, 0),
+            receives(5, 4, 0),
+            Some(Cause::NotPosted),
+        ),
+        (
+            sends(5, false, 1, 0),
+            receives(5, 4, 0),
+            Some(Cause::NotAcknowledged),
+        ),
+        (
+            sends(5, false, 0, 0),
+            receives(5, 4, 0),
+            Some(Cause::NotArrived),
+        ),
         // This side's progress is older than the question.
         (sends(3, true, 0, 0), receives(5, 4, 0), None),
         // The peer waits for a grant, not for data.
         (receives(5, 5, 0), sends(5, false, 0, 0), None),
     ] {
         watch.sample(own, Some(0), SECOND);
-        let found = watch.peer_asked(&report(1, 0, peer), SECOND).map(|verdict| verdict.cause);
+        let found = watch
+            .peer_asked(&report(1, 0, peer), SECOND)
+            .map(|verdict| verdict.cause);
         assert_eq!((found, watch.verdict), (expected, None), "{own:?} {peer:?}");
     }
 }
@@ -218,11 +399,20 @@ struct Bed {
 impl Bed {
     fn new() -> Self {
         let watches = [0, 1].map(|_| StallWatch::new(LIMITS));
-        Self { watches, progress: MISSING, rail_changes: [Some(3); 2], now: 100 }
+        Self {
+            watches,
+            progress: MISSING,
+            rail_changes: [Some(3); 2],
+            now: 100,
+        }
     }
 
     fn sample(&mut self, side: usize) -> Option<StallReport> {
-        self.watches[side].sample(self.progress[side], self.rail_changes[side], self.now * SECOND)
+        self.watches[side].sample(
+            self.progress[side],
+            self.rail_changes[side],
+            self.now * SECOND,
+        )
     }
 
     fn ask(&mut self, asker: usize, question: &StallReport) {
@@ -246,7 +436,9 @@ impl Bed {
     }
 
     fn has_lost_data(&self) -> [bool; 2] {
-        self.watches.each_ref().map(|watch| watch.has_lost_data(false, self.now * SECOND))
+        self.watches
+            .each_ref()
+            .map(|watch| watch.has_lost_data(false, self.now * SECOND))
     }
 }
 
@@ -254,9 +446,16 @@ impl Bed {
 fn acknowledged_data_is_lost_after_two_equal_answers() {
     let mut bed = Bed::new();
     bed.asks();
-    assert_eq!((bed.has_lost_data(), cause(&bed.watches[RECEIVER])), ([false; 2], Some(Cause::NotArrived)));
+    assert_eq!(
+        (bed.has_lost_data(), cause(&bed.watches[RECEIVER])),
+        ([false; 2], Some(Cause::NotArrived))
+    );
     bed.asks();
-    assert_eq!((bed.has_lost_data(), bed.now), ([true; 2], 110), "both sides, and long before the limits");
+    assert_eq!(
+        (bed.has_lost_data(), bed.now),
+        ([true; 2], 110),
+        "both sides, and long before the limits"
+    );
     // The end waits for the acknowledgement of the last message, up to a limit.
     for watch in &bed.watches {
         let after = |seconds: u64| watch.has_lost_data(true, (110 + seconds) * SECOND);
@@ -268,7 +467,11 @@ fn acknowledged_data_is_lost_after_two_equal_answers() {
     assert!(!bed.has_lost_data()[RECEIVER]);
     bed.now += 10;
     bed.asks();
-    assert_eq!(bed.has_lost_data(), [false; 2], "the peer knows of the arrival");
+    assert_eq!(
+        bed.has_lost_data(),
+        [false; 2],
+        "the peer knows of the arrival"
+    );
 }
 
 #[test]
@@ -283,7 +486,10 @@ fn the_sender_asks_too() {
         });
         bed.ask(SENDER, &question.expect("a repeated send waits"));
     }
-    assert_eq!((bed.has_lost_data(), cause(&bed.watches[SENDER])), ([true; 2], Some(Cause::NotArrived)));
+    assert_eq!(
+        (bed.has_lost_data(), cause(&bed.watches[SENDER])),
+        ([true; 2], Some(Cause::NotArrived))
+    );
 }
 
 #[test]
@@ -292,10 +498,22 @@ fn two_answers_within_a_second_are_not_enough() {
     bed.asks();
     // Questions of both sides cross.
     let question = report(1, 0, bed.progress[SENDER]);
-    bed.watches[RECEIVER].peer_asked(&StallReport { rail_changes: Some(3), ..question }, bed.now * SECOND);
+    bed.watches[RECEIVER].peer_asked(
+        &StallReport {
+            rail_changes: Some(3),
+            ..question
+        },
+        bed.now * SECOND,
+    );
     assert_eq!(bed.has_lost_data(), [false; 2]);
     bed.now += 1;
-    bed.watches[RECEIVER].peer_asked(&StallReport { rail_changes: Some(3), ..question }, bed.now * SECOND);
+    bed.watches[RECEIVER].peer_asked(
+        &StallReport {
+            rail_changes: Some(3),
+            ..question
+        },
+        bed.now * SECOND,
+    );
     assert_eq!(bed.has_lost_data(), [false, true]);
 }
 
@@ -312,25 +530,53 @@ fn data_is_not_lost_while_anything_else_explains_its_absence() {
     let twice = |why: &str, alter: &dyn Fn(&mut Bed)| {
         let mut bed = not_lost(why, alter);
         bed.asks();
-        assert_eq!(bed.has_lost_data(), [true; 2], "{why}, and then nothing changes");
+        assert_eq!(
+            bed.has_lost_data(),
+            [true; 2],
+            "{why}, and then nothing changes"
+        );
     };
-    twice("the sender has begun another send", &|bed| bed.progress[SENDER] = sends(6, true, 0, 1));
-    twice("the sender's caller has tested a send", &|bed| bed.progress[SENDER] = sends(5, true, 0, 0));
-    twice("the receiver has granted another receive", &|bed| bed.progress[RECEIVER] = receives(7, 4, 0));
+    twice("the sender has begun another send", &|bed| {
+        bed.progress[SENDER] = sends(6, true, 0, 1)
+    });
+    twice("the sender's caller has tested a send", &|bed| {
+        bed.progress[SENDER] = sends(5, true, 0, 0)
+    });
+    twice("the receiver has granted another receive", &|bed| {
+        bed.progress[RECEIVER] = receives(7, 4, 0)
+    });
     twice("a later receive has its data", &|bed| {
-        bed.progress[RECEIVER] = Progress::Receiver { granted: 6, delivered: 4, open: 1, arrived: 0, untested: 1 };
+        bed.progress[RECEIVER] = Progress::Receiver {
+            granted: 6,
+            delivered: 4,
+            open: 1,
+            arrived: 0,
+            untested: 1,
+        };
     });
     twice("a share has arrived", &|bed| {
-        bed.progress[RECEIVER] = Progress::Receiver { granted: 6, delivered: 4, open: 2, arrived: 1, untested: 0 };
+        bed.progress[RECEIVER] = Progress::Receiver {
+            granted: 6,
+            delivered: 4,
+            open: 2,
+            arrived: 1,
+            untested: 0,
+        };
     });
     for side in [SENDER, RECEIVER] {
-        twice("a rail was lost or came back", &|bed| bed.rail_changes[side] = Some(4));
-        let mut bed = not_lost("a rail or completions are being processed", &|bed| bed.rail_changes[side] = None);
+        twice("a rail was lost or came back", &|bed| {
+            bed.rail_changes[side] = Some(4)
+        });
+        let mut bed = not_lost("a rail or completions are being processed", &|bed| {
+            bed.rail_changes[side] = None
+        });
         bed.asks();
         assert_eq!(bed.has_lost_data(), [false; 2], "still being processed");
     }
     // A send that runs.
-    let mut bed = not_lost("data is not acknowledged", &|bed| bed.progress[SENDER] = sends(5, true, 1, 0));
+    let mut bed = not_lost("data is not acknowledged", &|bed| {
+        bed.progress[SENDER] = sends(5, true, 1, 0)
+    });
     bed.asks();
     assert_eq!(bed.has_lost_data(), [false; 2]);
 }
@@ -377,7 +623,13 @@ fn no_side_ends_the_connection_on_what_the_other_does_not_know() {
     }
     assert_eq!(bed.has_lost_data(), [true, false]);
     bed.rail_changes = [None, Some(3)];
-    bed.progress[RECEIVER] = Progress::Receiver { granted: 6, delivered: 4, open: 1, arrived: 0, untested: 1 };
+    bed.progress[RECEIVER] = Progress::Receiver {
+        granted: 6,
+        delivered: 4,
+        open: 1,
+        arrived: 0,
+        untested: 1,
+    };
     bed.asks();
     bed.asks();
     assert_eq!(bed.has_lost_data(), [true; 2]);

@@ -79,10 +79,19 @@ impl Inbound {
         let granted = self.receives.grant(sizes, false, LaneId::default())?;
         let sequence = granted.sequence;
         let receive = &mut self.slots[granted.slot.index()];
-        *receive = Receive { sequence, parts: [InboundPart::Closed; PARTS] };
+        *receive = Receive {
+            sequence,
+            parts: [InboundPart::Closed; PARTS],
+        };
         for ((part, place), (tag, buffer_bytes)) in (0..count).zip(&mut receive.parts).zip(parts) {
             *place = InboundPart::Granted { buffer_bytes };
-            tell(StreamGrant { sequence, part, parts: count, tag, buffer_bytes });
+            tell(StreamGrant {
+                sequence,
+                part,
+                parts: count,
+                tag,
+                buffer_bytes,
+            });
         }
         Some(granted.slot)
     }
@@ -92,7 +101,13 @@ impl Inbound {
     /// # Errors
     /// A [`StreamViolation`]; the state is unchanged then.
     pub fn announced(&mut self, data: &Data) -> Result<Landing, StreamViolation> {
-        let Data { sequence, part, offset, bytes, total } = *data;
+        let Data {
+            sequence,
+            part,
+            offset,
+            bytes,
+            total,
+        } = *data;
         let slot = Slot::of(sequence);
         let receive = &mut self.slots[slot.index()];
         let place = &mut receive.parts[usize::from(part) % PARTS];
@@ -103,23 +118,42 @@ impl Inbound {
         let (known, so_far, landed) = match *place {
             InboundPart::Closed => return Err(not_granted),
             InboundPart::Granted { buffer_bytes } if total > buffer_bytes => {
-                return Err(StreamViolation::Overrun { total, buffer_bytes });
+                return Err(StreamViolation::Overrun {
+                    total,
+                    buffer_bytes,
+                });
             }
             InboundPart::Granted { .. } => (total, 0, 0),
             // Only the single chunk of an empty message is empty.
             InboundPart::Arriving { .. } if bytes == 0 => return Err(not_granted),
-            InboundPart::Arriving { total, announced, landed } => (total, announced, landed),
+            InboundPart::Arriving {
+                total,
+                announced,
+                landed,
+            } => (total, announced, landed),
         };
         if known != total {
-            return Err(StreamViolation::Total { before: known, now: total });
+            return Err(StreamViolation::Total {
+                before: known,
+                now: total,
+            });
         }
         let announced = so_far + u64::from(bytes);
         // The frame's decoder has checked that the chunk lies within its message.
         if announced > total {
             return Err(StreamViolation::Surplus { announced, total });
         }
-        *place = InboundPart::Arriving { total, announced, landed };
-        Ok(Landing { slot, part, offset, bytes })
+        *place = InboundPart::Arriving {
+            total,
+            announced,
+            landed,
+        };
+        Ok(Landing {
+            slot,
+            part,
+            offset,
+            bytes,
+        })
     }
 
     /// Records that an announced chunk's bytes are in the buffer. Returns true if the message is
@@ -127,7 +161,9 @@ impl Inbound {
     pub fn landed(&mut self, slot: Slot, part: u8, bytes: u32) -> bool {
         let receive = &mut self.slots[slot.index()];
         let place = &mut receive.parts[usize::from(part) % PARTS];
-        let InboundPart::Arriving { total, landed, .. } = place else { return false };
+        let InboundPart::Arriving { total, landed, .. } = place else {
+            return false;
+        };
         *landed += u64::from(bytes);
         if *landed < *total {
             return false;
@@ -135,9 +171,19 @@ impl Inbound {
         let (full_chunks, rest) = ((*total / UNIT_BYTES) as u16, (*total % UNIT_BYTES) as u32);
         *place = InboundPart::Closed;
         let generation = Immediate::generation_of(receive.sequence);
-        let whole = Immediate { slot, part, generation, shares: 1, share: 0, full_chunks };
+        let whole = Immediate {
+            slot,
+            part,
+            generation,
+            shares: 1,
+            share: 0,
+            full_chunks,
+        };
         // `announced` has checked that the message fits, so `arrived` accepts it.
-        matches!(self.receives.arrived(&whole, rest), Ok(Arrival::Complete | Arrival::Part))
+        matches!(
+            self.receives.arrived(&whole, rest),
+            Ok(Arrival::Complete | Arrival::Part)
+        )
     }
 
     /// Returns true if the receive in `slot` is finished. If so, calls `tell` for each part, with
@@ -149,6 +195,9 @@ impl Inbound {
 
 impl Default for Inbound {
     fn default() -> Self {
-        Self { receives: Receives::new(UNIT_BYTES), slots: Box::new([Receive::default(); SLOTS]) }
+        Self {
+            receives: Receives::new(UNIT_BYTES),
+            slots: Box::new([Receive::default(); SLOTS]),
+        }
     }
 }

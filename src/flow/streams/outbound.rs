@@ -55,7 +55,13 @@ impl Outbound {
     /// # Errors
     /// A [`StreamViolation`]; the state is unchanged then.
     pub fn granted(&mut self, grant: &StreamGrant) -> Result<(), StreamViolation> {
-        let StreamGrant { sequence, part, parts, tag, buffer_bytes } = *grant;
+        let StreamGrant {
+            sequence,
+            part,
+            parts,
+            tag,
+            buffer_bytes,
+        } = *grant;
         if (sequence, part) != self.next_grant {
             return Err(StreamViolation::GrantOrder { sequence, part });
         }
@@ -64,7 +70,14 @@ impl Outbound {
             return Err(StreamViolation::GrantAhead(sequence));
         }
         // Over TCP, the sender needs neither an address in the receiver's memory nor keys for it.
-        let terms = Terms { addr: 0, bytes: buffer_bytes, tag, parts, part, epoch: Epoch::default() };
+        let terms = Terms {
+            addr: 0,
+            bytes: buffer_bytes,
+            tag,
+            parts,
+            part,
+            epoch: Epoch::default(),
+        };
         let entry = Entry::new(&terms, &Default::default(), sequence);
         entry.check(part)?;
         let at = entry_word(sequence, usize::from(part));
@@ -72,7 +85,11 @@ impl Outbound {
             // Relaxed: a single thread writes and reads the ring.
             place.store(*word, Ordering::Relaxed);
         }
-        self.next_grant = if part + 1 < parts { (sequence, part + 1) } else { (sequence + 1, 0) };
+        self.next_grant = if part + 1 < parts {
+            (sequence, part + 1)
+        } else {
+            (sequence + 1, 0)
+        };
         Ok(())
     }
 
@@ -98,9 +115,16 @@ impl Outbound {
     /// no room ([`Outbound::has_room`]).
     pub fn start(&mut self, head: Head, bytes: u64) -> Option<u16> {
         let (sequence, part) = (head.sequence, head.part);
-        let (request, _) = self.sends.start_single_write(head, (0, 0), bytes, LaneId::default())?;
-        self.messages[usize::from(request) % REQUESTS] =
-            OutboundMessage { sequence, part, total: bytes, taken: 0, written: 0 };
+        let (request, _) = self
+            .sends
+            .start_single_write(head, (0, 0), bytes, LaneId::default())?;
+        self.messages[usize::from(request) % REQUESTS] = OutboundMessage {
+            sequence,
+            part,
+            total: bytes,
+            taken: 0,
+            written: 0,
+        };
         self.queue.push_back(request);
         Some(request)
     }
@@ -111,13 +135,29 @@ impl Outbound {
         let request = *self.queue.front()?;
         let message = &mut self.messages[usize::from(request) % REQUESTS];
         let bytes = (message.total - message.taken).min(u64::from(CHUNK_BYTES));
-        let OutboundMessage { sequence, part, total, taken: offset, .. } = *message;
+        let OutboundMessage {
+            sequence,
+            part,
+            total,
+            taken: offset,
+            ..
+        } = *message;
         message.taken += bytes;
         let is_last = message.taken == total;
         if is_last {
             self.queue.pop_front();
         }
-        Some(Chunk { request, data: Data { sequence, part, offset, bytes: bytes as u32, total }, is_last })
+        Some(Chunk {
+            request,
+            data: Data {
+                sequence,
+                part,
+                offset,
+                bytes: bytes as u32,
+                total,
+            },
+            is_last,
+        })
     }
 
     /// Records that a chunk was written to the kernel. Returns the message's size if the whole
@@ -151,7 +191,9 @@ impl Default for Outbound {
     fn default() -> Self {
         Self {
             sends: Sends::default(),
-            ring: std::iter::repeat_with(AtomicU64::default).take(RING_WORDS).collect(),
+            ring: std::iter::repeat_with(AtomicU64::default)
+                .take(RING_WORDS)
+                .collect(),
             next_grant: (0, 0),
             messages: Box::new([OutboundMessage::default(); REQUESTS]),
             queue: VecDeque::with_capacity(REQUESTS),

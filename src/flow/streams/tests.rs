@@ -16,18 +16,26 @@ struct StreamPair {
 
 fn pair() -> StreamPair {
     let (inbound, outbound, grants, streams) = Default::default();
-    StreamPair { inbound, outbound, grants, streams }
+    StreamPair {
+        inbound,
+        outbound,
+        grants,
+        streams,
+    }
 }
 
 impl StreamPair {
     fn irecv(&mut self, parts: &[(i32, u64)]) -> Option<Slot> {
         let grants = &mut self.grants;
-        self.inbound.grant(parts.iter().copied(), |grant| grants.push_back(grant))
+        self.inbound
+            .grant(parts.iter().copied(), |grant| grants.push_back(grant))
     }
 
     fn isend(&mut self, tag: i32, bytes: u64) -> Option<u16> {
         while let Some(grant) = self.grants.pop_front() {
-            let Ok(StreamFrame::Grant(read)) = StreamFrame::decode(&StreamFrame::Grant(grant).encode()) else {
+            let Ok(StreamFrame::Grant(read)) =
+                StreamFrame::decode(&StreamFrame::Grant(grant).encode())
+            else {
                 panic!("{grant:?}")
             };
             self.outbound.granted(&read).unwrap();
@@ -39,7 +47,9 @@ impl StreamPair {
 
     /// Gives the next chunk to a stream, which writes it to the kernel immediately.
     fn take(&mut self, stream: usize) -> bool {
-        let Some(chunk) = self.outbound.next_chunk() else { return false };
+        let Some(chunk) = self.outbound.next_chunk() else {
+            return false;
+        };
         self.streams[stream].push_back(chunk);
         self.outbound.written(&chunk);
         true
@@ -47,17 +57,22 @@ impl StreamPair {
 
     fn land(&mut self, stream: usize) -> Option<Landing> {
         let Chunk { data, .. } = self.streams[stream].pop_front()?;
-        let Ok(StreamFrame::Data(read)) = StreamFrame::decode(&StreamFrame::Data(data).encode()) else {
+        let Ok(StreamFrame::Data(read)) = StreamFrame::decode(&StreamFrame::Data(data).encode())
+        else {
             panic!("{data:?}")
         };
         let landing = self.inbound.announced(&read).unwrap();
-        self.inbound.landed(landing.slot, landing.part, landing.bytes);
+        self.inbound
+            .landed(landing.slot, landing.part, landing.bytes);
         Some(landing)
     }
 
     fn sizes(&mut self, slot: Slot) -> Option<Vec<u64>> {
         let mut sizes = Vec::new();
-        self.inbound.test(slot, |_, bytes| sizes.push(bytes)).unwrap().then_some(sizes)
+        self.inbound
+            .test(slot, |_, bytes| sizes.push(bytes))
+            .unwrap()
+            .then_some(sizes)
     }
 }
 
@@ -81,7 +96,11 @@ fn a_message_arrives_in_chunks_by_any_streams() {
         covered.push((offset, offset + u64::from(bytes)));
     }
     covered.sort_unstable();
-    assert!(covered[0].0 == 0 && covered.windows(2).all(|two| two[0].1 == two[1].0) && covered[5].1 == total);
+    assert!(
+        covered[0].0 == 0
+            && covered.windows(2).all(|two| two[0].1 == two[1].0)
+            && covered[5].1 == total
+    );
     assert_eq!(pair.sizes(slot), Some(vec![total]));
 }
 
@@ -104,9 +123,21 @@ fn an_empty_message_is_a_message() {
 fn an_empty_message_is_announced_once() {
     let mut pair = pair();
     let slot = pair.irecv(&[(0, 8)]).unwrap();
-    let empty = Data { sequence: 0, part: 0, offset: 0, bytes: 0, total: 0 };
+    let empty = Data {
+        sequence: 0,
+        part: 0,
+        offset: 0,
+        bytes: 0,
+        total: 0,
+    };
     assert!(pair.inbound.announced(&empty).is_ok());
-    assert_eq!(pair.inbound.announced(&empty), Err(StreamViolation::NotGranted { sequence: 0, part: 0 }));
+    assert_eq!(
+        pair.inbound.announced(&empty),
+        Err(StreamViolation::NotGranted {
+            sequence: 0,
+            part: 0
+        })
+    );
     assert!(pair.inbound.landed(slot, 0, 0) && !pair.inbound.landed(slot, 0, 0));
 }
 
@@ -126,51 +157,144 @@ fn a_message_of_more_than_4_gib_is_counted_whole() {
 fn a_lying_sender_is_caught() {
     let mut pair = pair();
     let slot = pair.irecv(&[(0, 1000), (1, 8)]).unwrap();
-    let honest = Data { sequence: 0, part: 0, offset: 0, bytes: 128, total: 300 };
+    let honest = Data {
+        sequence: 0,
+        part: 0,
+        offset: 0,
+        bytes: 128,
+        total: 300,
+    };
     let inbound = &mut pair.inbound;
     let not_granted = |sequence, part| Err(StreamViolation::NotGranted { sequence, part });
-    assert_eq!(inbound.announced(&Data { sequence: 1, ..honest }), not_granted(1, 0));
-    assert_eq!(inbound.announced(&Data { sequence: 32, ..honest }), not_granted(32, 0));
-    assert_eq!(inbound.announced(&Data { part: 2, ..honest }), not_granted(0, 2));
-    assert_eq!(inbound.announced(&Data { part: 8, ..honest }), not_granted(0, 8));
     assert_eq!(
-        inbound.announced(&Data { total: 1001, ..honest }),
-        Err(StreamViolation::Overrun { total: 1001, buffer_bytes: 1000 })
+        inbound.announced(&Data {
+            sequence: 1,
+            ..honest
+        }),
+        not_granted(1, 0)
+    );
+    assert_eq!(
+        inbound.announced(&Data {
+            sequence: 32,
+            ..honest
+        }),
+        not_granted(32, 0)
+    );
+    assert_eq!(
+        inbound.announced(&Data { part: 2, ..honest }),
+        not_granted(0, 2)
+    );
+    assert_eq!(
+        inbound.announced(&Data { part: 8, ..honest }),
+        not_granted(0, 8)
+    );
+    assert_eq!(
+        inbound.announced(&Data {
+            total: 1001,
+            ..honest
+        }),
+        Err(StreamViolation::Overrun {
+            total: 1001,
+            buffer_bytes: 1000
+        })
     );
     assert!(!inbound.landed(slot, 0, 0), "nothing was announced");
-    assert_eq!(inbound.announced(&honest), Ok(Landing { slot, part: 0, offset: 0, bytes: 128 }));
     assert_eq!(
-        inbound.announced(&Data { total: 301, ..honest }),
-        Err(StreamViolation::Total { before: 300, now: 301 })
+        inbound.announced(&honest),
+        Ok(Landing {
+            slot,
+            part: 0,
+            offset: 0,
+            bytes: 128
+        })
+    );
+    assert_eq!(
+        inbound.announced(&Data {
+            total: 301,
+            ..honest
+        }),
+        Err(StreamViolation::Total {
+            before: 300,
+            now: 301
+        })
     );
     // Repeated bytes count towards the message's size, so later bytes exceed it. The receive is not
     // done before all announced bytes have landed.
     assert!(inbound.announced(&honest).is_ok());
-    assert_eq!(inbound.announced(&honest), Err(StreamViolation::Surplus { announced: 384, total: 300 }));
-    assert!(inbound.announced(&Data { offset: 256, bytes: 44, ..honest }).is_ok());
+    assert_eq!(
+        inbound.announced(&honest),
+        Err(StreamViolation::Surplus {
+            announced: 384,
+            total: 300
+        })
+    );
+    assert!(
+        inbound
+            .announced(&Data {
+                offset: 256,
+                bytes: 44,
+                ..honest
+            })
+            .is_ok()
+    );
     assert!(!inbound.landed(slot, 0, 256) && inbound.landed(slot, 0, 44));
     assert_eq!(inbound.announced(&honest), not_granted(0, 0));
-    assert_eq!(inbound.announced(&Data { bytes: 0, total: 0, ..honest }), not_granted(0, 0));
+    assert_eq!(
+        inbound.announced(&Data {
+            bytes: 0,
+            total: 0,
+            ..honest
+        }),
+        not_granted(0, 0)
+    );
 }
 
 #[test]
 fn a_lying_receiver_is_caught() {
-    let grant = StreamGrant { sequence: 0, part: 0, parts: 2, tag: 0, buffer_bytes: 8 };
+    let grant = StreamGrant {
+        sequence: 0,
+        part: 0,
+        parts: 2,
+        tag: 0,
+        buffer_bytes: 8,
+    };
     let order = |sequence, part| Err(StreamViolation::GrantOrder { sequence, part });
     let mut outbound = Outbound::default();
-    assert_eq!(outbound.granted(&StreamGrant { sequence: 1, ..grant }), order(1, 0));
-    assert_eq!(outbound.granted(&StreamGrant { part: 1, ..grant }), order(0, 1));
+    assert_eq!(
+        outbound.granted(&StreamGrant {
+            sequence: 1,
+            ..grant
+        }),
+        order(1, 0)
+    );
+    assert_eq!(
+        outbound.granted(&StreamGrant { part: 1, ..grant }),
+        order(0, 1)
+    );
     outbound.granted(&grant).unwrap();
     assert_eq!(outbound.granted(&grant), order(0, 0));
     assert_eq!(outbound.find(0), Ok(None), "half a group");
-    outbound.granted(&StreamGrant { part: 1, parts: 3, ..grant }).unwrap();
+    outbound
+        .granted(&StreamGrant {
+            part: 1,
+            parts: 3,
+            ..grant
+        })
+        .unwrap();
     assert_eq!(outbound.find(0), Err(cts::Violation::Parts(3)));
     let mut outbound = Outbound::default();
-    let alone = |sequence| StreamGrant { sequence, parts: 1, ..grant };
+    let alone = |sequence| StreamGrant {
+        sequence,
+        parts: 1,
+        ..grant
+    };
     for sequence in 0..SLOTS as u64 {
         outbound.granted(&alone(sequence)).unwrap();
     }
-    assert_eq!(outbound.granted(&alone(SLOTS as u64)), Err(StreamViolation::GrantAhead(SLOTS as u64)));
+    assert_eq!(
+        outbound.granted(&alone(SLOTS as u64)),
+        Err(StreamViolation::GrantAhead(SLOTS as u64))
+    );
     let head = outbound.find(0).unwrap().unwrap();
     outbound.start(head, 8).unwrap();
     outbound.granted(&alone(SLOTS as u64)).unwrap();

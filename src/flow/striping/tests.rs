@@ -11,9 +11,23 @@ const MIN: u64 = 16 * 1024;
 pub(super) fn rails(mbps: &[u32]) -> Paths {
     let end = |(rail, &port_mbps): (RailId, &u32)| {
         let at = rail.index() as u8;
-        End { rail, attachment: Attachment { link: at, link_mbps: 0, cable: at, port_mbps } }
+        End {
+            rail,
+            attachment: Attachment {
+                link: at,
+                link_mbps: 0,
+                cable: at,
+                port_mbps,
+            },
+        }
     };
-    Paths::new(&RailId::all(mbps.len()).zip(mbps).map(end).map(|end| [end, end]).collect::<Vec<_>>())
+    Paths::new(
+        &RailId::all(mbps.len())
+            .zip(mbps)
+            .map(end)
+            .map(|end| [end, end])
+            .collect::<Vec<_>>(),
+    )
 }
 
 #[derive(Clone)]
@@ -83,19 +97,31 @@ impl Run {
         let now_ns = self.now_ns();
         let (shares, timed) = if bytes <= self.striping.max_unsplit_bytes() {
             let lane = self.striping.lane_for(bytes, &NoOthers);
-            let shares = Shares::whole(self.striping.lane_or_trial(lane, bytes, now_ns, &NoOthers), bytes);
+            let shares = Shares::whole(
+                self.striping.lane_or_trial(lane, bytes, now_ns, &NoOthers),
+                bytes,
+            );
             (shares, self.striping.is_to_time(bytes))
         } else {
             (self.striping.cut(bytes, now_ns, &NoOthers), true)
         };
         for share in shares.as_slice() {
             let lane = share.lane;
-            let moment = Moment { now_ns, carried_bytes: self.carried[lane.index()] };
-            self.striping.record_queued(lane, share.bytes, timed.then_some(moment));
-            let write = QueuedShare { message: self.next, bytes: share.bytes, timed };
+            let moment = Moment {
+                now_ns,
+                carried_bytes: self.carried[lane.index()],
+            };
+            self.striping
+                .record_queued(lane, share.bytes, timed.then_some(moment));
+            let write = QueuedShare {
+                message: self.next,
+                bytes: share.bytes,
+                timed,
+            };
             self.queues[lane.index()].push_back((write, share.bytes as f64));
         }
-        self.unfinished.push_back((self.next, shares.as_slice().len()));
+        self.unfinished
+            .push_back((self.next, shares.as_slice().len()));
         self.next += 1;
     }
 
@@ -104,7 +130,11 @@ impl Run {
     fn current_rates(&self) -> Vec<f64> {
         let mut rates = self.rates.clone();
         for (rails, capacity) in &self.links {
-            let mut busy: Vec<usize> = rails.iter().copied().filter(|rail| !self.queues[*rail].is_empty()).collect();
+            let mut busy: Vec<usize> = rails
+                .iter()
+                .copied()
+                .filter(|rail| !self.queues[*rail].is_empty())
+                .collect();
             busy.sort_by(|a, b| self.rates[*a].total_cmp(&self.rates[*b]));
             let mut left = *capacity;
             for (place, rail) in busy.iter().enumerate() {
@@ -118,26 +148,46 @@ impl Run {
     fn step(&mut self, bytes: u64) {
         let rates = self.current_rates();
         let heads = self.queues.iter().zip(&rates);
-        let served = heads.filter_map(|(queue, rate)| Some(queue.front()?.1 / rate)).fold(f64::INFINITY, f64::min);
-        let confirmed = self.confirmations.front().map_or(f64::INFINITY, |next| next.0 - self.now_us);
+        let served = heads
+            .filter_map(|(queue, rate)| Some(queue.front()?.1 / rate))
+            .fold(f64::INFINITY, f64::min);
+        let confirmed = self
+            .confirmations
+            .front()
+            .map_or(f64::INFINITY, |next| next.0 - self.now_us);
         let step = served.min(confirmed);
         self.now_us += step;
         for (lane, rate) in LaneId::all(rates.len()).zip(&rates) {
-            let Some(head) = self.queues[lane.index()].front_mut() else { continue };
+            let Some(head) = self.queues[lane.index()].front_mut() else {
+                continue;
+            };
             head.1 -= step * rate;
             if head.1 > 1e-3 {
                 continue;
             }
             let (write, _) = self.queues[lane.index()].pop_front().unwrap();
-            self.confirmations.push_back((self.now_us + self.latency_us, lane, write));
+            self.confirmations
+                .push_back((self.now_us + self.latency_us, lane, write));
         }
         let now_ns = self.now_ns();
-        while self.confirmations.front().is_some_and(|next| next.0 <= self.now_us + 1e-6) {
+        while self
+            .confirmations
+            .front()
+            .is_some_and(|next| next.0 <= self.now_us + 1e-6)
+        {
             let (_, lane, write) = self.confirmations.pop_front().unwrap();
             self.carried[lane.index()] += write.bytes;
-            let moment = Moment { now_ns, carried_bytes: self.carried[lane.index()] };
-            self.striping.confirmed(lane, write.bytes, write.timed.then_some(moment));
-            self.unfinished.iter_mut().find(|(number, _)| *number == write.message).unwrap().1 -= 1;
+            let moment = Moment {
+                now_ns,
+                carried_bytes: self.carried[lane.index()],
+            };
+            self.striping
+                .confirmed(lane, write.bytes, write.timed.then_some(moment));
+            self.unfinished
+                .iter_mut()
+                .find(|(number, _)| *number == write.message)
+                .unwrap()
+                .1 -= 1;
         }
         // The caller tests messages in order, so a finished message waits for earlier messages.
         while self.unfinished.front().is_some_and(|(_, left)| *left == 0) {
@@ -178,7 +228,12 @@ fn a_slow_rail_leaves_the_rest_of_its_link_to_the_other_rail() {
             .zip(RailId::all(4))
             .map(|(&(link, cable), rail)| End {
                 rail,
-                attachment: Attachment { link, link_mbps: 112_000, cable, port_mbps: 200_000 },
+                attachment: Attachment {
+                    link,
+                    link_mbps: 112_000,
+                    cable,
+                    port_mbps: 200_000,
+                },
             })
             .collect();
         let paths = Paths::new(&ends.iter().map(|end| [*end, *end]).collect::<Vec<_>>());
@@ -244,7 +299,10 @@ fn unsplit_messages_move_away_from_a_slow_rail() {
     run.rates[slow.index()] = 2_500.0 / 8.0;
     run.run(1.0, 8, 4096);
     let mbytes = run.run(0.5, 8, 4096);
-    assert!(mbytes > 0.95 * 1_250.0 && run.striping.favourite != slow, "{mbytes}");
+    assert!(
+        mbytes > 0.95 * 1_250.0 && run.striping.favourite != slow,
+        "{mbytes}"
+    );
 }
 
 #[test]
@@ -280,15 +338,30 @@ fn a_small_message_stays_on_its_rail_unless_the_rail_is_busy_or_slow() {
     assert_eq!(striping.max_unsplit_bytes(), 2 * MIN - 1);
     assert_eq!(striping.lane_for(8, &NoOthers), lane(0));
     striping.record_queued(lane(0), 1 << 15, None);
-    assert_eq!(striping.lane_for(8, &NoOthers), lane(0), "32 KiB queued are too few to change the rail");
+    assert_eq!(
+        striping.lane_for(8, &NoOthers),
+        lane(0),
+        "32 KiB queued are too few to change the rail"
+    );
     striping.record_queued(lane(0), 1 << 20, None);
     assert_eq!(striping.lane_for(8, &NoOthers), lane(1));
-    assert_eq!(striping.lane_for(8, &LoadOnLane(lane(1))), lane(2), "other connections use lane 1");
+    assert_eq!(
+        striping.lane_for(8, &LoadOnLane(lane(1))),
+        lane(2),
+        "other connections use lane 1"
+    );
     // The favourite is lane 2. It is measured nearly ten times slower than lane 3.
     for slow in [lane(2), lane(3)] {
         striping.record_queued(slow, 1 << 20, Some(Moment::default()));
         let now_ns = if slow == lane(2) { 800_000 } else { 84_000 };
-        striping.confirmed(slow, 1 << 20, Some(Moment { now_ns, carried_bytes: 1 << 20 }));
+        striping.confirmed(
+            slow,
+            1 << 20,
+            Some(Moment {
+                now_ns,
+                carried_bytes: 1 << 20,
+            }),
+        );
     }
     striping.cut(1 << 20, REFRESH_NS, &NoOthers);
     assert_ne!(striping.lane_for(8, &NoOthers), lane(2));

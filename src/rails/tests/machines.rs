@@ -20,7 +20,10 @@ pub(super) fn spark_with(host: u8, cables: &[u8], addresses: &[(&str, &str)]) ->
         (function.system_image_guid, function.v4) = (Some(guid), None);
     }
     for (device, address) in addresses {
-        set_address(functions.iter_mut().find(|f| f.device == *device).unwrap(), address);
+        set_address(
+            functions.iter_mut().find(|f| f.device == *device).unwrap(),
+            address,
+        );
     }
     functions
 }
@@ -28,7 +31,9 @@ pub(super) fn spark_with(host: u8, cables: &[u8], addresses: &[(&str, &str)]) ->
 fn set_address(function: &mut Function, address: &str) {
     let (ip, prefix) = address.split_once('/').unwrap();
     match ip.parse().unwrap() {
-        IpAddr::V4(v4) => (function.v4, function.v4_prefix) = (Some(v4.octets()), prefix.parse().unwrap()),
+        IpAddr::V4(v4) => {
+            (function.v4, function.v4_prefix) = (Some(v4.octets()), prefix.parse().unwrap())
+        }
         IpAddr::V6(v6) => function.v6 = Some(v6),
     }
 }
@@ -40,8 +45,13 @@ pub(super) fn host(functions: &[Function]) -> TestHost {
 
 pub(super) fn with_arp(functions: &[Function], arp_ignore: u32, rp_filter: u32) -> TestHost {
     let host = TestHost::new(functions);
-    let visible = functions.iter().filter(|f| f.is_visible).filter_map(|f| f.netdev);
-    visible.chain(["all"]).for_each(|netdev| host.set_arp(netdev, arp_ignore, rp_filter));
+    let visible = functions
+        .iter()
+        .filter(|f| f.is_visible)
+        .filter_map(|f| f.netdev);
+    visible
+        .chain(["all"])
+        .for_each(|netdev| host.set_arp(netdev, arp_ignore, rp_filter));
     host
 }
 
@@ -50,7 +60,11 @@ pub(super) fn workstation(function: u8) -> Function {
     Function {
         device: "mlx5_0",
         netdev: Some("enp65s0np0"),
-        pci: Some(if function == 0 { "0000:41:00.0" } else { "0000:41:00.1" }),
+        pci: Some(if function == 0 {
+            "0000:41:00.0"
+        } else {
+            "0000:41:00.1"
+        }),
         guid: 0x0c42_a103_0012_3456 + u64::from(function),
         system_image_guid: Some(0x0c42_a103_0012_3456),
         width: 16,
@@ -93,16 +107,30 @@ pub(super) fn spark_from_netplan(n: u8, file: &str) -> Vec<Function> {
         match line.strip_suffix(':').filter(|name| name.starts_with("en")) {
             Some(netdev) => addresses.push((netdev.to_owned(), String::new())),
             None => {
-                let address = line.strip_prefix("addresses: [").and_then(|rest| rest.strip_suffix(']'));
-                address.into_iter().for_each(|address| addresses.last_mut().unwrap().1 = address.to_owned());
+                let address = line
+                    .strip_prefix("addresses: [")
+                    .and_then(|rest| rest.strip_suffix(']'));
+                address
+                    .into_iter()
+                    .for_each(|address| addresses.last_mut().unwrap().1 = address.to_owned());
             }
         }
     }
     assert_eq!(addresses.len(), 4, "{file}");
     let of_device = |(netdev, address): &(String, String)| {
-        let function = spark_with(n, &[0, 1], &[]).into_iter().find(|f| f.netdev == Some(netdev.as_str())).unwrap();
+        let function = spark_with(n, &[0, 1], &[])
+            .into_iter()
+            .find(|f| f.netdev == Some(netdev.as_str()))
+            .unwrap();
         (function.device, address.clone())
     };
     let addresses: Vec<(&str, String)> = addresses.iter().map(of_device).collect();
-    spark_with(n, &[0, 1], &addresses.iter().map(|(device, ip)| (*device, ip.as_str())).collect::<Vec<_>>())
+    spark_with(
+        n,
+        &[0, 1],
+        &addresses
+            .iter()
+            .map(|(device, ip)| (*device, ip.as_str()))
+            .collect::<Vec<_>>(),
+    )
 }

@@ -10,12 +10,23 @@ fn decode(frame: &[u8]) -> Result<Message, Malformed> {
 
 pub(super) fn samples() -> Vec<Message> {
     let gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100, 1];
-    let qps = vec![QpEnd { number: 17, psn: 0xff_ffff }, QpEnd { number: 18, psn: 0 }];
+    let qps = vec![
+        QpEnd {
+            number: 17,
+            psn: 0xff_ffff,
+        },
+        QpEnd { number: 18, psn: 0 },
+    ];
     let pair = |queue_pairs| PairOffer {
         connector_rail: 0,
         connector_gid: gid,
         acceptor_rail: RailId::of_byte(3),
-        acceptor: Attachment { link: 0, link_mbps: 0, cable: 1, port_mbps: 100_000 },
+        acceptor: Attachment {
+            link: 0,
+            link_mbps: 0,
+            cable: 1,
+            port_mbps: 100_000,
+        },
         acceptor_name: "rocep1s0f0:1".into(),
         acceptor_gid: gid,
         mtu_bytes: 1024,
@@ -29,36 +40,70 @@ pub(super) fn samples() -> Vec<Message> {
             qps_per_rail: 2,
             tuner_hash: 0x0123_4567_89ab_cdef,
             gpu: "NVIDIA GB10".into(),
-            priority: Priority { traffic_class: 106, service_level: 3 },
+            priority: Priority {
+                traffic_class: 106,
+                service_level: 3,
+            },
             by_tcp: ByTcp::Withheld("x0:1 has no address".into()),
             rails: vec![RailAdvert {
                 name: "rocep1s0f0:1".into(),
                 phys_port: "p0".into(),
-                attachment: Attachment { link: 1, link_mbps: 112_000, cable: 0, port_mbps: 200_000 },
+                attachment: Attachment {
+                    link: 1,
+                    link_mbps: 112_000,
+                    cable: 0,
+                    port_mbps: 200_000,
+                },
                 speed_mbps: 112_000,
                 mtu_bytes: 4096,
-                addresses: vec![Address { gid, prefix: Some(120) }, Address { gid: [0xfe; 16], prefix: None }],
+                addresses: vec![
+                    Address {
+                        gid,
+                        prefix: Some(120),
+                    },
+                    Address {
+                        gid: [0xfe; 16],
+                        prefix: None,
+                    },
+                ],
                 is_usable: true,
             }],
         }),
         Message::Offer(Offer {
             name: "spark-2:77".into(),
             chunk_bytes: 1 << 30,
-            pairs: [Offered::Now(qps.clone()), Offered::Later(2)].map(pair).to_vec(),
+            pairs: [Offered::Now(qps.clone()), Offered::Later(2)]
+                .map(pair)
+                .to_vec(),
         }),
         Message::Refuse("no rail in common".into()),
         Message::Ready(Ready {
             mailbox_addr: 0x7f00_0000_1000,
             pairs: vec![
-                PairReady::Connected { mailbox_rkey: 5, qps },
-                PairReady::NotYet(NotYet { why: "Network is unreachable".into(), is_temporary: true }),
-                PairReady::NotYet(NotYet { why: "Invalid argument".into(), is_temporary: false }),
+                PairReady::Connected {
+                    mailbox_rkey: 5,
+                    qps,
+                },
+                PairReady::NotYet(NotYet {
+                    why: "Network is unreachable".into(),
+                    is_temporary: true,
+                }),
+                PairReady::NotYet(NotYet {
+                    why: "Invalid argument".into(),
+                    is_temporary: false,
+                }),
             ],
         }),
         Message::Go(Go {
             mailbox_addr: 0x7f00_0000_2000,
-            pairs: vec![PairGo::Carries { mailbox_rkey: 9 }, PairGo::NotYet("no answer".into())],
-            redial: Some(RedialAt { port: NonZeroU16::MAX, token: [7; 16] }),
+            pairs: vec![
+                PairGo::Carries { mailbox_rkey: 9 },
+                PairGo::NotYet("no answer".into()),
+            ],
+            redial: Some(RedialAt {
+                port: NonZeroU16::MAX,
+                token: [7; 16],
+            }),
         }),
         Message::Control(ControlFrame {
             number: 3,
@@ -66,11 +111,25 @@ pub(super) fn samples() -> Vec<Message> {
             awaits_confirmation: true,
             message: vec![6, 1, 0, 0, 0, 0, 0, 0, 0],
         }),
-        Message::Redial(Redial { token: [8; 16], attempt: 3 }),
-        Message::Go(Go { mailbox_addr: 0, pairs: Vec::new(), redial: None }),
+        Message::Redial(Redial {
+            token: [8; 16],
+            attempt: 3,
+        }),
+        Message::Go(Go {
+            mailbox_addr: 0,
+            pairs: Vec::new(),
+            redial: None,
+        }),
         Message::Resumed,
-        Message::Streams(Streams { name: "spark-3:9".into(), count: 8, token: [6; 16] }),
-        Message::Stream(Stream { token: [6; 16], number: 7 }),
+        Message::Streams(Streams {
+            name: "spark-3:9".into(),
+            count: 8,
+            token: [6; 16],
+        }),
+        Message::Stream(Stream {
+            token: [6; 16],
+            number: 7,
+        }),
         Message::Carries,
     ]
 }
@@ -82,7 +141,11 @@ fn every_message_survives_encoding_and_no_part_of_one_is_accepted() {
         assert_eq!(decode(&frame).unwrap(), message);
         for cut in 8..frame.len() {
             let header = Header::decode(frame[..8].try_into().unwrap()).unwrap();
-            assert!(Message::decode(header, &frame[8..cut]).is_err(), "{} cut to {cut}", message.kind());
+            assert!(
+                Message::decode(header, &frame[8..cut]).is_err(),
+                "{} cut to {cut}",
+                message.kind()
+            );
         }
         let header = Header::decode(frame[..8].try_into().unwrap()).unwrap();
         let longer = [&frame[8..], &[0]].concat();
@@ -92,7 +155,9 @@ fn every_message_survives_encoding_and_no_part_of_one_is_accepted() {
 
 #[test]
 fn the_largest_hello_fits_a_frame() {
-    let Message::Hello(mut hello) = samples().remove(0) else { unreachable!() };
+    let Message::Hello(mut hello) = samples().remove(0) else {
+        unreachable!()
+    };
     hello.rails[0].name = "n".repeat(64);
     hello.rails[0].phys_port = "p".repeat(64);
     hello.rails[0].addresses = vec![hello.rails[0].addresses[0]; MAX_ADDRESSES];
@@ -139,12 +204,31 @@ fn stream_numbers_must_be_new_and_in_range() {
         frame[at] = value;
         decode(&frame)
     };
-    let stream = || Message::Stream(Stream { token: [6; 16], number: 1 });
+    let stream = || {
+        Message::Stream(Stream {
+            token: [6; 16],
+            number: 1,
+        })
+    };
     for (value, is_one) in [(0, false), (1, true), (7, true), (8, false)] {
-        assert_eq!(read(stream(), HEADER_BYTES + 16, value).is_ok(), is_one, "stream {value}");
+        assert_eq!(
+            read(stream(), HEADER_BYTES + 16, value).is_ok(),
+            is_one,
+            "stream {value}"
+        );
     }
-    let streams = || Message::Streams(Streams { name: String::new(), count: 1, token: [6; 16] });
+    let streams = || {
+        Message::Streams(Streams {
+            name: String::new(),
+            count: 1,
+            token: [6; 16],
+        })
+    };
     for (value, is_count) in [(0, false), (1, true), (8, true), (9, false)] {
-        assert_eq!(read(streams(), HEADER_BYTES + 2, value).is_ok(), is_count, "{value} streams");
+        assert_eq!(
+            read(streams(), HEADER_BYTES + 2, value).is_ok(),
+            is_count,
+            "{value} streams"
+        );
     }
 }

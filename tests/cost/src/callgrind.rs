@@ -28,35 +28,70 @@ impl Run<'_> {
         let said = |error: std::io::Error| format!("{}: {error}", self.folder.display());
         std::fs::create_dir_all(&self.folder).map_err(said)?;
         let fabric = self.folder.join("fabric");
-        let output = self.command(&fabric)?.output().map_err(|error| format!("valgrind: {error}"))?;
+        let output = self
+            .command(&fabric)?
+            .output()
+            .map_err(|error| format!("valgrind: {error}"))?;
         let _ = std::fs::remove_dir_all(&fabric);
         if !output.status.success() {
-            return Err(format!("{} under valgrind: {}", self.plugin.display(), output.status));
+            return Err(format!(
+                "{} under valgrind: {}",
+                self.plugin.display(),
+                output.status
+            ));
         }
         let text = String::from_utf8_lossy(&output.stdout);
         // The plugin may print lines too.
-        let phases: Vec<Phase> =
-            text.lines().filter(|line| line.starts_with("phase ")).map(str::parse).collect::<Result<_, _>>()?;
+        let phases: Vec<Phase> = text
+            .lines()
+            .filter(|line| line.starts_with("phase "))
+            .map(str::parse)
+            .collect::<Result<_, _>>()?;
         let read = |(at, phase): (usize, Phase)| -> Result<(Phase, Dump), String> {
             let path = self.folder.join(format!("out.{}", at + 1));
-            let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-            let dump = Dump::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+            let text = std::fs::read_to_string(&path)
+                .map_err(|error| format!("{}: {error}", path.display()))?;
+            let dump =
+                Dump::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?;
             Ok((phase, dump))
         };
         phases.into_iter().enumerate().map(read).collect()
     }
 
     fn command(&self, fabric: &Path) -> Result<Command, String> {
-        let own = std::env::current_exe().map_err(|error| format!("the path of this program: {error}"))?;
-        let list = |numbers: &[usize]| numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let own = std::env::current_exe()
+            .map_err(|error| format!("the path of this program: {error}"))?;
+        let list = |numbers: &[usize]| {
+            numbers
+                .iter()
+                .map(usize::to_string)
+                .collect::<Vec<_>>()
+                .join(",")
+        };
         let mut command = Command::new("valgrind");
         command
-            .args(["--tool=callgrind", "-q", "--compress-strings=no", "--compress-pos=no"])
-            .args(["--collect-atstart=no", "--toggle-collect=cost_counted", "--dump-before=cost_phase_ends"])
-            .arg(format!("--callgrind-out-file={}", self.folder.join("out").display()))
+            .args([
+                "--tool=callgrind",
+                "-q",
+                "--compress-strings=no",
+                "--compress-pos=no",
+            ])
+            .args([
+                "--collect-atstart=no",
+                "--toggle-collect=cost_counted",
+                "--dump-before=cost_phase_ends",
+            ])
+            .arg(format!(
+                "--callgrind-out-file={}",
+                self.folder.join("out").display()
+            ))
             .arg(own)
             .args([DRIVE.as_ref(), self.plugin.as_os_str()])
-            .args([list(&self.plan.sizes), list(&self.plan.windows), self.plan.messages.to_string()])
+            .args([
+                list(&self.plan.sizes),
+                list(&self.plan.windows),
+                self.plan.messages.to_string(),
+            ])
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())
             // Resolves symbols at load time, so that first calls cost as much as later ones.

@@ -55,7 +55,11 @@ impl Plan {
     /// # Errors
     /// The numbers do not fit.
     pub fn check(&self) -> Result<(), String> {
-        match self.windows.iter().all(|window| self.messages.is_multiple_of(*window)) {
+        match self
+            .windows
+            .iter()
+            .all(|window| self.messages.is_multiple_of(*window))
+        {
             true => Ok(()),
             false => Err("--messages has to be a multiple of each of --in-flight".to_owned()),
         }
@@ -73,7 +77,14 @@ pub fn run(library: &Path, plan: &Plan) -> Result<(), String> {
     let mut pair = Pair::connect(library, most(&plan.sizes) * most(&plan.windows))?;
     for &window in &plan.windows {
         for &bytes in &plan.sizes {
-            let warm = Phase { counted: Counted::All, bytes, window, messages: plan.messages, tests: 0, early: 0 };
+            let warm = Phase {
+                counted: Counted::All,
+                bytes,
+                window,
+                messages: plan.messages,
+                tests: 0,
+                early: 0,
+            };
             messages(&mut pair, warm, false)?;
             for counted in [Counted::All, Counted::Receive, Counted::Send, Counted::Test] {
                 let phase = Phase { counted, ..warm };
@@ -141,7 +152,12 @@ fn settle(pair: &Pair, bytes: usize, mark: u8) -> Result<(), String> {
 }
 
 /// Tests receives and sends in turn until all are done. Returns the number of tests.
-fn finish(pair: &mut Pair, receives: &[Request], sends: &[Request], counts: bool) -> Result<usize, String> {
+fn finish(
+    pair: &mut Pair,
+    receives: &[Request],
+    sends: &[Request],
+    counts: bool,
+) -> Result<usize, String> {
     let mut waiting = [receives.iter().peekable(), sends.iter().peekable()];
     let mut tests = 0;
     while waiting.iter_mut().any(|side| side.peek().is_some()) {
@@ -163,7 +179,14 @@ fn finish(pair: &mut Pair, receives: &[Request], sends: &[Request], counts: bool
 
 fn repeated_calls(pair: &mut Pair, counted: Counted, calls: usize) -> Result<Phase, String> {
     const BYTES: usize = 8;
-    let mut phase = Phase { counted, bytes: BYTES, window: 1, messages: calls, tests: 0, early: 0 };
+    let mut phase = Phase {
+        counted,
+        bytes: BYTES,
+        window: 1,
+        messages: calls,
+        tests: 0,
+        early: 0,
+    };
     pair.source()[..BYTES].fill(0);
     // The first half of the calls is not counted: the first calls of a kind may do extra work.
     for call in 0..2 * calls {
@@ -171,7 +194,9 @@ fn repeated_calls(pair: &mut Pair, counted: Counted, calls: usize) -> Result<Pha
             return Err("isend was taken although no receive was posted".to_owned());
         }
     }
-    let receive = pair.irecv(0, BYTES, false)?.ok_or("irecv was refused although no message was under way")?;
+    let receive = pair
+        .irecv(0, BYTES, false)?
+        .ok_or("irecv was refused although no message was under way")?;
     sleep(SETTLED);
     for call in 0..2 * calls {
         if counted == Counted::Fruitless && pair.test(receive, call >= calls)? {
@@ -186,8 +211,18 @@ fn repeated_calls(pair: &mut Pair, counted: Counted, calls: usize) -> Result<Pha
 
 impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { counted, bytes, window, messages, tests, early } = self;
-        write!(f, "phase {counted:?} {bytes} {window} {messages} {tests} {early}")
+        let Self {
+            counted,
+            bytes,
+            window,
+            messages,
+            tests,
+            early,
+        } = self;
+        write!(
+            f,
+            "phase {counted:?} {bytes} {window} {messages} {tests} {early}"
+        )
     }
 }
 
@@ -197,12 +232,33 @@ impl FromStr for Phase {
     fn from_str(line: &str) -> Result<Self, String> {
         let bad = || format!("not a phase: {line:?}");
         let words: Vec<&str> = line.split(' ').collect();
-        let ["phase", name, numbers @ ..] = &words[..] else { return Err(bad()) };
-        let all = [Counted::All, Counted::Receive, Counted::Send, Counted::Test, Counted::Fruitless, Counted::Refused];
-        let counted = all.into_iter().find(|c| format!("{c:?}") == *name).ok_or_else(bad)?;
+        let ["phase", name, numbers @ ..] = &words[..] else {
+            return Err(bad());
+        };
+        let all = [
+            Counted::All,
+            Counted::Receive,
+            Counted::Send,
+            Counted::Test,
+            Counted::Fruitless,
+            Counted::Refused,
+        ];
+        let counted = all
+            .into_iter()
+            .find(|c| format!("{c:?}") == *name)
+            .ok_or_else(bad)?;
         let numbers: Vec<usize> = numbers.iter().map_while(|n| n.parse().ok()).collect();
-        let [bytes, window, messages, tests, early] = numbers[..] else { return Err(bad()) };
-        Ok(Self { counted, bytes, window, messages, tests, early })
+        let [bytes, window, messages, tests, early] = numbers[..] else {
+            return Err(bad());
+        };
+        Ok(Self {
+            counted,
+            bytes,
+            window,
+            messages,
+            tests,
+            early,
+        })
     }
 }
 
@@ -212,7 +268,14 @@ mod tests {
 
     #[test]
     fn a_phase_survives_writing_and_reading() {
-        let phase = Phase { counted: Counted::Send, bytes: 8, window: 2, messages: 64, tests: 130, early: 1 };
+        let phase = Phase {
+            counted: Counted::Send,
+            bytes: 8,
+            window: 2,
+            messages: 64,
+            tests: 130,
+            early: 1,
+        };
         assert_eq!(phase.to_string().parse(), Ok(phase));
         assert!("phase Send 8 2 64 130".parse::<Phase>().is_err());
         assert!("phase Nothing 8 2 64 130 1".parse::<Phase>().is_err());

@@ -23,7 +23,10 @@ mod options;
 mod profile;
 mod report;
 #[path = "../../../src/abi/types.rs"]
-#[allow(dead_code, reason = "of the plugin's declarations this calls the newest")]
+#[allow(
+    dead_code,
+    reason = "of the plugin's declarations this calls the newest"
+)]
 mod types;
 
 use callgrind::{DRIVE, Run};
@@ -52,9 +55,21 @@ fn drive_as_told(words: &[String]) -> Result<(), String> {
     let [library, sizes, windows, messages] = words else {
         return Err("the driving half is not for people".to_owned());
     };
-    let number = |word: &str| word.parse().map_err(|error| format!("{DRIVE} {word}: {error}"));
-    let numbers = |words: &String| words.split(',').map(number).collect::<Result<Vec<usize>, _>>();
-    let plan = drive::Plan { sizes: numbers(sizes)?, windows: numbers(windows)?, messages: number(messages)? };
+    let number = |word: &str| {
+        word.parse()
+            .map_err(|error| format!("{DRIVE} {word}: {error}"))
+    };
+    let numbers = |words: &String| {
+        words
+            .split(',')
+            .map(number)
+            .collect::<Result<Vec<usize>, _>>()
+    };
+    let plan = drive::Plan {
+        sizes: numbers(sizes)?,
+        windows: numbers(windows)?,
+        messages: number(messages)?,
+    };
     drive::run(Path::new(library), &plan)
 }
 
@@ -62,19 +77,34 @@ fn drive_as_told(words: &[String]) -> Result<(), String> {
 fn measure(options: &Options) -> Result<bool, String> {
     options.plan.check()?;
     let softverbs = options.softverbs()?;
-    let folder =
-        options.keep.clone().unwrap_or_else(|| std::env::temp_dir().join(format!("cost-{}", std::process::id())));
+    let folder = options
+        .keep
+        .clone()
+        .unwrap_or_else(|| std::env::temp_dir().join(format!("cost-{}", std::process::id())));
     let mut kept = true;
     for &rails in &options.rails {
         let run = |plugin: &Path, name: &str| {
             let folder = folder.join(format!("{name}-{rails}"));
-            let run = Run { plugin, softverbs: &softverbs, rails, plan: &options.plan, folder };
+            let run = Run {
+                plugin,
+                softverbs: &softverbs,
+                rails,
+                plan: &options.plan,
+                folder,
+            };
             let phases = run.start()?;
             Ok::<_, String>(report::Costs::of(plugin, &softverbs, phases))
         };
         let ours = run(&options.plugin, "plugin")?;
-        let theirs = options.against.as_deref().map(|other| run(other, "against")).transpose()?;
-        println!("{}", report::heading(rails, &options.plugin, options.against.as_deref()));
+        let theirs = options
+            .against
+            .as_deref()
+            .map(|other| run(other, "against"))
+            .transpose()?;
+        println!(
+            "{}",
+            report::heading(rails, &options.plugin, options.against.as_deref())
+        );
         kept &= report::table(&ours, theirs.as_ref(), options);
         for costs in std::iter::once(&ours).chain(&theirs) {
             report::functions(costs, options.functions);

@@ -3,7 +3,9 @@
 #![allow(unsafe_code)]
 
 use crate::types::functions::Close;
-use crate::types::{CommConfig, DebugLogger, HANDLE_BYTES, NcclResult, NetV11, PTR_HOST, UNDEFINED};
+use crate::types::{
+    CommConfig, DebugLogger, HANDLE_BYTES, NcclResult, NetV11, PTR_HOST, UNDEFINED,
+};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::hint::black_box;
@@ -66,17 +68,32 @@ impl Pair {
     pub fn connect(library: &Path, bytes: usize) -> Result<Self, String> {
         // SAFETY: loading runs the initialisers of a library that the user named as a plugin, as
         // NCCL would run them.
-        let library = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) }.map_err(|e| e.to_string())?;
-        let table = [c"ncclNetPlugin_v11", c"ncclNetPlugin_v12"].into_iter().find_map(|name| {
-            // SAFETY: only the symbol's address is taken. The symbol is a table of either version.
-            let symbol = unsafe { library.get::<*const NetV11>(name.to_bytes_with_nul()) };
-            symbol.ok().map(|symbol| *symbol)
-        });
-        let table = table.ok_or("the library exports neither ncclNetPlugin_v11 nor ncclNetPlugin_v12")?;
-        let memory = || Memory { bytes: vec![0; bytes], handle: ptr::null_mut() };
+        let library = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) }
+            .map_err(|e| e.to_string())?;
+        let table = [c"ncclNetPlugin_v11", c"ncclNetPlugin_v12"]
+            .into_iter()
+            .find_map(|name| {
+                // SAFETY: only the symbol's address is taken. The symbol is a table of either version.
+                let symbol = unsafe { library.get::<*const NetV11>(name.to_bytes_with_nul()) };
+                symbol.ok().map(|symbol| *symbol)
+            });
+        let table =
+            table.ok_or("the library exports neither ncclNetPlugin_v11 nor ncclNetPlugin_v12")?;
+        let memory = || Memory {
+            bytes: vec![0; bytes],
+            handle: ptr::null_mut(),
+        };
         let (source, target) = (memory(), memory());
         let null = ptr::null_mut();
-        let mut pair = Self { table, listener: null, send: null, recv: null, source, target, _library: library };
+        let mut pair = Self {
+            table,
+            listener: null,
+            send: null,
+            recv: null,
+            source,
+            target,
+            _library: library,
+        };
         pair.start()?;
         Ok(pair)
     }
@@ -89,11 +106,18 @@ impl Pair {
 
     fn start(&mut self) -> Result<(), String> {
         let (mut context, mut devices) = (ptr::null_mut(), 0);
-        let config = CommConfig { traffic_class: UNDEFINED };
-        let (init, count) = (has("init", self.table().init)?, has("devices", self.table().devices)?);
+        let config = CommConfig {
+            traffic_class: UNDEFINED,
+        };
+        let (init, count) = (
+            has("init", self.table().init)?,
+            has("devices", self.table().devices)?,
+        );
         // SAFETY: here and below all arguments live for the length of the call, and a comm until it
         // is closed; the logger is a function of this program, and a profiler may be absent.
-        check("init", unsafe { init(&mut context, 1, &config, Some(logger()), None) })?;
+        check("init", unsafe {
+            init(&mut context, 1, &config, Some(logger()), None)
+        })?;
         // SAFETY: as above.
         check("devices", unsafe { count(&mut devices) })?;
         if devices < 1 {
@@ -104,7 +128,9 @@ impl Pair {
         for (comm, memory) in [(self.send, &mut self.source), (self.recv, &mut self.target)] {
             let (start, length) = (memory.bytes.as_mut_ptr().cast(), memory.bytes.len());
             // SAFETY: as above; the memory stays where it is.
-            check("regMr", unsafe { register(comm, start, length, PTR_HOST, &mut memory.handle) })?;
+            check("regMr", unsafe {
+                register(comm, start, length, PTR_HOST, &mut memory.handle)
+            })?;
         }
         Ok(())
     }
@@ -113,10 +139,15 @@ impl Pair {
         let mut handle = [0u8; HANDLE_BYTES];
         let handle = handle.as_mut_ptr().cast();
         let listen = has("listen", self.table().listen)?;
-        let (connect, accept) = (has("connect", self.table().connect)?, has("accept", self.table().accept)?);
+        let (connect, accept) = (
+            has("connect", self.table().connect)?,
+            has("accept", self.table().accept)?,
+        );
         let mut listener = ptr::null_mut();
         // SAFETY: as in `start`; the handle has the length that the interface promises.
-        check("listen", unsafe { listen(context, 0, handle, &mut listener) })?;
+        check("listen", unsafe {
+            listen(context, 0, handle, &mut listener)
+        })?;
         self.listener = listener;
         let begun = Instant::now();
         while self.send.is_null() || self.recv.is_null() {
@@ -126,11 +157,15 @@ impl Pair {
             let mut device = ptr::null_mut();
             if self.send.is_null() {
                 // SAFETY: as in `start`.
-                check("connect", unsafe { connect(context, 0, handle, &mut self.send, &mut device) })?;
+                check("connect", unsafe {
+                    connect(context, 0, handle, &mut self.send, &mut device)
+                })?;
             }
             if self.recv.is_null() {
                 // SAFETY: as in `start`.
-                check("accept", unsafe { accept(listener, &mut self.recv, &mut device) })?;
+                check("accept", unsafe {
+                    accept(listener, &mut self.recv, &mut device)
+                })?;
             }
         }
         Ok(())
@@ -145,31 +180,62 @@ impl Pair {
         let bytes = &self.target.bytes[range];
         // SAFETY: `byte` is one of the buffer's; another thread may store to it, so the read is
         // volatile.
-        bytes.iter().step_by(64).chain(bytes.last()).all(|byte| unsafe { ptr::read_volatile(byte) } == value)
+        bytes
+            .iter()
+            .step_by(64)
+            .chain(bytes.last())
+            .all(|byte| unsafe { ptr::read_volatile(byte) } == value)
     }
 
     /// Posts a receive of `bytes` at `offset`. Returns `None` if the plugin refuses for now.
-    pub fn irecv(&mut self, offset: usize, bytes: usize, counts: bool) -> Result<Option<Request>, String> {
+    pub fn irecv(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        counts: bool,
+    ) -> Result<Option<Request>, String> {
         let call = has("irecv", self.table().irecv)?;
         let (comm, mut handle) = (self.recv, self.target.handle);
         let (mut size, mut tag, mut request) = (bytes, 0, ptr::null_mut());
-        let mut place: Raw = self.target.bytes[offset..offset + bytes].as_mut_ptr().cast();
+        let mut place: Raw = self.target.bytes[offset..offset + bytes]
+            .as_mut_ptr()
+            .cast();
         let result = counted(counts, || {
             // SAFETY: as in `start`; the bytes lie in registered memory, which lives longer than
             // the comm.
-            unsafe { call(comm, 1, &mut place, &mut size, &mut tag, &mut handle, ptr::null_mut(), &mut request) }
+            unsafe {
+                call(
+                    comm,
+                    1,
+                    &mut place,
+                    &mut size,
+                    &mut tag,
+                    &mut handle,
+                    ptr::null_mut(),
+                    &mut request,
+                )
+            }
         });
         check("irecv", result)?;
         Ok((!request.is_null()).then_some(Request(request)))
     }
 
     /// Sends `bytes` from `offset`. Returns `None` if the plugin refuses for now.
-    pub fn isend(&mut self, offset: usize, bytes: usize, counts: bool) -> Result<Option<Request>, String> {
+    pub fn isend(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        counts: bool,
+    ) -> Result<Option<Request>, String> {
         let call = has("isend", self.table().isend)?;
         let (comm, handle, mut request) = (self.send, self.source.handle, ptr::null_mut());
-        let place = self.source.bytes[offset..offset + bytes].as_mut_ptr().cast();
+        let place = self.source.bytes[offset..offset + bytes]
+            .as_mut_ptr()
+            .cast();
         // SAFETY: as in `irecv`.
-        let result = counted(counts, || unsafe { call(comm, place, bytes, 0, handle, ptr::null_mut(), &mut request) });
+        let result = counted(counts, || unsafe {
+            call(comm, place, bytes, 0, handle, ptr::null_mut(), &mut request)
+        });
         check("isend", result)?;
         Ok((!request.is_null()).then_some(Request(request)))
     }
@@ -179,7 +245,10 @@ impl Pair {
         let call = has("test", self.table().test)?;
         let (mut done, mut size) = (0, 0);
         // SAFETY: the request is under way, and has one part.
-        check("test", counted(counts, || unsafe { call(request.0, &mut done, &mut size) }))?;
+        check(
+            "test",
+            counted(counts, || unsafe { call(request.0, &mut done, &mut size) }),
+        )?;
         Ok(done != 0)
     }
 
@@ -187,11 +256,17 @@ impl Pair {
         let table = self.table();
         let deregister = has("deregMr", table.dereg_mr)?;
         // SAFETY: each comm and registration is open, and not used again.
-        let close = |name, function: Option<Close>, comm| check(name, unsafe { has(name, function)?(comm) });
+        let close = |name, function: Option<Close>, comm| {
+            check(name, unsafe { has(name, function)?(comm) })
+        };
         // SAFETY: as above.
-        check("deregMr", unsafe { deregister(self.send, self.source.handle) })?;
+        check("deregMr", unsafe {
+            deregister(self.send, self.source.handle)
+        })?;
         // SAFETY: as above.
-        check("deregMr", unsafe { deregister(self.recv, self.target.handle) })?;
+        check("deregMr", unsafe {
+            deregister(self.recv, self.target.handle)
+        })?;
         close("closeSend", table.close_send, self.send)?;
         close("closeRecv", table.close_recv, self.recv)?;
         close("closeListen", table.close_listen, self.listener)
@@ -203,7 +278,11 @@ fn has<F>(name: &str, function: Option<F>) -> Result<F, String> {
 }
 
 fn check(name: &str, result: NcclResult) -> Result<(), String> {
-    if result == NcclResult::SUCCESS { Ok(()) } else { Err(format!("{name} returned {result}")) }
+    if result == NcclResult::SUCCESS {
+        Ok(())
+    } else {
+        Err(format!("{name} returned {result}"))
+    }
 }
 
 fn logger() -> DebugLogger {
@@ -215,7 +294,14 @@ fn logger() -> DebugLogger {
 
 /// Prints warnings. The interface's logger takes any number of arguments, but plugins pass "%s" and
 /// one string. Any other format is printed unexpanded.
-extern "C" fn log(level: c_int, _: c_ulong, _: *const c_char, _: c_int, format: *const c_char, first: *const c_char) {
+extern "C" fn log(
+    level: c_int,
+    _: c_ulong,
+    _: *const c_char,
+    _: c_int,
+    format: *const c_char,
+    first: *const c_char,
+) {
     const WARN: c_int = 2;
     if level != WARN || format.is_null() {
         return;
@@ -224,7 +310,10 @@ extern "C" fn log(level: c_int, _: c_ulong, _: *const c_char, _: c_int, format: 
     let format = unsafe { CStr::from_ptr(format) };
     if format == c"%s" && !first.is_null() {
         // SAFETY: the format says that the first argument is a C string.
-        eprintln!("cost: WARN {}", unsafe { CStr::from_ptr(first) }.to_string_lossy());
+        eprintln!(
+            "cost: WARN {}",
+            unsafe { CStr::from_ptr(first) }.to_string_lossy()
+        );
     } else {
         eprintln!("cost: WARN {}", format.to_string_lossy());
     }

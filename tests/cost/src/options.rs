@@ -44,14 +44,24 @@ impl Options {
     /// # Errors
     /// There is none beside the plugin, and the option is not set.
     pub fn softverbs(&self) -> Result<PathBuf, String> {
-        let beside = || file(&self.plugin.with_file_name("softverbs-ibverbs").display().to_string());
+        let beside = || {
+            file(
+                &self
+                    .plugin
+                    .with_file_name("softverbs-ibverbs")
+                    .display()
+                    .to_string(),
+            )
+        };
         self.softverbs.clone().map_or_else(beside, Ok)
     }
 }
 
 /// Returns the full path of a file, because callgrind names files by their full paths.
 fn file(path: &str) -> Result<PathBuf, String> {
-    Path::new(path).canonicalize().map_err(|error| format!("{path}: {error}"))
+    Path::new(path)
+        .canonicalize()
+        .map_err(|error| format!("{path}: {error}"))
 }
 
 #[cfg(test)]
@@ -64,13 +74,23 @@ mod tests {
         Options::command().debug_assert();
         let program = std::env::current_exe().unwrap();
         let parse = |words: &[&str]| {
-            let all = ["cost", "--plugin", program.to_str().unwrap()].into_iter().chain(words.iter().copied());
+            let all = ["cost", "--plugin", program.to_str().unwrap()]
+                .into_iter()
+                .chain(words.iter().copied());
             Options::try_parse_from(all)
         };
         let usual = parse(&[]).unwrap();
-        assert_eq!((usual.rails, usual.plan.windows, usual.plan.messages), (vec![1, 4], vec![1, 8], 128));
+        assert_eq!(
+            (usual.rails, usual.plan.windows, usual.plan.messages),
+            (vec![1, 4], vec![1, 8], 128)
+        );
         assert_eq!(parse(&["--rails", "2,3"]).unwrap().rails, [2, 3]);
-        for wrong in [&["--rails", "0"][..], &["--rails", "1,,2"], &["--in-flight", "33"], &["--plugins", "x"]] {
+        for wrong in [
+            &["--rails", "0"][..],
+            &["--rails", "1,,2"],
+            &["--in-flight", "33"],
+            &["--plugins", "x"],
+        ] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }
         let uneven = parse(&["--messages", "12", "--in-flight", "8"]).unwrap();

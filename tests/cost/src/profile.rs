@@ -35,7 +35,9 @@ impl Dump {
         let mut count: Option<u64> = None;
         for (at, line) in text.lines().enumerate() {
             let bad = || format!("line {}: {line:?}", at + 1);
-            let field = line.split_once('=').filter(|(key, _)| key.chars().all(|c| c.is_ascii_alphabetic()));
+            let field = line
+                .split_once('=')
+                .filter(|(key, _)| key.chars().all(|c| c.is_ascii_alphabetic()));
             if let Some((key, value)) = field {
                 match key {
                     "ob" => value.clone_into(&mut place.object),
@@ -43,7 +45,15 @@ impl Dump {
                     "fl" | "fi" | "fe" => value.clone_into(&mut place.source),
                     "cob" => called_object = Some(value.to_owned()),
                     "cfn" => value.clone_into(&mut called),
-                    "calls" => count = Some(value.split(' ').next().and_then(|n| n.parse().ok()).ok_or_else(bad)?),
+                    "calls" => {
+                        count = Some(
+                            value
+                                .split(' ')
+                                .next()
+                                .and_then(|n| n.parse().ok())
+                                .ok_or_else(bad)?,
+                        )
+                    }
                     // Source of the called function.
                     "cfl" | "cfi" => {}
                     _ => return Err(bad()),
@@ -54,12 +64,19 @@ impl Dump {
             if line.is_empty() || !line.starts_with(|c: char| c.is_ascii_digit()) {
                 continue;
             }
-            let cost: u64 = line.split(' ').nth(1).and_then(|n| n.parse().ok()).ok_or_else(bad)?;
+            let cost: u64 = line
+                .split(' ')
+                .nth(1)
+                .and_then(|n| n.parse().ok())
+                .ok_or_else(bad)?;
             match count.take() {
                 None => *dump.own.entry(place.clone()).or_default() += cost,
                 Some(count) => {
                     let callee = called_object.take().unwrap_or_else(|| place.object.clone());
-                    let calls = dump.calls.entry((place.object.clone(), callee, called.clone())).or_default();
+                    let calls = dump
+                        .calls
+                        .entry((place.object.clone(), callee, called.clone()))
+                        .or_default();
                     calls.count += count;
                     calls.instructions += cost;
                 }
@@ -70,15 +87,26 @@ impl Dump {
 
     /// Returns the instructions of a library's own code.
     pub fn of(&self, object: &str) -> u64 {
-        self.own.iter().filter(|(place, _)| place.object == object).map(|(_, cost)| cost).sum()
+        self.own
+            .iter()
+            .filter(|(place, _)| place.object == object)
+            .map(|(_, cost)| cost)
+            .sum()
     }
 
     /// Returns the calls from `object` into other libraries, except the libraries in `but`.
-    pub fn leaving<'a>(&'a self, object: &'a str, but: &'a [&str]) -> impl Iterator<Item = (&'a str, Calls)> {
-        self.calls.iter().filter_map(move |((caller, callee, function), calls)| {
-            let leaves = caller == object && callee != object && !but.contains(&callee.as_str());
-            leaves.then_some((function.as_str(), *calls))
-        })
+    pub fn leaving<'a>(
+        &'a self,
+        object: &'a str,
+        but: &'a [&str],
+    ) -> impl Iterator<Item = (&'a str, Calls)> {
+        self.calls
+            .iter()
+            .filter_map(move |((caller, callee, function), calls)| {
+                let leaves =
+                    caller == object && callee != object && !but.contains(&callee.as_str());
+                leaves.then_some((function.as_str(), *calls))
+            })
     }
 }
 
@@ -100,7 +128,11 @@ mod tests {
     #[test]
     fn inlined_code_has_a_source_of_its_own() {
         let dump = Dump::parse(TEXT).unwrap();
-        let place = |source: &str| Place { object: "/a.so".into(), function: "post".into(), source: source.into() };
+        let place = |source: &str| Place {
+            object: "/a.so".into(),
+            function: "post".into(),
+            source: source.into(),
+        };
         assert_eq!(dump.own.get(&place("x.rs")), Some(&5));
         assert_eq!(dump.own.get(&place("y.rs")), Some(&3));
     }
@@ -109,7 +141,16 @@ mod tests {
     fn each_call_goes_only_to_its_named_object() {
         let dump = Dump::parse(TEXT).unwrap();
         let left: Vec<_> = dump.leaving("/a.so", &[]).collect();
-        assert_eq!(left, [("memcpy", Calls { count: 3, instructions: 30 })]);
+        assert_eq!(
+            left,
+            [(
+                "memcpy",
+                Calls {
+                    count: 3,
+                    instructions: 30
+                }
+            )]
+        );
         assert_eq!(dump.leaving("/a.so", &["/libc.so"]).count(), 0);
     }
 

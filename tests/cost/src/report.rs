@@ -19,15 +19,24 @@ const NOISE: f64 = 0.01;
 
 impl Costs {
     pub fn of(plugin: &Path, verbs: &Path, phases: Vec<(Phase, Dump)>) -> Self {
-        Self { plugin: plugin.display().to_string(), verbs: verbs.display().to_string(), phases }
+        Self {
+            plugin: plugin.display().to_string(),
+            verbs: verbs.display().to_string(),
+            phases,
+        }
     }
 
     fn sizes(&self) -> impl Iterator<Item = &Phase> {
-        self.phases.iter().map(|(phase, _)| phase).filter(|phase| phase.counted == Counted::All)
+        self.phases
+            .iter()
+            .map(|(phase, _)| phase)
+            .filter(|phase| phase.counted == Counted::All)
     }
 
     fn find(&self, like: &Phase, counted: Counted) -> Option<&(Phase, Dump)> {
-        let same = |phase: &Phase| (phase.bytes, phase.window, phase.counted) == (like.bytes, like.window, counted);
+        let same = |phase: &Phase| {
+            (phase.bytes, phase.window, phase.counted) == (like.bytes, like.window, counted)
+        };
         self.phases.iter().find(|(phase, _)| same(phase))
     }
 
@@ -35,7 +44,9 @@ impl Costs {
     fn own(&self, like: &Phase, counted: Counted) -> Option<f64> {
         let (phase, dump) = self.find(like, counted)?;
         let refused = match counted {
-            Counted::All | Counted::Send => phase.early as f64 * self.repeated_calls(Counted::Refused)?,
+            Counted::All | Counted::Send => {
+                phase.early as f64 * self.repeated_calls(Counted::Refused)?
+            }
             _ => 0.0,
         };
         Some((dump.of(&self.plugin) as f64 - refused) / phase.messages as f64)
@@ -43,19 +54,28 @@ impl Costs {
 
     /// Instructions of a call that has no effect.
     fn repeated_calls(&self, counted: Counted) -> Option<f64> {
-        let (phase, dump) = self.phases.iter().find(|(phase, _)| phase.counted == counted)?;
+        let (phase, dump) = self
+            .phases
+            .iter()
+            .find(|(phase, _)| phase.counted == counted)?;
         Some(a_message(dump.of(&self.plugin), phase))
     }
 
     fn libc(&self, like: &Phase) -> Option<f64> {
         let but = [self.verbs.as_str()];
         self.find(like, Counted::All).map(|(phase, dump)| {
-            a_message(dump.leaving(&self.plugin, &but).map(|(_, calls)| calls.instructions).sum(), phase)
+            a_message(
+                dump.leaving(&self.plugin, &but)
+                    .map(|(_, calls)| calls.instructions)
+                    .sum(),
+                phase,
+            )
         })
     }
 
     fn verbs(&self, like: &Phase) -> Option<f64> {
-        self.find(like, Counted::All).map(|(phase, dump)| a_message(dump.of(&self.verbs), phase))
+        self.find(like, Counted::All)
+            .map(|(phase, dump)| a_message(dump.of(&self.verbs), phase))
     }
 }
 
@@ -64,7 +84,9 @@ fn a_message(count: u64, phase: &Phase) -> f64 {
 }
 
 pub fn heading(rails: usize, plugin: &Path, against: Option<&Path>) -> String {
-    let against = against.map(|path| format!(", against {}", path.display())).unwrap_or_default();
+    let against = against
+        .map(|path| format!(", against {}", path.display()))
+        .unwrap_or_default();
     format!(
         "\n{rails} rail{}: instructions a message of {}{against}",
         if rails == 1 { "" } else { "s" },
@@ -85,7 +107,10 @@ pub fn table(ours: &Costs, theirs: Option<&Costs>, options: &Options) -> bool {
             [Counted::All, Counted::Receive, Counted::Send, Counted::Test].map(own)
         };
         let [all, receive, send, test] = parts(ours);
-        let (libc, verbs) = (ours.libc(phase).unwrap_or_default(), ours.verbs(phase).unwrap_or_default());
+        let (libc, verbs) = (
+            ours.libc(phase).unwrap_or_default(),
+            ours.verbs(phase).unwrap_or_default(),
+        );
         let tests = phase.tests as f64 / phase.messages as f64;
         let mut line = format!(
             "{:9} {:6} | {all:8.1} {receive:6.1} {send:6.1} {test:6.1} | {libc:5.1} {verbs:7.0} {tests:6.2} |",
@@ -97,7 +122,9 @@ pub fn table(ours: &Costs, theirs: Option<&Costs>, options: &Options) -> bool {
         {
             let [against, receive, send, test] = parts(theirs);
             let (tests, ratio) = (other.tests as f64 / other.messages as f64, all / against);
-            line += &format!(" {against:8.1} {receive:6.1} {send:6.1} {test:6.1} {tests:6.2} | {ratio:5.2}");
+            line += &format!(
+                " {against:8.1} {receive:6.1} {send:6.1} {test:6.1} {tests:6.2} | {ratio:5.2}"
+            );
             if options.at_most.is_some_and(|most| ratio > most) {
                 kept = false;
                 line += " too many";
@@ -110,21 +137,34 @@ pub fn table(ours: &Costs, theirs: Option<&Costs>, options: &Options) -> bool {
         }
         println!("{line}{notes}");
     }
-    for (counted, what) in
-        [(Counted::Fruitless, "a test without result"), (Counted::Refused, "an isend without a grant")]
-    {
+    for (counted, what) in [
+        (Counted::Fruitless, "a test without result"),
+        (Counted::Refused, "an isend without a grant"),
+    ] {
         let other = theirs.and_then(|costs| costs.repeated_calls(counted));
-        let other = other.map(|cost| format!(", against {cost:.1}")).unwrap_or_default();
-        println!("{what}: {:.1}{other}", ours.repeated_calls(counted).unwrap_or_default());
+        let other = other
+            .map(|cost| format!(", against {cost:.1}"))
+            .unwrap_or_default();
+        println!(
+            "{what}: {:.1}{other}",
+            ours.repeated_calls(counted).unwrap_or_default()
+        );
     }
     kept
 }
 
 fn noise(costs: &Costs, phase: &Phase, who: &str) -> String {
     let one_by_one = [Counted::Receive, Counted::Send, Counted::Test];
-    let sum: f64 = one_by_one.iter().filter_map(|counted| costs.own(phase, *counted)).sum();
+    let sum: f64 = one_by_one
+        .iter()
+        .filter_map(|counted| costs.own(phase, *counted))
+        .sum();
     let all = costs.own(phase, Counted::All).unwrap_or_default();
-    if (sum - all).abs() > NOISE * all { format!(" [{who}: noise, one by one {sum:.1}]") } else { String::new() }
+    if (sum - all).abs() > NOISE * all {
+        format!(" [{who}: noise, one by one {sum:.1}]")
+    } else {
+        String::new()
+    }
 }
 
 /// Prints, for each size and window, the `most` functions and the `most` source files that cost
@@ -136,11 +176,17 @@ pub fn functions(costs: &Costs, most: usize) {
     }
     println!("\nfunctions of {}, instructions a message", costs.plugin);
     for phase in costs.sizes() {
-        let Some((_, dump)) = costs.find(phase, Counted::All) else { continue };
+        let Some((_, dump)) = costs.find(phase, Counted::All) else {
+            continue;
+        };
         println!("  {} bytes, {} in flight", phase.bytes, phase.window);
         let own = |name: fn(&Place) -> &str| {
             let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
-            for (place, cost) in dump.own.iter().filter(|(place, _)| place.object == costs.plugin) {
+            for (place, cost) in dump
+                .own
+                .iter()
+                .filter(|(place, _)| place.object == costs.plugin)
+            {
                 *sums.entry(name(place)).or_default() += cost;
             }
             let mut sums: Vec<_> = sums.into_iter().collect();
@@ -161,7 +207,10 @@ pub fn functions(costs: &Costs, most: usize) {
             sum.instructions += calls.instructions;
         }
         for (function, calls) in outside {
-            let (count, cost) = (a_message(calls.count, phase), a_message(calls.instructions, phase));
+            let (count, cost) = (
+                a_message(calls.count, phase),
+                a_message(calls.instructions, phase),
+            );
             println!("    {cost:8.1}  in {count:.2} calls of {function}, not the plugin's");
         }
     }

@@ -37,9 +37,17 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
 }
 
 /// Starts a thread that stores the changed words in this order, like a NIC.
-fn nic(ring: &Ring, old: &[u64], new: &[u64], order: impl Iterator<Item = usize>) -> thread::JoinHandle<()> {
+fn nic(
+    ring: &Ring,
+    old: &[u64],
+    new: &[u64],
+    order: impl Iterator<Item = usize>,
+) -> thread::JoinHandle<()> {
     let ring = Arc::clone(ring);
-    let stores: Vec<_> = order.filter(|at| old[*at] != new[*at]).map(|at| (at, new[at])).collect();
+    let stores: Vec<_> = order
+        .filter(|at| old[*at] != new[*at])
+        .map(|at| (at, new[at]))
+        .collect();
     thread::spawn(move || {
         for (at, word) in stores {
             ring[at].store(word, Ordering::Relaxed);
@@ -61,20 +69,40 @@ fn look(sends: &mut Sends, ring: &Ring, tag: i32) -> Option<Head> {
 }
 
 fn is_as_granted(head: &Head, ring: &Ring, terms: &Terms) {
-    assert_eq!((head.addr, head.buffer_bytes, head.part), (terms.addr, terms.bytes, terms.part), "torn");
+    assert_eq!(
+        (head.addr, head.buffer_bytes, head.part),
+        (terms.addr, terms.bytes, terms.part),
+        "torn"
+    );
     // The keys are read later, when a share is posted.
-    let keys: Vec<u32> = LaneId::all(MAX_RAILS).map(|lane| head.rkey(ring, lane)).collect();
+    let keys: Vec<u32> = LaneId::all(MAX_RAILS)
+        .map(|lane| head.rkey(ring, lane))
+        .collect();
     assert_eq!(keys, [0x11, 0, 0x22, 0, 0x33, 0, 0x44, 0], "torn keys");
 }
 
 /// Grants one receive. Each word of its entry differs from the same word of the old entry.
 fn one_receive(order: [usize; ENTRY_WORDS]) {
     let old = words(
-        &Terms { addr: 0x1000, bytes: 64, tag: TAG, parts: 1, part: 0, epoch: Epoch::default() },
+        &Terms {
+            addr: 0x1000,
+            bytes: 64,
+            tag: TAG,
+            parts: 1,
+            part: 0,
+            epoch: Epoch::default(),
+        },
         &[1, 2, 3, 4],
         LAP_BEFORE,
     );
-    let terms = Terms { addr: 0x2000, bytes: 128, tag: TAG, parts: 1, part: 0, epoch: Epoch::default() };
+    let terms = Terms {
+        addr: 0x2000,
+        bytes: 128,
+        tag: TAG,
+        parts: 1,
+        part: 0,
+        epoch: Epoch::default(),
+    };
     let new = words(&terms, &KEYS, 0);
     assert!((0..ENTRY_WORDS).all(|at| old[at] != new[at]));
     model(move || {
@@ -85,7 +113,11 @@ fn one_receive(order: [usize; ENTRY_WORDS]) {
             is_as_granted(&head, &ring, &terms);
         }
         nic.join().unwrap();
-        is_as_granted(&look(&mut sends, &ring, TAG).expect("it has come"), &ring, &terms);
+        is_as_granted(
+            &look(&mut sends, &ring, TAG).expect("it has come"),
+            &ring,
+            &terms,
+        );
     });
 }
 
@@ -107,9 +139,21 @@ fn an_entry_is_not_taken_when_both_ends_arrive_first_or_last() {
 
 #[test]
 fn a_group_is_taken_once_all_its_entries_have_arrived() {
-    let terms =
-        |part| Terms { addr: 0x1000, bytes: 64, tag: TAG + i32::from(part), parts: 2, part, epoch: Epoch::default() };
-    let all = |sequence| [words(&terms(0), &KEYS, sequence), words(&terms(1), &KEYS, sequence)].concat();
+    let terms = |part| Terms {
+        addr: 0x1000,
+        bytes: 64,
+        tag: TAG + i32::from(part),
+        parts: 2,
+        part,
+        epoch: Epoch::default(),
+    };
+    let all = |sequence| {
+        [
+            words(&terms(0), &KEYS, sequence),
+            words(&terms(1), &KEYS, sequence),
+        ]
+        .concat()
+    };
     let (old, new) = (all(LAP_BEFORE), all(0));
     for backwards in [false, true] {
         let (old, new) = (old.clone(), new.clone());
@@ -122,12 +166,17 @@ fn a_group_is_taken_once_all_its_entries_have_arrived() {
             for part in [0, 1] {
                 if let Some(head) = look(&mut sends, &ring, TAG + i32::from(part)) {
                     is_as_granted(&head, &ring, &terms(part));
-                    let other = look(&mut sends, &ring, TAG + 1 - i32::from(part)).expect("the group has come");
+                    let other = look(&mut sends, &ring, TAG + 1 - i32::from(part))
+                        .expect("the group has come");
                     is_as_granted(&other, &ring, &terms(1 - part));
                 }
             }
             nic.join().unwrap();
-            is_as_granted(&look(&mut sends, &ring, TAG).expect("it has come"), &ring, &terms(0));
+            is_as_granted(
+                &look(&mut sends, &ring, TAG).expect("it has come"),
+                &ring,
+                &terms(0),
+            );
         });
     }
 }
@@ -136,8 +185,22 @@ fn a_group_is_taken_once_all_its_entries_have_arrived() {
 /// words are stored again while its send runs.
 #[test]
 fn a_repeated_grant_counts_once() {
-    let terms = Terms { addr: 0x2000, bytes: 64, tag: TAG, parts: 1, part: 0, epoch: Epoch::default() };
-    let old = words(&Terms { addr: 0x1000, ..terms }, &KEYS, LAP_BEFORE);
+    let terms = Terms {
+        addr: 0x2000,
+        bytes: 64,
+        tag: TAG,
+        parts: 1,
+        part: 0,
+        epoch: Epoch::default(),
+    };
+    let old = words(
+        &Terms {
+            addr: 0x1000,
+            ..terms
+        },
+        &KEYS,
+        LAP_BEFORE,
+    );
     let new = words(&terms, &KEYS, 0);
     model(move || {
         let ring = ring_of(&old);
@@ -149,6 +212,10 @@ fn a_repeated_grant_counts_once() {
         }
         first.join().unwrap();
         second.join().unwrap();
-        is_as_granted(&look(&mut sends, &ring, TAG).expect("it has come"), &ring, &terms);
+        is_as_granted(
+            &look(&mut sends, &ring, TAG).expect("it has come"),
+            &ring,
+            &terms,
+        );
     });
 }

@@ -30,9 +30,17 @@ fn connection(service: &Service, wakes: u32) {
     connection_with(service, wakes, |_| Redialling::Never);
 }
 
-fn connection_with(service: &Service, wakes: u32, redialling: impl FnOnce(&mut RedialHandle) -> Redialling) {
+fn connection_with(
+    service: &Service,
+    wakes: u32,
+    redialling: impl FnOnce(&mut RedialHandle) -> Redialling,
+) {
     let log = Arc::new(CallLog::default());
-    let watch = service.watch(Channel, Driver::new(&log), |_, redial_handle| Ok(redialling(redial_handle))).unwrap();
+    let watch = service
+        .watch(Channel, Driver::new(&log), |_, redial_handle| {
+            Ok(redialling(redial_handle))
+        })
+        .unwrap();
     for _ in 0..wakes {
         service.wake();
     }
@@ -41,7 +49,10 @@ fn connection_with(service: &Service, wakes: u32, redialling: impl FnOnce(&mut R
     }
     service.close(&watch);
     let calls = log.wait_until(|calls| calls.is_unwatched);
-    assert!(calls.closes == 1 && !calls.failed && calls.wakes_handled <= wakes, "{calls:?}");
+    assert!(
+        calls.closes == 1 && !calls.failed && calls.wakes_handled <= wakes,
+        "{calls:?}"
+    );
 }
 
 #[test]

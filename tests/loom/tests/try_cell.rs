@@ -11,7 +11,9 @@ use std::sync::Arc;
 type Path = (u32, u32);
 
 fn use_it(path: &TryCell<Path>) -> bool {
-    let Some(mut held) = path.enter() else { return false };
+    let Some(mut held) = path.enter() else {
+        return false;
+    };
     held.0 += 1;
     assert_eq!(held.0, held.1 + 1, "another user is in the middle of it");
     held.1 += 1;
@@ -21,7 +23,9 @@ fn use_it(path: &TryCell<Path>) -> bool {
 
 /// One visit of the service thread.
 fn look_at_it(path: &TryCell<Path>) -> bool {
-    let Some(held) = path.visit() else { return false };
+    let Some(held) = path.visit() else {
+        return false;
+    };
     assert_eq!(held.0, held.1, "a user is in the middle of it");
     held.leave();
     true
@@ -73,7 +77,10 @@ fn a_use_is_reported_to_the_next_query_and_only_once() {
         nccl.join().unwrap();
         let late = [path.is_unused(), path.is_unused()];
         assert!(late[1], "no other thread came between the two");
-        assert!(!late[0] || early.contains(&false), "it was used, but no query reported that: {early:?}, {late:?}");
+        assert!(
+            !late[0] || early.contains(&false),
+            "it was used, but no query reported that: {early:?}, {late:?}"
+        );
     });
 }
 
@@ -90,7 +97,10 @@ fn peeking_does_not_count_as_a_use() {
         };
         let used = use_it(&path);
         let is_unused = service.join().unwrap();
-        assert!(used || is_unused || path.is_unused(), "it was not used, but counts as used");
+        assert!(
+            used || is_unused || path.is_unused(),
+            "it was not used, but counts as used"
+        );
         assert_eq!(path.enter().expect("nobody holds it").0, u32::from(used));
     });
 }
@@ -112,7 +122,10 @@ fn a_data_path_that_panicked_stays_unusable() {
             true
         });
         let used = first.join().unwrap() + second.join().unwrap();
-        assert!(broke || used > 0, "a thread was refused while the path was free");
+        assert!(
+            broke || used > 0,
+            "a thread was refused while the path was free"
+        );
         assert_eq!(path.is_broken(), broke);
         assert_eq!(path.enter().is_none(), broke);
         assert_eq!(path.is_broken(), broke);

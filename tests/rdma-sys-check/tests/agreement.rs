@@ -135,11 +135,26 @@ layouts! {
 fn unions_agree() {
     assert_eq!(size_of::<ours::ibv_gid>(), size_of::<theirs::ibv_gid>());
     assert_eq!(align_of::<ours::ibv_gid>(), align_of::<theirs::ibv_gid>());
-    assert_eq!(size_of::<ours::ibv_send_wr__bindgen_ty_2>(), size_of::<theirs::wr_t>());
-    assert_eq!(size_of::<ours::ibv_send_wr__bindgen_ty_3>(), size_of::<theirs::qp_type_t>());
-    assert_eq!(size_of::<ours::ibv_send_wr__bindgen_ty_4>(), size_of::<theirs::bind_mw_tso_union_t>());
-    assert_eq!(size_of::<ours::ibv_wc__bindgen_ty_1>(), size_of::<theirs::imm_data_invalidated_rkey_union_t>());
-    assert_eq!(size_of::<ours::ibv_async_event__bindgen_ty_1>(), size_of::<theirs::ibv_async_event_element_t>());
+    assert_eq!(
+        size_of::<ours::ibv_send_wr__bindgen_ty_2>(),
+        size_of::<theirs::wr_t>()
+    );
+    assert_eq!(
+        size_of::<ours::ibv_send_wr__bindgen_ty_3>(),
+        size_of::<theirs::qp_type_t>()
+    );
+    assert_eq!(
+        size_of::<ours::ibv_send_wr__bindgen_ty_4>(),
+        size_of::<theirs::bind_mw_tso_union_t>()
+    );
+    assert_eq!(
+        size_of::<ours::ibv_wc__bindgen_ty_1>(),
+        size_of::<theirs::imm_data_invalidated_rkey_union_t>()
+    );
+    assert_eq!(
+        size_of::<ours::ibv_async_event__bindgen_ty_1>(),
+        size_of::<theirs::ibv_async_event_element_t>()
+    );
 }
 
 /// Makes a test for each enum. `rdma-sys` represents enums in three ways.

@@ -26,8 +26,15 @@ impl Run<'_> {
             (_, 1) => (self.dice.below(2) as usize, BreakOff::Driver),
             _ => (self.dice.below(2) as usize, BreakOff::DataPath),
         };
-        let path: Arc<dyn SharedPath> = if side == 0 { self.pair.send.clone() } else { self.pair.recv.clone() };
-        let holds_buffers = path.borrow().expect("no panic went through it").holds_buffers();
+        let path: Arc<dyn SharedPath> = if side == 0 {
+            self.pair.send.clone()
+        } else {
+            self.pair.recv.clone()
+        };
+        let holds_buffers = path
+            .borrow()
+            .expect("no panic went through it")
+            .holds_buffers();
         let why = || Error::from(Internal::PathPanicked);
         match by {
             BreakOff::Caller => {
@@ -36,7 +43,9 @@ impl Run<'_> {
             }
             BreakOff::Driver => self.pair.drivers[side].give_up(why()),
             BreakOff::DataPath => {
-                path.borrow().expect("no panic went through it").end(&self.pair.contexts[side], Box::new(why()));
+                path.borrow()
+                    .expect("no panic went through it")
+                    .end(&self.pair.contexts[side], Box::new(why()));
             }
         }
         self.await_end(side, &*path);
@@ -49,7 +58,11 @@ impl Run<'_> {
             self.model.overwrite_unfinished(&mut self.fabric.from);
         }
         for _ in 0..600 {
-            let goes_on = if side == 0 { self.take_what_comes() } else { self.send_on() };
+            let goes_on = if side == 0 {
+                self.take_what_comes()
+            } else {
+                self.send_on()
+            };
             if !goes_on && self.dice.one_in(8) {
                 break;
             }
@@ -59,8 +72,18 @@ impl Run<'_> {
             self.wait(u64::MAX, "the remaining side");
         }
         self.model.check_what_was_handed_back(&self.fabric.to);
-        self.tally.messages = self.model.groups.iter().map(|group| group.parts.len() as u64).sum();
-        let Self { fabric, pair, tally, .. } = self;
+        self.tally.messages = self
+            .model
+            .groups
+            .iter()
+            .map(|group| group.parts.len() as u64)
+            .sum();
+        let Self {
+            fabric,
+            pair,
+            tally,
+            ..
+        } = self;
         drop((pair, path));
         threads::let_return();
         assert_eq!(fabric.queue_pairs(), 0, "queue pairs are left over");
@@ -71,7 +94,13 @@ impl Run<'_> {
     /// stopped.
     fn await_end(&mut self, side: usize, path: &dyn SharedPath) {
         let limit = self.fabric.now_ns() + PATIENCE_NS;
-        let is_ending = || path.borrow().expect("no panic went through it").rails().status.is_ending();
+        let is_ending = || {
+            path.borrow()
+                .expect("no panic went through it")
+                .rails()
+                .status
+                .is_ending()
+        };
         while self.pair.drivers[side].is_ending() || is_ending() {
             self.watch();
             self.wait(limit, "the end of the connection");
@@ -80,20 +109,36 @@ impl Run<'_> {
 
     /// Sends although the receiver has left. Returns false once an error was reported.
     fn send_on(&mut self) -> bool {
-        let running =
-            self.model.groups.iter().flat_map(|group| &group.parts).find(|part| part.send.is_some() && !part.is_sent);
+        let running = self
+            .model
+            .groups
+            .iter()
+            .flat_map(|group| &group.parts)
+            .find(|part| part.send.is_some() && !part.is_sent);
         let mut path = self.pair.send.enter().unwrap();
         if let Some(request) = running.and_then(|part| part.send)
             && path.test(&self.pair.contexts[0], request).is_err()
         {
             return false;
         }
-        let Some(group) = self.model.next_to_send() else { return true };
-        let tag = group.parts.iter().position(|part| part.send.is_none()).unwrap();
+        let Some(group) = self.model.next_to_send() else {
+            return true;
+        };
+        let tag = group
+            .parts
+            .iter()
+            .position(|part| part.send.is_none())
+            .unwrap();
         let part = &mut group.parts[tag];
         Model::fill(&mut self.fabric.from, self.seed, part);
         let addr = self.fabric.from.as_ptr() as u64 + part.at as u64;
-        match path.isend(&self.pair.contexts[0], addr, part.bytes, tag as i32, &self.fabric.out) {
+        match path.isend(
+            &self.pair.contexts[0],
+            addr,
+            part.bytes,
+            tag as i32,
+            &self.fabric.out,
+        ) {
             Ok(request) => part.send = request,
             Err(_) => return false,
         }

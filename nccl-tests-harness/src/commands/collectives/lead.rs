@@ -58,22 +58,48 @@ pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
         return placement::become_rank(rank_command(plan, world, meeting, program)?);
     }
     let watch = Watch::start("sizes", || plan.sizes().count() as u64);
-    report::of_run(plan.json.as_ref(), Report::new(plan.terms), |out, report| lead(plan, program, &watch, out, report))
+    report::of_run(
+        plan.json.as_ref(),
+        Report::new(plan.terms),
+        |out, report| lead(plan, program, &watch, out, report),
+    )
 }
 
 /// Connects to rank 0. Returns the command that runs this process's rank. Fails when rank 0 is not
 /// found, is not trusted, or refuses the rank.
-pub fn rank_command(plan: &Plan, world: &World, meeting: &Meeting, program: &Path) -> Result<Command> {
-    let libraries = Libraries { plugin: &plan.plugin, fabric: &plan.fabric.library };
+pub fn rank_command(
+    plan: &Plan,
+    world: &World,
+    meeting: &Meeting,
+    program: &Path,
+) -> Result<Command> {
+    let libraries = Libraries {
+        plugin: &plan.plugin,
+        fabric: &plan.fabric.library,
+    };
     placement::rank_command::<Collectives>(world, meeting, libraries, &plan.rank_env, program)
 }
 
 /// Starts the ranks, or waits for the ranks that a launcher started. Then measures all sizes.
 /// Writes the table to `out` and the figures to `report`. Returns true if all data was right.
-pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report: &mut Report) -> Result<bool> {
+pub fn lead(
+    plan: &Plan,
+    program: &Path,
+    watch: &Watch,
+    out: impl Write,
+    report: &mut Report,
+) -> Result<bool> {
     let mut out = watch.over(out);
-    let fabric = fabric::set_up(&plan.fabric, plan.terms.ranks, plan.verbs_library.as_deref())?;
-    report.fabric = if fabric.kind == Kind::Soft { "soft" } else { "verbs" };
+    let fabric = fabric::set_up(
+        &plan.fabric,
+        plan.terms.ranks,
+        plan.verbs_library.as_deref(),
+    )?;
+    report.fabric = if fabric.kind == Kind::Soft {
+        "soft"
+    } else {
+        "verbs"
+    };
     report.fabric_text.clone_from(&fabric.about);
     introduce(plan, &fabric, &mut out)?;
     let places = match &plan.launched {
@@ -101,7 +127,12 @@ pub fn lead(plan: &Plan, program: &Path, watch: &Watch, out: impl Write, report:
 }
 
 fn connect(plan: &Plan, job: &mut Job<Collectives>, report: &mut Report) -> Result<()> {
-    let RunParameters { collective, ranks, channels, .. } = plan.terms;
+    let RunParameters {
+        collective,
+        ranks,
+        channels,
+        ..
+    } = plan.terms;
     let setup = |rank| Setup {
         rank,
         plugin: plan.plugin.clone(),
@@ -118,11 +149,18 @@ fn connect(plan: &Plan, job: &mut Job<Collectives>, report: &mut Report) -> Resu
     // If a rank gave too few handles, some are missing here. A rank that needs a missing handle
     // reports that it got too few.
     let handles_for = |rank: usize| {
-        let links = collective.links(rank, ranks, channels).into_iter().enumerate();
-        links.filter_map(|(index, link)| handles[link.to].get(index).cloned()).collect()
+        let links = collective
+            .links(rank, ranks, channels)
+            .into_iter()
+            .enumerate();
+        links
+            .filter_map(|(index, link)| handles[link.to].get(index).cloned())
+            .collect()
     };
     report.connections = job.order_all(
-        |rank| Order::Connect { handles: handles_for(rank) },
+        |rank| Order::Connect {
+            handles: handles_for(rank),
+        },
         answer!(Answer::Connected { lines } => lines),
     )?;
     Ok(())
@@ -130,7 +168,11 @@ fn connect(plan: &Plan, job: &mut Job<Collectives>, report: &mut Report) -> Resu
 
 fn list_ranks(job: &Job<Collectives>, report: &Report, out: &mut impl Write) -> Result<()> {
     for (rank, (who, network)) in job.whereabouts().zip(&report.networks).enumerate() {
-        writeln!(out, "#  Rank {rank:>2} {who} network {} device {}", network.name, network.device)?;
+        writeln!(
+            out,
+            "#  Rank {rank:>2} {who} network {} device {}",
+            network.name, network.device
+        )?;
     }
     Ok(())
 }
@@ -144,10 +186,18 @@ fn measure(
 ) -> Result<()> {
     let count = terms.collective.count(size_bytes, terms.ranks);
     job.order_all(|_| Order::Prepare { count }, answer!(Answer::Ready => ()))?;
-    let measured = job.order_all(|_| Order::Go, answer!(Answer::Measured(measurement) => measurement))?;
+    let measured = job.order_all(
+        |_| Order::Go,
+        answer!(Answer::Measured(measurement) => measurement),
+    )?;
     let row = row(terms, count, &measured);
-    let wrong = measured.iter().enumerate().filter_map(|(rank, one)| Some((rank, one.first_wrong.as_ref()?)));
-    let wrong: Vec<String> = wrong.map(|(rank, wrong)| format!("rank {rank}: {wrong}")).collect();
+    let wrong = measured
+        .iter()
+        .enumerate()
+        .filter_map(|(rank, one)| Some((rank, one.first_wrong.as_ref()?)));
+    let wrong: Vec<String> = wrong
+        .map(|(rank, wrong)| format!("rank {rank}: {wrong}"))
+        .collect();
     table.row(&row)?;
     wrong.iter().try_for_each(|line| table.remark(line))?;
     report.add(row, wrong);
@@ -155,13 +205,29 @@ fn measure(
 }
 
 fn introduce(plan: &Plan, fabric: &Fabric, out: &mut impl Write) -> Result<()> {
-    let Plan { min_bytes, max_bytes, .. } = plan;
-    let RunParameters { collective, ranks, channels, warmup_iters, iters, check_iters } = plan.terms;
+    let Plan {
+        min_bytes,
+        max_bytes,
+        ..
+    } = plan;
+    let RunParameters {
+        collective,
+        ranks,
+        channels,
+        warmup_iters,
+        iters,
+        check_iters,
+    } = plan.terms;
     let (step, unit) = match plan.step {
         Step::Factor(factor) => (factor, "factor"),
         Step::Bytes(bytes) => (bytes, "bytes"),
     };
-    writeln!(out, "# nccl-spark {}: {} over host memory", env!("CARGO_PKG_VERSION"), collective.name())?;
+    writeln!(
+        out,
+        "# nccl-spark {}: {} over host memory",
+        env!("CARGO_PKG_VERSION"),
+        collective.name()
+    )?;
     writeln!(
         out,
         "# nRanks {ranks} nChannels {channels} minBytes {min_bytes} maxBytes {max_bytes} step: {step}({unit}) \
@@ -171,7 +237,10 @@ fn introduce(plan: &Plan, fabric: &Fabric, out: &mut impl Write) -> Result<()> {
     writeln!(out, "#")?;
     match &plan.launched {
         Some((World { launcher, .. }, Meeting { host, port, .. })) => {
-            writeln!(out, "# Using ranks that {launcher} started, which meet at {host}:{port}")?;
+            writeln!(
+                out,
+                "# Using ranks that {launcher} started, which meet at {host}:{port}"
+            )?;
         }
         None => writeln!(out, "# Using ranks on this machine")?,
     }
@@ -184,7 +253,8 @@ fn introduce(plan: &Plan, fabric: &Fabric, out: &mut impl Write) -> Result<()> {
 fn row(terms: RunParameters, count: usize, measured: &[Measurement]) -> Row {
     let mean = measured.iter().map(|one| one.seconds).sum::<f64>() / measured.len() as f64;
     let seconds = mean / f64::from(terms.iters);
-    let longest_us = |of: fn(&Measurement) -> f64| measured.iter().map(|one| of(one) * 1e6).fold(0.0, f64::max);
+    let longest_us =
+        |of: fn(&Measurement) -> f64| measured.iter().map(|one| of(one) * 1e6).fold(0.0, f64::max);
     Row {
         size_bytes: terms.collective.size_bytes(count, terms.ranks),
         count,
@@ -200,14 +270,27 @@ fn row(terms: RunParameters, count: usize, measured: &[Measurement]) -> Row {
 /// Describes the network as NCCL would see it (once if all ranks see the same), then the
 /// connections of each rank. `scale` is the factor on the rates of the software fabric.
 fn describe(networks: &[Network], connections: &[Vec<String>], scale: f64) -> Vec<String> {
-    let slowed =
-        if scale < 1.0 { format!(" (unscaled: --scale {scale} slows the fabric alone)") } else { String::new() };
+    let slowed = if scale < 1.0 {
+        format!(" (unscaled: --scale {scale} slows the fabric alone)")
+    } else {
+        String::new()
+    };
     let same = networks.iter().all(|network| network == &networks[0]);
     let shown = if same { &networks[..1] } else { networks };
     let mut lines = Vec::new();
     for (rank, network) in shown.iter().enumerate() {
-        let who = if same { "every rank".to_owned() } else { format!("rank {rank}") };
-        let Network { name, device, devices, speed_mbps, .. } = network;
+        let who = if same {
+            "every rank".to_owned()
+        } else {
+            format!("rank {rank}")
+        };
+        let Network {
+            name,
+            device,
+            devices,
+            speed_mbps,
+            ..
+        } = network;
         lines.push(format!(
             "On {who} NCCL would see network {name}, device {device} (1 of {devices}), {speed_mbps} Mb/s{slowed}"
         ));
@@ -226,7 +309,14 @@ mod tests {
 
     fn measurement(seconds: f64, wrong: Option<u64>) -> Measurement {
         let (p50_s, p99_s, longest_pause_s) = (seconds / 20.0, seconds / 5.0, seconds / 2.0);
-        Measurement { seconds, p50_s, p99_s, longest_pause_s, wrong, first_wrong: None }
+        Measurement {
+            seconds,
+            p50_s,
+            p99_s,
+            longest_pause_s,
+            wrong,
+            first_wrong: None,
+        }
     }
 
     const TERMS: RunParameters = RunParameters {
@@ -243,16 +333,40 @@ mod tests {
     /// 99th percentile 600 us.
     #[test]
     fn a_row_averages_times_and_adds_up_wrong_bytes() {
-        let row = row(TERMS, 4_000_000, &[measurement(1e-3, Some(3)), measurement(3e-3, Some(4))]);
-        assert_eq!((row.size_bytes, row.count, row.wrong), (8_000_000, 4_000_000, Some(7)));
-        assert!((row.time_us - 200.0).abs() < 1e-9 && (row.longest_pause_us - 1500.0).abs() < 1e-9, "{row:?}");
-        assert!((row.time_p50_us - 150.0).abs() < 1e-9 && (row.time_p99_us - 600.0).abs() < 1e-9, "{row:?}");
-        assert!((row.bandwidth.algbw - 40.0).abs() < 1e-9 && (row.bandwidth.busbw - 20.0).abs() < 1e-9, "{row:?}");
+        let row = row(
+            TERMS,
+            4_000_000,
+            &[measurement(1e-3, Some(3)), measurement(3e-3, Some(4))],
+        );
+        assert_eq!(
+            (row.size_bytes, row.count, row.wrong),
+            (8_000_000, 4_000_000, Some(7))
+        );
+        assert!(
+            (row.time_us - 200.0).abs() < 1e-9 && (row.longest_pause_us - 1500.0).abs() < 1e-9,
+            "{row:?}"
+        );
+        assert!(
+            (row.time_p50_us - 150.0).abs() < 1e-9 && (row.time_p99_us - 600.0).abs() < 1e-9,
+            "{row:?}"
+        );
+        assert!(
+            (row.bandwidth.algbw - 40.0).abs() < 1e-9 && (row.bandwidth.busbw - 20.0).abs() < 1e-9,
+            "{row:?}"
+        );
     }
 
     #[test]
     fn unchecked_data_is_not_zero_wrong() {
-        assert_eq!(row(TERMS, 4, &[measurement(1e-3, None), measurement(1e-3, None)]).wrong, None);
+        assert_eq!(
+            row(
+                TERMS,
+                4,
+                &[measurement(1e-3, None), measurement(1e-3, None)]
+            )
+            .wrong,
+            None
+        );
     }
 
     #[test]
@@ -266,9 +380,19 @@ mod tests {
         };
         assert_eq!(describe(&[network("a"), network("a")], &[], 1.0).len(), 2);
         let lines = describe(&[network("a"), network("b")], &[], 0.5);
-        assert!(lines[0].ends_with("200000 Mb/s (unscaled: --scale 0.5 slows the fabric alone)"), "{lines:?}");
-        let connected = describe(&[network("a"), network("a")], &[vec!["x".into()], vec!["y".into()]], 1.0);
+        assert!(
+            lines[0].ends_with("200000 Mb/s (unscaled: --scale 0.5 slows the fabric alone)"),
+            "{lines:?}"
+        );
+        let connected = describe(
+            &[network("a"), network("a")],
+            &[vec!["x".into()], vec!["y".into()]],
+            1.0,
+        );
         assert_eq!(connected[2..], ["rank 0: x", "rank 1: y"]);
-        assert!(lines.len() == 4 && lines[2].contains("On rank 1") && lines[2].contains("device b"), "{lines:?}");
+        assert!(
+            lines.len() == 4 && lines[2].contains("On rank 1") && lines[2].contains("device b"),
+            "{lines:?}"
+        );
     }
 }

@@ -118,8 +118,14 @@ impl Collective {
     /// have 128 to 256 KiB over a network; here they have 256 KiB.
     pub fn shape(self) -> Shape {
         match self {
-            Self::AllToAll | Self::SendRecv => Shape { slice_bytes: 256 << 10, in_flight: 8 },
-            _ => Shape { slice_bytes: 1 << 20, in_flight: 4 },
+            Self::AllToAll | Self::SendRecv => Shape {
+                slice_bytes: 256 << 10,
+                in_flight: 8,
+            },
+            _ => Shape {
+                slice_bytes: 1 << 20,
+                in_flight: 4,
+            },
         }
     }
 
@@ -130,8 +136,13 @@ impl Collective {
             Self::AllToAll => 1..ranks,
             _ => 1..2,
         };
-        let link = |distance| Link { to: (rank + distance) % ranks, from: (rank + ranks - distance) % ranks };
-        distances.flat_map(|distance| std::iter::repeat_n(link(distance), channels)).collect()
+        let link = |distance| Link {
+            to: (rank + distance) % ranks,
+            from: (rank + ranks - distance) % ranks,
+        };
+        distances
+            .flat_map(|distance| std::iter::repeat_n(link(distance), channels))
+            .collect()
     }
 
     /// Returns the number of elements that nccl-tests shows for a size. If the collective has a
@@ -163,7 +174,10 @@ impl Collective {
             Self::AllReduce => 2.0 * others,
             Self::Broadcast | Self::SendRecv => 1.0,
         };
-        Bandwidth { algbw, busbw: algbw * factor }
+        Bandwidth {
+            algbw,
+            busbw: algbw * factor,
+        }
     }
 
     /// Returns the range of the send buffer that `rank` fills before the start, if any.
@@ -178,14 +192,20 @@ impl Collective {
     /// Returns the expected contents of the receive buffer of `rank` after the collective.
     pub fn result(self, rank: usize, ranks: usize, count: usize) -> Vec<Part> {
         let block = |index: usize| index * count..(index + 1) * count;
-        let part = |of, data_offset, range| Part { of, data_offset, range };
+        let part = |of, data_offset, range| Part {
+            of,
+            data_offset,
+            range,
+        };
         let one = |from, data_offset, range| part(from..from + 1, data_offset, range);
         match self {
             Self::AllGather => (0..ranks).map(|from| one(from, 0, block(from))).collect(),
             Self::AllReduce => vec![part(0..ranks, 0, 0..count)],
             Self::ReduceScatter => vec![part(0..ranks, rank * count, block(rank))],
             Self::Broadcast => vec![one(ROOT, 0, 0..count)],
-            Self::AllToAll => (0..ranks).map(|from| one(from, rank * count, block(from))).collect(),
+            Self::AllToAll => (0..ranks)
+                .map(|from| one(from, rank * count, block(from)))
+                .collect(),
             Self::SendRecv => vec![one((rank + ranks - 1) % ranks, 0, 0..count)],
         }
     }
@@ -200,30 +220,65 @@ mod tests {
     #[test]
     fn bandwidths_are_those_of_nccl_tests() {
         let gather = Collective::AllGather.bandwidth(250_000_000, 4, 0.1);
-        assert!((gather.algbw - 10.0).abs() < 1e-9 && (gather.busbw - 7.5).abs() < 1e-9, "{gather:?}");
+        assert!(
+            (gather.algbw - 10.0).abs() < 1e-9 && (gather.busbw - 7.5).abs() < 1e-9,
+            "{gather:?}"
+        );
         let pair = Collective::AllGather.bandwidth(4 << 20, 2, 411e-6);
-        assert!((pair.algbw - 20.410).abs() < 1e-3 && (pair.busbw - 10.205).abs() < 1e-3, "{pair:?}");
+        assert!(
+            (pair.algbw - 20.410).abs() < 1e-3 && (pair.busbw - 10.205).abs() < 1e-3,
+            "{pair:?}"
+        );
         let transfer = Collective::SendRecv.bandwidth(1_000_000, 3, 1e-3);
-        assert_eq!(transfer, Bandwidth { algbw: 1.0, busbw: 1.0 });
-        assert_eq!(Collective::Broadcast.bandwidth(1_000_000, 3, 1e-3), transfer);
+        assert_eq!(
+            transfer,
+            Bandwidth {
+                algbw: 1.0,
+                busbw: 1.0
+            }
+        );
+        assert_eq!(
+            Collective::Broadcast.bandwidth(1_000_000, 3, 1e-3),
+            transfer
+        );
         for (collective, count, factor) in [
             (Collective::ReduceScatter, 250_000_000, 0.75),
             (Collective::AllToAll, 250_000_000, 0.75),
             (Collective::AllReduce, 1_000_000_000, 1.5),
         ] {
             let bandwidth = collective.bandwidth(count, 4, 0.1);
-            assert!((bandwidth.algbw - 10.0).abs() < 1e-9, "{collective:?}: {bandwidth:?}");
-            assert!((bandwidth.busbw - 10.0 * factor).abs() < 1e-9, "{collective:?}: {bandwidth:?}");
+            assert!(
+                (bandwidth.algbw - 10.0).abs() < 1e-9,
+                "{collective:?}: {bandwidth:?}"
+            );
+            assert!(
+                (bandwidth.busbw - 10.0 * factor).abs() < 1e-9,
+                "{collective:?}: {bandwidth:?}"
+            );
         }
     }
 
     #[test]
     fn a_size_is_the_sum_of_all_parts_or_of_what_one_rank_sends() {
-        for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll] {
-            assert_eq!((collective.count(1024, 3), collective.size_bytes(341, 3)), (341, 1023));
+        for collective in [
+            Collective::AllGather,
+            Collective::ReduceScatter,
+            Collective::AllToAll,
+        ] {
+            assert_eq!(
+                (collective.count(1024, 3), collective.size_bytes(341, 3)),
+                (341, 1023)
+            );
         }
-        for collective in [Collective::SendRecv, Collective::AllReduce, Collective::Broadcast] {
-            assert_eq!((collective.count(1024, 3), collective.size_bytes(1024, 3)), (1024, 1024));
+        for collective in [
+            Collective::SendRecv,
+            Collective::AllReduce,
+            Collective::Broadcast,
+        ] {
+            assert_eq!(
+                (collective.count(1024, 3), collective.size_bytes(1024, 3)),
+                (1024, 1024)
+            );
         }
     }
 
@@ -231,15 +286,27 @@ mod tests {
     fn both_ends_of_a_link_agree() {
         for collective in [Collective::AllGather, Collective::AllToAll] {
             for (ranks, channels) in [(2, 1), (5, 3)] {
-                let links: Vec<_> = (0..ranks).map(|rank| collective.links(rank, ranks, channels)).collect();
+                let links: Vec<_> = (0..ranks)
+                    .map(|rank| collective.links(rank, ranks, channels))
+                    .collect();
                 for (rank, links_of_rank) in links.iter().enumerate() {
                     for (index, link) in links_of_rank.iter().enumerate() {
-                        assert_eq!((links[link.to][index].from, links[link.from][index].to), (rank, rank));
+                        assert_eq!(
+                            (links[link.to][index].from, links[link.from][index].to),
+                            (rank, rank)
+                        );
                     }
                 }
             }
         }
-        assert_eq!(Collective::AllToAll.links(1, 4, 1).iter().map(|link| link.to).collect::<Vec<_>>(), [2, 3, 0]);
+        assert_eq!(
+            Collective::AllToAll
+                .links(1, 4, 1)
+                .iter()
+                .map(|link| link.to)
+                .collect::<Vec<_>>(),
+            [2, 3, 0]
+        );
         assert_eq!(Collective::AllReduce.links(1, 4, 2).len(), 2);
     }
 }

@@ -53,7 +53,13 @@ pub struct Run {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
     /// Untimed iterations per size, before the timed ones.
-    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", default_value_t = 1)]
+    #[arg(
+        short = 'w',
+        long = "warmup_iters",
+        alias = "warmup-iters",
+        value_name = "N",
+        default_value_t = 1
+    )]
     warmup_iters: u32,
     /// Checked iterations per size, after the timed ones; 0 turns checks off.
     #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
@@ -107,7 +113,8 @@ impl Run {
         let timeout = Duration::from_secs(self.timeout);
         let launched = match world {
             Some(world) => {
-                let meeting = placement::meeting(&world, self.rendezvous, self.without_token, timeout)?;
+                let meeting =
+                    placement::meeting(&world, self.rendezvous, self.without_token, timeout)?;
                 Some((world, meeting))
             }
             None if self.rendezvous.is_some() => Err(wrong(
@@ -157,10 +164,17 @@ impl Run {
             )));
         }
         if self.step_factor == 1 && self.step_bytes == 0 {
-            return Err(wrong("--stepbytes 0 never reaches --maxbytes: it must be at least 1"));
+            return Err(wrong(
+                "--stepbytes 0 never reaches --maxbytes: it must be at least 1",
+            ));
         }
         if let Some(env) = self.rank_env.iter().find(|env| env.rank >= ranks) {
-            return Err(wrong(format!("--rank-env {}:{}: ranks are 0 to {}", env.rank, env.name, ranks - 1)));
+            return Err(wrong(format!(
+                "--rank-env {}:{}: ranks are 0 to {}",
+                env.rank,
+                env.name,
+                ranks - 1
+            )));
         }
         Ok(())
     }
@@ -182,16 +196,39 @@ mod tests {
     fn plan_in(arguments: &[&str], world: Option<World>) -> Result<Plan, String> {
         let cli = Cli::try_parse_from([&["nccl-spark", "all-gather"], arguments].concat());
         let cli = cli.map_err(|error| one_line(&error))?;
-        let Command::AllGather(options) = cli.command else { panic!("another command") };
-        let plan = options.run.plan(Collective::AllGather, Path::new("/nowhere/nccl-spark"), world, None);
-        plan.map_err(|error| error.downcast_ref().map_or_else(|| error.to_string(), one_line))
+        let Command::AllGather(options) = cli.command else {
+            panic!("another command")
+        };
+        let plan = options.run.plan(
+            Collective::AllGather,
+            Path::new("/nowhere/nccl-spark"),
+            world,
+            None,
+        );
+        plan.map_err(|error| {
+            error
+                .downcast_ref()
+                .map_or_else(|| error.to_string(), one_line)
+        })
     }
 
     #[test]
     fn options_of_nccl_tests_are_understood() {
-        let plan = plan(&["-b", "8", "-e", "16M", "-f", "4", "-n", "5", "-w", "2", "-c", "3", "-r", "4"]).unwrap();
-        assert_eq!((plan.min_bytes, plan.max_bytes, plan.step), (8, 16 << 20, Step::Factor(4)));
-        let RunParameters { iters, warmup_iters, check_iters, ranks, .. } = plan.terms;
+        let plan = plan(&[
+            "-b", "8", "-e", "16M", "-f", "4", "-n", "5", "-w", "2", "-c", "3", "-r", "4",
+        ])
+        .unwrap();
+        assert_eq!(
+            (plan.min_bytes, plan.max_bytes, plan.step),
+            (8, 16 << 20, Step::Factor(4))
+        );
+        let RunParameters {
+            iters,
+            warmup_iters,
+            check_iters,
+            ranks,
+            ..
+        } = plan.terms;
         assert_eq!((iters, warmup_iters, check_iters, ranks), (5, 2, 3, 4));
         assert_eq!(plan.plugin, Path::new("libnccl-net-spark.so"));
     }
@@ -199,16 +236,32 @@ mod tests {
     #[test]
     fn defaults_match_nccl_tests() {
         let plan = plan(&[]).unwrap();
-        assert_eq!((plan.min_bytes, plan.max_bytes, plan.step), (32 << 20, 32 << 20, Step::Bytes(1 << 20)));
-        let RunParameters { iters, warmup_iters, check_iters, ranks, .. } = plan.terms;
+        assert_eq!(
+            (plan.min_bytes, plan.max_bytes, plan.step),
+            (32 << 20, 32 << 20, Step::Bytes(1 << 20))
+        );
+        let RunParameters {
+            iters,
+            warmup_iters,
+            check_iters,
+            ranks,
+            ..
+        } = plan.terms;
         assert_eq!((iters, warmup_iters, check_iters, ranks), (20, 1, 1, 2));
     }
 
     #[test]
     fn rank_env_keeps_equal_signs_and_colons_of_the_value() {
         let plan = plan(&["--rank-env", "1:NCCL_IB_HCA==b0:1,b1", "--rank-env", "0:A="]).unwrap();
-        let env = |rank, name: &str, value: &str| RankEnv { rank, name: name.into(), value: value.into() };
-        assert_eq!(plan.rank_env, [env(1, "NCCL_IB_HCA", "=b0:1,b1"), env(0, "A", "")]);
+        let env = |rank, name: &str, value: &str| RankEnv {
+            rank,
+            name: name.into(),
+            value: value.into(),
+        };
+        assert_eq!(
+            plan.rank_env,
+            [env(1, "NCCL_IB_HCA", "=b0:1,b1"), env(0, "A", "")]
+        );
     }
 
     #[test]
@@ -226,24 +279,43 @@ mod tests {
             (&["--rank-env", "2:A=b"], "--rank-env", "0 to 1"),
             (&["--rank-env", "A=b"], "--rank-env", "RANK:NAME=VALUE"),
             (&["--plugin", "/no/such.so"], "--plugin", "No such file"),
-            (&["--softverbs", "/no/such.so"], "--softverbs", "No such file"),
+            (
+                &["--softverbs", "/no/such.so"],
+                "--softverbs",
+                "No such file",
+            ),
             (&["--rnaks", "2"], "--rnaks", "--ranks"),
             (&["--rendezvous", "a:1"], "--rendezvous", "launcher"),
             (&["--rendezvous", "a"], "--rendezvous", "HOST:PORT"),
             (&["--without-token"], "--rendezvous", "HOST:PORT"),
             (&["--fabric", "hard"], "--fabric", "soft, verbs"),
-            (&["--fabric", "verbs", "--scale", "2"], "--scale", "--fabric verbs"),
+            (
+                &["--fabric", "verbs", "--scale", "2"],
+                "--scale",
+                "--fabric verbs",
+            ),
             (&["--scale", "0"], "--scale", "must be 0.000001 to 1000000"),
             (&["--slow-rail", "a=2"], "--slow-rail", "up to 1"),
             (&["--slow-rail", "a"], "--slow-rail", "RAIL=FACTOR"),
-            (&["--path-fault", "a=slow"], "--path-fault", "crossed-arp, switch-mtu, spanning-tree, loss"),
+            (
+                &["--path-fault", "a=slow"],
+                "--path-fault",
+                "crossed-arp, switch-mtu, spanning-tree, loss",
+            ),
             (&["--path-fault", "silent"], "--path-fault", "RAIL=FAULT"),
             (&["--fabric-name", "a/b"], "--fabric-name", "letters"),
             (&["--nic", "rxe"], "--nic", "mlx5, soft-roce"),
-            (&["--nic", "mlx5", "--fabric", "verbs"], "--nic", "software fabric"),
+            (
+                &["--nic", "mlx5", "--fabric", "verbs"],
+                "--nic",
+                "software fabric",
+            ),
         ] {
             let text = plan(arguments).unwrap_err();
-            assert!(text.contains(option) && text.contains(allowed), "{arguments:?}: {text}");
+            assert!(
+                text.contains(option) && text.contains(allowed),
+                "{arguments:?}: {text}"
+            );
             assert!(!text.contains('\n'), "{text}");
         }
     }
@@ -251,12 +323,33 @@ mod tests {
     #[test]
     fn options_of_the_software_fabric_select_it() {
         assert_eq!(plan(&[]).unwrap().fabric.kind, None);
-        let request = plan(&["--slow-rail", "a=0.25", "--slow-rail", "b=1", "--scale", "0.5"]).unwrap().fabric;
-        assert_eq!((request.kind, request.scale, request.profile.as_str()), (Some(Kind::Soft), 0.5, "spark-1cable"));
-        assert_eq!(request.slow_rails, [("a".to_owned(), 0.25), ("b".to_owned(), 1.0)]);
-        assert_eq!((request.library.as_path(), request.nic), (Path::new("/nowhere/softverbs-ibverbs"), Nic::Mlx5));
+        let request = plan(&[
+            "--slow-rail",
+            "a=0.25",
+            "--slow-rail",
+            "b=1",
+            "--scale",
+            "0.5",
+        ])
+        .unwrap()
+        .fabric;
+        assert_eq!(
+            (request.kind, request.scale, request.profile.as_str()),
+            (Some(Kind::Soft), 0.5, "spark-1cable")
+        );
+        assert_eq!(
+            request.slow_rails,
+            [("a".to_owned(), 0.25), ("b".to_owned(), 1.0)]
+        );
+        assert_eq!(
+            (request.library.as_path(), request.nic),
+            (Path::new("/nowhere/softverbs-ibverbs"), Nic::Mlx5)
+        );
         let lenient = plan(&["--nic", "soft-roce"]).unwrap().fabric;
-        assert_eq!((lenient.kind, lenient.nic), (Some(Kind::Soft), Nic::SoftRoce));
+        assert_eq!(
+            (lenient.kind, lenient.nic),
+            (Some(Kind::Soft), Nic::SoftRoce)
+        );
     }
 
     #[test]
@@ -269,12 +362,24 @@ mod tests {
             place: place.map(|(host, port)| (host.to_owned(), port)),
             token: None,
         };
-        let (_, meeting) = plan_in(&[], Some(world(Some(("a", 7))))).unwrap().launched.unwrap();
-        assert_eq!((meeting.host.as_str(), meeting.port, meeting.ranks), ("a", 7, 4));
+        let (_, meeting) = plan_in(&[], Some(world(Some(("a", 7)))))
+            .unwrap()
+            .launched
+            .unwrap();
+        assert_eq!(
+            (meeting.host.as_str(), meeting.port, meeting.ranks),
+            ("a", 7, 4)
+        );
         let given = ["--rendezvous", "[fe80::1]:9"];
-        let (_, meeting) = plan_in(&given, Some(world(Some(("a", 7))))).unwrap().launched.unwrap();
+        let (_, meeting) = plan_in(&given, Some(world(Some(("a", 7)))))
+            .unwrap()
+            .launched
+            .unwrap();
         assert_eq!((meeting.host.as_str(), meeting.port), ("fe80::1", 9));
         let error = plan_in(&[], Some(world(None))).unwrap_err();
-        assert!(error.contains("mpirun") && error.contains("--rendezvous HOST:PORT"), "{error}");
+        assert!(
+            error.contains("mpirun") && error.contains("--rendezvous HOST:PORT"),
+            "{error}"
+        );
     }
 }

@@ -61,8 +61,13 @@ impl Channel {
         Ok(Self {
             sends: Queue::default(),
             receives: Queue::default(),
-            send_memory: (!collective.in_place()).then(|| send.register(&buffers.send)).transpose()?,
-            pass_on_memory: collective.passes_on().then(|| send.register(&buffers.recv)).transpose()?,
+            send_memory: (!collective.in_place())
+                .then(|| send.register(&buffers.send))
+                .transpose()?,
+            pass_on_memory: collective
+                .passes_on()
+                .then(|| send.register(&buffers.recv))
+                .transpose()?,
             recv_memory: recv.register(&buffers.recv)?,
             buffers: buffers.clone(),
             send,
@@ -82,19 +87,28 @@ impl Channel {
     fn start(&mut self) -> Result<()> {
         (self.sends.posted, self.sends.done) = (0, 0);
         (self.receives.posted, self.receives.done) = (0, 0);
-        let Some(range) = self.copy.clone() else { return Ok(()) };
-        self.buffers.recv.combine(&self.buffers.send, range, |into, from| into.copy_from_slice(from))
+        let Some(range) = self.copy.clone() else {
+            return Ok(());
+        };
+        self.buffers
+            .recv
+            .combine(&self.buffers.send, range, |into, from| {
+                into.copy_from_slice(from)
+            })
     }
 
     fn is_done(&self) -> bool {
-        self.sends.done == self.sends.slices.len() && self.receives.done == self.receives.slices.len()
+        self.sends.done == self.sends.slices.len()
+            && self.receives.done == self.receives.slices.len()
     }
 
     /// Posts and tests messages once. Returns true if a message was posted or completed.
     fn progress(&mut self, in_flight: usize) -> Result<bool> {
         let mut moved = false;
         while let Some(slice) = self.receives.next(in_flight, self.sends.done) {
-            let request = self.recv.irecv(&self.recv_memory, slice.offset, slice.bytes, self.recv_tag)?;
+            let request =
+                self.recv
+                    .irecv(&self.recv_memory, slice.offset, slice.bytes, self.recv_tag)?;
             let Some(request) = request else { break };
             moved |= self.receives.started(request);
         }
@@ -103,8 +117,12 @@ impl Channel {
                 Buffer::Send => &self.send_memory,
                 Buffer::Recv => &self.pass_on_memory,
             };
-            let memory = memory.as_ref().context("a message from memory that is not registered")?;
-            let request = self.send.isend(memory, slice.offset, slice.bytes, self.send_tag)?;
+            let memory = memory
+                .as_ref()
+                .context("a message from memory that is not registered")?;
+            let request = self
+                .send
+                .isend(memory, slice.offset, slice.bytes, self.send_tag)?;
             let Some(request) = request else { break };
             moved |= self.sends.started(request);
         }
@@ -121,9 +139,15 @@ impl Channel {
     }
 
     fn add(&self, slice: Slice) -> Result<()> {
-        self.buffers.recv.combine(&self.buffers.send, slice.offset..slice.offset + slice.bytes, |into, from| {
-            into.iter_mut().zip(from).for_each(|(sum, own)| *sum = sum.wrapping_add(*own));
-        })
+        self.buffers.recv.combine(
+            &self.buffers.send,
+            slice.offset..slice.offset + slice.bytes,
+            |into, from| {
+                into.iter_mut()
+                    .zip(from)
+                    .for_each(|(sum, own)| *sum = sum.wrapping_add(*own));
+            },
+        )
     }
 }
 
@@ -132,8 +156,14 @@ impl Queue {
     /// and the message that the slice waits for is complete. `others_done` is the number of
     /// complete messages in the other direction.
     fn next(&self, in_flight: usize, others_done: usize) -> Option<Slice> {
-        let slice = self.slices.get(self.posted).filter(|_| self.requests.len() < in_flight)?;
-        slice.after.is_none_or(|other| other < others_done).then_some(*slice)
+        let slice = self
+            .slices
+            .get(self.posted)
+            .filter(|_| self.requests.len() < in_flight)?;
+        slice
+            .after
+            .is_none_or(|other| other < others_done)
+            .then_some(*slice)
     }
 
     fn started(&mut self, request: Request) -> bool {
@@ -145,10 +175,19 @@ impl Queue {
     /// Tests only the oldest request, because NCCL completes requests in order. Returns the
     /// request's slice if it is complete.
     fn test(&mut self) -> Result<Option<Slice>> {
-        let Some(request) = self.requests.front_mut() else { return Ok(None) };
-        let Some(bytes) = request.test()? else { return Ok(None) };
+        let Some(request) = self.requests.front_mut() else {
+            return Ok(None);
+        };
+        let Some(bytes) = request.test()? else {
+            return Ok(None);
+        };
         let slice = self.slices[self.done];
-        ensure!(bytes == slice.bytes, "message {} has {bytes} bytes instead of {}", self.done, slice.bytes);
+        ensure!(
+            bytes == slice.bytes,
+            "message {} has {bytes} bytes instead of {}",
+            self.done,
+            slice.bytes
+        );
         self.requests.pop_front();
         self.done += 1;
         activity::tick();
@@ -181,8 +220,14 @@ pub fn run(channels: &mut [Channel], shape: Shape, pauses: &mut Pauses) -> Resul
     activity::start_messages(channels.iter().map(messages).sum());
     loop {
         let (mut moved, mut done) = (false, true);
-        for (number, channel) in channels.iter_mut().enumerate().filter(|(_, channel)| !channel.is_done()) {
-            moved |= channel.progress(shape.in_flight).with_context(|| format!("channel {number}"))?;
+        for (number, channel) in channels
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, channel)| !channel.is_done())
+        {
+            moved |= channel
+                .progress(shape.in_flight)
+                .with_context(|| format!("channel {number}"))?;
             done &= channel.is_done();
         }
         pauses.note(moved);

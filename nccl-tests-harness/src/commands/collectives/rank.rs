@@ -37,24 +37,41 @@ impl Work for Collectives {
         orders: &mpsc::Receiver<Order>,
         answer: &dyn Fn(Answer) -> Result<()>,
     ) -> Result<()> {
-        let Order::Setup(setup) = orders.recv()? else { bail!("the first order is not the set-up") };
+        let Order::Setup(setup) = orders.recv()? else {
+            bail!("the first order is not the set-up")
+        };
         let context = Plugin::load(library.unwrap_or(&setup.plugin), None)?.init(setup.job)?;
         let network = device::examine(&context)?;
-        let RunParameters { collective, ranks, channels, .. } = setup.terms;
+        let RunParameters {
+            collective,
+            ranks,
+            channels,
+            ..
+        } = setup.terms;
         let links = collective.links(setup.rank, ranks, channels).len();
         let (listeners, handles) = device::listen(&context, links)?;
         answer(Answer::Listening { network, handles })?;
 
-        let Order::Connect { handles } = orders.recv()? else { bail!("the second order is not Connect") };
+        let Order::Connect { handles } = orders.recv()? else {
+            bail!("the second order is not Connect")
+        };
         let handles = device::handles(handles)?;
         activity::stage("connecting");
-        ensure!(handles.len() == listeners.len(), "{} handles for {} channels", handles.len(), listeners.len());
+        ensure!(
+            handles.len() == listeners.len(),
+            "{} handles for {} channels",
+            handles.len(),
+            listeners.len()
+        );
         let connected = device::connect(&context, &listeners, handles);
-        let (sends, receives) = connected.map_err(|(channel, error)| error.context(format!("channel {channel}")))?;
+        let (sends, receives) =
+            connected.map_err(|(channel, error)| error.context(format!("channel {channel}")))?;
         drop(listeners);
         activity::stage("registering memory");
         let mut rank = Rank::new(setup, sends.into_iter().zip(receives))?;
-        answer(Answer::Connected { lines: log::take_rail_lines() })?;
+        answer(Answer::Connected {
+            lines: log::take_rail_lines(),
+        })?;
 
         if let Err(error) = run_orders(&mut rank, orders, answer) {
             // Close nothing: closed connections would make the other ranks fail too, and their
@@ -67,7 +84,11 @@ impl Work for Collectives {
     }
 }
 
-fn run_orders(rank: &mut Rank, orders: &mpsc::Receiver<Order>, answer: &dyn Fn(Answer) -> Result<()>) -> Result<()> {
+fn run_orders(
+    rank: &mut Rank,
+    orders: &mpsc::Receiver<Order>,
+    answer: &dyn Fn(Answer) -> Result<()>,
+) -> Result<()> {
     loop {
         activity::stage("waiting for the other ranks");
         match orders.recv() {
@@ -96,7 +117,9 @@ struct Rank {
 impl Rank {
     fn new(setup: Setup, connections: impl Iterator<Item = (SendComm, RecvComm)>) -> Result<Self> {
         let Setup { rank, terms, .. } = setup;
-        let RunParameters { collective, ranks, .. } = terms;
+        let RunParameters {
+            collective, ranks, ..
+        } = terms;
         let bytes = collective.size_bytes(setup.max_count, ranks);
         let recv = Buffer::new(bytes)?;
         let send = match collective.in_place() {
@@ -106,17 +129,40 @@ impl Rank {
         let buffers = Buffers { send, recv };
         let links = collective.links(rank, ranks, terms.channels);
         let channels = connections.zip(links);
-        let channels = channels.map(|(connection, link)| Channel::new(connection, &buffers, collective, rank, link));
+        let channels = channels
+            .map(|(connection, link)| Channel::new(connection, &buffers, collective, rank, link));
         let channels = channels.collect::<Result<Vec<_>>>()?;
-        Ok(Self { rank, terms, channels, buffers, iteration: 0, count: 0, pauses: Pauses::default() })
+        Ok(Self {
+            rank,
+            terms,
+            channels,
+            buffers,
+            iteration: 0,
+            count: 0,
+            pauses: Pauses::default(),
+        })
     }
 
     fn prepare(&mut self, count: usize) -> Result<()> {
-        let RunParameters { collective, ranks, channels, .. } = self.terms;
+        let RunParameters {
+            collective,
+            ranks,
+            channels,
+            ..
+        } = self.terms;
         let rank = self.rank;
         self.count = count;
         for (link, channel) in self.channels.iter_mut().enumerate() {
-            channel.plan(schedule::schedule(collective, Seat { rank, ranks, link, channels }, count));
+            channel.plan(schedule::schedule(
+                collective,
+                Seat {
+                    rank,
+                    ranks,
+                    link,
+                    channels,
+                },
+                count,
+            ));
         }
         if self.terms.check_iters > 0 {
             self.fill()?;
@@ -133,7 +179,8 @@ impl Rank {
     fn measure(&mut self) -> Result<Measurement> {
         self.stage("timing");
         self.pauses = Pauses::default();
-        let mut times = Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3).context("make a histogram")?;
+        let mut times =
+            Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3).context("make a histogram")?;
         let start = Instant::now();
         let mut last = start;
         for _ in 0..self.terms.iters {
@@ -163,11 +210,19 @@ impl Rank {
             wrong += more;
             first_wrong = first_wrong.or(first);
         }
-        Ok(Measurement { wrong: Some(wrong), first_wrong, ..timed })
+        Ok(Measurement {
+            wrong: Some(wrong),
+            first_wrong,
+            ..timed
+        })
     }
 
     fn run(&mut self) -> Result<()> {
-        progress::run(&mut self.channels, self.terms.collective.shape(), &mut self.pauses)
+        progress::run(
+            &mut self.channels,
+            self.terms.collective.shape(),
+            &mut self.pauses,
+        )
     }
 
     /// Writes new data into the range of the send buffer that this rank contributes. All other
@@ -175,8 +230,12 @@ impl Rank {
     fn fill(&mut self) -> Result<()> {
         self.stage("filling");
         self.iteration += 1;
-        let RunParameters { collective, ranks, .. } = self.terms;
-        let Some(range) = collective.contribution(self.rank, ranks, self.count) else { return Ok(()) };
+        let RunParameters {
+            collective, ranks, ..
+        } = self.terms;
+        let Some(range) = collective.contribution(self.rank, ranks, self.count) else {
+            return Ok(());
+        };
         let pattern = Pattern::new(self.rank, self.iteration);
         self.buffers.send.with_bytes(|bytes| {
             for (index, stretch) in bytes[range].chunks_mut(FILL_BYTES).enumerate() {
@@ -189,9 +248,16 @@ impl Rank {
     /// Returns the number of wrong bytes of the result, and a description of the first wrong byte.
     fn compare(&self) -> Result<(u64, Option<String>)> {
         self.stage("comparing");
-        let RunParameters { collective, ranks, .. } = self.terms;
+        let RunParameters {
+            collective, ranks, ..
+        } = self.terms;
         let (mut wrong, mut first_wrong) = (0, None);
-        for Part { of, data_offset, range } in collective.result(self.rank, ranks, self.count) {
+        for Part {
+            of,
+            data_offset,
+            range,
+        } in collective.result(self.rank, ranks, self.count)
+        {
             let sum = Sum::new(of.clone(), self.iteration);
             let mut mismatch = Mismatch::default();
             self.buffers.recv.with_bytes(|bytes| {
@@ -214,6 +280,11 @@ impl Rank {
     }
 
     fn stage(&self, what: &str) {
-        activity::stage(format!("{what} {} bytes", self.terms.collective.size_bytes(self.count, self.terms.ranks)));
+        activity::stage(format!(
+            "{what} {} bytes",
+            self.terms
+                .collective
+                .size_bytes(self.count, self.terms.ranks)
+        ));
     }
 }

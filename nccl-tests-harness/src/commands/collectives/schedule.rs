@@ -58,7 +58,12 @@ const CHANNEL_ALIGN_BYTES: usize = 128;
 
 pub fn schedule(collective: Collective, seat: Seat, count: usize) -> Schedule {
     let mut plan = Builder::new(collective, seat, count);
-    let Seat { rank, ranks, link, channels } = seat;
+    let Seat {
+        rank,
+        ranks,
+        link,
+        channels,
+    } = seat;
     let back = |steps: usize| (rank + ranks - steps) % ranks;
     match collective {
         Collective::AllGather => plan.gather(),
@@ -104,18 +109,29 @@ struct Builder {
 
 impl Builder {
     fn new(collective: Collective, seat: Seat, count: usize) -> Self {
-        let Seat { ranks, link, channels, .. } = seat;
+        let Seat {
+            ranks,
+            link,
+            channels,
+            ..
+        } = seat;
         let total = collective.size_bytes(count, ranks);
         let (blocks, share) = match collective {
-            Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => (ranks, count),
+            Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => {
+                (ranks, count)
+            }
             Collective::AllReduce => (ranks, count.div_ceil(ranks)),
             Collective::Broadcast | Collective::SendRecv => (1, count),
         };
-        let blocks = (0..blocks).map(|block| (block * share).min(total)..((block + 1) * share).min(total));
+        let blocks =
+            (0..blocks).map(|block| (block * share).min(total)..((block + 1) * share).min(total));
         let slice_bytes = collective.shape().slice_bytes;
         let pieces = blocks.map(|block| {
             let part = channel_range(block.len(), link % channels, channels);
-            slices(block.start + part.start..block.start + part.end, slice_bytes)
+            slices(
+                block.start + part.start..block.start + part.end,
+                slice_bytes,
+            )
         });
         Self {
             schedule: Schedule::default(),
@@ -141,7 +157,11 @@ impl Builder {
     fn reduce(&mut self) {
         let Seat { rank, ranks, .. } = self.seat;
         for step in 0..ranks - 1 {
-            let from = if step == 0 { Buffer::Send } else { Buffer::Recv };
+            let from = if step == 0 {
+                Buffer::Send
+            } else {
+                Buffer::Recv
+            };
             self.send((rank + 2 * ranks - step - 1) % ranks, from);
             self.receive((rank + 2 * ranks - step - 2) % ranks, true);
         }
@@ -154,7 +174,13 @@ impl Builder {
         for (index, piece) in self.pieces[block].iter().enumerate() {
             let after = self.received[block].map(|receive| receive + index);
             let (offset, bytes) = (piece.start, piece.len());
-            self.schedule.sends.push(Slice { buffer, offset, bytes, after, add: false });
+            self.schedule.sends.push(Slice {
+                buffer,
+                offset,
+                bytes,
+                after,
+                add: false,
+            });
         }
         if buffer == Buffer::Recv {
             self.passed_on[block] = Some(first);
@@ -168,20 +194,32 @@ impl Builder {
         for (index, piece) in self.pieces[block].iter().enumerate() {
             let after = self.passed_on[block].map(|send| send + index);
             let (offset, bytes) = (piece.start, piece.len());
-            self.schedule.receives.push(Slice { buffer: Buffer::Recv, offset, bytes, after, add });
+            self.schedule.receives.push(Slice {
+                buffer: Buffer::Recv,
+                offset,
+                bytes,
+                after,
+                add,
+            });
         }
         self.received[block] = Some(first);
     }
 }
 
 fn channel_range(bytes: usize, channel: usize, channels: usize) -> Range<usize> {
-    let share = bytes.div_ceil(channels).next_multiple_of(CHANNEL_ALIGN_BYTES).max(CHANNEL_MIN_BYTES);
+    let share = bytes
+        .div_ceil(channels)
+        .next_multiple_of(CHANNEL_ALIGN_BYTES)
+        .max(CHANNEL_MIN_BYTES);
     (channel * share).min(bytes)..((channel + 1) * share).min(bytes)
 }
 
 fn slices(range: Range<usize>, slice_bytes: usize) -> Vec<Range<usize>> {
     let end = range.end;
-    range.step_by(slice_bytes).map(|start| start..(start + slice_bytes).min(end)).collect()
+    range
+        .step_by(slice_bytes)
+        .map(|start| start..(start + slice_bytes).min(end))
+        .collect()
 }
 
 #[cfg(test)]
@@ -199,8 +237,15 @@ mod tests {
 
     #[test]
     fn small_messages_stay_on_one_channel_and_large_ones_use_all() {
-        let used = |count| (0..4).filter(|&channel| !channel_range(count, channel, 4).is_empty()).count();
-        assert_eq!([used(1), used(64 << 10), used(65 << 10), used(1 << 20)], [1, 1, 2, 4]);
+        let used = |count| {
+            (0..4)
+                .filter(|&channel| !channel_range(count, channel, 4).is_empty())
+                .count()
+        };
+        assert_eq!(
+            [used(1), used(64 << 10), used(65 << 10), used(1 << 20)],
+            [1, 1, 2, 4]
+        );
     }
 
     /// Runs the schedules of all ranks by copying bytes between buffers, once with the lowest and
@@ -209,9 +254,13 @@ mod tests {
     #[test]
     fn schedules_carry_every_byte_to_its_place() {
         for collective in ALL {
-            for (ranks, channels, count) in
-                [(2, 1, 5), (5, 1, 3), (3, 1, (1 << 20) + 77), (4, 3, 70_001), (2, 2, 300_001)]
-            {
+            for (ranks, channels, count) in [
+                (2, 1, 5),
+                (5, 1, 3),
+                (3, 1, (1 << 20) + 77),
+                (4, 3, 70_001),
+                (2, 2, 300_001),
+            ] {
                 for eager in [false, true] {
                     Copying::new(collective, ranks, channels, count).run(eager);
                 }
@@ -251,23 +300,55 @@ mod tests {
                     }
                 }
             }
-            let recv = if collective.in_place() { send.clone() } else { vec![vec![0xee; size]; ranks] };
+            let recv = if collective.in_place() {
+                send.clone()
+            } else {
+                vec![vec![0xee; size]; ranks]
+            };
             let links = collective.links(0, ranks, channels).len();
-            let plan = |rank, link| schedule(collective, Seat { rank, ranks, link, channels }, count);
-            let plans = (0..ranks).map(|rank| (0..links).map(|link| plan(rank, link)).collect()).collect();
+            let plan = |rank, link| {
+                schedule(
+                    collective,
+                    Seat {
+                        rank,
+                        ranks,
+                        link,
+                        channels,
+                    },
+                    count,
+                )
+            };
+            let plans = (0..ranks)
+                .map(|rank| (0..links).map(|link| plan(rank, link)).collect())
+                .collect();
             let zeroes = vec![vec![0; links]; ranks];
             let [delivered, sent, received] = [zeroes.clone(), zeroes.clone(), zeroes];
-            Self { collective, ranks, count, send, recv, plans, delivered, sent, received, channels }
+            Self {
+                collective,
+                ranks,
+                count,
+                send,
+                recv,
+                plans,
+                delivered,
+                sent,
+                received,
+                channels,
+            }
         }
 
         fn run(mut self, eager: bool) {
-            let mut seats: Vec<(usize, usize)> =
-                (0..self.ranks).flat_map(|rank| (0..self.plans[0].len()).map(move |link| (rank, link))).collect();
+            let mut seats: Vec<(usize, usize)> = (0..self.ranks)
+                .flat_map(|rank| (0..self.plans[0].len()).map(move |link| (rank, link)))
+                .collect();
             if eager {
                 seats.reverse();
             }
             loop {
-                if let Some(&(rank, link)) = seats.iter().find(|&&(rank, link)| self.may_receive(rank, link)) {
+                if let Some(&(rank, link)) = seats
+                    .iter()
+                    .find(|&&(rank, link)| self.may_receive(rank, link))
+                {
                     self.receive(rank, link);
                 } else if self.sent != self.delivered {
                     self.sent.clone_from(&self.delivered);
@@ -277,7 +358,11 @@ mod tests {
             }
             for (rank, link) in seats {
                 let left = self.plans[rank][link].receives.len() - self.received[rank][link];
-                assert!(left == 0, "{:?}: rank {rank}: {left} messages of link {link} never come", self.collective);
+                assert!(
+                    left == 0,
+                    "{:?}: rank {rank}: {left} messages of link {link} never come",
+                    self.collective
+                );
                 assert_eq!(self.sent[rank][link], self.plans[rank][link].sends.len());
                 if let Some(range) = self.plans[rank][link].copy.clone() {
                     self.recv[rank][range.clone()].copy_from_slice(&self.send[rank][range]);
@@ -292,10 +377,21 @@ mod tests {
 
         fn may_receive(&self, rank: usize, link: usize) -> bool {
             let from = self.from(rank, link);
-            let Some(receive) = self.plans[rank][link].receives.get(self.received[rank][link]) else { return false };
-            let Some(send) = self.plans[from][link].sends.get(self.delivered[from][link]) else { return false };
-            receive.after.is_none_or(|send| send < self.sent[rank][link])
-                && send.after.is_none_or(|receive| receive < self.received[from][link])
+            let Some(receive) = self.plans[rank][link]
+                .receives
+                .get(self.received[rank][link])
+            else {
+                return false;
+            };
+            let Some(send) = self.plans[from][link].sends.get(self.delivered[from][link]) else {
+                return false;
+            };
+            receive
+                .after
+                .is_none_or(|send| send < self.sent[rank][link])
+                && send
+                    .after
+                    .is_none_or(|receive| receive < self.received[from][link])
         }
 
         fn receive(&mut self, rank: usize, link: usize) {
@@ -304,10 +400,16 @@ mod tests {
             let receive = self.plans[rank][link].receives[self.received[rank][link]];
             assert_eq!(send.bytes, receive.bytes);
             // A receive must not overwrite the data of a send in flight.
-            for under_way in &self.plans[rank][link].sends[self.sent[rank][link]..self.delivered[rank][link]] {
+            for under_way in
+                &self.plans[rank][link].sends[self.sent[rank][link]..self.delivered[rank][link]]
+            {
                 let apart = under_way.offset + under_way.bytes <= receive.offset
                     || receive.offset + receive.bytes <= under_way.offset;
-                assert!(apart || under_way.buffer == Buffer::Send, "{:?}: rank {rank}: {receive:?}", self.collective);
+                assert!(
+                    apart || under_way.buffer == Buffer::Send,
+                    "{:?}: rank {rank}: {receive:?}",
+                    self.collective
+                );
             }
             let source = match send.buffer {
                 Buffer::Recv => &self.recv[from],
@@ -316,7 +418,10 @@ mod tests {
             let mut moved = source[send.offset..][..send.bytes].to_vec();
             if receive.add {
                 let own = &self.send[rank][receive.offset..];
-                moved.iter_mut().zip(own).for_each(|(byte, own)| *byte = byte.wrapping_add(*own));
+                moved
+                    .iter_mut()
+                    .zip(own)
+                    .for_each(|(byte, own)| *byte = byte.wrapping_add(*own));
             }
             self.recv[rank][receive.offset..][..receive.bytes].copy_from_slice(&moved);
             self.delivered[from][link] += 1;
@@ -329,7 +434,11 @@ mod tests {
                     for (at, found) in self.recv[rank][part.range.clone()].iter().enumerate() {
                         let sum = |sum: u8, of| sum.wrapping_add(data(of, part.data_offset + at));
                         let expected = part.of.clone().fold(0, sum);
-                        assert!(*found == expected, "{:?} rank {rank}: byte {at} of {part:?}", self.collective);
+                        assert!(
+                            *found == expected,
+                            "{:?} rank {rank}: byte {at} of {part:?}",
+                            self.collective
+                        );
                     }
                 }
             }

@@ -46,17 +46,52 @@ pub struct CollectiveTable<W> {
 
 impl<W: Write> CollectiveTable<W> {
     pub fn start(out: W, collective: Collective, shows_percentiles: bool) -> io::Result<Self> {
-        let place = if collective.in_place() { "in-place" } else { "out-of-place" };
-        let mut table = Table::new(out, "  ", [10, 11, 6, 6, 6, TIME, FLOAT, FLOAT, 6, TIME, TIME].map(right));
-        let columns = if shows_percentiles { COLUMNS } else { OF_NCCL_TESTS };
+        let place = if collective.in_place() {
+            "in-place"
+        } else {
+            "out-of-place"
+        };
+        let mut table = Table::new(
+            out,
+            "  ",
+            [10, 11, 6, 6, 6, TIME, FLOAT, FLOAT, 6, TIME, TIME].map(right),
+        );
+        let columns = if shows_percentiles {
+            COLUMNS
+        } else {
+            OF_NCCL_TESTS
+        };
         table.remark("")?;
         table.head(&["", "", "", "", "", &format!("{place:^28}")])?;
         table.head(
-            &["size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "median", "99 %"]
-                [..columns],
+            &[
+                "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong",
+                "median", "99 %",
+            ][..columns],
         )?;
-        table.head(&["(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)"][..columns])?;
-        Ok(Self { table, collective, columns, busbw_sum: 0.0, rows: 0, wrong_rows: 0 })
+        table.head(
+            &[
+                "(B)",
+                "(elements)",
+                "",
+                "",
+                "",
+                "(us)",
+                "(GB/s)",
+                "(GB/s)",
+                "",
+                "(us)",
+                "(us)",
+            ][..columns],
+        )?;
+        Ok(Self {
+            table,
+            collective,
+            columns,
+            busbw_sum: 0.0,
+            rows: 0,
+            wrong_rows: 0,
+        })
     }
 
     pub fn row(&mut self, row: &Row) -> io::Result<()> {
@@ -72,7 +107,8 @@ impl<W: Write> CollectiveTable<W> {
             float(row.time_us, TIME),
             float(row.bandwidth.algbw, FLOAT),
             float(row.bandwidth.busbw, FLOAT),
-            row.wrong.map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string()),
+            row.wrong
+                .map_or_else(|| "N/A".to_owned(), |wrong| wrong.to_string()),
             float(row.time_p50_us, TIME),
             float(row.time_p99_us, TIME),
         ];
@@ -88,8 +124,15 @@ impl<W: Write> CollectiveTable<W> {
         let right = self.wrong_rows == 0;
         let average = self.busbw_sum / f64::from(self.rows.max(1));
         let verdict = if right { "OK" } else { "FAILED" };
-        self.remark(&format!("{:<20} : {} {verdict}", "Out of bounds values", self.wrong_rows))?;
-        self.remark(&format!("{:<20} : {}", "Avg bus bandwidth", six_digits(average)))?;
+        self.remark(&format!(
+            "{:<20} : {} {verdict}",
+            "Out of bounds values", self.wrong_rows
+        ))?;
+        self.remark(&format!(
+            "{:<20} : {}",
+            "Avg bus bandwidth",
+            six_digits(average)
+        ))?;
         Ok(right)
     }
 }
@@ -127,7 +170,10 @@ mod tests {
             time_us: 1645.25,
             time_p50_us: 1640.125,
             time_p99_us: 2000.5,
-            bandwidth: Bandwidth { algbw: 20.395, busbw },
+            bandwidth: Bandwidth {
+                algbw: 20.395,
+                busbw,
+            },
             longest_pause_us: 0.0,
             wrong,
         }
@@ -178,7 +224,10 @@ mod tests {
         table.row(&row(Some(0), 1.0)).unwrap();
         assert!(!table.finish().unwrap());
         let text = String::from_utf8(out).unwrap();
-        assert!(text.contains("      12\n") && text.contains("# Out of bounds values : 1 FAILED"), "{text}");
+        assert!(
+            text.contains("      12\n") && text.contains("# Out of bounds values : 1 FAILED"),
+            "{text}"
+        );
     }
 
     #[test]

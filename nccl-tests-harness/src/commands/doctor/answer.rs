@@ -74,21 +74,36 @@ pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examine
             .map_err(|error| format!("--pid {pid}: its environment cannot be read: {error}"))?,
         None => request.variables.clone(),
     };
-    let value = |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+    let value = |name: &str| {
+        environment
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value.clone())
+    };
     let inside = match request.pid.filter(|_| place.is_live()) {
         // The process sees the files of its container, which are below this folder.
         Some(pid) => Place::new(format!("/proc/{pid}/root")),
         None => place.clone(),
     };
-    let variables =
-        environment::with_files(environment::known_variables(&environment), value("HOME").as_deref(), &inside);
+    let variables = environment::with_files(
+        environment::known_variables(&environment),
+        value("HOME").as_deref(),
+        &inside,
+    );
     let own_plugin = places::plugin(&request.own_program);
-    let plugin = own_plugin.as_ref().map_or(USUAL_PLUGIN.to_owned(), |path| path.display().to_string());
+    let plugin = own_plugin
+        .as_ref()
+        .map_or(USUAL_PLUGIN.to_owned(), |path| path.display().to_string());
     let verdicts = environment::judge(&variables, &plugin, &|path| inside.missing_reason(path));
     answer.variables = verdicts.variables;
     answer.findings = verdicts.findings;
     if !request.is_env_alone {
-        let set = |name: &str| variables.iter().find(|one| one.name == name).map(|one| one.value.trim().to_owned());
+        let set = |name: &str| {
+            variables
+                .iter()
+                .find(|one| one.name == name)
+                .map(|one| one.value.trim().to_owned())
+        };
         let filled = |name: &str| set(name).filter(|value| !value.is_empty());
         let job_facts = JobFacts {
             plugin,
@@ -103,18 +118,38 @@ pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examine
         answer.findings.extend(judge::machine(&facts, &job_facts));
         let python = request.python.or_else(|| python_in_path(&inside, &value));
         if request.pid.is_none() && request.program.is_none() && python.is_none() {
-            answer.not_seen.push(NotSeen::new("the libnccl that Python would load", "PATH has no python3"));
+            answer.not_seen.push(NotSeen::new(
+                "the libnccl that Python would load",
+                "PATH has no python3",
+            ));
         }
-        let process = request.pid.and_then(|pid| mapped(&inside, pid, &mut answer.not_seen));
+        let process = request
+            .pid
+            .and_then(|pid| mapped(&inside, pid, &mut answer.not_seen));
         let value = |name: &str| set(name).or_else(|| value(name));
-        let job = Job { value: &value, python, program: request.program, own_plugin, process };
+        let job = Job {
+            value: &value,
+            python,
+            program: request.program,
+            own_plugin,
+            process,
+        };
         let libraries = look::libraries(&inside, job, &mut answer.not_seen);
-        let has_mlx5 = facts.functions.iter().any(|function| function.is_mellanox());
-        answer.findings.extend(judge::libraries(&libraries, &job_facts, has_mlx5));
+        let has_mlx5 = facts
+            .functions
+            .iter()
+            .any(|function| function.is_mellanox());
+        answer
+            .findings
+            .extend(judge::libraries(&libraries, &job_facts, has_mlx5));
         drop_redundant(&libraries, &mut answer.findings);
         answer.picture = picture::picture(&facts.survey);
         answer.facts = facts_to_show(&facts, &libraries);
-        examined = Some(Examined { facts, libraries, variables });
+        examined = Some(Examined {
+            facts,
+            libraries,
+            variables,
+        });
     }
     answer.settle();
     Ok((answer, examined))
@@ -124,15 +159,24 @@ pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examine
 /// have other process numbers, so the doctor's own `/proc` is read.
 fn mapped(place: &Place, pid: u32, not_seen: &mut Vec<NotSeen>) -> Option<Process> {
     let is_container = place.path("/").starts_with("/proc/");
-    let place = if is_container { Place::new("/") } else { place.clone() };
-    let why = |error: std::io::Error| NotSeen::new(format!("what process {pid} has loaded"), error.to_string());
-    Process::read(&place, pid).map_err(|error| not_seen.push(why(error))).ok()
+    let place = if is_container {
+        Place::new("/")
+    } else {
+        place.clone()
+    };
+    let why = |error: std::io::Error| {
+        NotSeen::new(format!("what process {pid} has loaded"), error.to_string())
+    };
+    Process::read(&place, pid)
+        .map_err(|error| not_seen.push(why(error)))
+        .ok()
 }
 
 /// Returns a [`NotSeen`] if the process is in another network namespace, so that the doctor cannot
 /// see its network interfaces.
 fn other_network(place: &Place, pid: u32) -> Option<NotSeen> {
-    let namespace = |process: &str| std::fs::read_link(place.path(format!("/proc/{process}/ns/net"))).ok();
+    let namespace =
+        |process: &str| std::fs::read_link(place.path(format!("/proc/{process}/ns/net"))).ok();
     let (own, its) = (namespace("self"), namespace(&pid.to_string()));
     let what = format!("the network interfaces of process {pid}: those of this shell are judged");
     let why = "it is in another network namespace: run nccl-spark doctor in its container";
@@ -140,7 +184,9 @@ fn other_network(place: &Place, pid: u32) -> Option<NotSeen> {
 }
 
 fn python_in_path(place: &Place, value: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    let own = value("VIRTUAL_ENV").map(|folder| format!("{folder}/bin")).into_iter();
+    let own = value("VIRTUAL_ENV")
+        .map(|folder| format!("{folder}/bin"))
+        .into_iter();
     let folders: Vec<String> = own.chain(value("PATH")).collect();
     in_path("python3", &folders.join(":"), |file| place.has(file))
 }
@@ -148,10 +194,17 @@ fn python_in_path(place: &Place, value: &dyn Fn(&str) -> Option<String>) -> Opti
 /// Drops findings that the libraries make redundant: `plugin-not-named` if NCCL finds the plugin
 /// without a variable, and `other-plugin` if `plugin-kept-out` gives the reason.
 fn drop_redundant(libraries: &Libraries, findings: &mut Vec<Finding>) {
-    if libraries.plugin.as_ref().is_some_and(|plugin| plugin.kind() == look::PluginKind::Ours) {
+    if libraries
+        .plugin
+        .as_ref()
+        .is_some_and(|plugin| plugin.kind() == look::PluginKind::Ours)
+    {
         findings.retain(|finding| finding.id != Id::PluginNotNamed.text());
     }
-    if findings.iter().any(|finding| finding.id == Id::PluginKeptOut.text()) {
+    if findings
+        .iter()
+        .any(|finding| finding.id == Id::PluginKeptOut.text())
+    {
         findings.retain(|finding| finding.id != Id::OtherPlugin.text());
     }
 }
@@ -159,10 +212,20 @@ fn drop_redundant(libraries: &Libraries, findings: &mut Vec<Finding>) {
 fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
     let machine = &facts.machine;
     let memory = |limit: u64, pinned: u64| {
-        let limit = if limit == u64::MAX { "unlimited".to_owned() } else { format!("{} MiB", limit >> 20) };
-        format!("{limit}; all processes have pinned {} MiB now", pinned >> 20)
+        let limit = if limit == u64::MAX {
+            "unlimited".to_owned()
+        } else {
+            format!("{} MiB", limit >> 20)
+        };
+        format!(
+            "{limit}; all processes have pinned {} MiB now",
+            pinned >> 20
+        )
     };
-    let has_peermem = machine.modules.iter().any(|module| module == "nvidia_peermem");
+    let has_peermem = machine
+        .modules
+        .iter()
+        .any(|module| module == "nvidia_peermem");
     let deepest = machine.cpus.deepest_idle();
     let path = |path: &Path| path.display().to_string();
     let of_machine = [
@@ -170,74 +233,183 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
         ("BIOS", machine.bios.clone()),
         ("kernel", machine.kernel.clone()),
         ("container", machine.container.map(str::to_owned)),
-        ("locked memory", machine.memlock_bytes.map(|limit| memory(limit, machine.pinned_bytes))),
+        (
+            "locked memory",
+            machine
+                .memlock_bytes
+                .map(|limit| memory(limit, machine.pinned_bytes)),
+        ),
         ("hotplug handler", machine.hotplug_state.clone()),
-        ("CUDA", facts.cuda.is_ok().then(|| host_pointers_reason(&facts.cuda))),
-        ("symmetric memory, GIN and RMA", facts.cuda.as_deref().ok().and_then(without_vmm_rdma).map(str::to_owned)),
-        ("nvidia-peermem", Some(if has_peermem { "loaded" } else { "not loaded, as expected" }.to_owned())),
-        ("deepest idle state", deepest.map(|state| format!("{}, {} us to leave", state.name, state.latency_us))),
+        (
+            "CUDA",
+            facts
+                .cuda
+                .is_ok()
+                .then(|| host_pointers_reason(&facts.cuda)),
+        ),
+        (
+            "symmetric memory, GIN and RMA",
+            facts
+                .cuda
+                .as_deref()
+                .ok()
+                .and_then(without_vmm_rdma)
+                .map(str::to_owned),
+        ),
+        (
+            "nvidia-peermem",
+            Some(
+                if has_peermem {
+                    "loaded"
+                } else {
+                    "not loaded, as expected"
+                }
+                .to_owned(),
+            ),
+        ),
+        (
+            "deepest idle state",
+            deepest.map(|state| format!("{}, {} us to leave", state.name, state.latency_us)),
+        ),
         (
             "processors allowed",
-            Some(machine.cpus.allowed.len()).filter(|count| *count > 0).map(|count| count.to_string()),
+            Some(machine.cpus.allowed.len())
+                .filter(|count| *count > 0)
+                .map(|count| count.to_string()),
         ),
     ];
     let nccl = libraries.nccl.iter().filter_map(|file| {
         let library = file.library.as_ref().ok()?;
-        let version = library.nccl_version().map_or("unknown".to_owned(), |(version, _)| version);
+        let version = library
+            .nccl_version()
+            .map_or("unknown".to_owned(), |(version, _)| version);
         let compilers = library.compilers.join("; ");
-        let text = format!("{version}, build id {}, {compilers}, for {}", library.build_id, file.by);
+        let text = format!(
+            "{version}, build id {}, {compilers}, for {}",
+            library.build_id, file.by
+        );
         Some(Fact::new(path(&file.path), text))
     });
     let of_libraries = [
-        ("network plugin", libraries.plugin.as_ref().map(|plugin| path(&plugin.path))),
+        (
+            "network plugin",
+            libraries.plugin.as_ref().map(|plugin| path(&plugin.path)),
+        ),
         ("libibverbs", libraries.verbs.as_deref().map(path)),
-        ("mlx5 provider", libraries.mlx5_provider.as_deref().map(path)),
-        ("glibc", libraries.glibc.map(|(major, minor)| format!("{major}.{minor}"))),
+        (
+            "mlx5 provider",
+            libraries.mlx5_provider.as_deref().map(path),
+        ),
+        (
+            "glibc",
+            libraries
+                .glibc
+                .map(|(major, minor)| format!("{major}.{minor}")),
+        ),
     ];
-    let functions = facts.functions.iter().map(|one| Fact::new(&one.device, of_function(one, facts)));
-    let ports = facts
-        .ports
+    let functions = facts
+        .functions
         .iter()
-        .filter_map(|port| Some(Fact::new(format!("PCIe port {}", port.address), pcie_errors(port.aer?))));
+        .map(|one| Fact::new(&one.device, of_function(one, facts)));
+    let ports = facts.ports.iter().filter_map(|port| {
+        Some(Fact::new(
+            format!("PCIe port {}", port.address),
+            pcie_errors(port.aer?),
+        ))
+    });
     let named = |(name, value): (&str, Option<String>)| Some(Fact::new(name, value?));
     let machine = of_machine.into_iter().filter_map(named).chain(nccl);
-    machine.chain(of_libraries.into_iter().filter_map(named)).chain(functions).chain(ports).collect()
+    machine
+        .chain(of_libraries.into_iter().filter_map(named))
+        .chain(functions)
+        .chain(ports)
+        .collect()
 }
 
 /// Returns the reason why NCCL uses neither symmetric memory nor its device-side network functions.
 /// Returns `None` if no GPU keeps NCCL from using them.
 fn without_vmm_rdma(gpus: &[CudaDevice]) -> Option<&'static str> {
     let is_without = gpus.iter().any(|gpu| gpu.has_vmm_rdma == Some(false));
-    is_without.then_some("NCCL leaves them off: GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED=0, as on every Spark")
+    is_without.then_some(
+        "NCCL leaves them off: GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED=0, as on every Spark",
+    )
 }
 
 fn of_function(function: &look::Function, facts: &Facts) -> String {
     let survey = &facts.survey;
-    let qos = facts.qos.rails.iter().find(|qos| qos.device == function.device);
-    let ecn = facts.qos.ecn.iter().find(|(netdev, _)| Some(netdev) == function.netdev.as_ref());
+    let qos = facts
+        .qos
+        .rails
+        .iter()
+        .find(|qos| qos.device == function.device);
+    let ecn = facts
+        .qos
+        .ecn
+        .iter()
+        .find(|(netdev, _)| Some(netdev) == function.netdev.as_ref());
     let pci = function.pci.as_ref();
-    let rail = survey.rails.iter().find(|rail| rail.device == function.device);
-    let address = |one: &RailAddress| format!("{} (GID {})", Ipv6Addr::from(one.gid).to_canonical(), one.gid_index);
-    let refused = survey.refused.iter().find(|one| one.device == function.device);
-    let counted = function.counters.iter().filter(|(name, value)| **value > 0 && !is_traffic(name));
-    let counted: Vec<String> = counted.map(|(name, value)| format!("{name} {value}")).collect();
+    let rail = survey
+        .rails
+        .iter()
+        .find(|rail| rail.device == function.device);
+    let address = |one: &RailAddress| {
+        format!(
+            "{} (GID {})",
+            Ipv6Addr::from(one.gid).to_canonical(),
+            one.gid_index
+        )
+    };
+    let refused = survey
+        .refused
+        .iter()
+        .find(|one| one.device == function.device);
+    let counted = function
+        .counters
+        .iter()
+        .filter(|(name, value)| **value > 0 && !is_traffic(name));
+    let counted: Vec<String> = counted
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
     let parts = [
-        Some(refused.map_or("rail".to_owned(), |refused| format!("not used: {}", refused.obstacle))),
+        Some(refused.map_or("rail".to_owned(), |refused| {
+            format!("not used: {}", refused.obstacle)
+        })),
         rail.map(|rail| format!("cable {}", survey.cable_name(rail))),
-        refused.and_then(|one| one.phys_port.as_ref()).map(|port| format!("port {port}")),
+        refused
+            .and_then(|one| one.phys_port.as_ref())
+            .map(|port| format!("port {port}")),
         rail.map(|rail| gbps(rail.speed_mbps)),
         rail.map(|rail| format!("path MTU {}", rail.path_mtu_bytes)),
-        rail.map(|rail| rail.addresses.iter().map(address).collect::<Vec<_>>().join(" ")),
-        function.firmware.as_ref().map(|version| format!("firmware {version}")),
+        rail.map(|rail| {
+            rail.addresses
+                .iter()
+                .map(address)
+                .collect::<Vec<_>>()
+                .join(" ")
+        }),
+        function
+            .firmware
+            .as_ref()
+            .map(|version| format!("firmware {version}")),
         function.board.clone(),
         pci.and_then(|pci| pci.current).map(|rate| rate.to_string()),
-        pci.and_then(|pci| pci.max_payload_bytes).map(|bytes| format!("MaxPayload {bytes} B")),
-        pci.and_then(|pci| pci.max_read_request_bytes).map(|bytes| format!("MaxReadReq {bytes} B")),
+        pci.and_then(|pci| pci.max_payload_bytes)
+            .map(|bytes| format!("MaxPayload {bytes} B")),
+        pci.and_then(|pci| pci.max_read_request_bytes)
+            .map(|bytes| format!("MaxReadReq {bytes} B")),
         function.iommu.as_ref().map(|mode| format!("IOMMU {mode}")),
         function.mtu_bytes.map(|bytes| format!("MTU {bytes}")),
-        function.pause.map(|pause| format!("pause rx {} tx {}", on(pause.rx), on(pause.tx))),
+        function
+            .pause
+            .map(|pause| format!("pause rx {} tx {}", on(pause.rx), on(pause.tx))),
         qos.map(|qos| qos.port.text(facts.qos.roce)),
-        ecn.map(|(_, [np, rp])| format!("ECN of that priority: receiver {}, sender {}", on(*np), on(*rp))),
+        ecn.map(|(_, [np, rp])| {
+            format!(
+                "ECN of that priority: receiver {}, sender {}",
+                on(*np),
+                on(*rp)
+            )
+        }),
         Some(counted.join(" ")).filter(|text| !text.is_empty()),
         function.aer.map(pcie_errors),
     ];
@@ -245,12 +417,24 @@ fn of_function(function: &look::Function, facts: &Facts) -> String {
 }
 
 fn pcie_errors(aer: look::PcieErrorCounts) -> String {
-    format!("PCIe errors {} corrected, {} not", aer.correctable, aer.nonfatal + aer.fatal)
+    format!(
+        "PCIe errors {} corrected, {} not",
+        aer.correctable,
+        aer.nonfatal + aer.fatal
+    )
 }
 
 fn is_traffic(name: &str) -> bool {
-    let starts =
-        ["port_xmit_data", "port_rcv_data", "unicast", "multicast", "rx_write", "rx_read", "rx_atomic", "lifespan"];
+    let starts = [
+        "port_xmit_data",
+        "port_rcv_data",
+        "unicast",
+        "multicast",
+        "rx_write",
+        "rx_read",
+        "rx_atomic",
+        "lifespan",
+    ];
     name.ends_with("packets") || starts.iter().any(|start| name.starts_with(start))
 }
 
@@ -267,14 +451,32 @@ mod tests {
     fn the_worst_finding_is_first_and_none_is_repeated() {
         let find = |severity| Id::NoRail.finding(format!("{severity:?}")).at(severity);
         let mut answer = Answer {
-            findings: [Severity::Note, Severity::Fragile, Severity::Broken, Severity::Slow, Severity::Note]
-                .map(find)
-                .into(),
+            findings: [
+                Severity::Note,
+                Severity::Fragile,
+                Severity::Broken,
+                Severity::Slow,
+                Severity::Note,
+            ]
+            .map(find)
+            .into(),
             ..Answer::default()
         };
         answer.settle();
-        let order: Vec<_> = answer.findings.iter().map(|finding| finding.severity).collect();
-        assert_eq!(order, [Severity::Broken, Severity::Slow, Severity::Fragile, Severity::Note]);
+        let order: Vec<_> = answer
+            .findings
+            .iter()
+            .map(|finding| finding.severity)
+            .collect();
+        assert_eq!(
+            order,
+            [
+                Severity::Broken,
+                Severity::Slow,
+                Severity::Fragile,
+                Severity::Note
+            ]
+        );
         assert_eq!((answer.verdict, answer.schema), (Verdict::Broken, 1));
     }
 }

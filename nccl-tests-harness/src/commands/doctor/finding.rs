@@ -39,7 +39,10 @@ pub struct Finding {
 
 impl Finding {
     pub fn cured_by(self, cure: impl Into<String>) -> Self {
-        Self { cure: Some(cure.into()), ..self }
+        Self {
+            cure: Some(cure.into()),
+            ..self
+        }
     }
 
     pub fn at(self, severity: Severity) -> Self {
@@ -55,7 +58,10 @@ pub struct NotSeen {
 
 impl NotSeen {
     pub fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self { what: what.into(), why: why.into() }
+        Self {
+            what: what.into(),
+            why: why.into(),
+        }
     }
 }
 
@@ -68,7 +74,10 @@ pub struct Fact {
 
 impl Fact {
     pub fn new(name: impl Into<String>, value: impl Into<String>) -> Self {
-        Self { name: name.into(), value: value.into() }
+        Self {
+            name: name.into(),
+            value: value.into(),
+        }
     }
 }
 
@@ -103,7 +112,13 @@ mod tests {
     #[test]
     fn the_worst_finding_decides() {
         let find = |severity| Id::NoRail.finding("x").at(severity);
-        let all = [Severity::Note, Severity::Fragile, Severity::Broken, Severity::Slow].map(find);
+        let all = [
+            Severity::Note,
+            Severity::Fragile,
+            Severity::Broken,
+            Severity::Slow,
+        ]
+        .map(find);
         assert_eq!(Verdict::of(&all), Verdict::Broken);
         assert_eq!(Verdict::of(&all[..2]), Verdict::Impaired);
         assert_eq!(Verdict::of(&all[3..]), Verdict::Impaired);

@@ -57,12 +57,21 @@ impl Options {
     /// written.
     pub fn run(self, program: &Path, variables: Vec<(String, String)>) -> Result<Ended> {
         let end = Instant::now() + self.limit();
-        let value = |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+        let value = |name: &str| {
+            variables
+                .iter()
+                .find(|(known, _)| known == name)
+                .map(|(_, value)| value.clone())
+        };
         let (peer, ssh) = self.checked(|name| value(name).filter(|value| !value.is_empty()))?;
         let target = self.json.target;
         if !self.hosts.is_empty() {
             let has_order = hosts::run(&self.hosts, &ssh, end, target)?;
-            return Ok(Ended::Judged(if has_order { Verdict::Good } else { Verdict::Impaired }));
+            return Ok(Ended::Judged(if has_order {
+                Verdict::Good
+            } else {
+                Verdict::Impaired
+            }));
         }
         let sink = target.as_ref().map(Sink::open).transpose()?;
         let place = Place::new(self.root.unwrap_or_else(|| PathBuf::from("/")));

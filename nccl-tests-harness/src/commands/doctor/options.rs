@@ -54,7 +54,12 @@ pub struct Options {
     #[arg(long, value_name = "FILE", requires = "peer")]
     token_file: Option<PathBuf>,
     /// The token itself. Other users of this host may see it.
-    #[arg(long, value_name = "TOKEN", requires = "peer", conflicts_with = "token_file")]
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        requires = "peer",
+        conflicts_with = "token_file"
+    )]
     token: Option<String>,
     /// Command that runs a program on another host, as in "ssh -p 2222".
     #[arg(long, value_name = "COMMAND", default_value = "ssh")]
@@ -88,7 +93,11 @@ impl Options {
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<(Option<Peer>, Ssh), clap::Error> {
         let ssh = Ssh::new(&self.ssh, &self.partner_program).map_err(wrong)?;
-        let peer = self.peer.as_deref().map(|peer| self.peer(peer, &ssh, variable)).transpose()?;
+        let peer = self
+            .peer
+            .as_deref()
+            .map(|peer| self.peer(peer, &ssh, variable))
+            .transpose()?;
         if self.interface.is_some() && !self.partner && peer.is_none() {
             return Err(wrong("--interface is for --partner and --peer"));
         }
@@ -98,28 +107,51 @@ impl Options {
         Ok((peer, ssh))
     }
 
-    fn peer(&self, peer: &str, ssh: &Ssh, variable: impl Fn(&str) -> Option<String>) -> Result<Peer, clap::Error> {
+    fn peer(
+        &self,
+        peer: &str,
+        ssh: &Ssh,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Peer, clap::Error> {
         let is_address = peer.parse::<IpAddr>().is_err();
         let Some(place) = parse_place(peer).ok().filter(|_| is_address) else {
             ssh::check_host(peer).map_err(|allowed| wrong(format!("--peer: {allowed}")))?;
             if self.token.is_some() || self.token_file.is_some() {
-                return Err(wrong(format!("--peer {peer}: a token is for ADDRESS:PORT; ssh brings one itself")));
+                return Err(wrong(format!(
+                    "--peer {peer}: a token is for ADDRESS:PORT; ssh brings one itself"
+                )));
             }
             let (host, interface) = (peer.to_owned(), self.interface.clone());
-            return Ok(Peer::ByHost { host, ssh: ssh.clone(), interface });
+            return Ok(Peer::ByHost {
+                host,
+                ssh: ssh.clone(),
+                interface,
+            });
         };
         if self.interface.is_some() {
-            return Err(wrong(format!("--peer {peer}: --interface is for the partner there, which listens already")));
+            return Err(wrong(format!(
+                "--peer {peer}: --interface is for the partner there, which listens already"
+            )));
         }
-        let none =
-            || format!("--peer {peer} needs the token that the partner printed: {TOKEN_VARIABLE} or --token-file");
+        let none = || {
+            format!(
+                "--peer {peer} needs the token that the partner printed: {TOKEN_VARIABLE} or --token-file"
+            )
+        };
         let (text, source) = match (&self.token, &self.token_file) {
             (Some(token), _) => (token.clone(), "--token".to_owned()),
             (None, Some(file)) => {
                 let source = format!("--token-file {}", file.display());
-                (std::fs::read_to_string(file).map_err(|error| wrong(format!("{source}: {error}")))?, source)
+                (
+                    std::fs::read_to_string(file)
+                        .map_err(|error| wrong(format!("{source}: {error}")))?,
+                    source,
+                )
             }
-            (None, None) => (variable(TOKEN_VARIABLE).ok_or_else(|| wrong(none()))?, TOKEN_VARIABLE.to_owned()),
+            (None, None) => (
+                variable(TOKEN_VARIABLE).ok_or_else(|| wrong(none()))?,
+                TOKEN_VARIABLE.to_owned(),
+            ),
         };
         let token = Token::parse(&text).map_err(|allowed| wrong(format!("{source}: {allowed}")))?;
         Ok(Peer::ByAddress { place, token })

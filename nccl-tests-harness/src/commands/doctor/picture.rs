@@ -8,12 +8,23 @@ pub fn picture(survey: &Survey) -> Vec<String> {
     if survey.rails.is_empty() {
         return Vec::new();
     }
-    let width = survey.rails.iter().map(|rail| name(rail).len()).max().unwrap_or(0);
-    let left = survey.rails.iter().map(|rail| link_text(rail, survey).len()).max().unwrap_or(0);
+    let width = survey
+        .rails
+        .iter()
+        .map(|rail| name(rail).len())
+        .max()
+        .unwrap_or(0);
+    let left = survey
+        .rails
+        .iter()
+        .map(|rail| link_text(rail, survey).len())
+        .max()
+        .unwrap_or(0);
     let mut lines = Vec::new();
     for (at, rail) in survey.rails.iter().enumerate() {
-        let on_cable: Vec<usize> =
-            (0..survey.rails.len()).filter(|other| survey.rails[*other].cable == rail.cable).collect();
+        let on_cable: Vec<usize> = (0..survey.rails.len())
+            .filter(|other| survey.rails[*other].cable == rail.cable)
+            .collect();
         let (is_first, is_last) = (on_cable.first() == Some(&at), on_cable.last() == Some(&at));
         let bracket = match (is_first, is_last) {
             (true, true) => "---",
@@ -21,8 +32,16 @@ pub fn picture(survey: &Survey) -> Vec<String> {
             (false, true) => "-'",
             (false, false) => "-|",
         };
-        let cable = if is_first { cable_text(rail, on_cable.len(), survey) } else { String::new() };
-        let line = format!("  {:<left$} -- {:<width$} {bracket:<3} {cable}", link_text(rail, survey), name(rail));
+        let cable = if is_first {
+            cable_text(rail, on_cable.len(), survey)
+        } else {
+            String::new()
+        };
+        let line = format!(
+            "  {:<left$} -- {:<width$} {bracket:<3} {cable}",
+            link_text(rail, survey),
+            name(rail)
+        );
         lines.push(line.trim_end().to_owned());
     }
     let payload = survey.payload();
@@ -32,13 +51,21 @@ pub fn picture(survey: &Survey) -> Vec<String> {
         Limit::PcieLinks => "the PCIe links",
     };
     let bytes = f64::from(payload.mbps) / 8_000.0;
-    lines.push(format!("  together: {} ({bytes:.1} GB/s) each way, limited by {limit}", gbps(payload.mbps)));
+    lines.push(format!(
+        "  together: {} ({bytes:.1} GB/s) each way, limited by {limit}",
+        gbps(payload.mbps)
+    ));
     lines
 }
 
 fn link_text(rail: &Rail, survey: &Survey) -> String {
     match survey.links.get(rail.link) {
-        Some(PcieLink { slot: Some(slot), rate: Some(rate), payload_mbps: Some(payload), .. }) => {
+        Some(PcieLink {
+            slot: Some(slot),
+            rate: Some(rate),
+            payload_mbps: Some(payload),
+            ..
+        }) => {
             format!("PCIe {slot} {rate} {}", gbps(*payload))
         }
         _ => "PCIe link unknown".to_owned(),
@@ -46,6 +73,14 @@ fn link_text(rail: &Rail, survey: &Survey) -> String {
 }
 
 fn cable_text(rail: &Rail, rails: usize, survey: &Survey) -> String {
-    let alone = if rails == 1 && rail.twin.is_none() { " (one rail)" } else { "" };
-    format!("cable {}, {}{alone}", survey.cable_name(rail), gbps(rail.speed_mbps))
+    let alone = if rails == 1 && rail.twin.is_none() {
+        " (one rail)"
+    } else {
+        ""
+    };
+    format!(
+        "cable {}, {}{alone}",
+        survey.cable_name(rail),
+        gbps(rail.speed_mbps)
+    )
 }

@@ -36,9 +36,16 @@ impl Place {
     /// The file exists but cannot be read.
     pub fn read(&self, absolute: impl AsRef<Path>) -> io::Result<Option<String>> {
         let mut bytes = Vec::new();
-        match fs::File::open(self.path(absolute)).and_then(|file| file.take(MOST_BYTES).read_to_end(&mut bytes)) {
-            Ok(_) => Ok(Some(String::from_utf8_lossy(&bytes).trim().to_owned()).filter(|text| !text.is_empty())),
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        match fs::File::open(self.path(absolute))
+            .and_then(|file| file.take(MOST_BYTES).read_to_end(&mut bytes))
+        {
+            Ok(_) => Ok(Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+                .filter(|text| !text.is_empty())),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }
@@ -54,15 +61,21 @@ impl Place {
 
     /// Returns the sorted names in a folder. Empty if the folder cannot be read.
     pub fn names(&self, absolute: impl AsRef<Path>) -> Vec<String> {
-        let entries = fs::read_dir(self.path(absolute)).into_iter().flatten().flatten();
-        let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        let entries = fs::read_dir(self.path(absolute))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let mut names: Vec<String> = entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
         names.sort();
         names
     }
 
     /// Returns true if the path leads to an existing file or folder. Follows links.
     pub fn has(&self, absolute: impl AsRef<Path>) -> bool {
-        self.resolve(absolute.as_ref()).is_some_and(|path| self.path(path).exists())
+        self.resolve(absolute.as_ref())
+            .is_some_and(|path| self.path(path).exists())
     }
 
     /// Follows the symbolic links of a path. Every link leads to a path below the root, also an
@@ -99,7 +112,9 @@ impl Place {
         match fs::metadata(self.path(self.resolve(absolute.as_ref())?)) {
             Ok(data) if data.is_file() => None,
             Ok(_) => Some("not a regular file:"),
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
                 Some("file not found:")
             }
             Err(_) => None,
@@ -120,7 +135,11 @@ impl Place {
                 _ => {}
             }
         }
-        fs::OpenOptions::new().read(true).write(true).open(self.path(absolute)).map(drop)
+        fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(self.path(absolute))
+            .map(drop)
     }
 }
 
@@ -138,17 +157,33 @@ mod tests {
         symlink("libx.so.2.1", root.path().join("usr/lib/libx.so.2")).unwrap();
         symlink("/usr/lib/libx.so.2", root.path().join("x")).unwrap();
         symlink("loop", root.path().join("loop")).unwrap();
-        assert_eq!(place.resolve(Path::new("/x")), Some("/usr/lib/libx.so.2.1".into()));
+        assert_eq!(
+            place.resolve(Path::new("/x")),
+            Some("/usr/lib/libx.so.2.1".into())
+        );
         assert_eq!(place.text("/usr/lib/libx.so.2.1").as_deref(), Some("x"));
         assert!(place.has("/x") && !place.has("/y") && !place.has("/loop"));
         assert_eq!(place.resolve(Path::new("/loop")), None);
         assert!(place.read("/usr/lib").is_err());
         symlink("/usr", root.path().join("opt")).unwrap();
         assert_eq!(place.missing_reason("/opt/lib/../lib/libx.so.2"), None);
-        let (linked, direct) = (Path::new("/opt/lib/libx.so.2"), Path::new("/usr/lib/libx.so.2.1"));
+        let (linked, direct) = (
+            Path::new("/opt/lib/libx.so.2"),
+            Path::new("/usr/lib/libx.so.2.1"),
+        );
         assert_eq!(place.resolve(linked).as_deref(), Some(direct));
-        assert!(place.missing_reason("/opt/lib/liby.so").unwrap().contains("not found"));
-        assert!(place.missing_reason("/opt/lib").unwrap().contains("regular file"));
+        assert!(
+            place
+                .missing_reason("/opt/lib/liby.so")
+                .unwrap()
+                .contains("not found")
+        );
+        assert!(
+            place
+                .missing_reason("/opt/lib")
+                .unwrap()
+                .contains("regular file")
+        );
         assert_eq!(place.missing_reason("/loop"), None);
         assert!(place.read("/none").unwrap().is_none());
     }

@@ -54,11 +54,21 @@ impl RailSheet {
             IpAddr::V6(ip) => ip,
         };
         let sheet = |rail: &RailJson| {
-            let on_link = rails.iter().filter(|other| other.pcie_link == rail.pcie_link);
-            let together = on_link.map(|other| u64::from(other.speed_mbps)).sum::<u64>().max(1);
-            let link_mbps = links.get(usize::from(rail.pcie_link)).and_then(|link| link.payload_mbps).unwrap_or(0);
+            let on_link = rails
+                .iter()
+                .filter(|other| other.pcie_link == rail.pcie_link);
+            let together = on_link
+                .map(|other| u64::from(other.speed_mbps))
+                .sum::<u64>()
+                .max(1);
+            let link_mbps = links
+                .get(usize::from(rail.pcie_link))
+                .and_then(|link| link.payload_mbps)
+                .unwrap_or(0);
             let share_mbps = match u64::from(link_mbps) {
-                payload if (1..together).contains(&payload) => (payload * u64::from(rail.speed_mbps) / together) as u32,
+                payload if (1..together).contains(&payload) => {
+                    (payload * u64::from(rail.speed_mbps) / together) as u32
+                }
                 _ => rail.speed_mbps,
             };
             Self {
@@ -71,7 +81,11 @@ impl RailSheet {
                 port_mbps: rail.speed_mbps,
                 share_mbps,
                 mtu_bytes: rail.path_mtu_bytes,
-                addresses: rail.addresses.iter().map(|one| (mapped(one.address), one.prefix)).collect(),
+                addresses: rail
+                    .addresses
+                    .iter()
+                    .map(|one| (mapped(one.address), one.prefix))
+                    .collect(),
             }
         };
         rails.iter().map(sheet).collect()
@@ -89,7 +103,11 @@ impl RailSheet {
             },
             speed_mbps: self.share_mbps.max(1),
             mtu_bytes: self.mtu_bytes,
-            addresses: self.addresses.iter().map(|(ip, prefix)| Address::new(ip.octets(), *prefix)).collect(),
+            addresses: self
+                .addresses
+                .iter()
+                .map(|(ip, prefix)| Address::new(ip.octets(), *prefix))
+                .collect(),
             is_usable: true,
         }
     }
@@ -109,8 +127,13 @@ pub fn pairs(
 ) -> Vec<Pair> {
     let adverts = |rails: &[RailSheet]| rails.iter().map(RailSheet::advert).collect::<Vec<_>>();
     let (ours, theirs) = (adverts(here), adverts(there));
-    let exists =
-        |route: &Route| has_route(&here[route.acceptor], route.acceptor_gid.into(), route.connector_gid.into());
+    let exists = |route: &Route| {
+        has_route(
+            &here[route.acceptor],
+            route.acceptor_gid.into(),
+            route.connector_gid.into(),
+        )
+    };
     let routes = pairing::existing_routes(&theirs, &ours, exists);
     let is_link_local = |gid: [u8; 16]| Ipv6Addr::from(gid).is_unicast_link_local();
     let pair = |pair: pairing::Pair| {
@@ -119,9 +142,16 @@ pub fn pairs(
             false if pair.is_routed => PairedBy::Route,
             false => PairedBy::Subnet,
         };
-        Pair { here: pair.acceptor, there: pair.connector, by }
+        Pair {
+            here: pair.acceptor,
+            there: pair.connector,
+            by,
+        }
     };
-    let mut pairs: Vec<Pair> = pairing::pair(&theirs, &ours, &routes).into_iter().map(pair).collect();
+    let mut pairs: Vec<Pair> = pairing::pair(&theirs, &ours, &routes)
+        .into_iter()
+        .map(pair)
+        .collect();
     pairs.sort_by_key(|pair| (pair.here, pair.there));
     pairs
 }

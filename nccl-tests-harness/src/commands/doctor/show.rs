@@ -11,7 +11,11 @@ use std::io::Write;
 /// Prints the results. With `-v`, also the facts, and the facts that could not be read.
 pub fn show(answer: &Answer, is_env_alone: bool, mut out: impl Write) -> Result<()> {
     let is_verbose = matches!(output::verbosity(), Verbosity::Verbose | Verbosity::Trace);
-    write!(out, "{}", text(answer, is_env_alone, is_verbose, output::columns()))?;
+    write!(
+        out,
+        "{}",
+        text(answer, is_env_alone, is_verbose, output::columns())
+    )?;
     Ok(out.flush()?)
 }
 
@@ -27,7 +31,13 @@ fn text(answer: &Answer, is_env_alone: bool, is_verbose: bool, columns: usize) -
     if !answer.variables.is_empty() {
         page += "\nVariables:\n";
         for one in &answer.variables {
-            let head = format!("  {}={}  {}: {}", one.name, one.value, one.effect.word(), one.text);
+            let head = format!(
+                "  {}={}  {}: {}",
+                one.name,
+                one.value,
+                one.effect.word(),
+                one.text
+            );
             page += &line("      ", &head);
         }
     }
@@ -37,15 +47,31 @@ fn text(answer: &Answer, is_env_alone: bool, is_verbose: bool, columns: usize) -
             page += &format!("{}\n", plain(drawn));
         }
     }
-    page + &if is_verbose { read(answer, &line) } else { unshown(answer, &line) }
+    page + &if is_verbose {
+        read(answer, &line)
+    } else {
+        unshown(answer, &line)
+    }
 }
 
 fn read(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
-    let facts = answer.facts.iter().map(|fact| format!("  {}: {}", fact.name, fact.value));
-    let not_seen = answer.not_seen.iter().map(|one| format!("  {}: {}", one.what, one.why));
+    let facts = answer
+        .facts
+        .iter()
+        .map(|fact| format!("  {}: {}", fact.name, fact.value));
+    let not_seen = answer
+        .not_seen
+        .iter()
+        .map(|one| format!("  {}: {}", one.what, one.why));
     let section = |head: &str, rows: Vec<String>| match rows.is_empty() {
         true => String::new(),
-        false => format!("\n{head}:\n") + &rows.iter().map(|row| line("      ", row)).collect::<String>(),
+        false => {
+            format!("\n{head}:\n")
+                + &rows
+                    .iter()
+                    .map(|row| line("      ", row))
+                    .collect::<String>()
+        }
     };
     section("Read", facts.collect()) + &section("Not seen", not_seen.collect())
 }
@@ -55,7 +81,8 @@ fn unshown(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
     if read + not_seen == 0 {
         return String::new();
     }
-    let remark = format!("# -v lists what was read ({read}) and what could not be seen ({not_seen}).");
+    let remark =
+        format!("# -v lists what was read ({read}) and what could not be seen ({not_seen}).");
     format!("\n{}", line("# ", &remark))
 }
 
@@ -72,22 +99,51 @@ fn of_peer(peer: &PeerResult, line: &dyn Fn(&str, &str) -> String) -> String {
         0 => format!("\nOn {host} nothing is wrong by itself.\n"),
         _ => format!("\nOn {host}:\n"),
     };
-    page + &peer.findings.iter().map(|finding| of_finding(finding, "  ", line)).collect::<String>()
+    page + &peer
+        .findings
+        .iter()
+        .map(|finding| of_finding(finding, "  ", line))
+        .collect::<String>()
 }
 
 fn of_finding(finding: &Finding, indent: &str, line: &dyn Fn(&str, &str) -> String) -> String {
-    let text = format!("{indent}{}: {} [{}]", finding.severity.word(), finding.text, finding.id);
+    let text = format!(
+        "{indent}{}: {} [{}]",
+        finding.severity.word(),
+        finding.text,
+        finding.id
+    );
     // The cure is not wrapped, so that users can copy it.
-    let cure = finding.cure.as_ref().map(|cure| format!("{indent}    $ {}\n", plain(cure)));
+    let cure = finding
+        .cure
+        .as_ref()
+        .map(|cure| format!("{indent}    $ {}\n", plain(cure)));
     line(&format!("{indent}    "), &text) + &cure.unwrap_or_default()
 }
 
 fn verdict(answer: &Answer, is_env_alone: bool) -> String {
-    let there = answer.peer.iter().flat_map(|peer| &peer.findings).map(|finding| finding.severity);
-    let all: Vec<Severity> = answer.findings.iter().map(|finding| finding.severity).chain(there).collect();
+    let there = answer
+        .peer
+        .iter()
+        .flat_map(|peer| &peer.findings)
+        .map(|finding| finding.severity);
+    let all: Vec<Severity> = answer
+        .findings
+        .iter()
+        .map(|finding| finding.severity)
+        .chain(there)
+        .collect();
     let count = |severity| all.iter().filter(|one| **one == severity).count();
-    let what = if is_env_alone { "With these variables the plugin" } else { "The plugin" };
-    let (broken, slow, fragile) = (count(Severity::Broken), count(Severity::Slow), count(Severity::Fragile));
+    let what = if is_env_alone {
+        "With these variables the plugin"
+    } else {
+        "The plugin"
+    };
+    let (broken, slow, fragile) = (
+        count(Severity::Broken),
+        count(Severity::Slow),
+        count(Severity::Fragile),
+    );
     match answer.verdict {
         Verdict::Good if is_env_alone => format!("{what} is not blocked."),
         Verdict::Good if answer.peer.is_some() => {
@@ -95,12 +151,18 @@ fn verdict(answer: &Answer, is_env_alone: bool) -> String {
         }
         Verdict::Good => format!("{what} works here, as far as the doctor could check."),
         Verdict::Impaired => {
-            let kinds = [(slow, "slow"), (fragile, "fragile")].into_iter().filter(|(count, _)| *count > 0);
-            let kinds: Vec<String> =
-                kinds.map(|(count, kind)| format!("{} {kind}", numbers::count(count, "finding"))).collect();
+            let kinds = [(slow, "slow"), (fragile, "fragile")]
+                .into_iter()
+                .filter(|(count, _)| *count > 0);
+            let kinds: Vec<String> = kinds
+                .map(|(count, kind)| format!("{} {kind}", numbers::count(count, "finding")))
+                .collect();
             format!("{what} works, but: {}.", kinds.join(", "))
         }
-        Verdict::Broken => format!("{what} does not work: {}.", numbers::count(broken, "finding")),
+        Verdict::Broken => format!(
+            "{what} does not work: {}.",
+            numbers::count(broken, "finding")
+        ),
     }
 }
 
@@ -117,17 +179,37 @@ mod tests {
         let odd = || ODD.to_owned();
         let finding = Id::NoRail.finding(ODD).at(Severity::Note).cured_by(ODD);
         let (here, there, outcome) = (vec![odd()], vec![odd()], Outcome::Failed(odd()));
-        let path = Path { here, there, expected_mbps: None, port_mtu_bytes: None, outcome };
+        let path = Path {
+            here,
+            there,
+            expected_mbps: None,
+            port_mtu_bytes: None,
+            outcome,
+        };
         let answer = Answer {
             findings: vec![finding],
             picture: vec![odd()],
             facts: vec![Fact::new(ODD, ODD)],
-            not_seen: vec![NotSeen { what: odd(), why: odd() }],
-            peer: Some(PeerResult { host: odd(), verdict: Verdict::Good, findings: Vec::new(), paths: vec![path] }),
+            not_seen: vec![NotSeen {
+                what: odd(),
+                why: odd(),
+            }],
+            peer: Some(PeerResult {
+                host: odd(),
+                verdict: Verdict::Good,
+                findings: Vec::new(),
+                paths: vec![path],
+            }),
             ..Answer::default()
         };
         let page = text(&answer, false, true, 80);
-        assert!(page.chars().all(|c| c == '\n' || !c.is_control()), "{page:?}");
-        assert!(!page.contains("\nBROKEN") && page.contains("    $ x?]0;pwned??BROKEN: forged??2J\n"), "{page}");
+        assert!(
+            page.chars().all(|c| c == '\n' || !c.is_control()),
+            "{page:?}"
+        );
+        assert!(
+            !page.contains("\nBROKEN") && page.contains("    $ x?]0;pwned??BROKEN: forged??2J\n"),
+            "{page}"
+        );
     }
 }

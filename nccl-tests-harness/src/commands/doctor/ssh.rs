@@ -50,9 +50,14 @@ impl Ssh {
             return Err("--ssh: a command, as in \"ssh -p 22\"".to_owned());
         }
         if !is_plain(program, "/_.-+") {
-            return Err(format!("--partner-program {program:?}: a name or path of letters, digits, / _ . - +"));
+            return Err(format!(
+                "--partner-program {program:?}: a name or path of letters, digits, / _ . - +"
+            ));
         }
-        Ok(Self { words, program: program.to_owned() })
+        Ok(Self {
+            words,
+            program: program.to_owned(),
+        })
     }
 
     /// Starts `nccl-spark` on a host. The remote shell interprets `arguments`, so few characters
@@ -65,12 +70,28 @@ impl Ssh {
             bail!("{odd:?} cannot be passed to {host}");
         }
         let mut command = Command::new(&self.words[0]);
-        command.args(&self.words[1..]).args(["-o", "BatchMode=yes", "-o", &format!("ConnectTimeout={CONNECT_S}")]);
+        command.args(&self.words[1..]).args([
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            &format!("ConnectTimeout={CONNECT_S}"),
+        ]);
         command.arg(host).arg(&self.program).args(arguments);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut ssh = command.spawn().with_context(|| format!("start {}", self.words[0]))?;
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut ssh = command
+            .spawn()
+            .with_context(|| format!("start {}", self.words[0]))?;
         let (output, errors) = (follow(ssh.stdout.take()), follow(ssh.stderr.take()));
-        Ok(Remote { host: host.to_owned(), _input: ssh.stdin.take(), ssh, output, errors })
+        Ok(Remote {
+            host: host.to_owned(),
+            _input: ssh.stdin.take(),
+            ssh,
+            output,
+            errors,
+        })
     }
 }
 
@@ -80,11 +101,18 @@ impl Remote {
     /// # Errors
     /// No line arrives before `end`.
     pub fn line(&mut self, end: Instant) -> Result<Option<String>> {
-        match self.output.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        match self
+            .output
+            .recv_timeout(end.saturating_duration_since(Instant::now()))
+        {
             Ok(line) => Ok(Some(line)),
             Err(mpsc::RecvTimeoutError::Disconnected) => Ok(None),
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                bail!("{} did not answer by ssh in time{}", self.host, self.errors())
+                bail!(
+                    "{} did not answer by ssh in time{}",
+                    self.host,
+                    self.errors()
+                )
             }
         }
     }
@@ -106,7 +134,9 @@ impl Remote {
     }
 
     pub fn exit_error(&mut self) -> anyhow::Error {
-        let status = self.status().map_or_else(|error| error.to_string(), crate::ranks::job::ended);
+        let status = self
+            .status()
+            .map_or_else(|error| error.to_string(), crate::ranks::job::ended);
         anyhow!("ssh {}: {status}{}", self.host, self.errors())
     }
 
@@ -121,7 +151,11 @@ impl Remote {
         lines.retain(|line| !line.starts_with('#'));
         let last = lines.split_off(lines.len().saturating_sub(3));
         let text: String = last.join("; ").chars().take(ERROR_MAX_CHARS).collect();
-        if text.is_empty() { String::new() } else { format!(": {text}") }
+        if text.is_empty() {
+            String::new()
+        } else {
+            format!(": {text}")
+        }
     }
 }
 
@@ -139,8 +173,15 @@ impl Drop for Remote {
 /// # Errors
 /// `host` is not a host's name.
 pub fn check_host(host: &str) -> Result<(), String> {
-    let is_name = !host.is_empty() && host.len() <= 255 && !host.starts_with('-') && is_plain(host, "._-@:%");
-    if is_name { Ok(()) } else { Err(format!("{host:?}: a host is a name or address, as in spark-2 or user@spark-2")) }
+    let is_name =
+        !host.is_empty() && host.len() <= 255 && !host.starts_with('-') && is_plain(host, "._-@:%");
+    if is_name {
+        Ok(())
+    } else {
+        Err(format!(
+            "{host:?}: a host is a name or address, as in spark-2 or user@spark-2"
+        ))
+    }
 }
 
 /// Checks the hosts of `--hosts`.
@@ -156,12 +197,17 @@ pub fn check_hosts(hosts: &[String]) -> Result<(), clap::Error> {
     }
     match hosts.len() {
         2..=MOST_HOSTS => Ok(()),
-        other => Err(wrong(format!("--hosts: {other} hosts; must be 2 to {MOST_HOSTS}"))),
+        other => Err(wrong(format!(
+            "--hosts: {other} hosts; must be 2 to {MOST_HOSTS}"
+        ))),
     }
 }
 
 fn is_plain(text: &str, also: &str) -> bool {
-    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || also.contains(c))
+    !text.is_empty()
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || also.contains(c))
 }
 
 /// Starts a thread that sends the lines of a stream, without control characters. A line longer than
@@ -175,10 +221,18 @@ fn follow(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> 
         let mut reader = BufReader::new(stream);
         for _ in 0..MOST_LINES {
             let mut bytes = Vec::new();
-            if !reader.by_ref().take(LINE_MAX_BYTES).read_until(b'\n', &mut bytes).is_ok_and(|count| count > 0) {
+            if !reader
+                .by_ref()
+                .take(LINE_MAX_BYTES)
+                .read_until(b'\n', &mut bytes)
+                .is_ok_and(|count| count > 0)
+            {
                 return;
             }
-            if lines_in.send(output::plain(String::from_utf8_lossy(&bytes).trim_end())).is_err() {
+            if lines_in
+                .send(output::plain(String::from_utf8_lossy(&bytes).trim_end()))
+                .is_err()
+            {
                 break;
             }
         }

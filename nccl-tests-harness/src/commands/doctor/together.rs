@@ -78,7 +78,9 @@ impl Grade {
 
 impl Rate {
     pub fn of(mbps: f64, expected_mbps: Option<f64>) -> Self {
-        let part = expected_mbps.filter(|expected| *expected > 0.0).map(|expected| mbps / expected);
+        let part = expected_mbps
+            .filter(|expected| *expected > 0.0)
+            .map(|expected| mbps / expected);
         let grade = part.map(|part| match part {
             _ if part > 0.9 => Grade::Good,
             _ if part >= 0.8 => Grade::Fair,
@@ -91,16 +93,27 @@ impl Rate {
 impl Path {
     pub fn summary(&self) -> String {
         let rate = |rate: Rate| {
-            let grade = rate
-                .grade
-                .zip(self.expected_mbps)
-                .map(|(grade, expected)| format!(" ({:.0} %, {})", rate.mbps / expected * 100.0, grade.word()));
-            format!("{} Gb/s{}", significant(rate.mbps / 1e3), grade.unwrap_or_default())
+            let grade = rate.grade.zip(self.expected_mbps).map(|(grade, expected)| {
+                format!(" ({:.0} %, {})", rate.mbps / expected * 100.0, grade.word())
+            });
+            format!(
+                "{} Gb/s{}",
+                significant(rate.mbps / 1e3),
+                grade.unwrap_or_default()
+            )
         };
         let result = match &self.outcome {
-            Outcome::Measured(Figures { to_peer, from_peer, latency_us, .. }) => {
+            Outcome::Measured(Figures {
+                to_peer,
+                from_peer,
+                latency_us,
+                ..
+            }) => {
                 let (there, back) = (rate(*to_peer), rate(*from_peer));
-                format!("{there} there, {back} back, {} us", significant(*latency_us))
+                format!(
+                    "{there} there, {back} back, {} us",
+                    significant(*latency_us)
+                )
             }
             Outcome::Failed(why) => format!("carries no data: {why}"),
             Outcome::NotMeasured(why) => format!("not measured: {why}"),

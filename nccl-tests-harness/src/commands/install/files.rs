@@ -32,12 +32,30 @@ enum Present {
 /// # Errors
 /// The folder cannot be written. The error names the folder, the reason and the cure.
 pub fn check_writable(folder: &Path, command: &str) -> Result<()> {
-    let existing = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
-    ensure!(existing.is_dir(), "cannot write to {}: {} is not a folder", folder.display(), existing.display());
-    let Err(error) = eaccess(existing, AccessFlags::W_OK | AccessFlags::X_OK) else { return Ok(()) };
-    let advice = if geteuid().is_root() { "choose another folder with --prefix" } else { "run it as root: sudo " };
+    let existing = folder
+        .ancestors()
+        .find(|folder| folder.exists())
+        .unwrap_or(folder);
+    ensure!(
+        existing.is_dir(),
+        "cannot write to {}: {} is not a folder",
+        folder.display(),
+        existing.display()
+    );
+    let Err(error) = eaccess(existing, AccessFlags::W_OK | AccessFlags::X_OK) else {
+        return Ok(());
+    };
+    let advice = if geteuid().is_root() {
+        "choose another folder with --prefix"
+    } else {
+        "run it as root: sudo "
+    };
     let command = if geteuid().is_root() { "" } else { command };
-    bail!("cannot write to {}: {}; {advice}{command}", existing.display(), error.desc().to_lowercase())
+    bail!(
+        "cannot write to {}: {}; {advice}{command}",
+        existing.display(),
+        error.desc().to_lowercase()
+    )
 }
 
 /// Writes the items below `prefix`, and removes the files of `old` that are not among the items.
@@ -55,16 +73,24 @@ pub fn put(prefix: &Path, items: &[Item], old: &Manifest) -> Result<Vec<String>>
             in_the_way.push(format!("{} {reason}", prefix.join(&item.path).display()));
         }
     }
-    let cure = "nothing was installed: move what is in the way, or choose another folder with --prefix";
+    let cure =
+        "nothing was installed: move what is in the way, or choose another folder with --prefix";
     ensure!(in_the_way.is_empty(), "{}\n{cure}", in_the_way.join("\n"));
     if geteuid().is_root() && !old.is_empty() {
         check_only_root_can_replace(prefix, old)?;
     }
 
-    let new: Manifest = items.iter().map(|item| (item.path.clone(), sha256(&item.content))).collect();
+    let new: Manifest = items
+        .iter()
+        .map(|item| (item.path.clone(), sha256(&item.content)))
+        .collect();
     let list = |manifest: &Manifest| {
         let content = manifest::text(manifest).into_bytes();
-        [Item { path: manifest::PATH.to_owned(), content, mode: 0o644 }]
+        [Item {
+            path: manifest::PATH.to_owned(),
+            content,
+            mode: 0o644,
+        }]
     };
     write(prefix, &list(&(old | &new)))?;
     write(prefix, items)?;
@@ -95,9 +121,13 @@ pub fn remove(prefix: &Path, manifest: &Manifest, command: &str) -> Result<(usiz
     let list = prefix.join(manifest::PATH);
     fs::remove_file(&list).with_context(|| format!("remove {}", list.display()))?;
     for path in paths(manifest).into_iter().chain([manifest::PATH]) {
-        let folders = Path::new(path).ancestors().skip(1).map(|folder| prefix.join(folder));
+        let folders = Path::new(path)
+            .ancestors()
+            .skip(1)
+            .map(|folder| prefix.join(folder));
         // A folder with other files stays. Below /usr, only folders named nccl-spark are removed.
-        let own = folders.filter(|folder| !prefix.starts_with("/usr") || folder.ends_with("nccl-spark"));
+        let own =
+            folders.filter(|folder| !prefix.starts_with("/usr") || folder.ends_with("nccl-spark"));
         own.for_each(|folder| drop(fs::remove_dir(folder.components().as_path())));
     }
     Ok(outcome)
@@ -106,19 +136,32 @@ pub fn remove(prefix: &Path, manifest: &Manifest, command: &str) -> Result<(usiz
 /// Checks that only root can replace the folders of the manifest's files, and the folders above
 /// them. Another user could put a link in the place of one while root changes files below it.
 fn check_only_root_can_replace(prefix: &Path, manifest: &Manifest) -> Result<()> {
-    let files: Vec<PathBuf> =
-        paths(manifest).into_iter().chain([manifest::PATH]).map(|path| prefix.join(path)).collect();
+    let files: Vec<PathBuf> = paths(manifest)
+        .into_iter()
+        .chain([manifest::PATH])
+        .map(|path| prefix.join(path))
+        .collect();
     let mut folders: BTreeSet<PathBuf> = BTreeSet::new();
     for folder in files.iter().filter_map(|file| file.parent()) {
         let target = folder.canonicalize();
         folders.extend(
-            [Some(folder), target.as_deref().ok()].into_iter().flatten().flat_map(Path::ancestors).map(Into::into),
+            [Some(folder), target.as_deref().ok()]
+                .into_iter()
+                .flatten()
+                .flat_map(Path::ancestors)
+                .map(Into::into),
         );
     }
     for folder in &folders {
         // A link can be replaced by its owner, and its target by those who may write there.
         let found = [fs::symlink_metadata(folder), fs::metadata(folder)];
-        let Some(open) = found.iter().flatten().find(|found| others_can_change(found)) else { continue };
+        let Some(open) = found
+            .iter()
+            .flatten()
+            .find(|found| others_can_change(found))
+        else {
+            continue;
+        };
         let shown = folder.display();
         let cure = match open.uid() {
             0 => format!("chmod go-w {shown}"),
@@ -149,7 +192,11 @@ fn paths(manifest: &Manifest) -> BTreeSet<&str> {
     manifest.iter().map(|(path, _)| path.as_str()).collect()
 }
 
-fn remove_files(prefix: &Path, paths: BTreeSet<&str>, manifest: &Manifest) -> Result<(usize, Vec<String>)> {
+fn remove_files(
+    prefix: &Path,
+    paths: BTreeSet<&str>,
+    manifest: &Manifest,
+) -> Result<(usize, Vec<String>)> {
     let (mut removed, mut kept) = (0, Vec::new());
     for path in paths {
         let file = prefix.join(path);
@@ -173,11 +220,15 @@ fn present(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -
         Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => {
             return Ok(Present::Nothing);
         }
-        about => about.with_context(|| format!("look at {}", file.display()))?.is_file(),
+        about => about
+            .with_context(|| format!("look at {}", file.display()))?
+            .is_file(),
     };
     // dpkg may have replaced a file that `install` wrote.
     if is_of_deb(&file) {
-        return Ok(Present::Others("belongs to the Debian package nccl-net-spark"));
+        return Ok(Present::Others(
+            "belongs to the Debian package nccl-net-spark",
+        ));
     }
     // `install` creates no links, so a link is not ours.
     if is_file {
@@ -197,14 +248,23 @@ fn present(prefix: &Path, path: &str, manifest: &Manifest, new: Option<&[u8]>) -
 /// Writes all items to temporary files first, then renames these files. A rename does not change
 /// the old file, so a running job keeps the old file mapped.
 fn write(prefix: &Path, items: &[Item]) -> Result<()> {
-    let written = items.iter().map(|Item { path, content, mode }| {
-        let path = prefix.join(path);
-        make_folder(path.parent().unwrap_or(prefix))?;
-        let file = replacement::written(&path, content, Permissions::from_mode(*mode));
-        file.with_context(|| format!("write {}", path.display())).map(|file| (file, path))
-    });
+    let written = items.iter().map(
+        |Item {
+             path,
+             content,
+             mode,
+         }| {
+            let path = prefix.join(path);
+            make_folder(path.parent().unwrap_or(prefix))?;
+            let file = replacement::written(&path, content, Permissions::from_mode(*mode));
+            file.with_context(|| format!("write {}", path.display()))
+                .map(|file| (file, path))
+        },
+    );
     for (file, path) in written.collect::<Result<Vec<_>>>()? {
-        file.persist(&path).map_err(|error| error.error).with_context(|| format!("replace {}", path.display()))?;
+        file.persist(&path)
+            .map_err(|error| error.error)
+            .with_context(|| format!("replace {}", path.display()))?;
     }
     Ok(())
 }
@@ -215,6 +275,7 @@ fn make_folder(folder: &Path) -> Result<()> {
         return Ok(());
     }
     folder.parent().map_or(Ok(()), make_folder)?;
-    let made = fs::create_dir(folder).and_then(|()| fs::set_permissions(folder, Permissions::from_mode(0o755)));
+    let made = fs::create_dir(folder)
+        .and_then(|()| fs::set_permissions(folder, Permissions::from_mode(0o755)));
     made.with_context(|| format!("make {}", folder.display()))
 }

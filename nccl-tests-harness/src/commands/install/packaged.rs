@@ -23,11 +23,17 @@ pub fn is_of_deb(file: &Path) -> bool {
     // dpkg's list has paths without links (/usr/bin, never /bin), so the folder's links are
     // resolved.
     let folder = file.parent().and_then(|folder| folder.canonicalize().ok());
-    let (Some(folder), Some(name)) = (folder, file.file_name()) else { return false };
+    let (Some(folder), Some(name)) = (folder, file.file_name()) else {
+        return false;
+    };
     let file = folder.join(name);
-    let mut roots = file.ancestors().filter(|folder| folder.ends_with("usr")).filter_map(Path::parent);
+    let mut roots = file
+        .ancestors()
+        .filter(|folder| folder.ends_with("usr"))
+        .filter_map(Path::parent);
     roots.any(|root| {
         let list = fs::read_to_string(root.join(LIST)).unwrap_or_default();
-        list.lines().any(|line| root.join(line.trim_start_matches('/')) == file)
+        list.lines()
+            .any(|line| root.join(line.trim_start_matches('/')) == file)
     })
 }

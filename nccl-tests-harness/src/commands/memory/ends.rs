@@ -38,7 +38,9 @@ impl End {
             MemoryUser::Gpu(gpu) => gpu.fill(&self.block, range, pattern),
             MemoryUser::Processor => {
                 let first = u32::try_from(range.start)?;
-                self.block.buffer().with_bytes(|bytes| pattern.fill(first, &mut bytes[range]))
+                self.block
+                    .buffer()
+                    .with_bytes(|bytes| pattern.fill(first, &mut bytes[range]))
             }
         }
     }
@@ -48,7 +50,9 @@ impl End {
             MemoryUser::Gpu(gpu) => gpu.check(&self.block, range, pattern),
             MemoryUser::Processor => {
                 let first = u32::try_from(range.start)?;
-                self.block.buffer().with_bytes(|bytes| pattern.compare(first, &bytes[range]))
+                self.block
+                    .buffer()
+                    .with_bytes(|bytes| pattern.compare(first, &bytes[range]))
             }
         }
     }
@@ -71,7 +75,10 @@ pub enum Step {
 }
 
 impl Step {
-    pub fn advance(&mut self, ask: impl FnOnce() -> Result<Option<Request>>) -> Result<Option<usize>> {
+    pub fn advance(
+        &mut self,
+        ask: impl FnOnce() -> Result<Option<Request>>,
+    ) -> Result<Option<usize>> {
         match self {
             Self::NotPosted => {
                 if let Some(request) = ask()? {
@@ -96,10 +103,17 @@ impl Wire {
     pub fn move_message(&self, bytes: usize) -> Result<()> {
         let (mut receiving, mut sending) = (Step::NotPosted, Step::NotPosted);
         loop {
-            let received = receiving.advance(|| self.recv.irecv(&self.into, 0, bytes, TAG)).context("receive")?;
-            let sent = sending.advance(|| self.send.isend(&self.from, 0, bytes, TAG)).context("send")?;
+            let received = receiving
+                .advance(|| self.recv.irecv(&self.into, 0, bytes, TAG))
+                .context("receive")?;
+            let sent = sending
+                .advance(|| self.send.isend(&self.from, 0, bytes, TAG))
+                .context("send")?;
             if let (Some(received), Some(sent)) = (received, sent) {
-                ensure!((received, sent) == (bytes, bytes), "{sent} bytes were sent and {received} received");
+                ensure!(
+                    (received, sent) == (bytes, bytes),
+                    "{sent} bytes were sent and {received} received"
+                );
                 return Ok(());
             }
             std::thread::yield_now();
@@ -113,12 +127,28 @@ mod tests {
 
     #[test]
     fn the_processor_writes_and_checks_where_no_gpu_does() {
-        let end = End { block: Block::pageable(100).unwrap(), user: MemoryUser::Processor };
+        let end = End {
+            block: Block::pageable(100).unwrap(),
+            user: MemoryUser::Processor,
+        };
         let pattern = Pattern { seed: 3, flip: 0 };
-        end.fill(0..100, Pattern { flip: 0xff, ..pattern }).unwrap();
+        end.fill(
+            0..100,
+            Pattern {
+                flip: 0xff,
+                ..pattern
+            },
+        )
+        .unwrap();
         end.fill(0..60, pattern).unwrap();
         assert_eq!(end.check(0..60, pattern).unwrap(), Wrong::default());
-        assert_eq!(end.check(50..70, pattern).unwrap(), Wrong { count: 10, first: Some(60) });
+        assert_eq!(
+            end.check(50..70, pattern).unwrap(),
+            Wrong {
+                count: 10,
+                first: Some(60)
+            }
+        );
         assert_eq!(end.name(), "CPU");
     }
 }

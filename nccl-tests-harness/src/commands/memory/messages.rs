@@ -78,13 +78,24 @@ pub struct Message {
 
 impl Message {
     pub fn fault(&self) -> Option<String> {
-        let Self { bytes, wrong, first_wrong, beyond } = self;
-        let first = first_wrong.map(|first| format!(", the first at {first}")).unwrap_or_default();
+        let Self {
+            bytes,
+            wrong,
+            first_wrong,
+            beyond,
+        } = self;
+        let first = first_wrong
+            .map(|first| format!(", the first at {first}"))
+            .unwrap_or_default();
         match (*wrong, *beyond) {
             (0, 0) => None,
             (_, 0) => Some(format!("{wrong} of {bytes} bytes WRONG{first}")),
-            (0, _) => Some(format!("{beyond} bytes after the end of a message of {bytes} bytes CHANGED")),
-            _ => Some(format!("{wrong} of {bytes} bytes WRONG{first}, and {beyond} of the bytes after them CHANGED")),
+            (0, _) => Some(format!(
+                "{beyond} bytes after the end of a message of {bytes} bytes CHANGED"
+            )),
+            _ => Some(format!(
+                "{wrong} of {bytes} bytes WRONG{first}, and {beyond} of the bytes after them CHANGED"
+            )),
         }
     }
 }
@@ -92,6 +103,9 @@ impl Message {
 impl Moved {
     /// Counts the wrong bytes of all messages, including changed bytes after them.
     pub fn wrong(&self) -> u64 {
-        self.messages.iter().map(|message| u64::from(message.wrong) + u64::from(message.beyond)).sum()
+        self.messages
+            .iter()
+            .map(|message| u64::from(message.wrong) + u64::from(message.beyond))
+            .sum()
     }
 }

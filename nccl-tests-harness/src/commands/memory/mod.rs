@@ -66,21 +66,43 @@ struct Row {
 /// The plugin does not start, or the output cannot be written.
 pub fn run(plan: &Plan, program: &Path) -> Result<bool> {
     let version = env!("CARGO_PKG_VERSION");
-    let report = Report { command: "memory", version, sizes_bytes: plan.setup.sizes.clone(), ..Report::default() };
-    report::of_run(plan.json.as_ref(), report, |mut out, report| lead(plan, program, &mut out, report))
+    let report = Report {
+        command: "memory",
+        version,
+        sizes_bytes: plan.setup.sizes.clone(),
+        ..Report::default()
+    };
+    report::of_run(plan.json.as_ref(), report, |mut out, report| {
+        lead(plan, program, &mut out, report)
+    })
 }
 
-fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Report) -> Result<bool> {
+fn lead(
+    plan: &Plan,
+    program: &Path,
+    mut out: &mut impl Write,
+    report: &mut Report,
+) -> Result<bool> {
     let fabric = fabric::set_up(&plan.fabric, 1, plan.verbs_library.as_deref())?;
-    report.fabric = if fabric.kind == FabricKind::Soft { "soft" } else { "verbs" };
+    report.fabric = if fabric.kind == FabricKind::Soft {
+        "soft"
+    } else {
+        "verbs"
+    };
     report.fabric_text.clone_from(&fabric.about);
     let largest = plan.setup.sizes.iter().max().unwrap_or(&0);
-    writeln!(out, "# nccl-spark {} memory: messages of up to {largest} bytes", report.version)?;
+    writeln!(
+        out,
+        "# nccl-spark {} memory: messages of up to {largest} bytes",
+        report.version
+    )?;
     writeln!(out, "# fabric: {}", fabric.about)?;
     let mut absent = None;
     for kind in Kind::ALL {
         let result = match &absent {
-            Some(reason) => TestResult::NotTried { reason: String::clone(reason) },
+            Some(reason) => TestResult::NotTried {
+                reason: String::clone(reason),
+            },
             None => {
                 let (ready, result) = attempt(plan, program, &fabric, kind)?;
                 if let (Some(ready), None) = (ready, &report.network) {
@@ -91,16 +113,36 @@ fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Repo
         };
         show::row(out, kind, &result)?;
         let fault = show::fault(kind, &result);
-        report.kinds.push(Row { kind, name: kind.name(), outcome: result, fault });
+        report.kinds.push(Row {
+            kind,
+            name: kind.name(),
+            outcome: result,
+            fault,
+        });
     }
     if let Some(order) = plan.litmus {
         let outcome = judge_lines(plan, program, &fabric, order);
-        litmus::show::write(out, &outcome, order.planted, fabric.kind == FabricKind::Soft)?;
+        litmus::show::write(
+            out,
+            &outcome,
+            order.planted,
+            fabric.kind == FabricKind::Soft,
+        )?;
         let fault = outcome.fault();
-        report.litmus = Some(Verdict { planted: order.planted, outcome, fault });
+        report.litmus = Some(Verdict {
+            planted: order.planted,
+            outcome,
+            fault,
+        });
     }
-    let faults = report.kinds.iter().filter_map(|row| Some(format!("{}: {}", row.name, row.fault.as_ref()?)));
-    let lines = report.litmus.iter().filter_map(|verdict| Some(format!("LL128: {}", verdict.fault.as_ref()?)));
+    let faults = report
+        .kinds
+        .iter()
+        .filter_map(|row| Some(format!("{}: {}", row.name, row.fault.as_ref()?)));
+    let lines = report
+        .litmus
+        .iter()
+        .filter_map(|verdict| Some(format!("LL128: {}", verdict.fault.as_ref()?)));
     let faults = faults.chain(lines).collect::<Vec<_>>();
     match faults.is_empty() {
         true => writeln!(out, "# OK")?,
@@ -111,8 +153,17 @@ fn lead(plan: &Plan, program: &Path, mut out: &mut impl Write, report: &mut Repo
 }
 
 /// Prints the network and the GPUs, and starts the table. If there is no GPU, returns the reason.
-fn introduce(plan: &Plan, ready: Ready, mut out: &mut impl Write, report: &mut Report) -> Result<Option<String>> {
-    let Ready { network, connections, gpus } = ready;
+fn introduce(
+    plan: &Plan,
+    ready: Ready,
+    mut out: &mut impl Write,
+    report: &mut Report,
+) -> Result<Option<String>> {
+    let Ready {
+        network,
+        connections,
+        gpus,
+    } = ready;
     writeln!(out, "# network {} device {}", network.name, network.device)?;
     for line in network.rails.iter().chain(&connections) {
         writeln!(out, "# {line}")?;
@@ -122,13 +173,18 @@ fn introduce(plan: &Plan, ready: Ready, mut out: &mut impl Write, report: &mut R
         Ok(gpus) => {
             let [writer, checker] = &gpus;
             let same = writer == checker;
-            for about in [Some(writer), Some(checker).filter(|_| !same)].into_iter().flatten() {
+            for about in [Some(writer), Some(checker).filter(|_| !same)]
+                .into_iter()
+                .flatten()
+            {
                 writeln!(out, "# {}", describe(about))?;
             }
             report.gpus = Some(gpus);
             None
         }
-        Err(reason) if plan.needs_gpu => bail!("--gpu, --receiver-gpu and --litmus need a GPU: {reason}"),
+        Err(reason) if plan.needs_gpu => {
+            bail!("--gpu, --receiver-gpu and --litmus need a GPU: {reason}")
+        }
         Err(reason) => {
             writeln!(out, "# no GPU: {reason}")?;
             Some(reason)
@@ -156,7 +212,12 @@ fn describe(gpu: &GpuInfo) -> String {
 ///
 /// # Errors
 /// The process for `malloc` does not start. A process for another kind would not start either.
-fn attempt(plan: &Plan, program: &Path, fabric: &Fabric, kind: Kind) -> Result<(Option<Ready>, TestResult)> {
+fn attempt(
+    plan: &Plan,
+    program: &Path,
+    fabric: &Fabric,
+    kind: Kind,
+) -> Result<(Option<Ready>, TestResult)> {
     let (job, ready) = match start(plan, program, fabric, kind, None) {
         Ok(started) => started,
         Err(error) if kind == Kind::Malloc => return Err(error),
@@ -175,20 +236,38 @@ fn start(
     kind: Kind,
     litmus: Option<litmus::Order>,
 ) -> Result<(Job<Memory>, Ready)> {
-    let mut job = Job::start(program, placement::all_here(1, fabric, &[]), plan.timeout, Watch::none())?;
-    let mut setup = Setup { kind, litmus, ..plan.setup.clone() };
+    let mut job = Job::start(
+        program,
+        placement::all_here(1, fabric, &[]),
+        plan.timeout,
+        Watch::none(),
+    )?;
+    let mut setup = Setup {
+        kind,
+        litmus,
+        ..plan.setup.clone()
+    };
     if litmus.is_some() {
         setup.sizes = vec![litmus::rounds::BUFFER_BYTES];
     }
     let ready = job.order_all(|_| setup.clone(), answer!(Answer::Ready(ready) => ready))?;
-    Ok((job, ready.into_iter().next().context("no answer from the child process")?))
+    Ok((
+        job,
+        ready
+            .into_iter()
+            .next()
+            .context("no answer from the child process")?,
+    ))
 }
 
 /// Runs the litmus test in memory pinned by CUDA, like NCCL's buffers.
 fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: litmus::Order) -> Outcome {
     let run = || -> Result<Outcome> {
         let (mut job, _) = start(plan, program, fabric, Kind::HostAlloc, Some(order))?;
-        let registered = next(&mut job, answer!(Answer::Registered(registered) => registered))?;
+        let registered = next(
+            &mut job,
+            answer!(Answer::Registered(registered) => registered),
+        )?;
         if let Err(TestResult::Refused { reason } | TestResult::NotTried { reason }) = registered {
             return Ok(Outcome::Failed { reason });
         }
@@ -199,11 +278,16 @@ fn judge_lines(plan: &Plan, program: &Path, fabric: &Fabric, order: litmus::Orde
         }
         Ok(Outcome::Ran(found))
     };
-    run().unwrap_or_else(|error| Outcome::Failed { reason: words_of(&error) })
+    run().unwrap_or_else(|error| Outcome::Failed {
+        reason: words_of(&error),
+    })
 }
 
 fn failed(registered: bool, error: &anyhow::Error) -> TestResult {
-    TestResult::Failed { registered, reason: words_of(error) }
+    TestResult::Failed {
+        registered,
+        reason: words_of(error),
+    }
 }
 
 /// Returns an error's text without the rank number, because there is only one rank.
@@ -212,7 +296,10 @@ fn words_of(error: &anyhow::Error) -> String {
 }
 
 fn proceed(mut job: Job<Memory>, is_registered: &mut bool) -> Result<TestResult> {
-    let registered = next(&mut job, answer!(Answer::Registered(registered) => registered))?;
+    let registered = next(
+        &mut job,
+        answer!(Answer::Registered(registered) => registered),
+    )?;
     let result = match registered {
         Err(result) => result,
         Ok(()) => {
@@ -226,5 +313,8 @@ fn proceed(mut job: Job<Memory>, is_registered: &mut bool) -> Result<TestResult>
 
 fn next<T>(job: &mut Job<Memory>, answer: fn(Answer) -> Option<T>) -> Result<T> {
     let answers = job.order_some(0..1, |_| None, answer)?;
-    answers.into_iter().next().context("no answer from the child process")
+    answers
+        .into_iter()
+        .next()
+        .context("no answer from the child process")
 }

@@ -71,9 +71,15 @@ impl Options {
     /// An option is out of bounds, or contradicts another.
     pub fn plan(self, program: &Path, verbs_library: Option<String>) -> Result<Plan, clap::Error> {
         if !(1..=MAX_BYTES).contains(&self.bytes) {
-            return Err(wrong(format!("--bytes {}: must be 1 to {MAX_BYTES} (64M)", self.bytes)));
+            return Err(wrong(format!(
+                "--bytes {}: must be 1 to {MAX_BYTES} (64M)",
+                self.bytes
+            )));
         }
-        let mut sizes: Vec<usize> = SIZES.into_iter().filter(|size| *size < self.bytes).collect();
+        let mut sizes: Vec<usize> = SIZES
+            .into_iter()
+            .filter(|size| *size < self.bytes)
+            .collect();
         sizes.push(self.bytes);
         let gpu = self.gpu.unwrap_or(0);
         let litmus = self.litmus.filter(|seconds| *seconds > 0);
@@ -87,7 +93,10 @@ impl Options {
                 litmus: None,
             },
             needs_gpu: self.gpu.or(self.receiver_gpu).is_some() || litmus.is_some(),
-            litmus: litmus.map(|seconds| Order { seconds, planted: self.litmus_plant }),
+            litmus: litmus.map(|seconds| Order {
+                seconds,
+                planted: self.litmus_plant,
+            }),
             timeout: Duration::from_secs(self.timeout),
             fabric: self.fabric.request(program)?,
             verbs_library,
@@ -109,32 +118,63 @@ mod tests {
     }
 
     fn plan(arguments: &[&str]) -> Result<Plan, String> {
-        let line = Line::try_parse_from([&["memory"], arguments].concat()).map_err(|error| one_line(&error))?;
-        line.options.plan(Path::new("/nowhere/nccl-spark"), None).map_err(|error| one_line(&error))
+        let line = Line::try_parse_from([&["memory"], arguments].concat())
+            .map_err(|error| one_line(&error))?;
+        line.options
+            .plan(Path::new("/nowhere/nccl-spark"), None)
+            .map_err(|error| one_line(&error))
     }
 
     #[test]
     fn sizes_reach_the_given_maximum_and_some_are_odd() {
         let told = plan(&[]).unwrap();
-        assert_eq!(told.setup.sizes, [8, 13, 300, 4096, 65_540, 1_048_579, 4 << 20]);
+        assert_eq!(
+            told.setup.sizes,
+            [8, 13, 300, 4096, 65_540, 1_048_579, 4 << 20]
+        );
         assert_eq!((told.setup.gpus, told.needs_gpu), ([0, 0], false));
         assert_eq!(plan(&["-b", "8"]).unwrap().setup.sizes, [8]);
-        assert_eq!(plan(&["--bytes", "5000"]).unwrap().setup.sizes, [8, 13, 300, 4096, 5000]);
-        assert_eq!(plan(&["-b", "64M"]).unwrap().setup.sizes.last(), Some(&MAX_BYTES));
+        assert_eq!(
+            plan(&["--bytes", "5000"]).unwrap().setup.sizes,
+            [8, 13, 300, 4096, 5000]
+        );
+        assert_eq!(
+            plan(&["-b", "64M"]).unwrap().setup.sizes.last(),
+            Some(&MAX_BYTES)
+        );
     }
 
     #[test]
     fn the_litmus_test_runs_within_its_time() {
         let litmus = |arguments: &[&str]| plan(arguments).unwrap().litmus;
         assert_eq!((litmus(&[]), litmus(&["--litmus", "0"])), (None, None));
-        assert!(plan(&["--litmus", "1"]).unwrap().needs_gpu && !plan(&["--litmus", "0"]).unwrap().needs_gpu);
-        assert_eq!(litmus(&["--litmus", "86400"]), Some(Order { seconds: 86_400, planted: false }));
-        assert_eq!(litmus(&["--litmus", "1", "--litmus-plant"]), Some(Order { seconds: 1, planted: true }));
+        assert!(
+            plan(&["--litmus", "1"]).unwrap().needs_gpu
+                && !plan(&["--litmus", "0"]).unwrap().needs_gpu
+        );
+        assert_eq!(
+            litmus(&["--litmus", "86400"]),
+            Some(Order {
+                seconds: 86_400,
+                planted: false
+            })
+        );
+        assert_eq!(
+            litmus(&["--litmus", "1", "--litmus-plant"]),
+            Some(Order {
+                seconds: 1,
+                planted: true
+            })
+        );
     }
 
     #[test]
     fn the_receivers_gpu_is_the_senders_by_default() {
-        let gpus = |arguments: &[&str]| plan(arguments).map(|plan| (plan.setup.gpus, plan.needs_gpu)).unwrap();
+        let gpus = |arguments: &[&str]| {
+            plan(arguments)
+                .map(|plan| (plan.setup.gpus, plan.needs_gpu))
+                .unwrap()
+        };
         assert_eq!(gpus(&["--gpu", "1"]), ([1, 1], true));
         assert_eq!(gpus(&["--receiver-gpu", "1"]), ([0, 1], true));
         assert_eq!(gpus(&["--gpu", "2", "--receiver-gpu", "1"]), ([2, 1], true));
@@ -152,10 +192,17 @@ mod tests {
             (&["--litmus", "86401"], "--litmus", "must be 0 to 86400"),
             (&["--litmus-plant"], "--litmus", "required"),
             (&["--plugin", "/no/such.so"], "--plugin", "No such file"),
-            (&["--fabric", "verbs", "--scale", "2"], "--scale", "--fabric verbs"),
+            (
+                &["--fabric", "verbs", "--scale", "2"],
+                "--scale",
+                "--fabric verbs",
+            ),
         ] {
             let text = plan(arguments).unwrap_err();
-            assert!(text.contains(option) && text.contains(allowed), "{arguments:?}: {text}");
+            assert!(
+                text.contains(option) && text.contains(allowed),
+                "{arguments:?}: {text}"
+            );
         }
     }
 }

@@ -37,8 +37,15 @@ impl Work for Memory {
         let context = Plugin::load(library.unwrap_or(&setup.plugin), None)?.init(setup.job)?;
         let network = device::examine(&context)?;
         let (send, recv) = connect_with_itself(&context)?;
-        let about = gpus.as_ref().map(|gpus| gpus.each_ref().map(|gpu| gpu.about().clone())).map_err(String::clone);
-        answer(Answer::Ready(Ready { network, connections: log::take_rail_lines(), gpus: about }))?;
+        let about = gpus
+            .as_ref()
+            .map(|gpus| gpus.each_ref().map(|gpu| gpu.about().clone()))
+            .map_err(String::clone);
+        answer(Answer::Ready(Ready {
+            network,
+            connections: log::take_rail_lines(),
+            gpus: about,
+        }))?;
 
         let ends = match allocate(&setup, gpus)? {
             Ok(ends) => ends,
@@ -58,12 +65,20 @@ impl Work for Memory {
         };
         answer(Answer::Registered(Ok(())))?;
 
-        let wire = Wire { send, recv, from, into };
+        let wire = Wire {
+            send,
+            recv,
+            from,
+            into,
+        };
         let told = match &setup.litmus {
             Some(order) => rounds::run(&ends, &wire, order).map(Answer::Litmus),
             None => move_messages(&setup, &ends, &wire).map(Answer::Moved),
         };
-        let is_through = matches!(&told, Ok(Answer::Moved(_) | Answer::Litmus(Found { missing: 0, .. })));
+        let is_through = matches!(
+            &told,
+            Ok(Answer::Moved(_) | Answer::Litmus(Found { missing: 0, .. }))
+        );
         if !is_through {
             // Nothing is closed: unfinished calls of the plugin or the driver may still use the
             // memory, and missing messages may still arrive.
@@ -79,7 +94,11 @@ fn move_messages(setup: &Setup, ends: &Ends, wire: &Wire) -> Result<Moved> {
         let message = exchange(ends, wire, setup.kind, bytes, number as u32 + 1);
         messages.push(message.with_context(|| format!("a message of {bytes} bytes"))?);
     }
-    Ok(Moved { written_by: ends.from.name(), checked_by: ends.into.name(), messages })
+    Ok(Moved {
+        written_by: ends.from.name(),
+        checked_by: ends.into.name(),
+        messages,
+    })
 }
 
 /// Opens and tests the writing and the checking GPU. The inner `Err` is the reason why this machine
@@ -97,14 +116,23 @@ fn look(numbers: [u32; 2]) -> Result<Result<[Rc<Gpu>; 2], String>> {
     };
     let [writer, checker] = numbers;
     let writer = open(writer)?;
-    let checker = if numbers[0] == checker { Rc::clone(&writer) } else { open(checker)? };
+    let checker = if numbers[0] == checker {
+        Rc::clone(&writer)
+    } else {
+        open(checker)?
+    };
     Ok(Ok([writer, checker]))
 }
 
 fn connect_with_itself(context: &Rc<Context>) -> Result<(SendComm, RecvComm)> {
     let (listener, handle) = context.listen(DEVICE)?;
-    let (sends, receives) = device::connect(context, &[listener], vec![handle]).map_err(|(_, error)| error)?;
-    sends.into_iter().zip(receives).next().context("no connection")
+    let (sends, receives) =
+        device::connect(context, &[listener], vec![handle]).map_err(|(_, error)| error)?;
+    sends
+        .into_iter()
+        .zip(receives)
+        .next()
+        .context("no connection")
 }
 
 /// Allocates the memory of both ends. The inner `Err` is the reason why this kind of memory is not
@@ -117,11 +145,19 @@ fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<
         // An end uses its GPU if the GPU can access pageable memory, and the CPU otherwise.
         let gpus = gpus.ok().map(|gpus| gpus.map(Some)).unwrap_or_default();
         let end = |gpu: &Option<Rc<Gpu>>, bytes| {
-            let gpu = gpu.as_ref().filter(|gpu| gpu.about().pageable_memory_access);
+            let gpu = gpu
+                .as_ref()
+                .filter(|gpu| gpu.about().pageable_memory_access);
             let user = gpu.map_or(MemoryUser::Processor, |gpu| MemoryUser::Gpu(Rc::clone(gpu)));
-            anyhow::Ok(End { block: Block::pageable(bytes)?, user })
+            anyhow::Ok(End {
+                block: Block::pageable(bytes)?,
+                user,
+            })
         };
-        return Ok(Ok(Ends { from: end(&gpus[0], from)?, into: end(&gpus[1], into)? }));
+        return Ok(Ok(Ends {
+            from: end(&gpus[0], from)?,
+            into: end(&gpus[1], into)?,
+        }));
     }
     let gpus = match gpus {
         Ok(gpus) => gpus,
@@ -130,15 +166,24 @@ fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<
     if setup.kind == Kind::Managed {
         for gpu in &gpus {
             let free = gpu.free_bytes()?;
-            if let Some(reason) = without_managed(&gpu.name(), gpu.about().managed_memory, from + into, free) {
+            if let Some(reason) =
+                without_managed(&gpu.name(), gpu.about().managed_memory, from + into, free)
+            {
                 return Ok(Err(reason));
             }
         }
     }
     let [writer, checker] = gpus;
-    let end =
-        |gpu: Rc<Gpu>, bytes| anyhow::Ok(End { block: gpu.allocate(setup.kind, bytes)?, user: MemoryUser::Gpu(gpu) });
-    Ok(Ok(Ends { from: end(writer, from)?, into: end(checker, into)? }))
+    let end = |gpu: Rc<Gpu>, bytes| {
+        anyhow::Ok(End {
+            block: gpu.allocate(setup.kind, bytes)?,
+            user: MemoryUser::Gpu(gpu),
+        })
+    };
+    Ok(Ok(Ends {
+        from: end(writer, from)?,
+        into: end(checker, into)?,
+    }))
 }
 
 /// Returns the reason not to try managed memory, if any. More managed memory than the card has free
@@ -147,22 +192,35 @@ fn without_managed(gpu: &str, has_it: bool, bytes: usize, free: usize) -> Option
     if !has_it {
         return Some(format!("{gpu} has no managed memory"));
     }
-    (bytes > free / 4).then(|| format!("{bytes} bytes are more than a quarter of the {free} bytes that {gpu} has free"))
+    (bytes > free / 4).then(|| {
+        format!("{bytes} bytes are more than a quarter of the {free} bytes that {gpu} has free")
+    })
 }
 
 fn exchange(ends: &Ends, wire: &Wire, kind: Kind, bytes: usize, seed: u32) -> Result<Message> {
     let name = kind.name();
     let (sent, stale) = (Pattern { seed, flip: 0 }, Pattern { seed, flip: 0xff });
-    activity::stage(format!("writing {bytes} bytes of {name} by {}", ends.from.name()));
+    activity::stage(format!(
+        "writing {bytes} bytes of {name} by {}",
+        ends.from.name()
+    ));
     ends.from.fill(0..bytes, sent)?;
     // Every byte differs from the sent byte, so that the check finds bytes that did not arrive.
     ends.into.fill(0..bytes + GUARD_BYTES, stale)?;
     activity::stage(format!("moving {bytes} bytes of {name}"));
     wire.move_message(bytes)?;
-    activity::stage(format!("checking {bytes} bytes of {name} by {}", ends.into.name()));
+    activity::stage(format!(
+        "checking {bytes} bytes of {name} by {}",
+        ends.into.name()
+    ));
     let inside = ends.into.check(0..bytes, sent)?;
     let beyond = ends.into.check(bytes..bytes + GUARD_BYTES, stale)?;
-    Ok(Message { bytes, wrong: inside.count, first_wrong: inside.first, beyond: beyond.count })
+    Ok(Message {
+        bytes,
+        wrong: inside.count,
+        first_wrong: inside.first,
+        beyond: beyond.count,
+    })
 }
 
 #[cfg(test)]
@@ -173,7 +231,15 @@ mod tests {
     fn managed_memory_leaves_room_on_the_card() {
         assert_eq!(without_managed("GPU 0", true, 25, 100), None);
         let reason = without_managed("GPU 0", true, 26, 100).unwrap();
-        assert!(reason.contains("26 bytes are more than a quarter of the 100 bytes that GPU 0 has free"), "{reason}");
-        assert!(without_managed("GPU 1", false, 1, 100).unwrap().contains("GPU 1 has no managed memory"));
+        assert!(
+            reason
+                .contains("26 bytes are more than a quarter of the 100 bytes that GPU 0 has free"),
+            "{reason}"
+        );
+        assert!(
+            without_managed("GPU 1", false, 1, 100)
+                .unwrap()
+                .contains("GPU 1 has no managed memory")
+        );
     }
 }

@@ -8,19 +8,32 @@ use std::io::{self, Write};
 /// Returns the reason why this kind of memory counts as failed, or `None` if it does not.
 pub fn fault(kind: Kind, result: &TestResult) -> Option<String> {
     match (kind, result) {
-        (_, TestResult::Moved(moved)) if moved.wrong() > 0 => Some(format!("{} WRONG bytes", moved.wrong())),
-        (Kind::DeviceAsCuda, TestResult::Moved(_) | TestResult::Failed { registered: true, .. }) => {
-            Some("was registered as CUDA memory, but the plugin announces host pointers only".to_owned())
+        (_, TestResult::Moved(moved)) if moved.wrong() > 0 => {
+            Some(format!("{} WRONG bytes", moved.wrong()))
         }
+        (
+            Kind::DeviceAsCuda,
+            TestResult::Moved(_)
+            | TestResult::Failed {
+                registered: true, ..
+            },
+        ) => Some(
+            "was registered as CUDA memory, but the plugin announces host pointers only".to_owned(),
+        ),
         (_, TestResult::Moved(_)) => None,
         (Kind::Malloc, TestResult::NotTried { .. }) => Some("not tried".to_owned()),
-        (kind, TestResult::Refused { .. }) => {
-            kind.must_register().then(|| "must be registered, but was not".to_owned())
-        }
+        (kind, TestResult::Refused { .. }) => kind
+            .must_register()
+            .then(|| "must be registered, but was not".to_owned()),
         (_, TestResult::NotTried { .. }) => None,
         // The RDMA device itself accepted a GPU address that it then could not read. The table
         // shows this, but the plugin did not fail.
-        (Kind::Device, TestResult::Failed { registered: true, .. }) => None,
+        (
+            Kind::Device,
+            TestResult::Failed {
+                registered: true, ..
+            },
+        ) => None,
         (_, TestResult::Failed { .. }) => Some("failed".to_owned()),
     }
 }
@@ -28,7 +41,14 @@ pub fn fault(kind: Kind, result: &TestResult) -> Option<String> {
 pub fn head(out: &mut impl Write) -> io::Result<()> {
     let mut table = table(out);
     table.remark("")?;
-    table.row(&["# kind", "registered", "writer", "checker", "moved", "wrong"])
+    table.row(&[
+        "# kind",
+        "registered",
+        "writer",
+        "checker",
+        "moved",
+        "wrong",
+    ])
 }
 
 pub fn row(out: &mut impl Write, kind: Kind, result: &TestResult) -> io::Result<()> {
@@ -43,15 +63,44 @@ pub fn row(out: &mut impl Write, kind: Kind, result: &TestResult) -> io::Result<
             table.remark(&format!("{name}: not registered: {reason}"))
         }
         TestResult::Failed { registered, reason } => {
-            table.row(&[name, if *registered { "yes" } else { "no" }, "-", "-", "no", "-"])?;
-            let what = if *registered { "not moved" } else { "failed before registration" };
-            reason.lines().try_for_each(|text| table.remark(&format!("{name}: {what}: {text}")))
+            table.row(&[
+                name,
+                if *registered { "yes" } else { "no" },
+                "-",
+                "-",
+                "no",
+                "-",
+            ])?;
+            let what = if *registered {
+                "not moved"
+            } else {
+                "failed before registration"
+            };
+            reason
+                .lines()
+                .try_for_each(|text| table.remark(&format!("{name}: {what}: {text}")))
         }
         TestResult::Moved(moved) => {
             let sizes = moved.messages.len();
-            let most = moved.messages.iter().map(|message| message.bytes).max().unwrap_or_default();
-            let sizes = if sizes == 1 { format!("1 size, {most}") } else { format!("{sizes} sizes to {most}") };
-            table.row(&[name, "yes", &moved.written_by, &moved.checked_by, &sizes, &moved.wrong().to_string()])?;
+            let most = moved
+                .messages
+                .iter()
+                .map(|message| message.bytes)
+                .max()
+                .unwrap_or_default();
+            let sizes = if sizes == 1 {
+                format!("1 size, {most}")
+            } else {
+                format!("{sizes} sizes to {most}")
+            };
+            table.row(&[
+                name,
+                "yes",
+                &moved.written_by,
+                &moved.checked_by,
+                &sizes,
+                &moved.wrong().to_string(),
+            ])?;
             let mut faults = moved.messages.iter().filter_map(|message| message.fault());
             faults.try_for_each(|text| table.remark(&format!("{name}: {text}")))
         }
@@ -59,7 +108,11 @@ pub fn row(out: &mut impl Write, kind: Kind, result: &TestResult) -> io::Result<
 }
 
 fn table<W: Write>(out: W) -> Table<W> {
-    Table::new(out, "  ", [left(19), left(10), left(7), left(7), left(19), right(6)])
+    Table::new(
+        out,
+        "  ",
+        [left(19), left(10), left(7), left(7), left(19), right(6)],
+    )
 }
 
 #[cfg(test)]
@@ -68,44 +121,95 @@ mod tests {
     use super::*;
 
     fn moved(wrong: u32, beyond: u32) -> TestResult {
-        let good = Message { bytes: 8, wrong: 0, first_wrong: None, beyond: 0 };
-        let last = Message { bytes: 65_540, wrong, first_wrong: (wrong > 0).then_some(17), beyond };
-        TestResult::Moved(Moved { written_by: "GPU 0".into(), checked_by: "GPU 1".into(), messages: vec![good, last] })
+        let good = Message {
+            bytes: 8,
+            wrong: 0,
+            first_wrong: None,
+            beyond: 0,
+        };
+        let last = Message {
+            bytes: 65_540,
+            wrong,
+            first_wrong: (wrong > 0).then_some(17),
+            beyond,
+        };
+        TestResult::Moved(Moved {
+            written_by: "GPU 0".into(),
+            checked_by: "GPU 1".into(),
+            messages: vec![good, last],
+        })
     }
 
     fn not_tried() -> TestResult {
-        TestResult::NotTried { reason: "libcuda not found".into() }
+        TestResult::NotTried {
+            reason: "libcuda not found".into(),
+        }
     }
 
     fn refused() -> TestResult {
-        TestResult::Refused { reason: "regMr returned ncclInvalidUsage (5): no".into() }
+        TestResult::Refused {
+            reason: "regMr returned ncclInvalidUsage (5): no".into(),
+        }
     }
 
     fn failed(registered: bool) -> TestResult {
-        TestResult::Failed { registered, reason: "killed".into() }
+        TestResult::Failed {
+            registered,
+            reason: "killed".into(),
+        }
     }
 
     #[test]
     fn memory_that_nccl_needs_must_work_where_available() {
         for kind in [Kind::Malloc, Kind::HostAlloc, Kind::HostRegister] {
             assert_eq!(fault(kind, &moved(0, 0)), None);
-            assert!(fault(kind, &refused()).unwrap().contains("must be registered"), "{kind:?}");
-            assert!(fault(kind, &failed(true)).is_some() && fault(kind, &failed(false)).is_some(), "{kind:?}");
-            assert_eq!(fault(kind, &not_tried()).is_some(), kind == Kind::Malloc, "{kind:?}");
+            assert!(
+                fault(kind, &refused())
+                    .unwrap()
+                    .contains("must be registered"),
+                "{kind:?}"
+            );
+            assert!(
+                fault(kind, &failed(true)).is_some() && fault(kind, &failed(false)).is_some(),
+                "{kind:?}"
+            );
+            assert_eq!(
+                fault(kind, &not_tried()).is_some(),
+                kind == Kind::Malloc,
+                "{kind:?}"
+            );
         }
     }
 
     #[test]
     fn managed_and_device_memory_may_be_refused_but_never_be_wrong() {
         for kind in [Kind::Managed, Kind::Device, Kind::DeviceAsCuda] {
-            assert_eq!((fault(kind, &refused()), fault(kind, &not_tried())), (None, None), "{kind:?}");
+            assert_eq!(
+                (fault(kind, &refused()), fault(kind, &not_tried())),
+                (None, None),
+                "{kind:?}"
+            );
             assert!(fault(kind, &failed(false)).is_some(), "{kind:?}");
-            assert_eq!(fault(kind, &failed(true)).is_none(), kind == Kind::Device, "{kind:?}");
-            assert_eq!(fault(kind, &moved(0, 0)).is_none(), kind != Kind::DeviceAsCuda, "{kind:?}");
+            assert_eq!(
+                fault(kind, &failed(true)).is_none(),
+                kind == Kind::Device,
+                "{kind:?}"
+            );
+            assert_eq!(
+                fault(kind, &moved(0, 0)).is_none(),
+                kind != Kind::DeviceAsCuda,
+                "{kind:?}"
+            );
         }
         for kind in Kind::ALL {
-            assert!(fault(kind, &moved(3, 0)).unwrap().contains("3 WRONG"), "{kind:?}");
-            assert!(fault(kind, &moved(0, 2)).unwrap().contains("2 WRONG"), "{kind:?}");
+            assert!(
+                fault(kind, &moved(3, 0)).unwrap().contains("3 WRONG"),
+                "{kind:?}"
+            );
+            assert!(
+                fault(kind, &moved(0, 2)).unwrap().contains("2 WRONG"),
+                "{kind:?}"
+            );
         }
     }
 
@@ -133,6 +237,11 @@ mod tests {
             "# cudaMalloc, as CUDA: not registered: regMr returned ncclInvalidUsage (5): no",
         ];
         assert_eq!(text.lines().collect::<Vec<_>>(), expected);
-        assert!(expected.iter().filter(|line| !line.contains(": ")).all(|line| line.len() <= 80));
+        assert!(
+            expected
+                .iter()
+                .filter(|line| !line.contains(": "))
+                .all(|line| line.len() <= 80)
+        );
     }
 }

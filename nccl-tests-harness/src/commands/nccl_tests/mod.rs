@@ -28,12 +28,21 @@ use std::path::Path;
 
 /// Runs the plan. Returns false if data was wrong. `own` is this program's file. Fails when the
 /// first network cannot be measured, or the results cannot be written.
-pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out: &mut impl Write) -> Result<bool> {
+pub fn run(
+    plan: &Plan,
+    own: &Path,
+    lookup: &dyn Fn(&str) -> Option<String>,
+    out: &mut impl Write,
+) -> Result<bool> {
     let sink = plan.json.as_ref().map(Sink::open).transpose()?;
     if let Some(folder) = &plan.plot {
         plot::prepare(folder)?;
     }
-    let scene = Scene::set(&plan.conditions.setting, plan.conditions.place.ranks_here(), lookup)?;
+    let scene = Scene::set(
+        &plan.conditions.setting,
+        plan.conditions.place.ranks_here(),
+        lookup,
+    )?;
     let (mut all, mut reports): (Vec<(&Path, Vec<Outcome>)>, _) = (Vec::new(), Vec::new());
     for program in &plan.programs {
         let outcomes = measure(plan, program, &scene, own, lookup, out)?;
@@ -42,7 +51,12 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
         all.push((program, outcomes));
     }
     if all.len() > 1 {
-        show::slowest(out, &all.iter().map(|(program, outcomes)| (*program, &outcomes[..])).collect::<Vec<_>>())?;
+        show::slowest(
+            out,
+            &all.iter()
+                .map(|(program, outcomes)| (*program, &outcomes[..]))
+                .collect::<Vec<_>>(),
+        )?;
     }
     if let Some(sink) = sink {
         match reports.as_slice() {
@@ -50,7 +64,10 @@ pub fn run(plan: &Plan, own: &Path, lookup: &dyn Fn(&str) -> Option<String>, out
             reports => sink.write(&reports)?,
         }
     }
-    Ok(!all.iter().flat_map(|(_, outcomes)| outcomes).any(|outcome| outcome.wrong().is_some_and(|wrong| wrong > 0.0)))
+    Ok(!all
+        .iter()
+        .flat_map(|(_, outcomes)| outcomes)
+        .any(|outcome| outcome.wrong().is_some_and(|wrong| wrong > 0.0)))
 }
 
 fn measure(
@@ -63,7 +80,13 @@ fn measure(
 ) -> Result<Vec<Outcome>> {
     let is_here = matches!(plan.conditions.place, Place::Here(_));
     let arguments: Vec<String> = plan.arguments.iter().map(|run| run.join(" ")).collect();
-    writeln!(out, "# nccl-spark {}: {} {}", env!("CARGO_PKG_VERSION"), program.display(), arguments.join(", then "))?;
+    writeln!(
+        out,
+        "# nccl-spark {}: {} {}",
+        env!("CARGO_PKG_VERSION"),
+        program.display(),
+        arguments.join(", then ")
+    )?;
     writeln!(out, "# fabric: {}", scene.fabric.about)?;
     let mut outcomes = outcomes(&plan.networks);
     let watch = Watch::start("runs", || u64::from(plan.rounds) * outcomes.len() as u64);
@@ -77,7 +100,14 @@ fn measure(
                 continue;
             }
             let environment = scene.environment(outcome.network, is_here, lookup)?;
-            let measured = once(plan, program, (scene, own), &environment, outcome, (&mut *out, &watch));
+            let measured = once(
+                plan,
+                program,
+                (scene, own),
+                &environment,
+                outcome,
+                (&mut *out, &watch),
+            );
             watch.step();
             match measured.and_then(|rows| keep(rows, outcome, &mut sizes)) {
                 Ok(()) => {}
@@ -97,8 +127,14 @@ fn measure(
 }
 
 fn outcomes(networks: &[Network]) -> Vec<Outcome> {
-    let mut outcomes: Vec<Outcome> = networks.iter().map(|network| Outcome::new(*network)).collect();
-    if [Network::Spark, Network::SparkUntuned].iter().all(|network| networks.contains(network)) {
+    let mut outcomes: Vec<Outcome> = networks
+        .iter()
+        .map(|network| Outcome::new(*network))
+        .collect();
+    if [Network::Spark, Network::SparkUntuned]
+        .iter()
+        .all(|network| networks.contains(network))
+    {
         outcomes.push(Outcome::control());
     }
     outcomes
@@ -122,32 +158,52 @@ fn once(
     let (network, name) = (outcome.network, outcome.name());
     let is_first = outcome.rounds.is_empty();
     if is_first {
-        let shown = environment.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
+        let shown = environment
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect::<Vec<_>>();
         writeln!(out, "# {name}: {}", shown.join(" "))?;
     }
     // For one network, the program's own output is shown; for several networks, one table for all.
     let alone = plan.networks.len() == 1;
     let (mut rows, mut last) = (Vec::new(), None);
     for arguments in &plan.arguments {
-        let call = Call { program, arguments, conditions: &plan.conditions };
+        let call = Call {
+            program,
+            arguments,
+            conditions: &plan.conditions,
+        };
         let mut used = Used::default();
-        let measured = run::run(&call, scene, environment, (own, name), &mut used, |_, shown| {
-            watch.doing(name);
-            if let Some(text) = shown.filter(|_| alone) {
-                writeln!(out, "{}", text.trim_end())?;
-            }
-            Ok(())
-        });
+        let measured = run::run(
+            &call,
+            scene,
+            environment,
+            (own, name),
+            &mut used,
+            |_, shown| {
+                watch.doing(name);
+                if let Some(text) = shown.filter(|_| alone) {
+                    writeln!(out, "{}", text.trim_end())?;
+                }
+                Ok(())
+            },
+        );
         outcome.version = outcome.version.take().or_else(|| used.version.clone());
         rows.extend(measured?);
         last = Some((used.judge(network)?, used));
     }
     rows.sort_by_key(|row| row.bytes);
-    let Some((words, used)) = last else { return Ok(rows) };
+    let Some((words, used)) = last else {
+        return Ok(rows);
+    };
     if is_first {
         let version = outcome.version.as_deref().unwrap_or("of unknown version");
         writeln!(out, "# {name}: NCCL {version} used {words}")?;
-        let channels = used.channels().map_or("NCCL's log does not say which channels it chose", |c| c.text.as_str());
+        let channels = used
+            .channels()
+            .map_or("NCCL's log does not say which channels it chose", |c| {
+                c.text.as_str()
+            });
         writeln!(out, "# {name}: {channels}")?;
     }
     outcome.used = Some(words);
@@ -160,14 +216,27 @@ fn once(
 fn keep(rows: Vec<Row>, outcome: &mut Outcome, sizes: &mut Option<Vec<u64>>) -> Result<()> {
     let found: Vec<u64> = rows.iter().map(|row| row.bytes).collect();
     let expected = sizes.get_or_insert_with(|| found.clone());
-    ensure!(found == *expected, "its table has the sizes {found:?}, an earlier one {expected:?}");
+    ensure!(
+        found == *expected,
+        "its table has the sizes {found:?}, an earlier one {expected:?}"
+    );
     outcome.rounds.push(rows);
     Ok(())
 }
 
-fn conclude(plan: &Plan, program: &Path, fabric: &Fabric, outcomes: &[Outcome], out: &mut impl Write) -> Result<()> {
+fn conclude(
+    plan: &Plan,
+    program: &Path,
+    fabric: &Fabric,
+    outcomes: &[Outcome],
+    out: &mut impl Write,
+) -> Result<()> {
     if outcomes.len() > 1 {
-        writeln!(out, "# median time and busbw out of place, rounds in turns: {}", plan.rounds)?;
+        writeln!(
+            out,
+            "# median time and busbw out of place, rounds in turns: {}",
+            plan.rounds
+        )?;
         let first = outcomes[0].name();
         writeln!(
             out,
@@ -206,10 +275,21 @@ mod tests {
 
     #[test]
     fn the_control_is_there_where_the_tuner_is_compared() {
-        let names = |networks: &[Network]| outcomes(networks).iter().map(Outcome::name).collect::<Vec<_>>();
+        let names = |networks: &[Network]| {
+            outcomes(networks)
+                .iter()
+                .map(Outcome::name)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(names(&[Network::Spark]), ["spark"]);
-        assert_eq!(names(&[Network::SparkUntuned, Network::Ib]), ["spark-untuned", "ib"]);
+        assert_eq!(
+            names(&[Network::SparkUntuned, Network::Ib]),
+            ["spark-untuned", "ib"]
+        );
         let expected = ["spark-untuned", "ib", "spark", "control"];
-        assert_eq!(names(&[Network::SparkUntuned, Network::Ib, Network::Spark]), expected);
+        assert_eq!(
+            names(&[Network::SparkUntuned, Network::Ib, Network::Spark]),
+            expected
+        );
     }
 }

@@ -51,12 +51,18 @@ impl Rank {
         if self.nodes {
             command.env("SOFTVERBS_NODE", rank.to_string());
             if let Some(shared) = lookup("NCCL_SPARK_SYSFS") {
-                command.env("NCCL_SPARK_SYSFS", softverbs::control::sysfs_of_node(&shared, rank));
+                command.env(
+                    "NCCL_SPARK_SYSFS",
+                    softverbs::control::sysfs_of_node(&shared, rank),
+                );
             }
         }
         if let Some(folder) = self.pipes.filter(|_| rank > 0) {
             let path = pipe_path(&folder, rank);
-            let pipe = File::options().write(true).open(&path).with_context(|| format!("open {}", path.display()))?;
+            let pipe = File::options()
+                .write(true)
+                .open(&path)
+                .with_context(|| format!("open {}", path.display()))?;
             command.stdout(pipe);
         }
         Err(command.exec()).with_context(|| format!("start {}", self.command[0].display()))
@@ -81,19 +87,33 @@ pub fn run(
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     // With this variable, NCCL would write its log to a file instead of standard output.
     command.env_remove("NCCL_DEBUG_FILE");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let program = command.get_program().to_string_lossy().into_owned();
-    let mut child = [command.spawn().with_context(|| format!("start {program}"))?];
-    let ends = lines::follow(&mut child, pipes, call.conditions.setting.timeout, |_, line| on_line(line))?;
+    let mut child = [command
+        .spawn()
+        .with_context(|| format!("start {program}"))?];
+    let ends = lines::follow(
+        &mut child,
+        pipes,
+        call.conditions.setting.timeout,
+        |_, line| on_line(line),
+    )?;
     Ok(ends.map(|ends| ends[0]))
 }
 
 /// If mpirun starts several ranks on this machine, makes a pipe for each except rank 0, and a
 /// folder for the pipes. Otherwise makes nothing.
 fn pipes(place: &Place) -> Result<(Vec<NamedPipe>, Option<TempDir>)> {
-    let Place::Here(ranks @ 2..) = *place else { return Ok((Vec::new(), None)) };
+    let Place::Here(ranks @ 2..) = *place else {
+        return Ok((Vec::new(), None));
+    };
     let folder = tempfile::tempdir().context("make a folder for the ranks' pipes")?;
-    let pipes = (1..ranks).map(|rank| NamedPipe::make(&pipe_path(folder.path(), rank))).collect::<Result<_>>()?;
+    let pipes = (1..ranks)
+        .map(|rank| NamedPipe::make(&pipe_path(folder.path(), rank)))
+        .collect::<Result<_>>()?;
     Ok((pipes, Some(folder)))
 }
 
@@ -106,7 +126,9 @@ fn command(
 ) -> Result<Command> {
     let mut rank: Vec<OsString> = vec![own.into(), "nccl-tests-rank".into()];
     let mut command = Command::new("mpirun");
-    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     // By default mpirun binds each rank, with all its threads, to one processor.
     command.args(["--bind-to", "none"]);
     match &call.conditions.place {
@@ -120,7 +142,10 @@ fn command(
             command.args(["--oversubscribe", "-np", &ranks.to_string()]);
         }
         Place::Hosts(arguments) => {
-            ensure!(fabric.kind == Kind::Verbs, "the software fabric works within one machine only: not with --mpirun");
+            ensure!(
+                fabric.kind == Kind::Verbs,
+                "the software fabric works within one machine only: not with --mpirun"
+            );
             command.args(arguments);
             for (name, _) in environment {
                 command.args(["-x", name]);
@@ -128,7 +153,10 @@ fn command(
         }
     }
     if let Place::Here(ranks) = call.conditions.place {
-        rank.extend(["--hosts".into(), format!("nccl-spark-{}", std::process::id()).into()]);
+        rank.extend([
+            "--hosts".into(),
+            format!("nccl-spark-{}", std::process::id()).into(),
+        ]);
         if fabric.kind == Kind::Soft {
             rank.push("--nodes".into());
         }
@@ -152,7 +180,12 @@ fn is_built_with_mpi(program: &Path) -> Result<bool> {
 
 /// Checks that a run succeeded. The error has NCCL's complaints. If there are none, it says that a
 /// GPU is missing, or else has the last line.
-pub fn check(end: Option<ExitStatus>, call: &Call<'_>, complaints: Option<String>, last: &str) -> Result<()> {
+pub fn check(
+    end: Option<ExitStatus>,
+    call: &Call<'_>,
+    complaints: Option<String>,
+    last: &str,
+) -> Result<()> {
     if end.is_some_and(|end| end.success()) {
         return Ok(());
     }
@@ -161,11 +194,18 @@ pub fn check(end: Option<ExitStatus>, call: &Call<'_>, complaints: Option<String
         (None, Some(text)) => text.to_owned(),
         (None, None) => format!("its last line: {last}"),
     };
-    let name = call.program.file_name().unwrap_or_default().to_string_lossy();
+    let name = call
+        .program
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy();
     match end {
         Some(end) => bail!("{name} {}; {reason}", job::ended(end)),
         None => {
-            bail!("{name} was stopped after {} s (--timeout); {reason}", call.conditions.setting.timeout.as_secs())
+            bail!(
+                "{name} was stopped after {} s (--timeout); {reason}",
+                call.conditions.setting.timeout.as_secs()
+            )
         }
     }
 }

@@ -33,7 +33,12 @@ pub struct Options {
     ranks: u16,
     /// Runs across hosts: arguments for mpirun, as in "-np 2 -H spark-1,spark-2". The program,
     /// nccl-spark and the plugin must have the same paths on all hosts.
-    #[arg(long, value_name = "ARGUMENTS", conflicts_with = "ranks", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "ARGUMENTS",
+        conflicts_with = "ranks",
+        allow_hyphen_values = true
+    )]
     mpirun: Option<String>,
     /// Networks to measure in turns, as in spark,ib,socket; the others are compared with the first.
     /// spark-untuned is this plugin with NCCL_SPARK_TUNER=off; with spark it is measured twice in
@@ -125,8 +130,11 @@ impl Options {
             return Err(wrong(format!("--compare names {} twice", network.name())))?;
         }
         let setting = self.scene.setting(program)?;
-        let programs: Vec<PathBuf> =
-            self.tests.iter().map(|test| find(test, self.dir.as_deref(), path)).collect::<Result<_>>()?;
+        let programs: Vec<PathBuf> = self
+            .tests
+            .iter()
+            .map(|test| find(test, self.dir.as_deref(), path))
+            .collect::<Result<_>>()?;
         if let Some(program) = repeated(&programs) {
             return Err(wrong(format!("{} is named twice", program.display())))?;
         }
@@ -135,7 +143,10 @@ impl Options {
             arguments: arguments(&self.sizes, self.arguments)?,
             rounds: if networks.len() > 1 { self.rounds } else { 1 },
             networks,
-            conditions: Conditions { place: Place::new(self.ranks, self.mpirun), setting },
+            conditions: Conditions {
+                place: Place::new(self.ranks, self.mpirun),
+                setting,
+            },
             json: self.json.target,
             plot: self.plot,
         })
@@ -143,37 +154,61 @@ impl Options {
 }
 
 fn repeated<T: PartialEq>(values: &[T]) -> Option<&T> {
-    values.iter().enumerate().find_map(|(at, value)| values[..at].contains(value).then_some(value))
+    values
+        .iter()
+        .enumerate()
+        .find_map(|(at, value)| values[..at].contains(value).then_some(value))
 }
 
 /// Returns the arguments of each run. Fails if both `--sizes` and the other arguments name sizes.
 fn arguments(sweeps: &[Sweep], given: Vec<String>) -> Result<Vec<Vec<String>>> {
     if sweeps.is_empty() {
-        let default = || ["-b", "8", "-e", "128M", "-f", "4"].map(str::to_owned).to_vec();
+        let default = || {
+            ["-b", "8", "-e", "128M", "-f", "4"]
+                .map(str::to_owned)
+                .to_vec()
+        };
         return Ok(vec![if given.is_empty() { default() } else { given }]);
     }
     let of_sizes = |argument: &&String| {
-        ["-b", "-e", "-f", "-i", "--minbytes", "--maxbytes", "--stepfactor", "--stepbytes"]
-            .iter()
-            .any(|name| argument.starts_with(name))
+        [
+            "-b",
+            "-e",
+            "-f",
+            "-i",
+            "--minbytes",
+            "--maxbytes",
+            "--stepfactor",
+            "--stepbytes",
+        ]
+        .iter()
+        .any(|name| argument.starts_with(name))
     };
     if let Some(argument) = given.iter().find(of_sizes) {
-        Err(wrong(format!("{argument}: --sizes names the sizes already")))?;
+        Err(wrong(format!(
+            "{argument}: --sizes names the sizes already"
+        )))?;
     }
     let of = |sweep: &Sweep| {
         let sizes = [("-b", sweep.from), ("-e", sweep.to), ("-f", 2)];
-        let sizes = sizes.into_iter().flat_map(|(name, number)| [name.to_owned(), number.to_string()]);
+        let sizes = sizes
+            .into_iter()
+            .flat_map(|(name, number)| [name.to_owned(), number.to_string()]);
         sizes.chain(given.iter().cloned()).collect()
     };
     Ok(sweeps.iter().map(of).collect())
 }
 
 fn parse_sweep(text: &str) -> Result<Sweep, String> {
-    let (from, to) = text.split_once('-').ok_or("must be FROM-TO, as in 8K-16M")?;
+    let (from, to) = text
+        .split_once('-')
+        .ok_or("must be FROM-TO, as in 8K-16M")?;
     let (from, to) = (sizes::parse(from)?, sizes::parse(to)?);
     match 1 <= from && from <= to {
         true => Ok(Sweep { from, to }),
-        false => Err(format!("must begin with 1 byte or more and not end below its begin: {from}-{to}")),
+        false => Err(format!(
+            "must begin with 1 byte or more and not end below its begin: {from}-{to}"
+        )),
     }
 }
 
@@ -191,12 +226,24 @@ fn tests() -> Vec<PossibleValue> {
 /// program.
 pub fn find(test: &str, folder: Option<&Path>, path: Option<&str>) -> Result<PathBuf> {
     let name = test.replace('-', "_");
-    let name = if name.ends_with("_perf") { name } else { format!("{name}_perf") };
+    let name = if name.ends_with("_perf") {
+        name
+    } else {
+        format!("{name}_perf")
+    };
     let folders: Vec<PathBuf> = match folder {
         Some(folder) => vec![folder.to_owned(), folder.join("build")],
-        None => path.unwrap_or_default().split(':').map(PathBuf::from).collect(),
+        None => path
+            .unwrap_or_default()
+            .split(':')
+            .map(PathBuf::from)
+            .collect(),
     };
-    if let Some(found) = folders.iter().map(|folder| folder.join(&name)).find(|file| file.is_file()) {
+    if let Some(found) = folders
+        .iter()
+        .map(|folder| folder.join(&name))
+        .find(|file| file.is_file())
+    {
         return Ok(found.canonicalize()?);
     }
     let places = match folder {
@@ -205,7 +252,9 @@ pub fn find(test: &str, folder: Option<&Path>, path: Option<&str>) -> Result<Pat
     };
     bail!(
         "no {name} {places} (https://github.com/NVIDIA/nccl-tests, built with make MPI=1 MPI_HOME=... CUDA_HOME=...){}",
-        missing_gpu().map(|text| format!("; also, {text}")).unwrap_or_default()
+        missing_gpu()
+            .map(|text| format!("; also, {text}"))
+            .unwrap_or_default()
     )
 }
 
@@ -222,7 +271,8 @@ mod tests {
 
     fn plan(arguments: &[&str]) -> Result<Plan> {
         let line = Line::try_parse_from(["nccl-tests"].iter().chain(arguments))?;
-        line.options.plan(Path::new("/nowhere/nccl-spark"), Some("/no/path"))
+        line.options
+            .plan(Path::new("/nowhere/nccl-spark"), Some("/no/path"))
     }
 
     #[test]
@@ -235,10 +285,16 @@ mod tests {
         for name in ["all_reduce", "all-reduce", "all_reduce_perf"] {
             let plan = plan(&[name, "--dir", dir]).unwrap();
             assert_eq!(plan.programs, [file.canonicalize().unwrap()]);
-            assert_eq!((plan.conditions.place, plan.networks, plan.rounds), (Place::Here(2), vec![Network::Spark], 1));
+            assert_eq!(
+                (plan.conditions.place, plan.networks, plan.rounds),
+                (Place::Here(2), vec![Network::Spark], 1)
+            );
         }
         let text = plan(&["alltoall", "--dir", dir]).unwrap_err().to_string();
-        assert!(text.contains("no alltoall_perf in") && text.contains("MPI=1"), "{text}");
+        assert!(
+            text.contains("no alltoall_perf in") && text.contains("MPI=1"),
+            "{text}"
+        );
         assert!(plan(&[]).unwrap_err().to_string().contains("in PATH"));
     }
 
@@ -247,16 +303,39 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("all_gather_perf"), "").unwrap();
         let dir = folder.path().to_str().unwrap();
-        let told =
-            plan(&["--dir", dir, "--compare", "spark,socket", "--mpirun", "-np 2 -H a,b", "--", "-b", "8"]).unwrap();
-        assert_eq!((told.arguments, told.rounds), (vec![vec!["-b".to_owned(), "8".to_owned()]], 5));
-        assert_eq!(told.conditions.place, Place::Hosts(["-np", "2", "-H", "a,b"].map(str::to_owned).to_vec()));
+        let told = plan(&[
+            "--dir",
+            dir,
+            "--compare",
+            "spark,socket",
+            "--mpirun",
+            "-np 2 -H a,b",
+            "--",
+            "-b",
+            "8",
+        ])
+        .unwrap();
+        assert_eq!(
+            (told.arguments, told.rounds),
+            (vec![vec!["-b".to_owned(), "8".to_owned()]], 5)
+        );
+        assert_eq!(
+            told.conditions.place,
+            Place::Hosts(["-np", "2", "-H", "a,b"].map(str::to_owned).to_vec())
+        );
         assert_eq!(told.networks, [Network::Spark, Network::Socket]);
         let tuner = plan(&["--dir", dir, "--compare", "spark,spark-untuned"]).unwrap();
         assert_eq!(tuner.networks, [Network::Spark, Network::SparkUntuned]);
-        let twice = plan(&["all_gather", "all-gather", "--dir", dir]).unwrap_err().to_string();
+        let twice = plan(&["all_gather", "all-gather", "--dir", dir])
+            .unwrap_err()
+            .to_string();
         assert!(twice.contains("all_gather_perf is named twice"), "{twice}");
-        assert!(plan(&["--dir", dir, "--compare", "ib,ib"]).unwrap_err().to_string().contains("ib twice"));
+        assert!(
+            plan(&["--dir", dir, "--compare", "ib,ib"])
+                .unwrap_err()
+                .to_string()
+                .contains("ib twice")
+        );
     }
 
     #[test]
@@ -264,12 +343,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("all_gather_perf"), "").unwrap();
         let dir = folder.path().to_str().unwrap();
-        let of = |more: &[&str]| plan(&[&["--dir", dir, "--sizes", "8K-16M,24K-24M"], more].concat());
+        let of =
+            |more: &[&str]| plan(&[&["--dir", dir, "--sizes", "8K-16M,24K-24M"], more].concat());
         let runs = of(&["--", "-n", "50"]).unwrap().arguments;
         let lines: Vec<String> = runs.iter().map(|run| run.join(" ")).collect();
-        assert_eq!(lines, ["-b 8192 -e 16777216 -f 2 -n 50", "-b 24576 -e 25165824 -f 2 -n 50"]);
+        assert_eq!(
+            lines,
+            [
+                "-b 8192 -e 16777216 -f 2 -n 50",
+                "-b 24576 -e 25165824 -f 2 -n 50"
+            ]
+        );
         let both = of(&["--", "-b", "8"]).unwrap_err().to_string();
-        assert!(both.contains("-b: --sizes names the sizes already"), "{both}");
+        assert!(
+            both.contains("-b: --sizes names the sizes already"),
+            "{both}"
+        );
         for wrong in ["8K", "0-8", "16-8", "8-x"] {
             assert!(plan(&["--dir", dir, "--sizes", wrong]).is_err(), "{wrong}");
         }

@@ -107,9 +107,13 @@ impl PrintedTable {
 
     /// Checks that no row is incomplete: at the end of the output, or before another row begins.
     pub fn finish(&self) -> Result<()> {
-        let Some(begun) = &self.begun else { return Ok(()) };
+        let Some(begun) = &self.begun else {
+            return Ok(());
+        };
         let size = begun.split_whitespace().next().unwrap_or_default();
-        bail!("the table's row of {size} bytes was never completed; the program printed only {begun:?}")
+        bail!(
+            "the table's row of {size} bytes was never completed; the program printed only {begun:?}"
+        )
     }
 }
 
@@ -125,19 +129,29 @@ impl Heading {
         if values.last().is_some_and(|name| name == "timestamp") {
             values.push("clock".to_owned());
         }
-        Some(Self { parameters: names[1..first].to_vec(), values })
+        Some(Self {
+            parameters: names[1..first].to_vec(),
+            values,
+        })
     }
 
     /// Reads a text that may be a row, begin a row, or continue the row in `begun`. Returns the row
     /// so far, and its values if it is complete. Text from a log line (`is_log`) counts only if it
     /// begins a row with all columns before the time, or completes a row.
-    fn extend(&self, begun: Option<&str>, text: &str, is_log: bool) -> Result<Option<(String, Option<Row>)>> {
+    fn extend(
+        &self,
+        begun: Option<&str>,
+        text: &str,
+        is_log: bool,
+    ) -> Result<Option<(String, Option<Row>)>> {
         let joined = format!("{}{text}", begun.unwrap_or_default());
         // Rows are indented. Text without an indent may be a row that was cut within its indent.
         let (is_indented, is_blank) = (text.starts_with(' '), text.trim().is_empty());
         let is_first = begun.is_none() && !is_log;
         match self.fit(&joined) {
-            Fit::Wrong if is_first && is_indented => bail!("a row of the table does not fit its heading: {text:?}"),
+            Fit::Wrong if is_first && is_indented => {
+                bail!("a row of the table does not fit its heading: {text:?}")
+            }
             Fit::Begun { has_parameters } => {
                 let is_part = match (begun, is_log) {
                     (None, false) => has_parameters || (is_indented && !is_blank),
@@ -160,7 +174,11 @@ impl Heading {
         let words: Vec<&str> = text.split_whitespace().collect();
         let mut at = 0;
         for name in &self.parameters {
-            let Some(word) = words.get(at) else { return Fit::Begun { has_parameters: false } };
+            let Some(word) = words.get(at) else {
+                return Fit::Begun {
+                    has_parameters: false,
+                };
+            };
             // The last word may be cut: `-` is the beginning of `-1`.
             let is_integer = word.parse::<i64>().is_ok() || (*word == "-" && at + 1 == words.len());
             match name.as_str() {
@@ -178,15 +196,22 @@ impl Heading {
         match values.len() {
             count if count == self.values.len() => Fit::Whole(values.to_vec()),
             count if count < self.values.len() && values.iter().all(|word| is_value(word)) => {
-                Fit::Begun { has_parameters: true }
+                Fit::Begun {
+                    has_parameters: true,
+                }
             }
             _ => Fit::Wrong,
         }
     }
 
     fn row(&self, text: &str, values: &[&str]) -> Result<Row> {
-        let bytes = text.split_whitespace().next().and_then(|word| word.parse().ok());
-        let half = |number: usize| half(&self.values, values, number).with_context(|| format!("the row {text:?}"));
+        let bytes = text
+            .split_whitespace()
+            .next()
+            .and_then(|word| word.parse().ok());
+        let half = |number: usize| {
+            half(&self.values, values, number).with_context(|| format!("the row {text:?}"))
+        };
         Ok(Row {
             bytes: bytes.with_context(|| format!("no size in the row {text:?}"))?,
             out_of_place: half(0)?,
@@ -197,31 +222,48 @@ impl Heading {
 
 /// Returns true if a line is indented and begins with a size, a count and a type.
 fn starts_row(line: &str) -> bool {
-    let mut words = line.split_whitespace().map(|word| word.parse::<u64>().is_ok());
-    line.starts_with(' ') && [words.next(), words.next(), words.next()] == [Some(true), Some(true), Some(false)]
+    let mut words = line
+        .split_whitespace()
+        .map(|word| word.parse::<u64>().is_ok());
+    line.starts_with(' ')
+        && [words.next(), words.next(), words.next()] == [Some(true), Some(true), Some(false)]
 }
 
 /// For each gap of two or more spaces, returns the gap and all text after it. Every piece of a row
 /// begins with such a gap.
 fn gaps(text: &str) -> impl Iterator<Item = &str> {
-    let starts = text.match_indices("  ").map(|(at, _)| at).filter(|at| !text[..*at].ends_with(' '));
+    let starts = text
+        .match_indices("  ")
+        .map(|(at, _)| at)
+        .filter(|at| !text[..*at].ends_with(' '));
     starts.map(|at| &text[at..])
 }
 
 /// Returns true for a number, `N/A`, a part of a timestamp, or the beginning of one of these.
 fn is_value(word: &str) -> bool {
     let number = word.trim_end_matches(['e', '+', '-', '.']);
-    "N/A".starts_with(word) || number.parse::<f64>().is_ok() || word.bytes().all(|byte| b"0123456789-:".contains(&byte))
+    "N/A".starts_with(word)
+        || number.parse::<f64>().is_ok()
+        || word.bytes().all(|byte| b"0123456789-:".contains(&byte))
 }
 
 fn half(columns: &[String], values: &[&str], number: usize) -> Result<Half> {
     let value = |name: &str| {
-        let mut places = columns.iter().zip(values).filter(|(column, _)| *column == name);
-        places.nth(number).map(|(_, value)| *value).with_context(|| format!("there is no column {name}"))
+        let mut places = columns
+            .iter()
+            .zip(values)
+            .filter(|(column, _)| *column == name);
+        places
+            .nth(number)
+            .map(|(_, value)| *value)
+            .with_context(|| format!("there is no column {name}"))
     };
     let numeric = |name: &str| {
         let value = value(name)?;
-        value.parse::<f64>().ok().with_context(|| format!("{name} is {value:?}, no number"))
+        value
+            .parse::<f64>()
+            .ok()
+            .with_context(|| format!("{name} is {value:?}, no number"))
     };
     let wrong = match value("#wrong")? {
         "N/A" => None,
@@ -229,7 +271,12 @@ fn half(columns: &[String], values: &[&str], number: usize) -> Result<Half> {
     };
     let time_us = numeric("time")?;
     ensure!(time_us >= 0.0 || time_us.is_nan(), "time is {time_us}");
-    Ok(Half { time_us, algbw_gb_s: numeric("algbw")?, busbw_gb_s: numeric("busbw")?, wrong })
+    Ok(Half {
+        time_us,
+        algbw_gb_s: numeric("algbw")?,
+        busbw_gb_s: numeric("busbw")?,
+        wrong,
+    })
 }
 
 #[cfg(test)]
@@ -246,14 +293,18 @@ mod tests {
     const IN: &str = "  1230.25    6.82    6.82       0";
     const WARN: &str = "[2026-11-21 03:45:10] vm:12:34 [0] net.cc:120 NCCL WARN NET/Spark : rail rocep1s0f0:1 lost";
     const INFO: &str = "vm:12:34 [0] NCCL INFO NET/Spark: connected with spark-2:4711";
-    const OTHER_RANK: &str = "vm:13:35 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0";
+    const OTHER_RANK: &str =
+        "vm:13:35 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0";
 
     fn read_all(text: &str) -> Result<(Vec<Row>, Vec<Read>)> {
         let mut table = PrintedTable::default();
         for line in HEADING.lines().chain([INFO, OTHER_RANK]) {
             assert_eq!(table.read(line)?, Read::Other);
         }
-        let reads = text.lines().map(|line| table.read(line)).collect::<Result<Vec<_>>>()?;
+        let reads = text
+            .lines()
+            .map(|line| table.read(line))
+            .collect::<Result<Vec<_>>>()?;
         table.finish()?;
         Ok((table.rows, reads))
     }
@@ -261,16 +312,28 @@ mod tests {
     /// Checks that `text` is read as one row despite other lines inside it.
     fn assert_one_row(text: &str) {
         let (rows, reads) = read_all(text).unwrap_or_else(|error| panic!("{error:#} in\n{text}"));
-        let half = |time_us, gb_s, wrong| Half { time_us, algbw_gb_s: gb_s, busbw_gb_s: gb_s, wrong };
-        let row =
-            Row { bytes: 8_388_608, out_of_place: half(1.2e6, 6.80, None), in_place: half(1230.25, 6.82, Some(0.0)) };
+        let half = |time_us, gb_s, wrong| Half {
+            time_us,
+            algbw_gb_s: gb_s,
+            busbw_gb_s: gb_s,
+            wrong,
+        };
+        let row = Row {
+            bytes: 8_388_608,
+            out_of_place: half(1.2e6, 6.80, None),
+            in_place: half(1230.25, 6.82, Some(0.0)),
+        };
         assert_eq!(rows, [row], "{text}");
         let whole = format!("{PARAMETERS}{OUT}{IN}");
         let shown = |read| match read {
             Read::Row(shown) => Some(shown.trim_start().to_owned()),
             Read::Part | Read::Other => None,
         };
-        assert_eq!(reads.into_iter().filter_map(shown).collect::<Vec<_>>(), [whole.trim_start()], "{text}");
+        assert_eq!(
+            reads.into_iter().filter_map(shown).collect::<Vec<_>>(),
+            [whole.trim_start()],
+            "{text}"
+        );
     }
 
     #[test]
@@ -284,11 +347,27 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
 ";
         let (rows, _) = read_all(text).unwrap();
         assert_eq!(rows.len(), 2);
-        assert_eq!((rows[0].bytes, rows[0].out_of_place.time_us, rows[0].in_place.wrong), (8, 13.25, None));
-        assert_eq!((rows[1].out_of_place.busbw_gb_s, rows[1].out_of_place.wrong), (2.18, Some(1000.0)));
-        assert_eq!((rows[1].in_place.algbw_gb_s, rows[1].in_place.wrong), (4.39, Some(0.0)));
+        assert_eq!(
+            (
+                rows[0].bytes,
+                rows[0].out_of_place.time_us,
+                rows[0].in_place.wrong
+            ),
+            (8, 13.25, None)
+        );
+        assert_eq!(
+            (rows[1].out_of_place.busbw_gb_s, rows[1].out_of_place.wrong),
+            (2.18, Some(1000.0))
+        );
+        assert_eq!(
+            (rows[1].in_place.algbw_gb_s, rows[1].in_place.wrong),
+            (4.39, Some(0.0))
+        );
         let mut table = PrintedTable::default();
-        assert_eq!(table.read(" 12 of something before the heading").unwrap(), Read::Other);
+        assert_eq!(
+            table.read(" 12 of something before the heading").unwrap(),
+            Read::Other
+        );
     }
 
     #[test]
@@ -306,24 +385,40 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
 
     #[test]
     fn several_lines_between_the_pieces_are_left_out() {
-        let lines = format!("{WARN}\n\n{WARN}\n{OTHER_RANK}\nlibibverbs: a line of standard error with 8 words");
-        assert_one_row(&format!("{PARAMETERS}\n{lines}\n{OUT}{INFO}\n{lines}\n{IN}"));
-        assert_one_row(&format!("{PARAMETERS}{INFO}\n{INFO}\n{OUT}\n{lines}\n{IN}\n\n"));
+        let lines = format!(
+            "{WARN}\n\n{WARN}\n{OTHER_RANK}\nlibibverbs: a line of standard error with 8 words"
+        );
+        assert_one_row(&format!(
+            "{PARAMETERS}\n{lines}\n{OUT}{INFO}\n{lines}\n{IN}"
+        ));
+        assert_one_row(&format!(
+            "{PARAMETERS}{INFO}\n{INFO}\n{OUT}\n{lines}\n{IN}\n\n"
+        ));
     }
 
     #[test]
     fn a_line_of_the_log_at_the_end_of_a_row_is_left_out() {
         assert_one_row(&format!("{PARAMETERS}{OUT}{IN}{INFO}\n\n"));
         assert_one_row(&format!("{PARAMETERS}{OUT}{IN}\n{WARN}\n\n"));
-        let (rows, _) = read_all(&format!("{PARAMETERS}{IN}{OUT}{INFO}\n\n{PARAMETERS}{IN}{IN}")).unwrap();
-        assert_eq!((rows.len(), rows[0].in_place.wrong, rows[1].in_place.wrong), (2, None, Some(0.0)));
+        let (rows, _) = read_all(&format!(
+            "{PARAMETERS}{IN}{OUT}{INFO}\n\n{PARAMETERS}{IN}{IN}"
+        ))
+        .unwrap();
+        assert_eq!(
+            (rows.len(), rows[0].in_place.wrong, rows[1].in_place.wrong),
+            (2, None, Some(0.0))
+        );
     }
 
     #[test]
     fn a_row_after_half_a_line_of_another_rank_is_read() {
         let half = "vm:13:35 [0] NCCL INFO Chan";
-        assert_one_row(&format!("{half}{PARAMETERS}\n{WARN}\nnel 00/0 : 0[0] -> 1[0]\n{OUT}{IN}"));
-        assert_one_row(&format!("{half}{PARAMETERS}{OUT}{IN}\nnel 00/0 : 0[0] -> 1[0]"));
+        assert_one_row(&format!(
+            "{half}{PARAMETERS}\n{WARN}\nnel 00/0 : 0[0] -> 1[0]\n{OUT}{IN}"
+        ));
+        assert_one_row(&format!(
+            "{half}{PARAMETERS}{OUT}{IN}\nnel 00/0 : 0[0] -> 1[0]"
+        ));
         assert_one_row(&format!("{PARAMETERS}\n{WARN}\n{half}{OUT}{IN}"));
     }
 
@@ -345,7 +440,11 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
             format!("{PARAMETERS}\n{WARN}\n{next}{OUT}{IN}"),
             format!("{PARAMETERS}{INFO}\n# Out of bounds values : 0 OK\n"),
         ] {
-            assert!(error(&text).contains("row of 8388608 bytes was never completed"), "{}", error(&text));
+            assert!(
+                error(&text).contains("row of 8388608 bytes was never completed"),
+                "{}",
+                error(&text)
+            );
         }
         // The next row reveals the incomplete row before the program has ended.
         let mut table = PrintedTable::default();
@@ -361,10 +460,16 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
         assert!(error("  8  2  float").contains("never completed"));
         let text = error("  8  2  float  sum  -1  x  0.00  0.00  0  12.9  0.00  0.00  0");
         assert!(text.contains("time is \"x\""), "{text}");
-        for row in ["  8  2  float  sum  first", "  8  2  float  sum  -1  x", &format!("{PARAMETERS}{OUT}{IN}  1")] {
+        for row in [
+            "  8  2  float  sum  first",
+            "  8  2  float  sum  -1  x",
+            &format!("{PARAMETERS}{OUT}{IN}  1"),
+        ] {
             assert!(error(row).contains("does not fit its heading"), "{row}");
         }
-        assert!(error(&format!("  8  2  float  sum  -1  -3.0  0  0  0{OUT}")).contains("time is -3"));
+        assert!(
+            error(&format!("  8  2  float  sum  -1  -3.0  0  0  0{OUT}")).contains("time is -3")
+        );
     }
 
     #[test]
@@ -372,8 +477,16 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0
         let mut table = PrintedTable::default();
         let heading = format!("{}  timestamp", HEADING.lines().nth(1).unwrap().trim_end());
         table.read(&heading).unwrap();
-        table.read(&format!("{PARAMETERS}{OUT}{IN}  2026-11-21 03:45:10")).unwrap();
-        assert_eq!((table.rows[0].out_of_place.time_us, table.rows[0].in_place.wrong), (1.2e6, Some(0.0)));
+        table
+            .read(&format!("{PARAMETERS}{OUT}{IN}  2026-11-21 03:45:10"))
+            .unwrap();
+        assert_eq!(
+            (
+                table.rows[0].out_of_place.time_us,
+                table.rows[0].in_place.wrong
+            ),
+            (1.2e6, Some(0.0))
+        );
     }
 
     #[test]

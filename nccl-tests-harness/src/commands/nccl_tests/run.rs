@@ -39,6 +39,9 @@ pub fn run(
     })?;
     mpirun::check(end, call, used.complaints(), &last)?;
     table.finish()?;
-    ensure!(!table.rows.is_empty(), "the program printed no table; its last line: {last}");
+    ensure!(
+        !table.rows.is_empty(),
+        "the program printed no table; its last line: {last}"
+    );
     Ok(table.rows)
 }

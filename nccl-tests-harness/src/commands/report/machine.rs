@@ -15,15 +15,27 @@ use std::path::Path;
 
 /// Reads the machine at `place`. `program` is this program's file, `variables` its environment.
 /// Fails if the doctor cannot examine the machine.
-pub(super) fn read(place: &Place, program: &Path, variables: Vec<(String, String)>) -> Result<Json> {
-    let request = Request { own_program: program.to_owned(), variables, ..Request::default() };
+pub(super) fn read(
+    place: &Place,
+    program: &Path,
+    variables: Vec<(String, String)>,
+) -> Result<Json> {
+    let request = Request {
+        own_program: program.to_owned(),
+        variables,
+        ..Request::default()
+    };
     let (answer, examined) = answer(place, request).map_err(Error::msg)?;
     let examined = examined.context("this machine was not examined")?;
     let variables = answer
         .variables
         .iter()
         .map(|one| json!({ "name": one.name, "value": Value::new(&one.name, &one.value), "effect": one.effect }));
-    let functions = examined.facts.functions.iter().map(|one| function(one, &examined.facts.survey));
+    let functions = examined
+        .facts
+        .functions
+        .iter()
+        .map(|one| function(one, &examined.facts.survey));
     Ok(json!({
         "versions": versions(place, &examined.libraries),
         "hardware": hardware(place, &examined.facts),
@@ -36,16 +48,32 @@ pub(super) fn read(place: &Place, program: &Path, variables: Vec<(String, String
 }
 
 fn versions(place: &Place, libraries: &Libraries) -> Json {
-    let plugin = libraries.copies.first().and_then(|copy| std::fs::read(place.path(&copy.path)).ok());
+    let plugin = libraries
+        .copies
+        .first()
+        .and_then(|copy| std::fs::read(place.path(&copy.path)).ok());
     let of_shell = |path: &str, name: &str| {
         let text = place.text(path)?;
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
         Some(value.trim_matches('"').to_owned())
     };
     let toolkit = place.text("/usr/local/cuda/version.json");
-    let toolkit = toolkit.and_then(|text| serde_json::from_str::<Json>(&text).ok()?.pointer("/cuda/version").cloned());
-    let verbs = libraries.verbs.as_deref().and_then(|path| place.resolve(path));
-    let nccl = libraries.nccl.iter().filter_map(|file| file.library.as_ref().ok());
+    let toolkit = toolkit.and_then(|text| {
+        serde_json::from_str::<Json>(&text)
+            .ok()?
+            .pointer("/cuda/version")
+            .cloned()
+    });
+    let verbs = libraries
+        .verbs
+        .as_deref()
+        .and_then(|path| place.resolve(path));
+    let nccl = libraries
+        .nccl
+        .iter()
+        .filter_map(|file| file.library.as_ref().ok());
     let nccl = nccl.map(|library| {
         let version = library.nccl_version().map(|(text, _)| text);
         json!({ "version": version, "build_id": library.build_id })
@@ -77,7 +105,9 @@ fn hardware(place: &Place, facts: &Facts) -> Json {
     let folder = "/proc/driver/nvidia/gpus";
     let model = |gpu: String| {
         let text = place.text(format!("{folder}/{gpu}/information"))?;
-        text.lines().find_map(|line| line.strip_prefix("Model:")).map(Name::product)
+        text.lines()
+            .find_map(|line| line.strip_prefix("Model:"))
+            .map(Name::product)
     };
     let cuda = facts.cuda.iter().flatten().map(|gpu| {
         let (direct, dma_buf) = (gpu.has_gpu_direct_rdma, gpu.has_dma_buf);
@@ -97,7 +127,10 @@ fn hardware(place: &Place, facts: &Facts) -> Json {
 }
 
 fn function(one: &Function, survey: &Survey) -> Json {
-    let refused = survey.refused.iter().find(|port| port.device == one.device && !one.is_rail);
+    let refused = survey
+        .refused
+        .iter()
+        .find(|port| port.device == one.device && !one.is_rail);
     json!({
         "device": one.device,
         "refusal": refused.map(|port| match port.obstacle {

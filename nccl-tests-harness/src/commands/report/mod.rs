@@ -66,14 +66,24 @@ impl Options {
         let plan = self.plan(program, folder.path(), variables)?;
         if plan.dry_run {
             let mut out = output::standard();
-            plan.steps.iter().try_for_each(|step| writeln!(out, "{}: {}", step.title(), intention(step)))?;
+            plan.steps
+                .iter()
+                .try_for_each(|step| writeln!(out, "{}: {}", step.title(), intention(step)))?;
             return Ok(());
         }
         let file = options::create_file(&plan.file)?;
         interrupt::leave_the_end_to_the_main_thread(WRITE);
         let place = Place::new(&plan.root);
         let count = plan.steps.len();
-        let take = |(at, step): (usize, Step)| part(step, &place, program, variables, &format!("{}/{count}", at + 1));
+        let take = |(at, step): (usize, Step)| {
+            part(
+                step,
+                &place,
+                program,
+                variables,
+                &format!("{}/{count}", at + 1),
+            )
+        };
         let parts: Vec<PartReport> = plan.steps.into_iter().enumerate().map(take).collect();
         let report = Report {
             schema: 1,
@@ -94,40 +104,91 @@ fn intention(step: &Step) -> String {
     match &step.order {
         Err(state) => state.text().to_owned(),
         Ok(Order::Read) => format!("at most {seconds} s: reads files, and asks the drivers"),
-        Ok(Order::Run { program, arguments, .. }) => {
-            format!("at most {seconds} s: {} {}", program.display(), arguments.join(" "))
+        Ok(Order::Run {
+            program, arguments, ..
+        }) => {
+            format!(
+                "at most {seconds} s: {} {}",
+                program.display(),
+                arguments.join(" ")
+            )
         }
     }
 }
 
-fn part(step: Step, place: &Place, program: &Path, variables: &[(String, String)], at: &str) -> PartReport {
+fn part(
+    step: Step,
+    place: &Place,
+    program: &Path,
+    variables: &[(String, String)],
+    at: &str,
+) -> PartReport {
     let say = |text: &str| {
         // Progress is optional: a closed terminal must not end the report.
-        let _ = writeln!(output::error(), "# report: {at} {}: {}", step.title(), plain(text));
+        let _ = writeln!(
+            output::error(),
+            "# report: {at} {}: {}",
+            step.title(),
+            plain(text)
+        );
     };
-    let not_run = |state| (Ended::new(state, Duration::ZERO), Err(anyhow!(state.text())));
+    let not_run = |state| {
+        (
+            Ended::new(state, Duration::ZERO),
+            Err(anyhow!(state.text())),
+        )
+    };
     say(&intention(&step));
     let (ended, json) = match &step.order {
         _ if interrupt::status().is_some() => not_run(State::Interrupted),
         Err(state) => not_run(*state),
         Ok(Order::Read) => {
-            let (place, program, variables) = (place.clone(), program.to_owned(), variables.to_vec());
-            run::read(move || machine::read(&place, &program, variables), step.limit)
+            let (place, program, variables) =
+                (place.clone(), program.to_owned(), variables.to_vec());
+            run::read(
+                move || machine::read(&place, &program, variables),
+                step.limit,
+            )
         }
-        Ok(Order::Run { program, arguments, json }) => run::run(program, arguments, json, step.limit),
+        Ok(Order::Run {
+            program,
+            arguments,
+            json,
+        }) => run::run(program, arguments, json, step.limit),
     };
-    let facts = json.and_then(|json| Facts::read(step.part, json).context("unexpected form of its JSON"));
+    let facts =
+        json.and_then(|json| Facts::read(step.part, json).context("unexpected form of its JSON"));
     if let (Err(error), Ok(_)) = (&facts, &step.order) {
         say(&format!("no facts: {}: {error:#}", ended.state.text()));
     }
-    PartReport { step, ended, facts: facts.ok() }
+    PartReport {
+        step,
+        ended,
+        facts: facts.ok(),
+    }
 }
 
 fn conclude(file: Option<NamedTempFile>, path: &Path, report: &Report) -> Result<()> {
-    let place = if file.is_some() { path.display().to_string() } else { "standard output".to_owned() };
-    options::write(&(serde_json::to_string_pretty(report).context("make the JSON")? + "\n"), file, path)?;
-    let without = report.parts.iter().filter(|part| part.facts.is_none()).count();
-    let how = if report.interrupted { "interrupted; what there is was written" } else { "written" };
+    let place = if file.is_some() {
+        path.display().to_string()
+    } else {
+        "standard output".to_owned()
+    };
+    options::write(
+        &(serde_json::to_string_pretty(report).context("make the JSON")? + "\n"),
+        file,
+        path,
+    )?;
+    let without = report
+        .parts
+        .iter()
+        .filter(|part| part.facts.is_none())
+        .count();
+    let how = if report.interrupted {
+        "interrupted; what there is was written"
+    } else {
+        "written"
+    };
     writeln!(
         output::error(),
         "# report: {how} to {place}: {} parts, {without} of them without facts\n\

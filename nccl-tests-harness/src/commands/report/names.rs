@@ -79,22 +79,39 @@ impl Name {
 
     /// Takes the version at the start of `text`. In custom kernels, the owner's words may follow.
     pub(super) fn version(text: &str) -> Self {
-        let ends = text.char_indices().filter(|(_, c)| "-+_ ".contains(*c)).map(|(at, _)| at).chain([text.len()]);
+        let ends = text
+            .char_indices()
+            .filter(|(_, c)| "-+_ ".contains(*c))
+            .map(|(at, _)| at)
+            .chain([text.len()]);
         let mut starts = ends.rev().filter_map(|end| text.get(..end));
-        Self::new(starts.find(|start| start.contains('.') && is_known(start)).unwrap_or_default())
+        Self::new(
+            starts
+                .find(|start| start.contains('.') && is_known(start))
+                .unwrap_or_default(),
+        )
     }
 
     /// Takes the words of `text` that are in [`PRODUCTS`].
     pub(super) fn product(text: &str) -> Vec<&'static str> {
         let words = text.split(|c: char| !c.is_ascii_alphanumeric());
-        words.filter_map(|word| PRODUCTS.split(' ').find(|known| known.eq_ignore_ascii_case(word))).collect()
+        words
+            .filter_map(|word| {
+                PRODUCTS
+                    .split(' ')
+                    .find(|known| known.eq_ignore_ascii_case(word))
+            })
+            .collect()
     }
 }
 
 impl Value {
     /// Returns the value of a variable, or `None` for an empty text.
     pub(super) fn new(variable: &str, text: &str) -> Option<Self> {
-        let number = text.parse().ok().filter(|_| NUMBERS.split(' ').any(|known| known == variable));
+        let number = text
+            .parse()
+            .ok()
+            .filter(|_| NUMBERS.split(' ').any(|known| known == variable));
         (!text.is_empty()).then(|| number.map_or_else(|| Self::Word(Name::new(text)), Self::Number))
     }
 }
@@ -102,9 +119,14 @@ impl Value {
 fn is_known(text: &str) -> bool {
     // The name of a rail is a device and its port number.
     let (name, port) = text.split_once(':').unwrap_or((text, "1"));
-    let forms = [VERSIONS, DEVICES, MACHINES, RESULTS, PRODUCTS, COUNTERS, NUMBERS, VARIABLES];
+    let forms = [
+        VERSIONS, DEVICES, MACHINES, RESULTS, PRODUCTS, COUNTERS, NUMBERS, VARIABLES,
+    ];
     let mut forms = forms.into_iter().flat_map(|forms| forms.split(' '));
-    let mut own = FINDINGS.iter().map(|(id, _)| *id).chain(config::table().iter().map(|row| row.name));
+    let mut own = FINDINGS
+        .iter()
+        .map(|(id, _)| *id)
+        .chain(config::table().iter().map(|row| row.name));
     has_form("#", port) && forms.any(|form| has_form(form, name)) || own.any(|known| known == text)
 }
 
@@ -117,7 +139,11 @@ fn has_form(form: &str, text: &str) -> bool {
     let mut rest = text.as_bytes();
     for part in form.bytes() {
         let length = match part {
-            b'#' => rest.iter().take(MOST_DIGITS).take_while(|byte| byte.is_ascii_digit()).count(),
+            b'#' => rest
+                .iter()
+                .take(MOST_DIGITS)
+                .take_while(|byte| byte.is_ascii_digit())
+                .count(),
             literal => usize::from(rest.first() == Some(&literal)),
         };
         if length == 0 {
@@ -136,8 +162,14 @@ impl From<String> for Name {
 
 impl From<String> for Digest {
     fn from(text: String) -> Self {
-        let is_hexadecimal = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        Self(if is_hexadecimal && matches!(text.len(), 40 | 64) { text } else { "other".to_owned() })
+        let is_hexadecimal = text
+            .bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        Self(if is_hexadecimal && matches!(text.len(), 40 | 64) {
+            text
+        } else {
+            "other".to_owned()
+        })
     }
 }
 

@@ -31,7 +31,12 @@ pub struct Options {
     #[arg(long, value_name = "A,B,...", value_delimiter = ',')]
     hosts: Vec<String>,
     /// Command that runs a program on another host, for the doctor, as in "ssh -p 2222".
-    #[arg(long, value_name = "COMMAND", default_value = "ssh", requires = "hosts")]
+    #[arg(
+        long,
+        value_name = "COMMAND",
+        default_value = "ssh",
+        requires = "hosts"
+    )]
     ssh: String,
     /// Runs these parts alone.
     #[arg(long, value_name = "PART,...", value_enum, value_delimiter = ',')]
@@ -67,7 +72,12 @@ impl Options {
     }
 
     /// Returns the plan, whose parts write below `folder`. Fails on a mistake on the command line.
-    pub(super) fn plan(self, program: &Path, folder: &Path, variables: &[(String, String)]) -> Result<Plan> {
+    pub(super) fn plan(
+        self,
+        program: &Path,
+        folder: &Path,
+        variables: &[(String, String)],
+    ) -> Result<Plan> {
         if !self.hosts.is_empty() {
             ssh::check_hosts(&self.hosts)?;
         }
@@ -77,27 +87,44 @@ impl Options {
             let whole = path.canonicalize().ok().filter(|path| path.is_dir());
             whole.ok_or_else(|| wrong(format!("--nccl-tests {}: must be a folder", path.display())))
         });
-        let path = variables.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_str());
+        let path = variables
+            .iter()
+            .find(|(name, _)| name == "PATH")
+            .map(|(_, value)| value.as_str());
         let request = Request {
             program: self.with_program.unwrap_or_else(|| program.to_owned()),
             folder: folder.to_owned(),
-            has_gpu: Place::new(&self.root).names("/dev").iter().any(|name| is_gpu(name)),
+            has_gpu: Place::new(&self.root)
+                .names("/dev")
+                .iter()
+                .any(|name| is_gpu(name)),
             mpirun: in_path("mpirun", path.unwrap_or_default(), Path::is_file),
             nccl_tests: nccl_tests.transpose()?,
             hosts: self.hosts,
             ssh: self.ssh,
         };
-        let is_wanted = |part: Part| (self.only.is_empty() || self.only.contains(&part)) && !self.skip.contains(&part);
+        let is_wanted = |part: Part| {
+            (self.only.is_empty() || self.only.contains(&part)) && !self.skip.contains(&part)
+        };
         let mut steps = parts::all(&request);
         steps.retain(|step| is_wanted(step.part));
         if steps.is_empty() {
             return Err(wrong("--only and --skip leave no part"))?;
         }
         if let Some(seconds) = self.part_limit {
-            steps.iter_mut().for_each(|step| step.limit = Duration::from_secs(seconds));
+            steps
+                .iter_mut()
+                .for_each(|step| step.limit = Duration::from_secs(seconds));
         }
-        let file = self.output.unwrap_or_else(|| format!("nccl-spark-report-{}.json", date::today()).into());
-        Ok(Plan { steps, file, dry_run: self.dry_run, root: self.root })
+        let file = self
+            .output
+            .unwrap_or_else(|| format!("nccl-spark-report-{}.json", date::today()).into());
+        Ok(Plan {
+            steps,
+            file,
+            dry_run: self.dry_run,
+            root: self.root,
+        })
     }
 }
 
@@ -109,9 +136,14 @@ pub(super) fn create_file(path: &Path) -> Result<Option<NamedTempFile>> {
         return Ok(None);
     }
     if path.symlink_metadata().is_ok() {
-        bail!("{} exists and is not overwritten: name another file with --output", path.display());
+        bail!(
+            "{} exists and is not overwritten: name another file with --output",
+            path.display()
+        );
     }
-    replacement::beside(path).map(Some).with_context(|| format!("--output {}", path.display()))
+    replacement::beside(path)
+        .map(Some)
+        .with_context(|| format!("--output {}", path.display()))
 }
 
 /// Writes the report to `path` or standard output. Fails if `path` exists by now.
@@ -119,10 +151,14 @@ pub(super) fn write(text: &str, file: Option<NamedTempFile>, path: &Path) -> Res
     let Some(mut file) = file else {
         let mut out = std::io::stdout();
         // With --quiet, `output::standard` would leave out lines that start with #.
-        return out.write_all(text.as_bytes()).and_then(|()| out.flush()).context(STANDARD_OUTPUT);
+        return out
+            .write_all(text.as_bytes())
+            .and_then(|()| out.flush())
+            .context(STANDARD_OUTPUT);
     };
     // The file is readable for all users, because a report is made to be shared.
     let filled = replacement::fill(&mut file, text).and_then(|()| file.as_file().sync_all());
     let kept = filled.and_then(|()| file.persist_noclobber(path).map_err(|error| error.error));
-    kept.map(drop).with_context(|| format!("write {}", path.display()))
+    kept.map(drop)
+        .with_context(|| format!("write {}", path.display()))
 }

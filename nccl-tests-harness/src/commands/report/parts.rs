@@ -78,7 +78,8 @@ const BY_HOST: &str = "--map-by node --bind-to none";
 
 impl Part {
     pub(super) fn word(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+        self.to_possible_value()
+            .map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
     /// Returns the time limit of a step. For a peer, it is above the doctor's own limit of 300 s.
@@ -111,26 +112,50 @@ impl State {
 
 impl Step {
     fn new(part: Part, order: Result<Order, State>) -> Self {
-        Self { part, peer: None, test: None, order, limit: part.limit() }
+        Self {
+            part,
+            peer: None,
+            test: None,
+            order,
+            limit: part.limit(),
+        }
     }
 
     pub(super) fn title(&self) -> String {
-        let words = [Some(self.part.word()), self.peer.map(|number| number.to_string()), self.test.map(str::to_owned)];
+        let words = [
+            Some(self.part.word()),
+            self.peer.map(|number| number.to_string()),
+            self.test.map(str::to_owned),
+        ];
         words.into_iter().flatten().collect::<Vec<_>>().join(" ")
     }
 }
 
 pub(super) fn all(request: &Request) -> Vec<Step> {
-    let memory = request.has_gpu.then(|| own(request, "memory --litmus 20", &[])).ok_or(State::NoGpu);
+    let memory = request
+        .has_gpu
+        .then(|| own(request, "memory --litmus 20", &[]))
+        .ok_or(State::NoGpu);
     let mut steps = vec![Step::new(Part::Machine, Ok(Order::Read))];
     steps.extend(between_hosts(request));
-    steps.extend([Step::new(Part::Memory, memory), Step::new(Part::AllGather, all_gather(request))]);
+    steps.extend([
+        Step::new(Part::Memory, memory),
+        Step::new(Part::AllGather, all_gather(request)),
+    ]);
     steps.extend(with_nccl(request));
     for (at, step) in steps.iter_mut().enumerate() {
-        if let Ok(Order::Run { arguments, json, .. }) = &mut step.order {
-            *json = request.folder.join(format!("{}-{}.json", at + 1, step.part.word()));
+        if let Ok(Order::Run {
+            arguments, json, ..
+        }) = &mut step.order
+        {
+            *json = request
+                .folder
+                .join(format!("{}-{}.json", at + 1, step.part.word()));
             // Words after `--` are arguments of another program.
-            let end = arguments.iter().position(|word| word == "--").unwrap_or(arguments.len());
+            let end = arguments
+                .iter()
+                .position(|word| word == "--")
+                .unwrap_or(arguments.len());
             arguments.splice(end..end, ["--json".to_owned(), json.display().to_string()]);
         }
     }
@@ -142,24 +167,48 @@ fn words(text: &str) -> Vec<String> {
 }
 
 fn run(program: &Path, arguments: Vec<String>) -> Order {
-    Order::Run { program: program.to_owned(), arguments, json: PathBuf::new() }
+    Order::Run {
+        program: program.to_owned(),
+        arguments,
+        json: PathBuf::new(),
+    }
 }
 
 /// Makes an order to run a command of this program. `command` is split at blanks. `options` are
 /// whole arguments, which may have blanks.
 fn own(request: &Request, command: &str, options: &[&str]) -> Order {
-    run(&request.program, [words(command), options.iter().map(|one| (*one).to_owned()).collect()].concat())
+    run(
+        &request.program,
+        [
+            words(command),
+            options.iter().map(|one| (*one).to_owned()).collect(),
+        ]
+        .concat(),
+    )
 }
 
 fn between_hosts(request: &Request) -> Vec<Step> {
     let [_, others @ ..] = &request.hosts[..] else {
-        return [Part::Hosts, Part::Peer].map(|part| Step::new(part, Err(State::NoHosts))).into();
+        return [Part::Hosts, Part::Peer]
+            .map(|part| Step::new(part, Err(State::NoHosts)))
+            .into();
     };
-    let doctor = |option: &str, value: &str| Ok(own(request, "doctor", &[option, value, "--ssh", &request.ssh]));
-    let peer =
-        |(at, host): (usize, &String)| Step { peer: Some(at + 1), ..Step::new(Part::Peer, doctor("--peer", host)) };
+    let doctor = |option: &str, value: &str| {
+        Ok(own(
+            request,
+            "doctor",
+            &[option, value, "--ssh", &request.ssh],
+        ))
+    };
+    let peer = |(at, host): (usize, &String)| Step {
+        peer: Some(at + 1),
+        ..Step::new(Part::Peer, doctor("--peer", host))
+    };
     let hosts = Step::new(Part::Hosts, doctor("--hosts", &request.hosts.join(",")));
-    [hosts].into_iter().chain(others.iter().enumerate().map(peer)).collect()
+    [hosts]
+        .into_iter()
+        .chain(others.iter().enumerate().map(peer))
+        .collect()
 }
 
 /// Makes the order for all-gather: two ranks on this host, or one on each of the first two hosts.
@@ -172,7 +221,9 @@ fn all_gather(request: &Request) -> Result<Order, State> {
     let mut arguments = words(&format!("-np 2 -H {first},{second} {BY_HOST}"));
     arguments.push(request.program.display().to_string());
     let first = first.rsplit('@').next().unwrap_or(first);
-    arguments.extend(words(&format!("{SIZES} --rendezvous {first}:{MEETING_PORT}")));
+    arguments.extend(words(&format!(
+        "{SIZES} --rendezvous {first}:{MEETING_PORT}"
+    )));
     Ok(run(mpirun, arguments))
 }
 
@@ -183,16 +234,36 @@ fn with_nccl(request: &Request) -> [Step; 3] {
         Some(_) if request.mpirun.is_none() => Err(State::NoMpirun),
         Some(folder) => Ok(folder.display().to_string()),
     };
-    let ranks = format!("-np {} -H {} {BY_HOST}", request.hosts.len(), request.hosts.join(","));
+    let ranks = format!(
+        "-np {} -H {} {BY_HOST}",
+        request.hosts.len(),
+        request.hosts.join(",")
+    );
     let order = |command: &str, last: &str| {
         let folder = folder.as_ref().map_err(|reason| *reason)?;
-        let hosts = if request.hosts.is_empty() { vec![] } else { vec!["--mpirun", &ranks] };
-        let options = [vec!["--dir", folder], hosts, last.split_whitespace().collect()].concat();
+        let hosts = if request.hosts.is_empty() {
+            vec![]
+        } else {
+            vec!["--mpirun", &ranks]
+        };
+        let options = [
+            vec!["--dir", folder],
+            hosts,
+            last.split_whitespace().collect(),
+        ]
+        .concat();
         Ok(own(request, command, &options))
     };
     let test = |test| {
         let command = format!("nccl-tests {test} --compare spark,ib --rounds 3");
-        Step { test: Some(test), ..Step::new(Part::NcclTests, order(&command, "-- -b 8 -e 128M -f 4")) }
+        Step {
+            test: Some(test),
+            ..Step::new(Part::NcclTests, order(&command, "-- -b 8 -e 128M -f 4"))
+        }
     };
-    [test("all_reduce"), test("all_gather"), Step::new(Part::Tune, order("tune collectives --dry-run", ""))]
+    [
+        test("all_reduce"),
+        test("all_gather"),
+        Step::new(Part::Tune, order("tune collectives --dry-run", "")),
+    ]
 }

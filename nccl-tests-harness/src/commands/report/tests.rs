@@ -39,7 +39,10 @@ fn a_version_ends_before_other_words_and_is_no_address() {
     ] {
         assert_eq!(Name::version(text), Name::new(expected), "{text}");
     }
-    assert_eq!(Name::product("NVIDIA NVIDIA_DGX_Spark of acme"), ["NVIDIA", "NVIDIA", "DGX", "Spark"]);
+    assert_eq!(
+        Name::product("NVIDIA NVIDIA_DGX_Spark of acme"),
+        ["NVIDIA", "NVIDIA", "DGX", "Spark"]
+    );
 }
 
 #[test]

@@ -14,25 +14,89 @@ pub struct Column {
 }
 
 pub const ALL: [Column; 12] = [
-    Column { name: "out Gb/s", width: 8, place: 0, text: |row| gigabits(row.sent.bytes_per_s) },
-    Column { name: "in Gb/s", width: 8, place: 1, text: |row| gigabits(row.received.bytes_per_s) },
-    Column { name: "share %", width: 7, place: 3, text: |row| row.share_percent.map_or_else(none, tenths) },
-    Column { name: "carry", width: 9, place: 2, text: carry },
-    Column { name: "mean us", width: 8, place: 5, text: |row| row.mean_latency_us.map_or_else(none, significant) },
-    Column { name: "longest us", width: 10, place: 8, text: longest },
-    Column { name: "losses", width: 6, place: 4, text: |row| row.losses.to_string() },
-    Column { name: "returns", width: 7, place: 7, text: |row| row.recoveries.to_string() },
-    Column { name: "lost s", width: 7, place: 9, text: |row| tenths(row.lost_s) },
-    Column { name: "stalls", width: 6, place: 6, text: |row| row.stalls.map_or_else(String::new, |it| it.to_string()) },
-    Column { name: "stalled s", width: 9, place: 10, text: |row| row.stalled_s.map_or_else(String::new, tenths) },
-    Column { name: "stuck", width: 16, place: 11, text: |row| row.stall_cause.unwrap_or_default().to_owned() },
+    Column {
+        name: "out Gb/s",
+        width: 8,
+        place: 0,
+        text: |row| gigabits(row.sent.bytes_per_s),
+    },
+    Column {
+        name: "in Gb/s",
+        width: 8,
+        place: 1,
+        text: |row| gigabits(row.received.bytes_per_s),
+    },
+    Column {
+        name: "share %",
+        width: 7,
+        place: 3,
+        text: |row| row.share_percent.map_or_else(none, tenths),
+    },
+    Column {
+        name: "carry",
+        width: 9,
+        place: 2,
+        text: carry,
+    },
+    Column {
+        name: "mean us",
+        width: 8,
+        place: 5,
+        text: |row| row.mean_latency_us.map_or_else(none, significant),
+    },
+    Column {
+        name: "longest us",
+        width: 10,
+        place: 8,
+        text: longest,
+    },
+    Column {
+        name: "losses",
+        width: 6,
+        place: 4,
+        text: |row| row.losses.to_string(),
+    },
+    Column {
+        name: "returns",
+        width: 7,
+        place: 7,
+        text: |row| row.recoveries.to_string(),
+    },
+    Column {
+        name: "lost s",
+        width: 7,
+        place: 9,
+        text: |row| tenths(row.lost_s),
+    },
+    Column {
+        name: "stalls",
+        width: 6,
+        place: 6,
+        text: |row| row.stalls.map_or_else(String::new, |it| it.to_string()),
+    },
+    Column {
+        name: "stalled s",
+        width: 9,
+        place: 10,
+        text: |row| row.stalled_s.map_or_else(String::new, tenths),
+    },
+    Column {
+        name: "stuck",
+        width: 16,
+        place: 11,
+        text: |row| row.stall_cause.unwrap_or_default().to_owned(),
+    },
 ];
 
 impl Column {
     /// Returns the figure, or `#` signs if it is wider than the column.
     pub fn text(&self, row: &Row) -> String {
         let text = (self.text)(row);
-        if text.len() > self.width { "#".repeat(self.width) } else { text }
+        if text.len() > self.width {
+            "#".repeat(self.width)
+        } else {
+            text
+        }
     }
 }
 
@@ -59,7 +123,11 @@ fn carry(row: &Row) -> String {
 }
 
 fn longest(row: &Row) -> String {
-    if row.longest_latency_us == 0.0 { none() } else { significant(row.longest_latency_us) }
+    if row.longest_latency_us == 0.0 {
+        none()
+    } else {
+        significant(row.longest_latency_us)
+    }
 }
 
 fn tenths(value: f64) -> String {
@@ -90,7 +158,20 @@ mod tests {
         let texts = |row: &Row| ALL.map(|column| column.text(row));
         assert_eq!(
             texts(&rows[0]),
-            ["10.0", "0", "100.0", "1/1", "25.0", "50.0", "3", "2", "1.5", "4", "9.0", "not-acknowledged"]
+            [
+                "10.0",
+                "0",
+                "100.0",
+                "1/1",
+                "25.0",
+                "50.0",
+                "3",
+                "2",
+                "1.5",
+                "4",
+                "9.0",
+                "not-acknowledged"
+            ]
         );
         assert_eq!(texts(&rows[1])[9..], ["", "", ""]);
     }
@@ -100,7 +181,10 @@ mod tests {
         let mut flow = flow("r0", "b", Direction::Send, u64::MAX);
         flow.side.total.losses = u64::MAX;
         let rows = of_job(&job(1, vec![flow]), false);
-        assert_eq!(ALL.map(|column| column.text(&rows[0])[..].to_owned())[6], "######");
+        assert_eq!(
+            ALL.map(|column| column.text(&rows[0])[..].to_owned())[6],
+            "######"
+        );
         assert!(
             ALL.iter()
                 .all(|column| column.text(&rows[0]).len() <= column.width

@@ -58,7 +58,10 @@ struct RailJson {
 
 impl<'a> SnapshotJson<'a> {
     pub fn new(snapshot: &'a Snapshot, by_peer: bool, time_s: f64) -> Self {
-        let jobs = rows::of_snapshot(snapshot, by_peer).into_iter().map(|(job, rows)| job_json(job, &rows)).collect();
+        let jobs = rows::of_snapshot(snapshot, by_peer)
+            .into_iter()
+            .map(|(job, rows)| job_json(job, &rows))
+            .collect();
         Self {
             schema: SCHEMA,
             time_s,
@@ -72,11 +75,23 @@ impl<'a> SnapshotJson<'a> {
 
 fn job_json<'a>(job: &'a Job, rows: &[Row]) -> JobJson<'a> {
     let rails_of = |peer: &Option<String>| {
-        let rows = rows.iter().filter(|row| row.peer == *peer && row.rail.is_some());
+        let rows = rows
+            .iter()
+            .filter(|row| row.peer == *peer && row.rail.is_some());
         let rate = |row: &Row| Some(row.bits_per_s()).filter(|rate| *rate > 0);
-        rows.map(|row| RailJson { payload_bits_per_s: rate(row), row: row.clone() }).collect()
+        rows.map(|row| RailJson {
+            payload_bits_per_s: rate(row),
+            row: row.clone(),
+        })
+        .collect()
     };
-    let peer = |row: &Row| Some(PeerJson { peer: row.peer.clone()?, row: row.clone(), rails: rails_of(&row.peer) });
+    let peer = |row: &Row| {
+        Some(PeerJson {
+            peer: row.peer.clone()?,
+            row: row.clone(),
+            rails: rails_of(&row.peer),
+        })
+    };
     JobJson {
         pid: job.seen.pid,
         rank: job.seen.rank,
@@ -87,7 +102,11 @@ fn job_json<'a>(job: &'a Job, rows: &[Row]) -> JobJson<'a> {
         passed_over_lanes: job.seen.counters.passed_over,
         row: rows[0].clone(),
         rails: rails_of(&None),
-        peers: rows.iter().filter(|row| row.rail.is_none()).filter_map(peer).collect(),
+        peers: rows
+            .iter()
+            .filter(|row| row.rail.is_none())
+            .filter_map(peer)
+            .collect(),
     }
 }
 
@@ -101,31 +120,62 @@ mod tests {
     /// Scripts rely on these field names.
     #[test]
     fn the_schema_matches_the_documentation() {
-        let flows = vec![flow("r0", "b", Direction::Send, 1000), flow("r1", "c", Direction::Receive, 500)];
-        let snapshot = Snapshot { jobs: vec![job(7, flows)], hidden: 2, ports: vec![port(7.5)], ..Snapshot::default() };
-        let json = |by_peer| serde_json::to_value(SnapshotJson::new(&snapshot, by_peer, 5.0)).unwrap();
+        let flows = vec![
+            flow("r0", "b", Direction::Send, 1000),
+            flow("r1", "c", Direction::Receive, 500),
+        ];
+        let snapshot = Snapshot {
+            jobs: vec![job(7, flows)],
+            hidden: 2,
+            ports: vec![port(7.5)],
+            ..Snapshot::default()
+        };
+        let json =
+            |by_peer| serde_json::to_value(SnapshotJson::new(&snapshot, by_peer, 5.0)).unwrap();
         let (by_rail, by_peer) = (json(false), json(true));
-        assert_eq!((&by_rail["schema"], &by_rail["hidden_processes"]), (&1.into(), &2.into()));
+        assert_eq!(
+            (&by_rail["schema"], &by_rail["hidden_processes"]),
+            (&1.into(), &2.into())
+        );
         let rail = &by_rail["jobs"][0]["rails"][0];
         assert_eq!(
             (&rail["rail"], &rail["sent"]["bytes"], &rail["stalls"]),
             (&"r0".into(), &2000.into(), &Value::Null)
         );
         assert_eq!(rail["sent"]["bytes_per_s"], 1000.0);
-        assert_eq!((&by_rail["jobs"][0]["stalls"], by_rail["jobs"][0].get("peers")), (&0.into(), None));
+        assert_eq!(
+            (
+                &by_rail["jobs"][0]["stalls"],
+                by_rail["jobs"][0].get("peers")
+            ),
+            (&0.into(), None)
+        );
         let peer = &by_peer["jobs"][0]["peers"][1];
-        assert_eq!((&peer["peer"], &peer["rails"][0]["received"]["bytes"]), (&"c".into(), &1000.into()));
+        assert_eq!(
+            (&peer["peer"], &peer["rails"][0]["received"]["bytes"]),
+            (&"c".into(), &1000.into())
+        );
         let port = &by_peer["ports"][0];
         assert_eq!(
-            (&port["rail"], &port["counters"]["packet_seq_err"], &port["per_s"]["packet_seq_err"]),
+            (
+                &port["rail"],
+                &port["counters"]["packet_seq_err"],
+                &port["per_s"]["packet_seq_err"]
+            ),
             (&"r0".into(), &4830.into(), &7.5.into())
         );
         let guide = include_str!("../../../../docs/guide/monitoring.md");
         let mut names = std::collections::BTreeSet::new();
         names_in(&by_rail, &mut names);
         names_in(&by_peer, &mut names);
-        let missing: Vec<_> = names.iter().filter(|name| !guide.contains(&format!("`{name}`"))).collect();
-        assert!(missing.is_empty() && names.len() > 25, "docs/guide/monitoring.md does not name {missing:?}");
+        let missing: Vec<_> = names
+            .iter()
+            .filter(|name| !guide.contains(&format!("`{name}`")))
+            .collect();
+        assert!(
+            missing.is_empty() && names.len() > 25,
+            "docs/guide/monitoring.md does not name {missing:?}"
+        );
     }
 
     fn names_in(value: &Value, names: &mut std::collections::BTreeSet<String>) {

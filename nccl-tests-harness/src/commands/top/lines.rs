@@ -17,14 +17,23 @@ pub struct Lines {
 }
 
 impl Lines {
-    pub fn write(&mut self, out: impl Write, snapshot: &Snapshot, by_peer: bool, moment: &str) -> io::Result<()> {
+    pub fn write(
+        &mut self,
+        out: impl Write,
+        snapshot: &Snapshot,
+        by_peer: bool,
+        moment: &str,
+    ) -> io::Result<()> {
         let mut widths: Vec<Column> = vec![right(8), right(5), left(15), left(16), left(16)];
         widths.extend(columns::ALL.map(|column| right(column.width)));
         widths.push(left(4));
         let mut table = Table::new(out, "  ", widths);
         table.remark(&format!("{moment}: {}", count(snapshot.jobs.len(), "job")))?;
         let remarks = remarks(snapshot);
-        for remark in remarks.iter().filter(|remark| !self.remarks.contains(remark)) {
+        for remark in remarks
+            .iter()
+            .filter(|remark| !self.remarks.contains(remark))
+        {
             table.remark(remark)?;
         }
         self.remarks = remarks;
@@ -48,9 +57,18 @@ fn cells(job: &Job, row: &Row) -> Vec<String> {
     let rank = job.seen.rank.map_or_else(none, |rank| rank.to_string());
     // Programs that split the lines expect one word in each cell.
     let command = job.seen.command.replace(' ', "_");
-    let mut cells = vec![job.seen.pid.to_string(), rank, command, or_all(&row.peer), or_all(&row.rail)];
-    cells
-        .extend(columns::ALL.map(|column| Some(column.text(row)).filter(|text| !text.is_empty()).unwrap_or_else(none)));
+    let mut cells = vec![
+        job.seen.pid.to_string(),
+        rank,
+        command,
+        or_all(&row.peer),
+        or_all(&row.rail),
+    ];
+    cells.extend(columns::ALL.map(|column| {
+        Some(column.text(row))
+            .filter(|text| !text.is_empty())
+            .unwrap_or_else(none)
+    }));
     cells.push(mark(row.condition).1.to_owned());
     cells
 }
@@ -60,26 +78,45 @@ fn cells(job: &Job, row: &Row) -> Vec<String> {
 pub fn remarks(snapshot: &Snapshot) -> Vec<String> {
     let mut remarks: Vec<String> = snapshot.ports.iter().filter_map(errors).collect();
     remarks.extend(hidden(snapshot.hidden, nix::unistd::geteuid().is_root()));
-    remarks
-        .extend(snapshot.passed_over.iter().map(|SkippedProcess { pid, reason }| format!("process {pid}: {reason}")));
+    remarks.extend(
+        snapshot
+            .passed_over
+            .iter()
+            .map(|SkippedProcess { pid, reason }| format!("process {pid}: {reason}")),
+    );
     if !snapshot.uncounted.is_empty() {
-        remarks.push(format!("no counters of {}: {}", snapshot.uncounted.join(", "), nic::NONE));
+        remarks.push(format!(
+            "no counters of {}: {}",
+            snapshot.uncounted.join(", "),
+            nic::NONE
+        ));
     }
     for job in &snapshot.jobs {
         let (pid, lanes) = (job.seen.pid, job.seen.counters.not_counted);
         if let Some(pinned) = job.seen.pinned_bytes.filter(|bytes| *bytes > 0) {
-            remarks.push(format!("process {pid}: {} MB of memory pinned for devices", pinned / 1_000_000));
+            remarks.push(format!(
+                "process {pid}: {} MB of memory pinned for devices",
+                pinned / 1_000_000
+            ));
         }
         if lanes > 0 {
-            remarks.push(format!("process {pid}: {lanes} lanes have no record: its counters file is full"));
+            remarks.push(format!(
+                "process {pid}: {lanes} lanes have no record: its counters file is full"
+            ));
         }
     }
     remarks
 }
 
 fn errors(port: &Port) -> Option<String> {
-    let errors = port.per_s.iter().flatten().filter(|(name, _)| nic::is_error(name));
-    let texts: Vec<String> = errors.map(|(name, rate)| format!("{} {name}/s", significant(*rate))).collect();
+    let errors = port
+        .per_s
+        .iter()
+        .flatten()
+        .filter(|(name, _)| nic::is_error(name));
+    let texts: Vec<String> = errors
+        .map(|(name, rate)| format!("{} {name}/s", significant(*rate)))
+        .collect();
     (!texts.is_empty()).then(|| format!("port {}: {}", port.rail, texts.join(", ")))
 }
 
@@ -105,18 +142,33 @@ mod tests {
     #[test]
     fn each_line_has_all_fields_and_remarks_are_printed_once() {
         let mut snapshot = Snapshot {
-            jobs: vec![job(4711, vec![flow("r0", "b", Direction::Send, 125_000_000)])],
+            jobs: vec![job(
+                4711,
+                vec![flow("r0", "b", Direction::Send, 125_000_000)],
+            )],
             ..Snapshot::default()
         };
         snapshot.jobs[0].seen.command = "a b".to_owned();
         snapshot.hidden = 12;
-        snapshot.passed_over = vec![SkippedProcess { pid: 9, reason: "a reason".to_owned() }];
+        snapshot.passed_over = vec![SkippedProcess {
+            pid: 9,
+            reason: "a reason".to_owned(),
+        }];
         let (mut lines, mut first, mut second) = (Lines::default(), Vec::new(), Vec::new());
         lines.write(&mut first, &snapshot, false, "now").unwrap();
         lines.write(&mut second, &snapshot, true, "then").unwrap();
-        let (first, second) = (String::from_utf8(first).unwrap(), String::from_utf8(second).unwrap());
-        assert!(first.starts_with("# now: 1 job\n# 12 processes of other users cannot be read: "), "{first}");
-        assert!(first.contains("# process 9: a reason\n") && !second.contains("a reason"), "{first}{second}");
+        let (first, second) = (
+            String::from_utf8(first).unwrap(),
+            String::from_utf8(second).unwrap(),
+        );
+        assert!(
+            first.starts_with("# now: 1 job\n# 12 processes of other users cannot be read: "),
+            "{first}"
+        );
+        assert!(
+            first.contains("# process 9: a reason\n") && !second.contains("a reason"),
+            "{first}{second}"
+        );
         let rows: Vec<Vec<&str>> = second
             .lines()
             .filter(|line| !line.starts_with('#'))
@@ -124,7 +176,12 @@ mod tests {
             .collect();
         assert_eq!(rows.len(), 3, "{second}");
         assert!(rows.iter().all(|row| row.len() == 17), "{second}");
-        assert_eq!(rows[0][..9], ["4711", "-", "a_b", "all", "all", "1.00", "0", "100.0", "1/1"]);
+        assert_eq!(
+            rows[0][..9],
+            [
+                "4711", "-", "a_b", "all", "all", "1.00", "0", "100.0", "1/1"
+            ]
+        );
         assert_eq!((rows[1][3], rows[2][3], rows[2][4]), ("b", "b", "r0"));
     }
 
@@ -132,14 +189,23 @@ mod tests {
     fn a_port_with_errors_gets_a_remark() {
         let mut packets = port(1.0);
         packets.per_s = Some([("port_xmit_packets".to_owned(), 5.0)].into());
-        let snapshot = Snapshot { ports: vec![port(7.5), packets], ..Snapshot::default() };
+        let snapshot = Snapshot {
+            ports: vec![port(7.5), packets],
+            ..Snapshot::default()
+        };
         assert_eq!(remarks(&snapshot), ["port r0: 7.50 packet_seq_err/s"]);
     }
 
     #[test]
     fn missing_permissions_are_reported_with_the_cure() {
         assert_eq!(hidden(0, false), None);
-        assert_eq!(hidden(1, false).unwrap(), "1 process of another user cannot be read: run with sudo");
-        assert_eq!(hidden(3, true).unwrap(), "3 processes of other users cannot be read: CAP_SYS_PTRACE is missing");
+        assert_eq!(
+            hidden(1, false).unwrap(),
+            "1 process of another user cannot be read: run with sudo"
+        );
+        assert_eq!(
+            hidden(3, true).unwrap(),
+            "3 processes of other users cannot be read: CAP_SYS_PTRACE is missing"
+        );
     }
 }

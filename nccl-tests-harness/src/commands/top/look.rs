@@ -95,8 +95,14 @@ impl Reader {
     pub fn new(only: &[u32]) -> Self {
         let only: BTreeSet<u32> = only.iter().copied().collect();
         // The plugin reports a wrong setting, so top ignores the error.
-        let sysfs = Config::from_environment().map_or_else(|_| PathBuf::from("/sys"), |config| config.rails.sysfs);
-        Self { start: Instant::now(), only: only.into_iter().collect(), sysfs, ranks: BTreeMap::new() }
+        let sysfs = Config::from_environment()
+            .map_or_else(|_| PathBuf::from("/sys"), |config| config.rails.sysfs);
+        Self {
+            start: Instant::now(),
+            only: only.into_iter().collect(),
+            sysfs,
+            ranks: BTreeMap::new(),
+        }
     }
 
     /// Reads the counters of all processes that are to be shown.
@@ -104,7 +110,11 @@ impl Reader {
     /// # Errors
     /// /proc itself cannot be read.
     pub fn read_all(&mut self) -> io::Result<Reading> {
-        let pids = if self.only.is_empty() { process::all()? } else { self.only.clone() };
+        let pids = if self.only.is_empty() {
+            process::all()?
+        } else {
+            self.only.clone()
+        };
         let (mut reading, mut found) = (Reading::default(), BTreeMap::new());
         for pid in pids {
             if let Err(reason) = self.read_process(pid, &mut reading, &mut found) {
@@ -112,19 +122,39 @@ impl Reader {
             }
         }
         let mut ranks = BTreeMap::new();
-        for (file, Found { at_ns, counters, holders }) in found {
+        for (
+            file,
+            Found {
+                at_ns,
+                counters,
+                holders,
+            },
+        ) in found
+        {
             let pid = owner(&holders, counters.process_id);
             let known = self.ranks.get(&(pid, file)).copied();
             let rank = known.unwrap_or_else(|| process::rank(pid));
             ranks.insert((pid, file), rank);
             let (command, pinned_bytes) = (process::command(pid), process::pinned_bytes(pid));
-            reading.jobs.push(Job { pid, command, rank, file, at_ns, counters, pinned_bytes });
+            reading.jobs.push(Job {
+                pid,
+                command,
+                rank,
+                file,
+                at_ns,
+                counters,
+                pinned_bytes,
+            });
         }
         self.ranks = ranks;
         // A forked process also has its parent's file open. If it has its own file, show that one.
-        reading
-            .jobs
-            .sort_by_key(|job| (job.pid, process::own_number(job.pid) != Some(job.counters.process_id), job.file));
+        reading.jobs.sort_by_key(|job| {
+            (
+                job.pid,
+                process::own_number(job.pid) != Some(job.counters.process_id),
+                job.file,
+            )
+        });
         reading.jobs.dedup_by_key(|job| job.pid);
         (reading.ports, reading.uncounted) = self.ports(&reading.jobs);
         reading.ports_at_ns = self.now_ns();
@@ -135,14 +165,18 @@ impl Reader {
     /// no counters. The processes choose the names of the rails, so only names that exist in sysfs
     /// are read.
     fn ports(&self, jobs: &[Job]) -> (BTreeMap<String, PortCounters>, Vec<String>) {
-        let rails: BTreeSet<&str> =
-            jobs.iter().flat_map(|job| &job.counters.records).map(|record| record.rail.as_str()).collect();
+        let rails: BTreeSet<&str> = jobs
+            .iter()
+            .flat_map(|job| &job.counters.records)
+            .map(|record| record.rail.as_str())
+            .collect();
         let names = |folder: PathBuf| {
             let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
             entries.filter_map(|entry| entry.file_name().into_string().ok())
         };
         let class = self.sysfs.join("class/infiniband");
-        let devices = names(class.clone()).filter(|device| rails.iter().any(|rail| rail.starts_with(device.as_str())));
+        let devices = names(class.clone())
+            .filter(|device| rails.iter().any(|rail| rail.starts_with(device.as_str())));
         let ports = devices.flat_map(|device| {
             let numbers = names(class.join(&device).join("ports"));
             numbers.filter_map(move |number| Some((device.clone(), number.parse::<u8>().ok()?)))
@@ -166,7 +200,12 @@ impl Reader {
     }
 
     /// Finds the counters files of a process. The error is the reason why the process is not shown.
-    fn read_process(&self, pid: u32, reading: &mut Reading, found: &mut BTreeMap<FileId, Found>) -> Result<(), String> {
+    fn read_process(
+        &self,
+        pid: u32,
+        reading: &mut Reading,
+        found: &mut BTreeMap<FileId, Found>,
+    ) -> Result<(), String> {
         let is_asked_for = !self.only.is_empty();
         let links = match process::links(pid, is_counters) {
             Ok(links) => links,
@@ -175,7 +214,11 @@ impl Reader {
                 return Ok(());
             }
             Err(error) if process::is_gone(&error) => {
-                return if is_asked_for { Err("there is no such process".to_owned()) } else { Ok(()) };
+                return if is_asked_for {
+                    Err("there is no such process".to_owned())
+                } else {
+                    Ok(())
+                };
             }
             Err(error) => return Err(format!("its open files cannot be listed: {error}")),
         };
@@ -187,7 +230,9 @@ impl Reader {
             match open(&link) {
                 Ok((file, _)) if files.contains(&file) => {}
                 Ok(_) if files.len() == MAX_FILES_PER_PROCESS => {
-                    return Err(format!("it has more than {MAX_FILES_PER_PROCESS} counters files"));
+                    return Err(format!(
+                        "it has more than {MAX_FILES_PER_PROCESS} counters files"
+                    ));
                 }
                 Ok((file, open)) => {
                     files.insert(file);
@@ -200,7 +245,13 @@ impl Reader {
         Ok(())
     }
 
-    fn read(&self, pid: u32, id: FileId, file: &File, found: &mut BTreeMap<FileId, Found>) -> Result<(), String> {
+    fn read(
+        &self,
+        pid: u32,
+        id: FileId,
+        file: &File,
+        found: &mut BTreeMap<FileId, Found>,
+    ) -> Result<(), String> {
         if let Some(found) = found.get_mut(&id) {
             found.holders.push(pid);
             return Ok(());
@@ -210,7 +261,14 @@ impl Reader {
         }
         let counters = read_twice(file)?;
         let at_ns = self.now_ns();
-        found.insert(id, Found { at_ns, counters, holders: vec![pid] });
+        found.insert(
+            id,
+            Found {
+                at_ns,
+                counters,
+                holders: vec![pid],
+            },
+        );
         Ok(())
     }
 }
@@ -219,20 +277,30 @@ impl Reader {
 /// `process_id`, or else the first holder.
 fn owner(holders: &[u32], process_id: u64) -> u32 {
     let is_owner = |pid: &&u32| process::own_number(**pid) == Some(process_id);
-    holders.iter().find(is_owner).or(holders.first()).copied().unwrap_or(0)
+    holders
+        .iter()
+        .find(is_owner)
+        .or(holders.first())
+        .copied()
+        .unwrap_or(0)
 }
 
 /// Returns true if a link in `/proc/PID/fd` leads to a memory file with the counters' name.
 fn is_counters(target: &Path) -> bool {
     let name = target.as_os_str().as_encoded_bytes();
-    let name = name.strip_prefix(b"/memfd:").and_then(|name| name.strip_suffix(b" (deleted)"));
+    let name = name
+        .strip_prefix(b"/memfd:")
+        .and_then(|name| name.strip_suffix(b" (deleted)"));
     name == Some(OsStr::new(FILE_NAME).as_encoded_bytes())
 }
 
 /// Opens a regular file of the counters' size. Other files are not opened, because opening a pipe
 /// or a device can have side effects.
 fn open(path: &Path) -> io::Result<(FileId, File)> {
-    let place = OpenOptions::new().read(true).custom_flags(OFlag::O_PATH.bits()).open(path)?;
+    let place = OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlag::O_PATH.bits())
+        .open(path)?;
     let metadata = place.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::new(ErrorKind::InvalidData, "not a regular file"));
@@ -244,12 +312,23 @@ fn open(path: &Path) -> io::Result<(FileId, File)> {
     // The link may lead to another file by now, but this path leads to the checked file. std adds
     // O_CLOEXEC.
     let same = PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd()));
-    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(same)?;
-    Ok((FileId { device: metadata.dev(), inode: metadata.ino() }, file))
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(same)?;
+    Ok((
+        FileId {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        },
+        file,
+    ))
 }
 
 fn read_twice(file: &File) -> Result<Counters, String> {
-    let read = |length| read_at_most(file, length).map_err(|error| format!("its counters cannot be read: {error}"));
+    let read = |length| {
+        read_at_most(file, length).map_err(|error| format!("its counters cannot be read: {error}"))
+    };
     let shown = |reason| format!("its counters: {reason}");
     let length = Counters::bytes_in_use(&read(HEADER_WORDS * 8)?).map_err(shown)?;
     let first = read(length)?;
@@ -270,9 +349,15 @@ mod tests {
 
     #[test]
     fn links_are_matched_by_their_whole_name() {
-        assert!(is_counters(Path::new("/memfd:nccl-net-spark-counters (deleted)")));
-        for other in ["/memfd:nccl-net-spark-counters", "/memfd:nccl-net-spark-counters2 (deleted)", "socket:[1]", "/x"]
-        {
+        assert!(is_counters(Path::new(
+            "/memfd:nccl-net-spark-counters (deleted)"
+        )));
+        for other in [
+            "/memfd:nccl-net-spark-counters",
+            "/memfd:nccl-net-spark-counters2 (deleted)",
+            "socket:[1]",
+            "/x",
+        ] {
             assert!(!is_counters(Path::new(other)), "{other}");
         }
     }
@@ -290,19 +375,39 @@ mod tests {
         let file = folder.path().join("file");
         std::fs::write(&file, [0; 100]).unwrap();
         assert_eq!(refusal(&file), format!("100 bytes instead of {FILE_BYTES}"));
-        File::options().write(true).open(&file).unwrap().set_len(FILE_BYTES as u64).unwrap();
+        File::options()
+            .write(true)
+            .open(&file)
+            .unwrap()
+            .set_len(FILE_BYTES as u64)
+            .unwrap();
         let (_, opened) = open(&file).unwrap();
-        assert_eq!(read_twice(&opened), Err("its counters: the file has no valid header".to_owned()));
+        assert_eq!(
+            read_twice(&opened),
+            Err("its counters: the file has no valid header".to_owned())
+        );
         // If the file is truncated after it was opened, a read gives fewer bytes and causes no
         // signal.
-        File::options().write(true).open(&file).unwrap().set_len(0).unwrap();
-        assert_eq!(read_twice(&opened), Err("its counters: 0 bytes, fewer than a header's".to_owned()));
+        File::options()
+            .write(true)
+            .open(&file)
+            .unwrap()
+            .set_len(0)
+            .unwrap();
+        assert_eq!(
+            read_twice(&opened),
+            Err("its counters: 0 bytes, fewer than a header's".to_owned())
+        );
     }
 
     #[test]
     fn a_process_that_was_forked_does_not_own_its_parents_counters() {
         let own = std::process::id();
         assert_eq!(owner(&[1, own], u64::from(own)), own);
-        assert_eq!(owner(&[7, own], u64::MAX), 7, "nobody is known by that number");
+        assert_eq!(
+            owner(&[7, own], u64::MAX),
+            7,
+            "nobody is known by that number"
+        );
     }
 }

@@ -66,7 +66,8 @@ impl Options {
             return Err(wrong(format!("--pid {pid}: there is no such process")))?;
         }
         interrupt::note()?;
-        let is_screen = !self.json && std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
+        let is_screen =
+            !self.json && std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
         let mut session = Session {
             reader: Reader::new(&self.pid),
             rates: Rates::default(),
@@ -75,7 +76,10 @@ impl Options {
             readings_left: self.count,
         };
         if is_screen {
-            screen::run(&mut session, View::new(self.peers, self.interval, has_colours))?;
+            screen::run(
+                &mut session,
+                View::new(self.peers, self.interval, has_colours),
+            )?;
         } else {
             session.print(self.json, self.peers)?;
         }
@@ -85,8 +89,13 @@ impl Options {
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "must be 0.1 to 3600 seconds, as in 0.5".to_owned())
+    let seconds = text
+        .parse::<f64>()
+        .ok()
+        .filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "must be 0.1 to 3600 seconds, as in 0.5".to_owned())
 }
 
 #[cfg(test)]
@@ -98,7 +107,11 @@ mod tests {
         assert_eq!(parse_interval("0.1"), Ok(Duration::from_millis(100)));
         assert_eq!(parse_interval("3600"), Ok(Duration::from_secs(3600)));
         for wrong in ["0", "0.09", "3600.1", "-1", "2s", "", "nan", "inf", "1e9"] {
-            assert_eq!(parse_interval(wrong).unwrap_err(), "must be 0.1 to 3600 seconds, as in 0.5", "{wrong}");
+            assert_eq!(
+                parse_interval(wrong).unwrap_err(),
+                "must be 0.1 to 3600 seconds, as in 0.5",
+                "{wrong}"
+            );
         }
     }
 }

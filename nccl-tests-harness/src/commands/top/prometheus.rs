@@ -6,7 +6,9 @@ use crate::output::replacement;
 use Value::{Count, Seconds};
 use anyhow::{Context, Result};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, GaugeValueEncoder, prometheus_text};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeGaugeValue, GaugeValueEncoder, prometheus_text,
+};
 use prometheus_client::metrics::MetricType::{self, Counter, Gauge};
 use prometheus_client::registry::Registry;
 use std::borrow::Cow;
@@ -19,40 +21,99 @@ use std::path::PathBuf;
 type Metric = (&'static str, MetricType, &'static str, fn(&Row) -> Value);
 
 const OF_RAILS: [Metric; 13] = [
-    ("rail_sent_bytes", Counter, "Payload bytes sent by a rail and confirmed.", |row| Count(row.sent.total.bytes)),
-    ("rail_received_bytes", Counter, "Payload bytes received by a rail.", |row| Count(row.received.total.bytes)),
-    ("rail_sent_writes", Counter, "RDMA writes that carried the sent bytes.", |row| Count(row.sent.total.writes)),
-    ("rail_received_writes", Counter, "RDMA writes that carried the received bytes.", |row| {
-        Count(row.received.total.writes)
-    }),
-    ("rail_timed_writes", Counter, "Sent writes that were timed.", |row| Count(row.sent.total.timed_writes)),
-    ("rail_timed_write_seconds", Counter, "Time from post to confirmation of the timed writes.", |row| {
-        Seconds(row.sent.total.timed_ns as f64 / 1e9)
-    }),
-    ("rail_longest_write_seconds", Gauge, "Longest time from post to confirmation of a timed write.", |row| {
-        Seconds(row.sent.total.longest_ns as f64 / 1e9)
-    }),
-    ("rail_losses", Counter, "Times that a connection lost a rail.", |row| Count(row.losses)),
-    ("rail_recoveries", Counter, "Times that a lost rail carried again for a connection.", |row| Count(row.recoveries)),
-    ("rail_lost_seconds", Counter, "Time for which connections had lost a rail, until its last recovery.", |row| {
-        Seconds(row.lost_s)
-    }),
-    ("rail_connections", Gauge, "Open connections that have a rail.", |row| Count(row.connections().0 as u64)),
-    ("rail_carrying_connections", Gauge, "Open connections that a rail carries for.", |row| {
-        Count(row.connections().1 as u64)
-    }),
-    ("rail_payload_bytes_per_second", Gauge, "Payload rate that a rail can carry; 0 if it is not known.", |row| {
-        Count(row.bits_per_s() / 8)
-    }),
+    (
+        "rail_sent_bytes",
+        Counter,
+        "Payload bytes sent by a rail and confirmed.",
+        |row| Count(row.sent.total.bytes),
+    ),
+    (
+        "rail_received_bytes",
+        Counter,
+        "Payload bytes received by a rail.",
+        |row| Count(row.received.total.bytes),
+    ),
+    (
+        "rail_sent_writes",
+        Counter,
+        "RDMA writes that carried the sent bytes.",
+        |row| Count(row.sent.total.writes),
+    ),
+    (
+        "rail_received_writes",
+        Counter,
+        "RDMA writes that carried the received bytes.",
+        |row| Count(row.received.total.writes),
+    ),
+    (
+        "rail_timed_writes",
+        Counter,
+        "Sent writes that were timed.",
+        |row| Count(row.sent.total.timed_writes),
+    ),
+    (
+        "rail_timed_write_seconds",
+        Counter,
+        "Time from post to confirmation of the timed writes.",
+        |row| Seconds(row.sent.total.timed_ns as f64 / 1e9),
+    ),
+    (
+        "rail_longest_write_seconds",
+        Gauge,
+        "Longest time from post to confirmation of a timed write.",
+        |row| Seconds(row.sent.total.longest_ns as f64 / 1e9),
+    ),
+    (
+        "rail_losses",
+        Counter,
+        "Times that a connection lost a rail.",
+        |row| Count(row.losses),
+    ),
+    (
+        "rail_recoveries",
+        Counter,
+        "Times that a lost rail carried again for a connection.",
+        |row| Count(row.recoveries),
+    ),
+    (
+        "rail_lost_seconds",
+        Counter,
+        "Time for which connections had lost a rail, until its last recovery.",
+        |row| Seconds(row.lost_s),
+    ),
+    (
+        "rail_connections",
+        Gauge,
+        "Open connections that have a rail.",
+        |row| Count(row.connections().0 as u64),
+    ),
+    (
+        "rail_carrying_connections",
+        Gauge,
+        "Open connections that a rail carries for.",
+        |row| Count(row.connections().1 as u64),
+    ),
+    (
+        "rail_payload_bytes_per_second",
+        Gauge,
+        "Payload rate that a rail can carry; 0 if it is not known.",
+        |row| Count(row.bits_per_s() / 8),
+    ),
 ];
 
 const OF_PEERS: [Metric; 2] = [
-    ("peer_stalls", Counter, "Times that a request made no progress for a second or longer.", |row| {
-        Count(row.stalls.unwrap_or_default())
-    }),
-    ("peer_stalled_seconds", Counter, "Time for which requests made no progress.", |row| {
-        Seconds(row.stalled_s.unwrap_or_default())
-    }),
+    (
+        "peer_stalls",
+        Counter,
+        "Times that a request made no progress for a second or longer.",
+        |row| Count(row.stalls.unwrap_or_default()),
+    ),
+    (
+        "peer_stalled_seconds",
+        Counter,
+        "Time for which requests made no progress.",
+        |row| Seconds(row.stalled_s.unwrap_or_default()),
+    ),
 ];
 
 enum Value {
@@ -75,29 +136,55 @@ impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let jobs = rows::of_snapshot(self, true);
         let mut gauge = |name, help, value: usize| {
-            encoder.encode_descriptor(name, help, None, Gauge)?.encode_gauge(&Count(value as u64))
+            encoder
+                .encode_descriptor(name, help, None, Gauge)?
+                .encode_gauge(&Count(value as u64))
         };
-        gauge("jobs", "Processes with connections of this network.", jobs.len())?;
-        gauge("hidden_processes", "Processes that could not be read.", self.hidden)?;
+        gauge(
+            "jobs",
+            "Processes with connections of this network.",
+            jobs.len(),
+        )?;
+        gauge(
+            "hidden_processes",
+            "Processes that could not be read.",
+            self.hidden,
+        )?;
         if !self.ports.is_empty() {
-            let help = "Counters of a rail's port since the driver was loaded, for all of its users.";
+            let help =
+                "Counters of a rail's port since the driver was loaded, for all of its users.";
             let mut family = encoder.encode_descriptor("port_counter", help, None, Counter)?;
-            let counters = self.ports.iter().flat_map(|port| port.counters.iter().map(move |counter| (port, counter)));
+            let counters = self
+                .ports
+                .iter()
+                .flat_map(|port| port.counters.iter().map(move |counter| (port, counter)));
             for (port, (name, value)) in counters {
                 let labels = [("rail", port.rail.as_str()), ("counter", name.as_str())];
-                family.encode_family(&labels)?.encode_gauge(&Count(*value))?;
+                family
+                    .encode_family(&labels)?
+                    .encode_gauge(&Count(*value))?;
             }
         }
-        let rows = || jobs.iter().flat_map(|(job, rows)| rows.iter().map(move |row| (*job, row)));
+        let rows = || {
+            jobs.iter()
+                .flat_map(|(job, rows)| rows.iter().map(move |row| (*job, row)))
+        };
         let rails: Vec<_> = rows().filter(|(_, row)| row.rail.is_some()).collect();
-        let peers: Vec<_> = rows().filter(|(_, row)| row.rail.is_none() && row.peer.is_some()).collect();
-        let all = OF_RAILS.map(|metric| (metric, &rails)).into_iter().chain(OF_PEERS.map(|metric| (metric, &peers)));
+        let peers: Vec<_> = rows()
+            .filter(|(_, row)| row.rail.is_none() && row.peer.is_some())
+            .collect();
+        let all = OF_RAILS
+            .map(|metric| (metric, &rails))
+            .into_iter()
+            .chain(OF_PEERS.map(|metric| (metric, &peers)));
         for ((name, kind, help, value), rows) in all.filter(|(_, rows)| !rows.is_empty()) {
             let mut family = encoder.encode_descriptor(name, help, None, kind)?;
             for (job, row) in rows {
                 // Counters are encoded like gauges here. `encode_counter` would also need an
                 // exemplar.
-                family.encode_family(&labels(job, row))?.encode_gauge(&value(row))?;
+                family
+                    .encode_family(&labels(job, row))?
+                    .encode_gauge(&value(row))?;
             }
         }
         Ok(())
@@ -105,14 +192,20 @@ impl Collector for Snapshot {
 }
 
 fn labels<'a>(job: &'a Job, row: &'a Row) -> Vec<(&'static str, Cow<'a, str>)> {
-    let rank = job.seen.rank.map(|rank| rank.to_string()).unwrap_or_default();
+    let rank = job
+        .seen
+        .rank
+        .map(|rank| rank.to_string())
+        .unwrap_or_default();
     let process = [
         ("command", job.seen.command.as_str().into()),
         ("pid", job.seen.pid.to_string().into()),
         ("rank", rank.into()),
     ];
     let place = [("rail", &row.rail), ("peer", &row.peer)];
-    let place = place.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?.into())));
+    let place = place
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value.as_deref()?.into())));
     process.into_iter().chain(place).collect()
 }
 
@@ -127,7 +220,11 @@ pub fn text(snapshot: &Snapshot) -> Result<String> {
 /// Parses a path that the textfile collector accepts.
 pub fn parse_path(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
-    match path.file_name().is_some() && path.extension().is_some_and(|extension| extension == "prom") {
+    match path.file_name().is_some()
+        && path
+            .extension()
+            .is_some_and(|extension| extension == "prom")
+    {
         true => Ok(path),
         false => Err("must end in .prom, as the textfile collector asks for".to_owned()),
     }
@@ -143,7 +240,10 @@ pub struct Textfile {
 
 impl Textfile {
     pub fn new(path: PathBuf) -> Self {
-        Self { path, is_there: false }
+        Self {
+            path,
+            is_there: false,
+        }
     }
 
     /// Writes a temporary file and renames it, so readers see either the old text or the new text.
@@ -187,10 +287,19 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn hostile() -> Snapshot {
-        let mut job =
-            job(7, vec![flow("r\"0\\", "b", Direction::Send, 5), flow("r\"0\\", "b", Direction::Receive, u64::MAX)]);
+        let mut job = job(
+            7,
+            vec![
+                flow("r\"0\\", "b", Direction::Send, 5),
+                flow("r\"0\\", "b", Direction::Receive, u64::MAX),
+            ],
+        );
         (job.seen.command, job.seen.rank) = ("a\"} 1\\".to_owned(), Some(3));
-        Snapshot { jobs: vec![job], ports: vec![port(1.0)], ..Snapshot::default() }
+        Snapshot {
+            jobs: vec![job],
+            ports: vec![port(1.0)],
+            ..Snapshot::default()
+        }
     }
 
     #[test]
@@ -199,10 +308,15 @@ mod tests {
         let expected = "nccl_spark_rail_sent_bytes_total{command=\"a\\\"} 1\\\\\",pid=\"7\",rank=\"3\",rail=\"r\\\"0\\\\\",peer=\"b\"} 10\n";
         assert!(text.contains(expected), "{text}");
         let series: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
-        let names: BTreeSet<&str> = series.iter().filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect();
+        let names: BTreeSet<&str> = series
+            .iter()
+            .filter_map(|line| Some(line.rsplit_once(' ')?.0))
+            .collect();
         assert_eq!((names.len(), series.len()), (18, 18), "{text}");
         assert!(
-            text.contains("nccl_spark_port_counter_total{rail=\"r0\",counter=\"packet_seq_err\"} 4830\n"),
+            text.contains(
+                "nccl_spark_port_counter_total{rail=\"r0\",counter=\"packet_seq_err\"} 4830\n"
+            ),
             "{text}"
         );
         assert_eq!(
@@ -216,25 +330,47 @@ mod tests {
     fn the_guide_names_every_metric_with_its_type() {
         let guide = include_str!("../../../../docs/guide/monitoring.md");
         let text = text(&hostile()).unwrap();
-        let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+        let names = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
         let row = |name: &str, kind: &str| {
-            let rows = guide.lines().filter(|line| line.contains(&format!("`{name}`")));
-            rows.filter(|line| line.split('|').any(|cell| cell.trim() == kind)).count()
+            let rows = guide
+                .lines()
+                .filter(|line| line.contains(&format!("`{name}`")));
+            rows.filter(|line| line.split('|').any(|cell| cell.trim() == kind))
+                .count()
         };
-        let missing: Vec<_> = names.clone().filter(|(name, kind)| row(name, kind) != 1).collect();
-        assert!(missing.is_empty() && names.count() == 18, "docs/guide/monitoring.md does not name {missing:?}");
+        let missing: Vec<_> = names
+            .clone()
+            .filter(|(name, kind)| row(name, kind) != 1)
+            .collect();
+        assert!(
+            missing.is_empty() && names.count() == 18,
+            "docs/guide/monitoring.md does not name {missing:?}"
+        );
     }
 
     #[test]
     fn the_file_is_readable_by_all_replaced_atomically_and_removed_at_exit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("spark.prom");
-        let names = || fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+        let names = || {
+            fs::read_dir(&folder)
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name())
+                .collect::<Vec<_>>()
+        };
         let mut file = Textfile::new(path.clone());
         file.write("one\n").unwrap();
         file.write("two\n").unwrap();
-        assert_eq!((fs::read_to_string(&path).unwrap().as_str(), names().len()), ("two\n", 1));
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o644);
+        assert_eq!(
+            (fs::read_to_string(&path).unwrap().as_str(), names().len()),
+            ("two\n", 1)
+        );
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o7777,
+            0o644
+        );
         drop(file);
         assert!(names().is_empty());
         let mut file = Textfile::new(path.clone());
@@ -245,9 +381,14 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         let error = Textfile::new(path.clone()).write("four\n").unwrap_err();
-        assert!(format!("{error:#}").starts_with(&format!("--prometheus {}: ", path.display())), "{error:#}");
+        assert!(
+            format!("{error:#}").starts_with(&format!("--prometheus {}: ", path.display())),
+            "{error:#}"
+        );
         assert_eq!(names(), ["spark.prom"], "no temporary file is left");
-        let error = Textfile::new("/no/such/spark.prom".into()).write("five\n").unwrap_err();
+        let error = Textfile::new("/no/such/spark.prom".into())
+            .write("five\n")
+            .unwrap_err();
         let text = "--prometheus /no/such/spark.prom: No such file or directory (os error 2)";
         assert_eq!(format!("{error:#}"), text);
     }

@@ -118,27 +118,59 @@ impl Rates {
         let mut jobs = HashMap::new();
         let elapsed_ns = reading.ports_at_ns.saturating_sub(self.ports_at_ns);
         let port = |(rail, counters): (&String, &PortCounters)| {
-            let grown = self.ports.get(rail).map(|before| nic::growth(before, counters));
+            let grown = self
+                .ports
+                .get(rail)
+                .map(|before| nic::growth(before, counters));
             let per_s = |(name, count)| Some((name, per_second(count, elapsed_ns)?));
             let per_s = grown.map(|grown| grown.into_iter().filter_map(per_s).collect());
-            Port { rail: rail.clone(), counters: counters.clone(), per_s }
+            Port {
+                rail: rail.clone(),
+                counters: counters.clone(),
+                per_s,
+            }
         };
         let ports = reading.ports.iter().map(port).collect();
-        let Reading { hidden, passed_over, uncounted, .. } = reading;
-        let mut snapshot = Snapshot { hidden, passed_over, uncounted, jobs: Vec::new(), ports };
+        let Reading {
+            hidden,
+            passed_over,
+            uncounted,
+            ..
+        } = reading;
+        let mut snapshot = Snapshot {
+            hidden,
+            passed_over,
+            uncounted,
+            jobs: Vec::new(),
+            ports,
+        };
         (self.ports, self.ports_at_ns) = (reading.ports, reading.ports_at_ns);
         for job in reading.jobs {
             let before = self.jobs.remove(&(job.pid, job.file));
-            let elapsed_ns = before.as_ref().map(|before| job.at_ns.saturating_sub(before.at_ns));
+            let elapsed_ns = before
+                .as_ref()
+                .map(|before| job.at_ns.saturating_sub(before.at_ns));
             let flows = flows(before.as_ref(), &job.counters.records);
             let previous = PreviousReading {
                 at_ns: job.at_ns,
                 is_whole: job.counters.passed_over == 0,
-                totals: flows.iter().map(|(key, flow)| (key.clone(), flow.side.total)).collect(),
-                lanes: job.counters.records.iter().map(|record| (record.index, record.clone())).collect(),
+                totals: flows
+                    .iter()
+                    .map(|(key, flow)| (key.clone(), flow.side.total))
+                    .collect(),
+                lanes: job
+                    .counters
+                    .records
+                    .iter()
+                    .map(|record| (record.index, record.clone()))
+                    .collect(),
             };
             jobs.insert((job.pid, job.file), previous);
-            snapshot.jobs.push(Job { seen: job, elapsed_ns, flows: flows.into_values().collect() });
+            snapshot.jobs.push(Job {
+                seen: job,
+                elapsed_ns,
+                flows: flows.into_values().collect(),
+            });
         }
         self.jobs = jobs;
         snapshot
@@ -149,12 +181,19 @@ fn flows(before: Option<&PreviousReading>, records: &[Record]) -> BTreeMap<Key, 
     let mut flows: BTreeMap<Key, Flow> = BTreeMap::new();
     for record in records {
         let key = (record.rail.clone(), record.peer.clone(), record.direction);
-        let total = before.and_then(|before| before.totals.get(&key)).copied().unwrap_or_default();
+        let total = before
+            .and_then(|before| before.totals.get(&key))
+            .copied()
+            .unwrap_or_default();
         let flow = flows.entry(key).or_insert_with(|| Flow {
             rail: record.rail.clone(),
             peer: record.peer.clone(),
             direction: record.direction,
-            side: Side { total, since_last: before.map(|_| Counts::default()), ..Side::default() },
+            side: Side {
+                total,
+                since_last: before.map(|_| Counts::default()),
+                ..Side::default()
+            },
         });
         let new = before.map_or(record.counts, |before| growth(before, record));
         flow.side.add(&Side {
@@ -171,7 +210,10 @@ fn flows(before: Option<&PreviousReading>, records: &[Record]) -> BTreeMap<Key, 
         });
     }
     for Flow { side, .. } in flows.values_mut() {
-        side.since_last = side.since_last.map(|since_last| Counts { longest_ns: side.total.longest_ns, ..since_last });
+        side.since_last = side.since_last.map(|since_last| Counts {
+            longest_ns: side.total.longest_ns,
+            ..since_last
+        });
     }
     flows
 }
@@ -185,18 +227,27 @@ fn growth(before: &PreviousReading, record: &Record) -> Counts {
         Some(_) => record.counts,
         None if before.is_whole => record.counts,
         // The previous reading may have skipped this record, so the time of its counts is unknown.
-        None => Counts { longest_ns: record.counts.longest_ns, ..Counts::default() },
+        None => Counts {
+            longest_ns: record.counts.longest_ns,
+            ..Counts::default()
+        },
     }
 }
 
 pub fn sum(a: &Counts, b: &Counts) -> Counts {
     let sum = each(a, b, |a, b| Some(a.saturating_add(b)));
-    Counts { longest_ns: a.longest_ns.max(b.longest_ns), ..sum.unwrap_or_default() }
+    Counts {
+        longest_ns: a.longest_ns.max(b.longest_ns),
+        ..sum.unwrap_or_default()
+    }
 }
 
 /// Returns the growth of each counter, or `None` if any decreased. `longest_ns` is that of `new`.
 fn difference(old: &Counts, new: &Counts) -> Option<Counts> {
-    Some(Counts { longest_ns: new.longest_ns, ..each(new, old, u64::checked_sub)? })
+    Some(Counts {
+        longest_ns: new.longest_ns,
+        ..each(new, old, u64::checked_sub)?
+    })
 }
 
 fn each(a: &Counts, b: &Counts, both: fn(u64, u64) -> Option<u64>) -> Option<Counts> {

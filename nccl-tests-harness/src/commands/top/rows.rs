@@ -61,7 +61,10 @@ impl Row {
     /// Returns the number of open lanes, and the number of these lanes that carry data. In a rail's
     /// row the numbers count connections, because a connection has one lane on each rail.
     pub fn connections(&self) -> (usize, usize) {
-        (self.sent.connections + self.received.connections, self.sent.carrying + self.received.carrying)
+        (
+            self.sent.connections + self.received.connections,
+            self.sent.carrying + self.received.carrying,
+        )
     }
 
     pub fn bits_per_s(&self) -> u64 {
@@ -74,7 +77,11 @@ impl Row {
     }
 
     fn new(peer: Option<&str>, rail: Option<&str>) -> Self {
-        Self { peer: peer.map(str::to_owned), rail: rail.map(str::to_owned), ..Self::default() }
+        Self {
+            peer: peer.map(str::to_owned),
+            rail: rail.map(str::to_owned),
+            ..Self::default()
+        }
     }
 
     fn add(&mut self, flow: &Flow) {
@@ -95,19 +102,27 @@ impl Row {
 
     /// Computes the figures that depend on the counts. `whole` is the row of the whole job.
     fn figure(&mut self, whole: &Row, elapsed_ns: Option<u64>) {
-        self.share_percent = elapsed_ns.and_then(|_| rates::percent(self.gained_bytes(), whole.gained_bytes()));
+        self.share_percent =
+            elapsed_ns.and_then(|_| rates::percent(self.gained_bytes(), whole.gained_bytes()));
         // A direction without a connection has 0 bytes.
-        for (side, all) in [(&mut self.sent, &whole.sent), (&mut self.received, &whole.received)] {
+        for (side, all) in [
+            (&mut self.sent, &whole.sent),
+            (&mut self.received, &whole.received),
+        ] {
             let bytes = side.since_last.map_or(0, |since_last| since_last.bytes);
             (side.bytes, side.writes) = (side.total.bytes, side.total.writes);
-            side.bytes_per_s = elapsed_ns.and_then(|elapsed_ns| rates::per_second(bytes, elapsed_ns));
-            side.share_percent = all.since_last.and_then(|all| rates::percent(bytes, all.bytes));
+            side.bytes_per_s =
+                elapsed_ns.and_then(|elapsed_ns| rates::per_second(bytes, elapsed_ns));
+            side.share_percent = all
+                .since_last
+                .and_then(|all| rates::percent(bytes, all.bytes));
         }
         let total = rates::sum(&self.sent.total, &self.received.total);
         let seconds = |ns: u64| ns as f64 / 1e9;
         self.mean_latency_us = self.sent.since_last.as_ref().and_then(rates::mean_us);
         self.longest_latency_us = total.longest_ns as f64 / 1e3;
-        (self.losses, self.recoveries, self.lost_s) = (total.losses, total.recoveries, seconds(total.lost_ns));
+        (self.losses, self.recoveries, self.lost_s) =
+            (total.losses, total.recoveries, seconds(total.lost_ns));
         if self.rail.is_none() {
             (self.stalls, self.stalled_s) = (Some(total.stalls), Some(seconds(total.stalled_ns)));
             self.stall_cause = self.sent.stall.max(self.received.stall).map(Cause::name);
@@ -119,17 +134,25 @@ impl Row {
 /// Without `by_peer`, returns the row of the job and the rows of the rails.
 pub fn of_job(job: &Job, by_peer: bool) -> Vec<Row> {
     // `None` sorts before all names, so a row precedes the rows that it sums up.
-    let mut rows: BTreeMap<(Option<&str>, Option<&str>), Row> = BTreeMap::from([((None, None), Row::default())]);
+    let mut rows: BTreeMap<(Option<&str>, Option<&str>), Row> =
+        BTreeMap::from([((None, None), Row::default())]);
     for flow in &job.flows {
         let peer = by_peer.then_some(flow.peer.as_str());
         let of_peer = peer.map(|peer| (Some(peer), None));
-        for (peer, rail) in [(None, None)].into_iter().chain(of_peer).chain([(peer, Some(flow.rail.as_str()))]) {
-            rows.entry((peer, rail)).or_insert_with(|| Row::new(peer, rail)).add(flow);
+        for (peer, rail) in [(None, None)]
+            .into_iter()
+            .chain(of_peer)
+            .chain([(peer, Some(flow.rail.as_str()))])
+        {
+            rows.entry((peer, rail))
+                .or_insert_with(|| Row::new(peer, rail))
+                .add(flow);
         }
     }
     let mut rows: Vec<Row> = rows.into_values().collect();
     let whole = rows[0].clone();
-    rows.iter_mut().for_each(|row| row.figure(&whole, job.elapsed_ns));
+    rows.iter_mut()
+        .for_each(|row| row.figure(&whole, job.elapsed_ns));
     for side in [|row: &Row| row.sent, |row: &Row| row.received] {
         mark_slow(&mut rows, side);
     }
@@ -140,13 +163,18 @@ pub fn of_job(job: &Job, by_peer: bool) -> Vec<Row> {
 /// in the direction that `side` selects are compared.
 fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
     let load = |row: &Row| match side(row) {
-        Side { connections: 1.., bytes_per_s: Some(bytes_per_s), .. } if row.rail.is_some() => {
-            Some(bytes_per_s * 8.0 / row.bits_per_s().max(1) as f64)
-        }
+        Side {
+            connections: 1..,
+            bytes_per_s: Some(bytes_per_s),
+            ..
+        } if row.rail.is_some() => Some(bytes_per_s * 8.0 / row.bits_per_s().max(1) as f64),
         _ => None,
     };
     let write_bytes = |row: &Row| {
-        side(row).since_last.and_then(|since_last| since_last.bytes.checked_div(since_last.writes)).unwrap_or(0)
+        side(row)
+            .since_last
+            .and_then(|since_last| since_last.bytes.checked_div(since_last.writes))
+            .unwrap_or(0)
     };
     let busiest = |rows: &[Row], peer: &Option<String>| {
         let rails = rows.iter().filter(|row| row.peer == *peer);
@@ -157,7 +185,9 @@ fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
     for at in 0..rows.len() {
         let busiest = busiest(rows, &rows[at].peer);
         let row = &mut rows[at];
-        let is_slow = load(row).zip(busiest).is_some_and(|(load, busiest)| load < busiest * SLOW);
+        let is_slow = load(row)
+            .zip(busiest)
+            .is_some_and(|(load, busiest)| load < busiest * SLOW);
         if is_slow && row.condition == Condition::Good {
             row.condition = Condition::Slow;
         }
@@ -165,7 +195,11 @@ fn mark_slow(rows: &mut [Row], side: fn(&Row) -> Side) {
 }
 
 pub fn of_snapshot(snapshot: &Snapshot, by_peer: bool) -> Vec<(&Job, Vec<Row>)> {
-    snapshot.jobs.iter().map(|job| (job, of_job(job, by_peer))).collect()
+    snapshot
+        .jobs
+        .iter()
+        .map(|job| (job, of_job(job, by_peer)))
+        .collect()
 }
 
 #[cfg(test)]

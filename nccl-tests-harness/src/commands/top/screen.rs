@@ -30,7 +30,9 @@ pub fn run(session: &mut Session, mut view: View) -> Result<()> {
     view.show(session.read()?);
     let mut next = Instant::now() + session.interval;
     while interrupt::status().is_none() {
-        terminal.draw(|frame| view.draw(frame.area(), frame.buffer_mut())).context("draw")?;
+        terminal
+            .draw(|frame| view.draw(frame.area(), frame.buffer_mut()))
+            .context("draw")?;
         let left = next.saturating_duration_since(Instant::now());
         if left.is_zero() {
             view.show(session.read()?);
@@ -42,7 +44,13 @@ pub fn run(session: &mut Session, mut view: View) -> Result<()> {
             // A resize is also an event. The next draw uses the new size.
             if let Event::Key(key) = event::read().context("read a key")?
                 && key.kind != KeyEventKind::Release
-                && view.press(key, terminal.size().context("ask for the terminal's size")?.height)
+                && view.press(
+                    key,
+                    terminal
+                        .size()
+                        .context("ask for the terminal's size")?
+                        .height,
+                )
             {
                 break;
             }
@@ -70,23 +78,48 @@ mod tests {
 
     #[test]
     fn a_panic_restores_the_terminal_and_its_message_is_readable() {
-        let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        let size = Winsize {
+            ws_row: 24,
+            ws_col: 80,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
         let pty = openpty(&size, None).unwrap();
         let before = tcgetattr(&pty.slave).unwrap();
         let copy = || Stdio::from(pty.slave.try_clone().unwrap());
         let mut child = Command::new("/proc/self/exe");
-        child.args(["--ignored", "--exact", "--nocapture", "commands::top::screen::tests::panics_in_the_terminal"]);
-        let status = child.stdin(copy()).stdout(copy()).stderr(copy()).status().unwrap();
+        child.args([
+            "--ignored",
+            "--exact",
+            "--nocapture",
+            "commands::top::screen::tests::panics_in_the_terminal",
+        ]);
+        let status = child
+            .stdin(copy())
+            .stdout(copy())
+            .stderr(copy())
+            .status()
+            .unwrap();
         drop(child);
         assert!(!status.success());
         let after = tcgetattr(&pty.slave).unwrap();
-        assert_eq!((before.local_flags, before.input_flags), (after.local_flags, after.input_flags));
+        assert_eq!(
+            (before.local_flags, before.input_flags),
+            (after.local_flags, after.input_flags)
+        );
         drop(pty.slave);
         let mut text = Vec::new();
         // Reading fails with EIO when no process has the other side open.
         let _ = File::from(pty.master).read_to_end(&mut text);
         let text = String::from_utf8_lossy(&text).into_owned();
-        let (enter, leave, message) = (text.find("\x1b[?1049h"), text.find("\x1b[?1049l"), text.find("planted"));
-        assert!(enter.is_some() && enter < leave && leave < message, "{text:?}");
+        let (enter, leave, message) = (
+            text.find("\x1b[?1049h"),
+            text.find("\x1b[?1049l"),
+            text.find("planted"),
+        );
+        assert!(
+            enter.is_some() && enter < leave && leave < message,
+            "{text:?}"
+        );
     }
 }

@@ -25,7 +25,9 @@ pub struct Session {
 
 impl Session {
     pub fn read(&mut self) -> Result<Snapshot> {
-        let snapshot = self.rates.take(self.reader.read_all().context("read /proc")?);
+        let snapshot = self
+            .rates
+            .take(self.reader.read_all().context("read /proc")?);
         if let Some(textfile) = &mut self.textfile {
             textfile.write(&prometheus::text(&snapshot)?)?;
         }
@@ -47,8 +49,14 @@ impl Session {
         while wait_until(next) {
             let snapshot = self.read()?;
             if is_json {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-                writeln!(out, "{}", serde_json::to_string(&SnapshotJson::new(&snapshot, by_peer, now))?)?;
+                let now = SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .map_or(0.0, |since| since.as_secs_f64());
+                writeln!(
+                    out,
+                    "{}",
+                    serde_json::to_string(&SnapshotJson::new(&snapshot, by_peer, now))?
+                )?;
                 out.flush()?;
             } else {
                 lines.write(&mut out, &snapshot, by_peer, &date::moment())?;

@@ -50,16 +50,26 @@ enum Order {
     Rank,
 }
 
-const ORDERS: [(Order, &str); 3] = [(Order::Pid, "pid"), (Order::Rate, "rate"), (Order::Rank, "rank")];
+const ORDERS: [(Order, &str); 3] = [
+    (Order::Pid, "pid"),
+    (Order::Rate, "rate"),
+    (Order::Rank, "rank"),
+];
 
 impl Order {
     fn next(self) -> Self {
-        let at = ORDERS.iter().position(|(order, _)| *order == self).unwrap_or_default();
+        let at = ORDERS
+            .iter()
+            .position(|(order, _)| *order == self)
+            .unwrap_or_default();
         ORDERS[(at + 1) % ORDERS.len()].0
     }
 
     fn name(self) -> &'static str {
-        ORDERS.iter().find(|(order, _)| *order == self).map_or("", |(_, name)| name)
+        ORDERS
+            .iter()
+            .find(|(order, _)| *order == self)
+            .map_or("", |(_, name)| name)
     }
 
     /// Sorts `jobs`. They must already be sorted by process number, because [`Order::Pid`] changes
@@ -94,14 +104,22 @@ struct Line {
 impl Line {
     /// Returns the width of a rail's name with its mark, or 0 for other names, which may be cut.
     fn room(&self) -> usize {
-        if self.row.rail.is_some() { 1 + self.name.chars().count() } else { 0 }
+        if self.row.rail.is_some() {
+            1 + self.name.chars().count()
+        } else {
+            0
+        }
     }
 
     /// Fits mark and name into `width` characters. Cuts a rail's name at the start, because rails'
     /// names differ at the end. Cuts other names at the end.
     fn name_in(&self, width: usize) -> String {
         let mark = mark(self.row.condition).0;
-        let cut = if self.row.rail.is_some() { self.room().saturating_sub(width) } else { 0 };
+        let cut = if self.row.rail.is_some() {
+            self.room().saturating_sub(width)
+        } else {
+            0
+        };
         let rest = self.name.chars().skip(cut);
         mark.chars().chain(rest).take(width).collect()
     }
@@ -110,7 +128,16 @@ impl Line {
 impl View {
     pub fn new(by_peer: bool, interval: Duration, has_colours: bool) -> Self {
         let (order, scroll) = (Order::default(), 0);
-        Self { snapshot: None, by_peer, order, is_paused: false, is_help: false, scroll, interval, has_colours }
+        Self {
+            snapshot: None,
+            by_peer,
+            order,
+            is_paused: false,
+            is_help: false,
+            scroll,
+            interval,
+            has_colours,
+        }
     }
 
     pub fn show(&mut self, snapshot: Snapshot) {
@@ -121,7 +148,10 @@ impl View {
 
     /// Handles a key in a terminal of `height` lines. Returns true if the key ends the program.
     pub fn press(&mut self, key: KeyEvent, height: u16) -> bool {
-        let [.., body, _] = layout(Rect { height, ..Rect::default() });
+        let [.., body, _] = layout(Rect {
+            height,
+            ..Rect::default()
+        });
         let page = usize::from(body.height).max(1);
         let last = self.lines().len().saturating_sub(page);
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
@@ -153,26 +183,51 @@ impl View {
                 buffer.set_stringn(row.x, row.y, text, width, style);
             }
         };
-        put(title, &self.title(), Style::new().add_modifier(Modifier::BOLD));
+        put(
+            title,
+            &self.title(),
+            Style::new().add_modifier(Modifier::BOLD),
+        );
         put(footer, &self.footer(), Style::new());
         let lines = self.lines();
         if self.is_help {
-            body.rows().zip(HELP).for_each(|(row, text)| put(row, text, Style::new()));
+            body.rows()
+                .zip(HELP)
+                .for_each(|(row, text)| put(row, text, Style::new()));
             return;
         }
         if lines.is_empty() {
-            let text = if self.snapshot.is_some() { "no job here uses NCCL over this plugin" } else { "looking" };
+            let text = if self.snapshot.is_some() {
+                "no job here uses NCCL over this plugin"
+            } else {
+                "looking"
+            };
             put(body, text, Style::new());
             return;
         }
-        let (name_width, columns) = columns_for(width, lines.iter().map(Line::room).max().unwrap_or(0));
-        let names = columns.iter().map(|column| format!(" {:>1$}", column.name, column.width));
+        let (name_width, columns) =
+            columns_for(width, lines.iter().map(Line::room).max().unwrap_or(0));
+        let names = columns
+            .iter()
+            .map(|column| format!(" {:>1$}", column.name, column.width));
         let text = format!("{:name_width$}{}", " job, rail", names.collect::<String>());
-        put(head, &format!("{text:width$}"), Style::new().add_modifier(Modifier::REVERSED));
-        let from = self.scroll.min(lines.len().saturating_sub(usize::from(body.height)));
+        put(
+            head,
+            &format!("{text:width$}"),
+            Style::new().add_modifier(Modifier::REVERSED),
+        );
+        let from = self
+            .scroll
+            .min(lines.len().saturating_sub(usize::from(body.height)));
         for (row, line) in body.rows().zip(lines.iter().skip(from)) {
-            let figures = columns.iter().map(|column| format!(" {:>1$}", column.text(&line.row), column.width));
-            let text = format!("{:name_width$}{}", line.name_in(name_width), figures.collect::<String>());
+            let figures = columns
+                .iter()
+                .map(|column| format!(" {:>1$}", column.text(&line.row), column.width));
+            let text = format!(
+                "{:name_width$}{}",
+                line.name_in(name_width),
+                figures.collect::<String>()
+            );
             put(row, &text, self.style(&line.row));
         }
     }
@@ -190,7 +245,10 @@ impl View {
     }
 
     fn title(&self) -> String {
-        let jobs = self.snapshot.as_ref().map_or(0, |snapshot| snapshot.jobs.len());
+        let jobs = self
+            .snapshot
+            .as_ref()
+            .map_or(0, |snapshot| snapshot.jobs.len());
         let paused = if self.is_paused { ", PAUSED" } else { "" };
         format!(
             "nccl-spark top: {}, every {} s, by {}{paused}",
@@ -203,7 +261,11 @@ impl View {
     /// Returns the first of the remarks ([`lines::remarks`]: ports with errors, processes that are
     /// not shown) and the number of the others. Without a remark, returns the list of keys.
     fn footer(&self) -> String {
-        let remarks = self.snapshot.as_ref().map(lines::remarks).unwrap_or_default();
+        let remarks = self
+            .snapshot
+            .as_ref()
+            .map(lines::remarks)
+            .unwrap_or_default();
         match remarks.as_slice() {
             [] => "q end  p pause  s order  d peers  ? help".to_owned(),
             [only] => only.clone(),
@@ -212,11 +274,17 @@ impl View {
     }
 
     fn lines(&self) -> Vec<Line> {
-        let Some(snapshot) = &self.snapshot else { return Vec::new() };
+        let Some(snapshot) = &self.snapshot else {
+            return Vec::new();
+        };
         let mut jobs = rows::of_snapshot(snapshot, self.by_peer);
         self.order.sort(&mut jobs);
-        let lines =
-            jobs.into_iter().flat_map(|(job, rows)| rows.into_iter().map(|row| Line { name: name(job, &row), row }));
+        let lines = jobs.into_iter().flat_map(|(job, rows)| {
+            rows.into_iter().map(|row| Line {
+                name: name(job, &row),
+                row,
+            })
+        });
         lines.collect()
     }
 }
@@ -224,7 +292,11 @@ impl View {
 fn name(job: &Job, row: &Row) -> String {
     match (&row.peer, &row.rail) {
         (None, None) => {
-            let rank = job.seen.rank.map(|rank| format!(" rank {rank}")).unwrap_or_default();
+            let rank = job
+                .seen
+                .rank
+                .map(|rank| format!(" rank {rank}"))
+                .unwrap_or_default();
             format!("{} {}{rank}", job.seen.pid, job.seen.command)
         }
         (Some(name), None) | (None, Some(name)) => format!(" {name}"),
@@ -242,11 +314,18 @@ fn columns_for(width: usize, room: usize) -> (usize, Vec<Column>) {
         Some((column.place, *end))
     });
     let fits = |(place, end): &(usize, usize)| {
-        let names = if *place < FIRST_FIGURES { LEAST_NAME } else { room.clamp(LEAST_NAME, MOST_NAME) };
+        let names = if *place < FIRST_FIGURES {
+            LEAST_NAME
+        } else {
+            room.clamp(LEAST_NAME, MOST_NAME)
+        };
         names + end <= width
     };
     let most = ends.take_while(fits).count();
-    let figures: Vec<Column> = columns::ALL.into_iter().filter(|column| column.place < most).collect();
+    let figures: Vec<Column> = columns::ALL
+        .into_iter()
+        .filter(|column| column.place < most)
+        .collect();
     let taken: usize = figures.iter().map(|column| column.width + 1).sum();
     (width.saturating_sub(taken).min(MOST_NAME), figures)
 }

@@ -49,13 +49,26 @@ const MIN_GAIN: f64 = 0.02;
 impl Record {
     pub fn medians(&self) -> Vec<f64> {
         let sizes = self.rounds.first().map_or(0, Vec::len);
-        (0..sizes).map(|size| median(&self.rounds.iter().map(|round| round[size]).collect::<Vec<_>>())).collect()
+        (0..sizes)
+            .map(|size| {
+                median(
+                    &self
+                        .rounds
+                        .iter()
+                        .map(|round| round[size])
+                        .collect::<Vec<_>>(),
+                )
+            })
+            .collect()
     }
 
     /// Returns one score for each round, relative to the bandwidths of `reference`, by size.
     pub fn scores(&self, reference: &[f64]) -> Vec<f64> {
         let score = |round: &Vec<f64>| {
-            let logarithms = round.iter().zip(reference).map(|(bandwidth, reference)| (bandwidth / reference).ln());
+            let logarithms = round
+                .iter()
+                .zip(reference)
+                .map(|(bandwidth, reference)| (bandwidth / reference).ln());
             (logarithms.sum::<f64>() / reference.len() as f64).exp()
         };
         self.rounds.iter().map(score).collect()
@@ -65,17 +78,38 @@ impl Record {
 /// Returns the record of `tried` to measure again, or `None` if all failed. Of the records within
 /// `EQUAL_WITHIN` of the best, this is the one with the fewest queue pairs. Of several such
 /// records, it is the one whose minimum share is nearest to the default share, compared as a ratio.
-pub fn propose<'a>(default: &Record, tried: &'a [Record], default_share_bytes: u64) -> Option<&'a Record> {
+pub fn propose<'a>(
+    default: &Record,
+    tried: &'a [Record],
+    default_share_bytes: u64,
+) -> Option<&'a Record> {
     let reference = default.medians();
-    let scored = tried.iter().filter(|record| record.failed.is_none() && !record.rounds.is_empty());
-    let scored: Vec<_> = scored.map(|record| (median(&record.scores(&reference)), record)).collect();
-    let best = scored.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
+    let scored = tried
+        .iter()
+        .filter(|record| record.failed.is_none() && !record.rounds.is_empty());
+    let scored: Vec<_> = scored
+        .map(|record| (median(&record.scores(&reference)), record))
+        .collect();
+    let best = scored
+        .iter()
+        .map(|(score, _)| *score)
+        .fold(f64::NEG_INFINITY, f64::max);
     let cost = |record: &Record| {
         let share_ratio = |share: u64| (share as f64 / default_share_bytes as f64).ln().abs();
-        record.candidate.map_or((0, 0.0), |one| (one.qps, share_ratio(one.min_share_bytes)))
+        record
+            .candidate
+            .map_or((0, 0.0), |one| (one.qps, share_ratio(one.min_share_bytes)))
     };
-    let good = scored.into_iter().filter(|(score, _)| *score >= best * (1.0 - EQUAL_WITHIN)).map(|(_, record)| record);
-    good.min_by(|a, b| cost(a).0.cmp(&cost(b).0).then(cost(a).1.total_cmp(&cost(b).1)))
+    let good = scored
+        .into_iter()
+        .filter(|(score, _)| *score >= best * (1.0 - EQUAL_WITHIN))
+        .map(|(_, record)| record);
+    good.min_by(|a, b| {
+        cost(a)
+            .0
+            .cmp(&cost(b).0)
+            .then(cost(a).1.total_cmp(&cost(b).1))
+    })
 }
 
 /// Compares the proposed settings with the defaults. Both records come from alternate runs.
@@ -85,9 +119,19 @@ pub fn judge(default: &Record, proposed: &Record) -> Verdict {
     let (lowest, _) = spread(&scores);
     let (_, highest_default) = spread(&default.scores(&reference));
     let gain = median(&scores) - 1.0;
-    let gains =
-        proposed.medians().iter().zip(&reference).map(|(bandwidth, reference)| bandwidth / reference - 1.0).collect();
-    Verdict { gain, gains, lowest, highest_default, holds: lowest > highest_default && gain >= MIN_GAIN }
+    let gains = proposed
+        .medians()
+        .iter()
+        .zip(&reference)
+        .map(|(bandwidth, reference)| bandwidth / reference - 1.0)
+        .collect();
+    Verdict {
+        gain,
+        gains,
+        lowest,
+        highest_default,
+        holds: lowest > highest_default && gain >= MIN_GAIN,
+    }
 }
 
 #[cfg(test)]
@@ -95,8 +139,15 @@ mod tests {
     use super::*;
 
     fn record(candidate: Option<(u8, u64)>, rounds: &[&[f64]]) -> Record {
-        let candidate = candidate.map(|(qps, min_share_bytes)| Candidate { qps, min_share_bytes });
-        Record { candidate, rounds: rounds.iter().map(|round| round.to_vec()).collect(), failed: None }
+        let candidate = candidate.map(|(qps, min_share_bytes)| Candidate {
+            qps,
+            min_share_bytes,
+        });
+        Record {
+            candidate,
+            rounds: rounds.iter().map(|round| round.to_vec()).collect(),
+            failed: None,
+        }
     }
 
     /// Twice the bandwidth at one size and half the bandwidth at the other give a score of 1.
@@ -105,14 +156,22 @@ mod tests {
         let default = record(None, &[&[9.0, 100.0], &[11.0, 90.0], &[10.0, 120.0]]);
         assert_eq!(default.medians(), [10.0, 100.0]);
         let scores = record(None, &[&[20.0, 50.0], &[40.0, 100.0]]).scores(&default.medians());
-        assert!((scores[0] - 1.0).abs() < 1e-12 && (scores[1] - 2.0).abs() < 1e-12, "{scores:?}");
+        assert!(
+            (scores[0] - 1.0).abs() < 1e-12 && (scores[1] - 2.0).abs() < 1e-12,
+            "{scores:?}"
+        );
     }
 
     #[test]
     fn the_fewest_queue_pairs_within_2_percent_of_the_best_are_proposed() {
         let default = record(None, &[&[10.0]]);
-        let proposed = |tried: &[Record]| propose(&default, tried, 16384).map(|record| record.candidate.unwrap());
-        let two = Candidate { qps: 2, min_share_bytes: 8192 };
+        let proposed = |tried: &[Record]| {
+            propose(&default, tried, 16384).map(|record| record.candidate.unwrap())
+        };
+        let two = Candidate {
+            qps: 2,
+            min_share_bytes: 8192,
+        };
         let tried = [
             record(Some((1, 16384)), &[&[10.0]]),
             record(Some((2, 131072)), &[&[14.9]]),
@@ -123,7 +182,10 @@ mod tests {
         // An outlier does not change the median.
         let lucky = record(Some((1, 16384)), &[&[10.0], &[99.0], &[10.1]]);
         assert_eq!(proposed(&[lucky, tried[2].clone()]), Some(two));
-        let failed = Record { failed: Some("no memory".into()), ..record(Some((1, 16384)), &[&[99.0]]) };
+        let failed = Record {
+            failed: Some("no memory".into()),
+            ..record(Some((1, 16384)), &[&[99.0]])
+        };
         assert_eq!(proposed(&[failed.clone(), tried[2].clone()]), Some(two));
         assert_eq!(proposed(&[failed]), None);
     }
@@ -136,7 +198,11 @@ mod tests {
         let near = verdict(&[&[12.0], &[10.9], &[13.0]]);
         assert!(!near.holds && (near.gain - 0.2).abs() < 1e-12, "{near:?}");
         let clear = verdict(&[&[12.0], &[11.1], &[13.0]]);
-        assert!(clear.holds && (clear.lowest - 1.11).abs() < 1e-12 && (clear.highest_default - 1.1).abs() < 1e-12);
+        assert!(
+            clear.holds
+                && (clear.lowest - 1.11).abs() < 1e-12
+                && (clear.highest_default - 1.1).abs() < 1e-12
+        );
         // The first gain is clear but too small.
         let quiet = record(None, &[&[10.0], &[10.0]]);
         assert!(!judge(&quiet, &record(Some((2, 8192)), &[&[10.1], &[10.1]])).holds);
@@ -147,6 +213,9 @@ mod tests {
     fn gains_are_reported_by_size() {
         let default = record(None, &[&[10.0, 20.0]]);
         let verdict = judge(&default, &record(Some((2, 8192)), &[&[15.0, 19.0]]));
-        assert!((verdict.gains[0] - 0.5).abs() < 1e-12 && (verdict.gains[1] + 0.05).abs() < 1e-12, "{verdict:?}");
+        assert!(
+            (verdict.gains[0] - 0.5).abs() < 1e-12 && (verdict.gains[1] + 0.05).abs() < 1e-12,
+            "{verdict:?}"
+        );
     }
 }

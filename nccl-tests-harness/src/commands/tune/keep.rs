@@ -25,14 +25,23 @@ pub struct Part {
     names: &'static [&'static str],
 }
 
-pub const SHARES: Part = Part { remark: "# nccl-spark tune: ", names: &[QPS, MIN_SHARE] };
-pub const TABLE: Part = Part { remark: "# nccl-spark tune collectives: ", names: &[TUNER_TABLE] };
+pub const SHARES: Part = Part {
+    remark: "# nccl-spark tune: ",
+    names: &[QPS, MIN_SHARE],
+};
+pub const TABLE: Part = Part {
+    remark: "# nccl-spark tune collectives: ",
+    names: &[TUNER_TABLE],
+};
 
 pub type Pair = (&'static str, String);
 
 impl Candidate {
     pub fn pairs(self) -> Vec<Pair> {
-        vec![(QPS, self.qps.to_string()), (MIN_SHARE, self.min_share_bytes.to_string())]
+        vec![
+            (QPS, self.qps.to_string()),
+            (MIN_SHARE, self.min_share_bytes.to_string()),
+        ]
     }
 }
 
@@ -54,7 +63,9 @@ pub fn settings(named: Option<&str>) -> Result<Settings> {
 /// # Errors
 /// There is no default file. (This does not happen, because the machine's file always is one.)
 pub fn place(given: Option<PathBuf>, named: Option<String>) -> Result<PathBuf> {
-    given.or(named.map(PathBuf::from)).map_or_else(|| standard_place(geteuid().is_root()), Ok)
+    given
+        .or(named.map(PathBuf::from))
+        .map_or_else(|| standard_place(geteuid().is_root()), Ok)
 }
 
 /// Returns the default file. For root, this is the machine's file. For other users, it is the file
@@ -62,7 +73,9 @@ pub fn place(given: Option<PathBuf>, named: Option<String>) -> Result<PathBuf> {
 fn standard_place(root: bool) -> Result<PathBuf> {
     let places = nccl_net_spark::config::standard_files();
     let place = if root { places.last() } else { places.first() };
-    place.cloned().context("this user has no home directory for a settings file: name a file with --output")
+    place
+        .cloned()
+        .context("this user has no home directory for a settings file: name a file with --output")
 }
 
 /// Reads and checks the settings file. Callers check before they measure, so that a file that
@@ -71,7 +84,10 @@ fn standard_place(root: bool) -> Result<PathBuf> {
 /// # Errors
 /// The file does not exist or is not a valid settings file.
 pub fn check(path: &Path) -> Result<Config> {
-    Ok(Config::from_variables(&[(SETTINGS_FILE.to_owned(), path.display().to_string())])?)
+    Ok(Config::from_variables(&[(
+        SETTINGS_FILE.to_owned(),
+        path.display().to_string(),
+    )])?)
 }
 
 /// Writes the settings of `part` into the file, or removes them if none are chosen. Other lines
@@ -79,7 +95,12 @@ pub fn check(path: &Path) -> Result<Config> {
 ///
 /// # Errors
 /// The file cannot be read or written; the error names the file and the cure.
-pub fn write_settings(path: &Path, part: &Part, chosen: &[Pair], remark: &str) -> Result<Vec<String>> {
+pub fn write_settings(
+    path: &Path,
+    part: &Part,
+    chosen: &[Pair],
+    remark: &str,
+) -> Result<Vec<String>> {
     let path = std::path::absolute(path).context("make the path absolute")?;
     // Replace the file, not a symbolic link to it.
     let place = path.canonicalize().unwrap_or_else(|_| path.clone());
@@ -98,19 +119,31 @@ pub fn write_settings(path: &Path, part: &Part, chosen: &[Pair], remark: &str) -
             let hint = "; name another file with --output, or run this with sudo";
             anyhow!("cannot write {shown}: {error}{hint}")
         })?;
-        let pairs: Vec<String> = chosen.iter().map(|(name, value)| short(name, value)).collect();
+        let pairs: Vec<String> = chosen
+            .iter()
+            .map(|(name, value)| short(name, value))
+            .collect();
         lines.push(match chosen {
             [] => format!("removed {} from {shown}", part.names.join(" and ")),
             _ => format!("wrote {} to {shown}", pairs.join(" ")),
         });
     }
-    lines.extend(effect(&path, part, !chosen.is_empty(), Settings::of_this_process()));
+    lines.extend(effect(
+        &path,
+        part,
+        !chosen.is_empty(),
+        Settings::of_this_process(),
+    ));
     Ok(lines)
 }
 
 /// Formats a setting for a message. Omits a value that would fill the screen.
 fn short(name: &str, value: &str) -> String {
-    if value.len() <= 40 { format!("{name}={value}") } else { name.to_owned() }
+    if value.len() <= 40 {
+        format!("{name}={value}")
+    } else {
+        name.to_owned()
+    }
 }
 
 fn revise(old: &str, part: &Part, chosen: &[Pair], remark: &str) -> String {
@@ -140,14 +173,21 @@ fn revise(old: &str, part: &Part, chosen: &[Pair], remark: &str) -> String {
         text += &block;
     }
     // If there is nothing to remove, the text keeps every byte.
-    if chosen.is_empty() && !old.lines().any(owned) { old.to_owned() } else { text }
+    if chosen.is_empty() && !old.lines().any(owned) {
+        old.to_owned()
+    } else {
+        text
+    }
 }
 
 /// Replaces a file and keeps its permissions. A new file is readable for all users.
 fn replace(place: &Path, text: &str) -> io::Result<()> {
     let permissions = match fs::metadata(place) {
         Ok(metadata) if !metadata.is_file() => {
-            return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file"));
+            return Err(io::Error::new(
+                ErrorKind::InvalidInput,
+                "not a regular file",
+            ));
         }
         Ok(metadata) => metadata.permissions(),
         Err(_) => Permissions::from_mode(0o644),
@@ -157,28 +197,51 @@ fn replace(place: &Path, text: &str) -> io::Result<()> {
 }
 
 /// Reports whether the plugin reads the file, and which of the current `settings` override it.
-fn effect(path: &Path, part: &Part, is_written: bool, settings: Result<Settings, impl Display>) -> Vec<String> {
+fn effect(
+    path: &Path,
+    part: &Part,
+    is_written: bool,
+    settings: Result<Settings, impl Display>,
+) -> Vec<String> {
     let settings = match settings {
         Ok(settings) => settings,
-        Err(error) => return vec![format!("but the plugin would not start with the current settings: {error}")],
+        Err(error) => {
+            return vec![format!(
+                "but the plugin would not start with the current settings: {error}"
+            )];
+        }
     };
     let is_it = |other: &Path| {
-        other == path || other.canonicalize().ok().is_some_and(|it| path.canonicalize().ok() == Some(it))
+        other == path
+            || other
+                .canonicalize()
+                .ok()
+                .is_some_and(|it| path.canonicalize().ok() == Some(it))
     };
     let read = settings.files().iter().any(|file| is_it(file));
     let mut lines = Vec::new();
-    for held in settings.in_effect().iter().filter(|held| part.names.contains(&held.row.name)) {
+    for held in settings
+        .in_effect()
+        .iter()
+        .filter(|held| part.names.contains(&held.row.name))
+    {
         let from = match &held.source {
             Source::Default => continue,
             Source::File { path, .. } if is_it(path) => continue,
             Source::File { path, line } => format!("from {}, line {line}", path.display()),
             Source::Environment => "from the environment".to_owned(),
         };
-        lines.push(format!("but {} {from} overrides it: remove that", short(held.row.name, &held.value)));
+        lines.push(format!(
+            "but {} {from} overrides it: remove that",
+            short(held.row.name, &held.value)
+        ));
     }
     match (is_written, read, lines.is_empty()) {
         (true, true, true) => lines.push("the plugin reads it when a job starts".to_owned()),
-        (true, false, _) => lines.push(format!("the plugin reads it with: export {SETTINGS_FILE}={}", path.display())),
+        (true, false, _) => lines.push(format!(
+            "the plugin reads it with: export {SETTINGS_FILE}={}",
+            path.display()
+        )),
         _ => {}
     }
     lines
@@ -188,14 +251,27 @@ fn effect(path: &Path, part: &Part, is_written: bool, settings: Result<Settings,
 mod tests {
     use super::*;
 
-    const FOUR: Candidate = Candidate { qps: 4, min_share_bytes: 32768 };
+    const FOUR: Candidate = Candidate {
+        qps: 4,
+        min_share_bytes: 32768,
+    };
 
     fn write_settings(path: &Path, chosen: Option<Candidate>, remark: &str) -> Result<Vec<String>> {
-        super::write_settings(path, &SHARES, &chosen.map(Candidate::pairs).unwrap_or_default(), remark)
+        super::write_settings(
+            path,
+            &SHARES,
+            &chosen.map(Candidate::pairs).unwrap_or_default(),
+            remark,
+        )
     }
 
     fn revise(old: &str, chosen: Option<Candidate>, remark: &str) -> String {
-        super::revise(old, &SHARES, &chosen.map(Candidate::pairs).unwrap_or_default(), remark)
+        super::revise(
+            old,
+            &SHARES,
+            &chosen.map(Candidate::pairs).unwrap_or_default(),
+            remark,
+        )
     }
 
     #[test]
@@ -203,22 +279,31 @@ mod tests {
         let shares = revise("NCCL_IB_TC=106\n", Some(FOUR), "+10 %");
         let table = |text: &str| [(TUNER_TABLE, format!("for=*;all_reduce@2:{text}=ring/ll/2"))];
         let both = super::revise(&shares, &TABLE, &table("1-9"), "1.1 times");
-        let block =
-            "# nccl-spark tune collectives: 1.1 times\nNCCL_SPARK_TUNER_TABLE=for=*;all_reduce@2:1-9=ring/ll/2\n";
+        let block = "# nccl-spark tune collectives: 1.1 times\nNCCL_SPARK_TUNER_TABLE=for=*;all_reduce@2:1-9=ring/ll/2\n";
         assert_eq!(both, format!("{shares}{block}"));
-        assert_eq!(super::revise(&both, &TABLE, &table("2-8"), "1.1 times"), both.replace("1-9", "2-8"));
+        assert_eq!(
+            super::revise(&both, &TABLE, &table("2-8"), "1.1 times"),
+            both.replace("1-9", "2-8")
+        );
         assert_eq!(super::revise(&both, &TABLE, &[], ""), shares);
         assert_eq!(revise(&both, None, ""), format!("NCCL_IB_TC=106\n{block}"));
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a.conf");
         let lines = super::write_settings(&file, &TABLE, &table("1-9"), "").unwrap();
         assert!(
-            lines[0].starts_with("wrote NCCL_SPARK_TUNER_TABLE=for=*;") && lines[0].ends_with("a.conf"),
+            lines[0].starts_with("wrote NCCL_SPARK_TUNER_TABLE=for=*;")
+                && lines[0].ends_with("a.conf"),
             "{lines:?}"
         );
-        let long = [(TUNER_TABLE, format!("{};all_gather@2:1-9=ring/ll128/16", table("1-9")[0].1))];
+        let long = [(
+            TUNER_TABLE,
+            format!("{};all_gather@2:1-9=ring/ll128/16", table("1-9")[0].1),
+        )];
         let lines = super::write_settings(&file, &TABLE, &long, "").unwrap();
-        assert!(lines[0].starts_with("wrote NCCL_SPARK_TUNER_TABLE to "), "{lines:?}");
+        assert!(
+            lines[0].starts_with("wrote NCCL_SPARK_TUNER_TABLE to "),
+            "{lines:?}"
+        );
     }
 
     #[test]
@@ -226,10 +311,15 @@ mod tests {
         let new = revise("", Some(FOUR), "+10 %");
         let block = "# nccl-spark tune: +10 %\nNCCL_IB_QPS_PER_CONNECTION=4\nNCCL_SPARK_MIN_SHARE_BYTES=32768\n";
         assert_eq!(new, block);
-        assert_eq!(revise("# mine\nNCCL_IB_TC=106", Some(FOUR), "+10 %"), format!("# mine\nNCCL_IB_TC=106\n{block}"));
+        assert_eq!(
+            revise("# mine\nNCCL_IB_TC=106", Some(FOUR), "+10 %"),
+            format!("# mine\nNCCL_IB_TC=106\n{block}")
+        );
         let old = format!("NCCL_IB_TC=106\n{block}# NCCL_SPARK_MIN_SHARE_BYTES=1 is too small\n");
         let two = Candidate { qps: 2, ..FOUR };
-        let expected = old.replace("CONNECTION=4", "CONNECTION=2").replace("10 %", "5 %");
+        let expected = old
+            .replace("CONNECTION=4", "CONNECTION=2")
+            .replace("10 %", "5 %");
         assert_eq!(revise(&old, Some(two), "+5 %"), expected);
         let bare = "NCCL_IB_TC=106\n# NCCL_SPARK_MIN_SHARE_BYTES=1 is too small\n";
         assert_eq!(revise(&old, None, ""), bare);
@@ -245,24 +335,47 @@ mod tests {
         fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
         let lines = write_settings(&link, Some(FOUR), "+10 %").unwrap();
-        assert!(lines[0].starts_with(&format!("wrote {QPS}=4 {MIN_SHARE}=32768 to ")), "{lines:?}");
+        assert!(
+            lines[0].starts_with(&format!("wrote {QPS}=4 {MIN_SHARE}=32768 to ")),
+            "{lines:?}"
+        );
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         let text = fs::read_to_string(&file).unwrap();
-        assert!(text.starts_with("NCCL_IB_TC=106\n# nccl-spark tune: +10 %\n"), "{text}");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "something is left over");
+        assert!(
+            text.starts_with("NCCL_IB_TC=106\n# nccl-spark tune: +10 %\n"),
+            "{text}"
+        );
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            2,
+            "something is left over"
+        );
         check(&file).unwrap();
         assert!(write_settings(&file, None, "").unwrap()[0].starts_with("removed "));
         assert_eq!(fs::read_to_string(&file).unwrap(), "NCCL_IB_TC=106\n");
         let none = folder.path().join("none.conf");
-        assert!(write_settings(&none, None, "").unwrap()[0].contains("is unchanged") && !none.exists());
+        assert!(
+            write_settings(&none, None, "").unwrap()[0].contains("is unchanged") && !none.exists()
+        );
     }
 
     #[test]
     fn an_unwritable_file_is_named() {
-        let error = |path: &str| format!("{:#}", write_settings(Path::new(path), Some(FOUR), "").unwrap_err());
+        let error = |path: &str| {
+            format!(
+                "{:#}",
+                write_settings(Path::new(path), Some(FOUR), "").unwrap_err()
+            )
+        };
         let text = error("/no/where/a.conf");
-        assert!(text.contains("cannot write /no/where/a.conf") && text.contains("--output"), "{text}");
+        assert!(
+            text.contains("cannot write /no/where/a.conf") && text.contains("--output"),
+            "{text}"
+        );
         assert!(error("/dev/null").contains("not a regular file"));
         let folder = tempfile::tempdir().unwrap();
         let broken = folder.path().join("broken");
@@ -281,22 +394,46 @@ mod tests {
         let ours = file("ours", &revise("", Some(FOUR), ""));
         let users = file("users", "NCCL_IB_QPS_PER_CONNECTION=1\n");
         let told = |variables: &[(&str, &str)], standard: &[PathBuf]| {
-            let variables: Vec<_> = variables.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+            let variables: Vec<_> = variables
+                .iter()
+                .map(|(name, value)| ((*name).into(), (*value).into()))
+                .collect();
             effect(&ours, &SHARES, true, Settings::gather(&variables, standard)).join("; ")
         };
-        assert_eq!(told(&[], std::slice::from_ref(&ours)), "the plugin reads it when a job starts");
-        let export = format!("the plugin reads it with: export NCCL_SPARK_SETTINGS_FILE={}", ours.display());
+        assert_eq!(
+            told(&[], std::slice::from_ref(&ours)),
+            "the plugin reads it when a job starts"
+        );
+        let export = format!(
+            "the plugin reads it with: export NCCL_SPARK_SETTINGS_FILE={}",
+            ours.display()
+        );
         assert_eq!(told(&[], &[]), export);
         let above = told(&[], &[users.clone(), ours.clone()]);
-        assert!(above.contains(&format!("{QPS}=1 from {}, line 1 overrides it", users.display())), "{above}");
+        assert!(
+            above.contains(&format!(
+                "{QPS}=1 from {}, line 1 overrides it",
+                users.display()
+            )),
+            "{above}"
+        );
         let above = told(&[(MIN_SHARE, "4096")], std::slice::from_ref(&ours));
-        assert!(above.contains("4096 from the environment overrides it"), "{above}");
+        assert!(
+            above.contains("4096 from the environment overrides it"),
+            "{above}"
+        );
         assert!(told(&[(MIN_SHARE, "x")], &[]).contains("would not start"));
     }
 
     #[test]
     fn the_standard_place_is_the_machines_for_root_and_the_users_for_others() {
-        assert_eq!(standard_place(true).unwrap(), Path::new("/etc/nccl-spark.conf"));
-        assert_eq!(standard_place(false).unwrap(), nccl_net_spark::config::standard_files()[0]);
+        assert_eq!(
+            standard_place(true).unwrap(),
+            Path::new("/etc/nccl-spark.conf")
+        );
+        assert_eq!(
+            standard_place(false).unwrap(),
+            nccl_net_spark::config::standard_files()[0]
+        );
     }
 }

@@ -109,24 +109,43 @@ impl Options {
         if !self.dry_run && output.exists() {
             keep::check(&output)?;
         }
-        let pairs = self.min_share.iter().flat_map(|&share| self.qps.iter().map(move |&qps| (qps, share)));
-        let default_share = settings.in_effect().iter().find(|held| held.row.name == keep::MIN_SHARE);
+        let pairs = self
+            .min_share
+            .iter()
+            .flat_map(|&share| self.qps.iter().map(move |&qps| (qps, share)));
+        let default_share = settings
+            .in_effect()
+            .iter()
+            .find(|held| held.row.name == keep::MIN_SHARE);
         Ok(Tune {
-            plan: self.run.plan(Collective::AllGather, program, world, variable("NCCL_IBVERBS_LIB"))?,
-            candidates: pairs.map(|(qps, min_share_bytes)| Candidate { qps, min_share_bytes }).collect(),
+            plan: self.run.plan(
+                Collective::AllGather,
+                program,
+                world,
+                variable("NCCL_IBVERBS_LIB"),
+            )?,
+            candidates: pairs
+                .map(|(qps, min_share_bytes)| Candidate {
+                    qps,
+                    min_share_bytes,
+                })
+                .collect(),
             rounds: self.rounds,
             output,
             dry_run: self.dry_run,
             write_best: self.write_best,
             others: others(&settings)?,
-            default_share_bytes: default_share.and_then(|held| held.row.default.parse().ok()).unwrap_or(1),
+            default_share_bytes: default_share
+                .and_then(|held| held.row.default.parse().ok())
+                .unwrap_or(1),
         })
     }
 }
 
 /// Makes a file in memory with the settings of this machine's files, except those that are tuned.
 fn others(settings: &Settings) -> Result<File> {
-    let descriptor = memfd_create("nccl-spark-settings", MFdFlags::MFD_CLOEXEC).context("make a file in memory")?;
+    let descriptor = memfd_create("nccl-spark-settings", MFdFlags::MFD_CLOEXEC)
+        .context("make a file in memory")?;
     let mut file = File::from(descriptor);
     for held in settings.in_effect() {
         let tuned = [keep::QPS, keep::MIN_SHARE].contains(&held.row.name);
@@ -156,23 +175,38 @@ impl Tune {
     /// the file with the other settings. For the defaults, both variables are empty, because the
     /// plugin treats an empty variable as unset.
     pub fn rank_env(&self, candidate: Option<Candidate>) -> Vec<RankEnv> {
-        let others = format!("/proc/{}/fd/{}", std::process::id(), self.others.as_raw_fd());
+        let others = format!(
+            "/proc/{}/fd/{}",
+            std::process::id(),
+            self.others.as_raw_fd()
+        );
         let mut pairs = vec![(keep::SETTINGS_FILE, others)];
         match candidate {
             Some(candidate) => pairs.extend(candidate.pairs()),
             None => pairs.extend([keep::QPS, keep::MIN_SHARE].map(|name| (name, String::new()))),
         }
         let env = |rank| {
-            let of =
-                move |(name, value): &(&str, String)| RankEnv { rank, name: (*name).to_owned(), value: value.clone() };
+            let of = move |(name, value): &(&str, String)| RankEnv {
+                rank,
+                name: (*name).to_owned(),
+                value: value.clone(),
+            };
             pairs.iter().map(of)
         };
-        self.plan.rank_env.iter().cloned().chain((0..self.plan.terms.ranks).flat_map(env)).collect()
+        self.plan
+            .rank_env
+            .iter()
+            .cloned()
+            .chain((0..self.plan.terms.ranks).flat_map(env))
+            .collect()
     }
 }
 
 fn parse_share(text: &str) -> Result<u64, String> {
     // The setting itself has this range.
     let share = sizes::parse(text)? as u64;
-    (128..=1 << 30).contains(&share).then_some(share).ok_or_else(|| "128 to 1G".to_owned())
+    (128..=1 << 30)
+        .contains(&share)
+        .then_some(share)
+        .ok_or_else(|| "128 to 1G".to_owned())
 }

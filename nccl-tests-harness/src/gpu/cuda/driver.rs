@@ -123,14 +123,21 @@ impl Driver {
     /// # Errors
     /// The reason why there is no GPU, in one line.
     pub fn load() -> Result<Rc<Self>, String> {
-        let mut driver = Self { functions: Functions::load()?, gpus: 0 };
+        let mut driver = Self {
+            functions: Functions::load()?,
+            gpus: 0,
+        };
         // SAFETY: `cuInit` may be called repeatedly, at any time and from any thread. Its flags
         // must be 0.
         let code = unsafe { (driver.functions.init)(0) };
-        driver.check("cuInit", code).map_err(|error| error.to_string())?;
+        driver
+            .check("cuInit", code)
+            .map_err(|error| error.to_string())?;
         // SAFETY: the pointer is to a live int, which the call writes.
         let code = unsafe { (driver.functions.device_count)(&mut driver.gpus) };
-        driver.check("cuDeviceGetCount", code).map_err(|error| error.to_string())?;
+        driver
+            .check("cuDeviceGetCount", code)
+            .map_err(|error| error.to_string())?;
         if driver.gpus < 1 {
             return Err("CUDA found no GPU".to_owned());
         }
@@ -148,13 +155,22 @@ impl Driver {
             bail!("{call} returned CUresult {code}");
         }
         // SAFETY: not NULL, so this is a constant string of the driver, which ends with NUL.
-        bail!("{call} returned {}", unsafe { CStr::from_ptr(name) }.to_string_lossy())
+        bail!(
+            "{call} returned {}",
+            unsafe { CStr::from_ptr(name) }.to_string_lossy()
+        )
     }
 
     pub(super) fn device(&self, number: u32) -> Result<c_int> {
-        let ordinal = c_int::try_from(number).ok().filter(|ordinal| *ordinal < self.gpus);
-        let ordinal =
-            ordinal.with_context(|| format!("GPU {number} not found: CUDA has {}, numbered from 0", self.gpus))?;
+        let ordinal = c_int::try_from(number)
+            .ok()
+            .filter(|ordinal| *ordinal < self.gpus);
+        let ordinal = ordinal.with_context(|| {
+            format!(
+                "GPU {number} not found: CUDA has {}, numbered from 0",
+                self.gpus
+            )
+        })?;
         let mut device = 0;
         // SAFETY: the pointer is to a live int, which the call writes.
         let code = unsafe { (self.functions.device_get)(&mut device, ordinal) };
@@ -166,23 +182,33 @@ impl Driver {
         const ROOM: usize = 256;
         let mut name = [0_u8; ROOM];
         // SAFETY: the call writes at most `ROOM` bytes, the last of which is NUL.
-        let code = unsafe { (self.functions.device_name)(name.as_mut_ptr().cast(), ROOM as c_int, device) };
+        let code = unsafe {
+            (self.functions.device_name)(name.as_mut_ptr().cast(), ROOM as c_int, device)
+        };
         self.check("cuDeviceGetName", code)?;
-        let name = CStr::from_bytes_until_nul(&name).context("cuDeviceGetName returned a name without an end")?;
+        let name = CStr::from_bytes_until_nul(&name)
+            .context("cuDeviceGetName returned a name without an end")?;
         let ask = |attribute: CUdevice_attribute| {
             let mut value = 0;
             // SAFETY: the call writes a live int; `device` is from cuDeviceGet.
-            let code = unsafe { (self.functions.device_attribute)(&mut value, attribute as c_int, device) };
-            self.check("cuDeviceGetAttribute", code).with_context(|| format!("{attribute:?}"))?;
+            let code = unsafe {
+                (self.functions.device_attribute)(&mut value, attribute as c_int, device)
+            };
+            self.check("cuDeviceGetAttribute", code)
+                .with_context(|| format!("{attribute:?}"))?;
             anyhow::Ok(value != 0)
         };
         Ok(GpuInfo {
             number,
             name: name.to_string_lossy().into_owned(),
             integrated: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)?,
-            pageable_memory_access: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)?,
+            pageable_memory_access: ask(
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
+            )?,
             managed_memory: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)?,
-            concurrent_managed_access: ask(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)?,
+            concurrent_managed_access: ask(
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
+            )?,
         })
     }
 }
@@ -193,7 +219,11 @@ impl Context {
         // SAFETY: `raw` is valid for writes during the call; `device` is from cuDeviceGet.
         let code = unsafe { (driver.functions.context_retain)(&mut raw, device) };
         driver.check("cuDevicePrimaryCtxRetain", code)?;
-        Ok(Rc::new(Self { driver: Rc::clone(driver), device, raw }))
+        Ok(Rc::new(Self {
+            driver: Rc::clone(driver),
+            device,
+            raw,
+        }))
     }
 
     /// Makes this context current on this thread, and returns the driver's functions.
@@ -211,7 +241,8 @@ impl Context {
     /// Makes this context current, and lets `work` call the driver's function `name`. The name is
     /// only for errors.
     pub(super) fn call(&self, name: &str, work: impl FnOnce(&Functions) -> c_int) -> Result<()> {
-        self.functions().and_then(|functions| self.check(name, work(functions)))
+        self.functions()
+            .and_then(|functions| self.check(name, work(functions)))
     }
 
     /// Calls a function that frees an object. For use in `drop`, where an error can only be logged.

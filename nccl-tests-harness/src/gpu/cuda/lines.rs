@@ -27,7 +27,10 @@ const NON_BLOCKING: c_uint = 1;
 /// `CUDA_ERROR_NOT_READY`: the stream's kernel still runs.
 const NOT_READY: c_int = 600;
 
-const _: () = assert!(THREADS.is_multiple_of(32), "a warp has all its lanes, or its votes would not end");
+const _: () = assert!(
+    THREADS.is_multiple_of(32),
+    "a warp has all its lanes, or its votes would not end"
+);
 
 pub struct Lines {
     stream: Object,
@@ -40,18 +43,31 @@ pub struct Lines {
 impl Lines {
     /// Lets `gpu` use `words`. Fails if `words` are not those of `block`.
     pub fn new(gpu: &Rc<Gpu>, block: &Block, words: &Rc<Words>) -> Result<Self> {
-        ensure!(words.are_of(block.buffer()), "the words are of another buffer");
+        ensure!(
+            words.are_of(block.buffer()),
+            "the words are of another buffer"
+        );
         let tally = Allocation::new(&gpu.context, Kind::Device, size_of::<[u64; 6]>())?;
         let memory = gpu.address(block, words.start())?;
         let (gpu, words) = (Rc::clone(gpu), Rc::clone(words));
-        let mut lines = Self { stream: ptr::null_mut(), tally, memory, words, gpu };
+        let mut lines = Self {
+            stream: ptr::null_mut(),
+            tally,
+            memory,
+            words,
+            gpu,
+        };
         let zeroes = [0_u64; 6];
         let (place, bytes) = (lines.tally.address(), size_of_val(&zeroes));
         // SAFETY: the tally has room for these bytes; both sides live until the call returns.
-        let copy_in = |functions: &Functions| unsafe { (functions.copy_in)(place, zeroes.as_ptr().cast(), bytes) };
+        let copy_in = |functions: &Functions| unsafe {
+            (functions.copy_in)(place, zeroes.as_ptr().cast(), bytes)
+        };
         lines.gpu.context.call("cuMemcpyHtoD", copy_in)?;
         // SAFETY: `stream` is valid for writes during the call.
-        let create = |functions: &Functions| unsafe { (functions.stream_create)(&mut lines.stream, NON_BLOCKING) };
+        let create = |functions: &Functions| unsafe {
+            (functions.stream_create)(&mut lines.stream, NON_BLOCKING)
+        };
         lines.gpu.context.call("cuStreamCreate", create)?;
         Ok(lines)
     }
@@ -63,7 +79,13 @@ impl Lines {
     /// Starts the kernel that stores the lines of a round. Fails for lines outside of the buffer,
     /// and while a kernel runs.
     pub fn store(&self, round: &Round) -> Result<()> {
-        let Round { mut first, mut lines, mut sequence, mut pause_ns, mut delay_ns } = *round;
+        let Round {
+            mut first,
+            mut lines,
+            mut sequence,
+            mut pause_ns,
+            mut delay_ns,
+        } = *round;
         let mut memory = self.place(round)?;
         let mut arguments = arguments![memory, first, lines, sequence, pause_ns, delay_ns];
         self.launch(self.gpu.module.litmus_store, STORE_BLOCKS, &mut arguments)
@@ -72,9 +94,15 @@ impl Lines {
     /// Starts the kernel that waits for the lines of a round and checks them. A warp waits at most
     /// `wait` for each group of four lines. Fails as [`Lines::store`] does.
     pub fn load(&self, round: &Round, wait: Duration) -> Result<()> {
-        let Round { mut first, mut lines, mut sequence, .. } = *round;
+        let Round {
+            mut first,
+            mut lines,
+            mut sequence,
+            ..
+        } = *round;
         let mut memory = self.place(round)?;
-        let (mut spins, mut limit_ns, mut tally) = (SPINS, wait.as_nanos() as u64, self.tally.address());
+        let (mut spins, mut limit_ns, mut tally) =
+            (SPINS, wait.as_nanos() as u64, self.tally.address());
         let mut arguments = arguments![memory, first, lines, sequence, spins, limit_ns, tally];
         self.launch(self.gpu.module.litmus_load, LOAD_BLOCKS, &mut arguments)
     }
@@ -86,7 +114,10 @@ impl Lines {
         if code == NOT_READY {
             return Ok(false);
         }
-        self.gpu.context.check("cuStreamQuery, after a kernel,", code).map(|()| true)
+        self.gpu
+            .context
+            .check("cuStreamQuery, after a kernel,", code)
+            .map(|()| true)
     }
 
     /// Returns the counts of all rounds that were loaded so far. Fails while a kernel runs.
@@ -95,15 +126,28 @@ impl Lines {
         let mut found = [0_u64; 6];
         let (to, bytes) = (found.as_mut_ptr().cast(), size_of_val(&found));
         // SAFETY: as in `new`, but from the tally to `found`; no kernel runs.
-        let copy_out = |functions: &Functions| unsafe { (functions.copy_out)(to, self.tally.address(), bytes) };
+        let copy_out = |functions: &Functions| unsafe {
+            (functions.copy_out)(to, self.tally.address(), bytes)
+        };
         self.gpu.context.call("cuMemcpyDtoH", copy_out)?;
         let [lines, torn, torn_again, missing, pieces, pieces_again] = found;
-        Ok(Tally { lines, torn, torn_again, missing, pieces, pieces_again })
+        Ok(Tally {
+            lines,
+            torn,
+            torn_again,
+            missing,
+            pieces,
+            pieces_again,
+        })
     }
 
     fn place(&self, round: &Round) -> Result<Address> {
         let end = (round.first as usize + round.lines as usize) * LINE_BYTES;
-        ensure!(end <= self.words.bytes(), "{round:?} lies outside of a buffer of {} bytes", self.words.bytes());
+        ensure!(
+            end <= self.words.bytes(),
+            "{round:?} lies outside of a buffer of {} bytes",
+            self.words.bytes()
+        );
         Ok(self.memory + u64::from(round.first) * LINE_BYTES as u64)
     }
 
@@ -118,7 +162,19 @@ impl Lines {
         // no plain reference into the buffer, and that the CPU uses atomics. The kernel ends,
         // because its loads and its sleeps are bounded.
         self.gpu.context.call("cuLaunchKernel", |functions| unsafe {
-            (functions.launch)(kernel, blocks, 1, 1, THREADS, 1, 1, 0, self.stream, arguments, ptr::null_mut())
+            (functions.launch)(
+                kernel,
+                blocks,
+                1,
+                1,
+                THREADS,
+                1,
+                1,
+                0,
+                self.stream,
+                arguments,
+                ptr::null_mut(),
+            )
         })
     }
 }
@@ -130,8 +186,12 @@ impl Drop for Lines {
         }
         let context = &self.gpu.context;
         // SAFETY: created by `new`; the kernel on it ends (see `launch`).
-        context.give_back("cuStreamSynchronize", |functions| unsafe { (functions.stream_synchronize)(self.stream) });
+        context.give_back("cuStreamSynchronize", |functions| unsafe {
+            (functions.stream_synchronize)(self.stream)
+        });
         // SAFETY: destroyed once, with no kernel running.
-        context.give_back("cuStreamDestroy", |functions| unsafe { (functions.stream_destroy)(self.stream) });
+        context.give_back("cuStreamDestroy", |functions| unsafe {
+            (functions.stream_destroy)(self.stream)
+        });
     }
 }

@@ -36,13 +36,26 @@ impl Allocation {
         let (call, code) = unsafe {
             match kind {
                 Kind::Malloc => ("malloc", 0),
-                Kind::HostAlloc => ("cuMemHostAlloc", (functions.host_alloc)(&mut start, bytes, PORTABLE_MAPPED)),
-                Kind::HostRegister => ("cuMemHostRegister", (functions.host_register)(start, bytes, PORTABLE_MAPPED)),
-                Kind::Managed => ("cuMemAllocManaged", (functions.alloc_managed)(&mut address, bytes, ATTACH_GLOBAL)),
-                Kind::Device | Kind::DeviceAsCuda => ("cuMemAlloc", (functions.alloc)(&mut address, bytes)),
+                Kind::HostAlloc => (
+                    "cuMemHostAlloc",
+                    (functions.host_alloc)(&mut start, bytes, PORTABLE_MAPPED),
+                ),
+                Kind::HostRegister => (
+                    "cuMemHostRegister",
+                    (functions.host_register)(start, bytes, PORTABLE_MAPPED),
+                ),
+                Kind::Managed => (
+                    "cuMemAllocManaged",
+                    (functions.alloc_managed)(&mut address, bytes, ATTACH_GLOBAL),
+                ),
+                Kind::Device | Kind::DeviceAsCuda => {
+                    ("cuMemAlloc", (functions.alloc)(&mut address, bytes))
+                }
             }
         };
-        context.check(call, code).with_context(|| format!("allocate {bytes} bytes"))?;
+        context
+            .check(call, code)
+            .with_context(|| format!("allocate {bytes} bytes"))?;
         if start.is_null() {
             start = ptr::with_exposed_provenance_mut(usize::try_from(address)?);
         }
@@ -53,7 +66,13 @@ impl Allocation {
             // From here on the bytes are initialised.
             unsafe { start.as_ptr().cast::<u8>().write_bytes(0, bytes) };
         }
-        Ok(Self { kind, start, bytes, heap, context: Rc::clone(context) })
+        Ok(Self {
+            kind,
+            start,
+            bytes,
+            heap,
+            context: Rc::clone(context),
+        })
     }
 
     pub(super) fn address(&self) -> Address {
@@ -88,15 +107,21 @@ impl Drop for Allocation {
             Kind::HostAlloc => {
                 // SAFETY: allocated by `new` and freed once. Registrations and requests held the
                 // buffer and have ended, and no kernel runs.
-                context.give_back("cuMemFreeHost", |functions| unsafe { (functions.host_free)(start) });
+                context.give_back("cuMemFreeHost", |functions| unsafe {
+                    (functions.host_free)(start)
+                });
             }
             Kind::HostRegister => {
                 // SAFETY: as above; registered by `new`, and the heap lives until after this call.
-                context.give_back("cuMemHostUnregister", |functions| unsafe { (functions.host_unregister)(start) });
+                context.give_back("cuMemHostUnregister", |functions| unsafe {
+                    (functions.host_unregister)(start)
+                });
             }
             Kind::Managed | Kind::Device | Kind::DeviceAsCuda => {
                 // SAFETY: as for `HostAlloc`.
-                context.give_back("cuMemFree", |functions| unsafe { (functions.free)(address) });
+                context.give_back("cuMemFree", |functions| unsafe {
+                    (functions.free)(address)
+                });
             }
         }
         drop(self.heap.take());

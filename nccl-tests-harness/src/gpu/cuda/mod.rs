@@ -55,8 +55,14 @@ impl Module {
         let text = CString::new(KERNELS)?;
         let null = ptr::null_mut();
         let context_of = Rc::clone(context);
-        let mut module =
-            Self { raw: null, fill: null, check: null, litmus_store: null, litmus_load: null, context: context_of };
+        let mut module = Self {
+            raw: null,
+            fill: null,
+            check: null,
+            litmus_store: null,
+            litmus_load: null,
+            context: context_of,
+        };
         // SAFETY: `raw` is valid for writes during the call; the text is PTX and ends with NUL.
         context.call("cuModuleLoadData", |functions| unsafe {
             (functions.module_load)(&mut module.raw, text.as_ptr().cast())
@@ -84,7 +90,10 @@ impl Drop for Module {
         // SAFETY: loaded by `load` and unloaded once. No kernel of the module runs: `Gpu::run`
         // waits for its kernel, and `Lines` holds the GPU until its own drop has waited for the
         // kernels.
-        self.context.give_back("cuModuleUnload", |functions| unsafe { (functions.module_unload)(self.raw) });
+        self.context
+            .give_back("cuModuleUnload", |functions| unsafe {
+                (functions.module_unload)(self.raw)
+            });
     }
 }
 
@@ -97,7 +106,12 @@ impl Gpu {
             let context = Context::retain(driver, device)?;
             let module = Module::load(&context)?;
             let tally = Allocation::new(&context, Kind::Device, size_of::<[u32; 2]>())?;
-            anyhow::Ok(Self { tally, module, context, about })
+            anyhow::Ok(Self {
+                tally,
+                module,
+                context,
+                about,
+            })
         };
         open().with_context(|| format!("open GPU {number}"))
     }
@@ -113,14 +127,19 @@ impl Gpu {
     pub(crate) fn free_bytes(&self) -> Result<usize> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are valid for writes during the call.
-        self.context.call("cuMemGetInfo", |functions| unsafe { (functions.memory_info)(&mut free, &mut total) })?;
+        self.context.call("cuMemGetInfo", |functions| unsafe {
+            (functions.memory_info)(&mut free, &mut total)
+        })?;
         Ok(free)
     }
 
     /// Allocates `bytes` (1 or more).
     pub(crate) fn allocate(&self, kind: Kind, bytes: usize) -> Result<Block> {
         let buffer = Buffer::of(Allocation::new(&self.context, kind, bytes)?);
-        Ok(Block { buffer, is_mapped: matches!(kind, Kind::HostAlloc | Kind::HostRegister) })
+        Ok(Block {
+            buffer,
+            is_mapped: matches!(kind, Kind::HostAlloc | Kind::HostRegister),
+        })
     }
 
     /// Writes `pattern` into a range of `block`: byte i of the block gets byte i of the pattern.
@@ -134,17 +153,30 @@ impl Gpu {
         let mut tally = [0, u32::MAX];
         let (place, bytes) = (self.tally.address(), size_of_val(&tally));
         // SAFETY: the tally has room for these bytes; both sides live until the call returns.
-        let copy_in = |functions: &Functions| unsafe { (functions.copy_in)(place, tally.as_ptr().cast(), bytes) };
+        let copy_in = |functions: &Functions| unsafe {
+            (functions.copy_in)(place, tally.as_ptr().cast(), bytes)
+        };
         self.context.call("cuMemcpyHtoD", copy_in)?;
         self.run(self.module.check, block, range, pattern)?;
         // SAFETY: as above, in the other direction.
-        let copy_out = |functions: &Functions| unsafe { (functions.copy_out)(tally.as_mut_ptr().cast(), place, bytes) };
+        let copy_out = |functions: &Functions| unsafe {
+            (functions.copy_out)(tally.as_mut_ptr().cast(), place, bytes)
+        };
         self.context.call("cuMemcpyDtoH", copy_out)?;
         let [count, first] = tally;
-        Ok(Wrong { count, first: (count > 0).then_some(first) })
+        Ok(Wrong {
+            count,
+            first: (count > 0).then_some(first),
+        })
     }
 
-    fn run(&self, kernel: Object, block: &Block, range: Range<usize>, pattern: Pattern) -> Result<()> {
+    fn run(
+        &self,
+        kernel: Object,
+        block: &Block,
+        range: Range<usize>,
+        pattern: Pattern,
+    ) -> Result<()> {
         let (mut first, mut count) = span(&range, block.buffer.bytes())?;
         let (mut seed, mut flip) = (pattern.seed, u32::from(pattern.flip));
         let mut tally = self.tally.address();
@@ -158,10 +190,25 @@ impl Gpu {
             // tally or the block until `alone` returns, which is after the kernel's end. If this
             // GPU cannot access the memory, its context gets an error and then runs nothing more.
             self.context.call("cuLaunchKernel", |functions| unsafe {
-                (functions.launch)(kernel, BLOCKS, 1, 1, THREADS, 1, 1, 0, none, arguments, ptr::null_mut())
+                (functions.launch)(
+                    kernel,
+                    BLOCKS,
+                    1,
+                    1,
+                    THREADS,
+                    1,
+                    1,
+                    0,
+                    none,
+                    arguments,
+                    ptr::null_mut(),
+                )
             })?;
             // SAFETY: this context is current, and only the launch above is left to wait for.
-            self.context.call("cuCtxSynchronize, after a kernel,", |functions| unsafe { (functions.synchronize)() })
+            self.context
+                .call("cuCtxSynchronize, after a kernel,", |functions| unsafe {
+                    (functions.synchronize)()
+                })
         })
     }
 
@@ -172,7 +219,9 @@ impl Gpu {
         }
         let mut address = 0;
         // SAFETY: CUDA has pinned the memory; `address` is valid for writes during the call.
-        let call = |functions: &Functions| unsafe { (functions.host_device_address)(&mut address, start.as_ptr(), 0) };
+        let call = |functions: &Functions| unsafe {
+            (functions.host_device_address)(&mut address, start.as_ptr(), 0)
+        };
         self.context.call("cuMemHostGetDevicePointer", call)?;
         Ok(address)
     }
@@ -180,7 +229,10 @@ impl Gpu {
 
 impl Block {
     pub(crate) fn pageable(bytes: usize) -> Result<Self> {
-        Ok(Self { buffer: Buffer::of(Heap::new(bytes)?), is_mapped: false })
+        Ok(Self {
+            buffer: Buffer::of(Heap::new(bytes)?),
+            is_mapped: false,
+        })
     }
 
     pub fn buffer(&self) -> &Rc<Buffer> {

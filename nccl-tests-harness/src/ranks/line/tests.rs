@@ -7,7 +7,10 @@ fn pair(end: Duration) -> (GreetingStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (other, _) = listener.accept().unwrap();
-    (GreetingStream::new(stream, "spark-2", Instant::now() + end).unwrap(), other)
+    (
+        GreetingStream::new(stream, "spark-2", Instant::now() + end).unwrap(),
+        other,
+    )
 }
 
 const LONG: Duration = Duration::from_secs(60);
@@ -33,18 +36,28 @@ fn missing_long_or_invalid_messages_are_errors_that_name_the_other_end() {
             let _ = other.write_all(&writer);
             other
         });
-        let error = line.receive::<Vec<u8>>(Duration::from_millis(limit_ms)).unwrap_err();
+        let error = line
+            .receive::<Vec<u8>>(Duration::from_millis(limit_ms))
+            .unwrap_err();
         drop(line);
         drop(thread.join().unwrap());
         format!("{error:#}")
     };
     assert!(said(b"", 50).starts_with("spark-2 sent no complete message in "));
     assert!(said(b"[1,", 50).starts_with("spark-2 sent no complete message in "));
-    assert_eq!(said(b"<html>\n", 60_000), "spark-2 sent no message of nccl-spark: \"<html>\"");
-    assert!(said(&vec![b'x'; LINE_MAX_BYTES + 2], 60_000).contains("a line of more than 262144 bytes"));
+    assert_eq!(
+        said(b"<html>\n", 60_000),
+        "spark-2 sent no message of nccl-spark: \"<html>\""
+    );
+    assert!(
+        said(&vec![b'x'; LINE_MAX_BYTES + 2], 60_000).contains("a line of more than 262144 bytes")
+    );
     let (mut line, other) = pair(LONG);
     drop(other);
-    assert_eq!(line.receive::<u8>(LONG).unwrap_err().to_string(), "spark-2 closed the connection");
+    assert_eq!(
+        line.receive::<u8>(LONG).unwrap_err().to_string(),
+        "spark-2 closed the connection"
+    );
 }
 
 #[test]
@@ -56,7 +69,12 @@ fn slow_senders_do_not_extend_the_limit() {
         }
     });
     let begin = Instant::now();
-    assert!(line.receive::<u8>(LONG).unwrap_err().to_string().contains("sent no complete message"));
+    assert!(
+        line.receive::<u8>(LONG)
+            .unwrap_err()
+            .to_string()
+            .contains("sent no complete message")
+    );
     assert!(begin.elapsed() < LONG / 2);
     drop(line);
     dripping.join().unwrap();

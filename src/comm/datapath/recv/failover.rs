@@ -24,10 +24,18 @@ impl RecvPath {
         }
         loop {
             let preferred = self.cts_lane();
-            let Self { receives, rails: Rails { lanes, .. }, .. } = self;
+            let Self {
+                receives,
+                rails: Rails { lanes, .. },
+                ..
+            } = self;
             let repeat = receives.next_repeat(preferred, |lane| lanes[lane.index()].has_room(0));
-            let Some(Repeat { grant, parts, lane }) = repeat else { return };
-            if let Err(error) = self.write_from_shadow(lane, grant, parts, Work::Repeat { slot: grant.slot }) {
+            let Some(Repeat { grant, parts, lane }) = repeat else {
+                return;
+            };
+            if let Err(error) =
+                self.write_from_shadow(lane, grant, parts, Work::Repeat { slot: grant.slot })
+            {
                 self.lose_rail(context, lane, error.to_string());
             }
         }
@@ -36,11 +44,20 @@ impl RecvPath {
     /// Begins a new epoch (generation of keys) for a lane whose device has returned. Repeats the
     /// grants of all receives that wait for bytes, with the current keys.
     fn take_new_keys(&mut self, context: &PathContext, lane: LaneId) -> Result<()> {
-        let Self { receives, shadow, key_sources, rails, lanes_are_rails, .. } = self;
+        let Self {
+            receives,
+            shadow,
+            key_sources,
+            rails,
+            lanes_are_rails,
+            ..
+        } = self;
         receives.take_new_keys(lane, shadow.words(), |grant, part| {
             let Source { memory: id, strict } = key_sources[source_of(grant, part)];
             let memory = context.registrations.find(id);
-            let memory = memory.ok_or_else(|| Usage::DeregisteredReceive { peer: context.peer.name.clone() })?;
+            let memory = memory.ok_or_else(|| Usage::DeregisteredReceive {
+                peer: context.peer.name.clone(),
+            })?;
             Ok::<_, Error>(keys(&rails.lanes, *lanes_are_rails, &memory, strict))
         })?;
         self.repeat_grants(context);
@@ -49,7 +66,12 @@ impl RecvPath {
 }
 
 impl DataPath for RecvPath {
-    fn epoch_of(&mut self, context: &PathContext, lane: LaneId, has_new_keys: bool) -> Result<Epoch> {
+    fn epoch_of(
+        &mut self,
+        context: &PathContext,
+        lane: LaneId,
+        has_new_keys: bool,
+    ) -> Result<Epoch> {
         if has_new_keys {
             self.take_new_keys(context, lane)?;
         }
@@ -71,8 +93,15 @@ impl DataPath for RecvPath {
         // once it has seen the acknowledgement of this host's NIC. One at a time, because only the
         // first fault of a list is reported.
         for completion in completions.chunks(1) {
-            let Self { receives, rails, .. } = self;
-            let absorbed = absorb_all(&mut rails.lanes[lane.index()], receives, context, completion);
+            let Self {
+                receives, rails, ..
+            } = self;
+            let absorbed = absorb_all(
+                &mut rails.lanes[lane.index()],
+                receives,
+                context,
+                completion,
+            );
             if let Err(fault) = absorbed
                 && let Fault::Violation(_) = *fault
             {

@@ -21,7 +21,14 @@ impl SendPath {
         }
         let mut deregistered = false;
         let open = self.rails.open_lanes();
-        let Self { sends, rails: Rails { lanes, striping, .. }, ring, .. } = self;
+        let Self {
+            sends,
+            rails: Rails {
+                lanes, striping, ..
+            },
+            ring,
+            ..
+        } = self;
         sends.resend(ring.words(), open, |share| {
             let by = share.lane(striping.lane_for(share.bytes, &Sending(lanes)));
             let lane = &mut lanes[by.index()];
@@ -34,10 +41,17 @@ impl SendPath {
                 lane.add_backlog(share.bytes);
             }
             let lkey = memory.keys(lane.rail.id).map_or(0, |keys| keys.lkey);
-            Some(LocalRoute { lane: by, queue: lane.next_queue(), lkey })
+            Some(LocalRoute {
+                lane: by,
+                queue: lane.next_queue(),
+                lkey,
+            })
         });
         if deregistered {
-            return Err(Usage::DeregisteredSend { peer: context.peer.name.clone() }.into());
+            return Err(Usage::DeregisteredSend {
+                peer: context.peer.name.clone(),
+            }
+            .into());
         }
         let waiting: Vec<u16> = self.sends.waiting().collect();
         for request in waiting {
@@ -57,12 +71,29 @@ impl DataPath for SendPath {
     }
 
     fn stopped(&mut self, _context: &PathContext, lane: LaneId, completions: &[Completion]) {
-        let Self { sends, rails: Rails { lanes, striping, .. }, clock, now_ns, given_ns, .. } = self;
+        let Self {
+            sends,
+            rails: Rails {
+                lanes, striping, ..
+            },
+            clock,
+            now_ns,
+            given_ns,
+            ..
+        } = self;
         let by = &mut lanes[lane.index()];
         // Ignore the errors, which the lost rail causes. The receiver's report shows which shares
         // have arrived.
-        let _ = Confirmation { by: lane, lane: by, sends, striping, clock, now_ns, given_ns }
-            .take_in(completions, &mut false);
+        let _ = Confirmation {
+            by: lane,
+            lane: by,
+            sends,
+            striping,
+            clock,
+            now_ns,
+            given_ns,
+        }
+        .take_in(completions, &mut false);
         self.rails.settle(lane);
     }
 
@@ -96,7 +127,12 @@ impl DataPath for SendPath {
         self.progress(context).map_err(|error| *error)
     }
 
-    fn epoch_of(&mut self, _context: &PathContext, lane: LaneId, _has_new_keys: bool) -> Result<Epoch> {
+    fn epoch_of(
+        &mut self,
+        _context: &PathContext,
+        lane: LaneId,
+        _has_new_keys: bool,
+    ) -> Result<Epoch> {
         Ok(self.sends.epoch_of(lane))
     }
 

@@ -1,11 +1,21 @@
 use super::*;
 use crate::error::Call;
 
-const PATH: PathId = PathId { rail: RailId::new(0).unwrap(), peer_gid: [7; 16] };
+const PATH: PathId = PathId {
+    rail: RailId::new(0).unwrap(),
+    peer_gid: [7; 16],
+};
 const LIMIT: Duration = Duration::from_secs(4);
 
 fn failed(errno: i32) -> Error {
-    Error::Os { call: Call::ModifyQp { device: "mlx5_0".to_owned(), qp: 5, state: "RTR" }, errno }
+    Error::Os {
+        call: Call::ModifyQp {
+            device: "mlx5_0".to_owned(),
+            qp: 5,
+            state: "RTR",
+        },
+        errno,
+    }
 }
 
 fn unanswered() -> Error {
@@ -19,7 +29,10 @@ struct Bed {
 
 impl Bed {
     fn new() -> Self {
-        Self { backoff: Backoff::default(), now: Instant::now() }
+        Self {
+            backoff: Backoff::default(),
+            now: Instant::now(),
+        }
     }
 
     fn is_dead(&self) -> bool {
@@ -69,8 +82,16 @@ fn one_connection_tries_a_path_and_the_others_wait_for_its_result() {
     drop(trial);
     assert!(stage.uses(Requirement::Acknowledgement));
     // Findings do not apply to other paths.
-    let other = PathId { peer_gid: [8; 16], ..PATH };
-    assert!(matches!(stage.backoff.ask(other, Requirement::Address, 4096, LIMIT, stage.now), Advice::Try(_)));
+    let other = PathId {
+        peer_gid: [8; 16],
+        ..PATH
+    };
+    assert!(matches!(
+        stage
+            .backoff
+            .ask(other, Requirement::Address, 4096, LIMIT, stage.now),
+        Advice::Try(_)
+    ));
 }
 
 #[test]
@@ -107,7 +128,11 @@ fn a_dead_path_is_skipped_immediately_and_later_tried_by_one_connection() {
     assert!(stage.waits(Requirement::Address));
     trial.connected(Some(&unanswered()), stage.now);
     drop(trial);
-    assert!(stage.why().ends_with("next attempt in 4s"), "{}", stage.why());
+    assert!(
+        stage.why().ends_with("next attempt in 4s"),
+        "{}",
+        stage.why()
+    );
     stage.pass(4000);
     let trial = stage.trial(Requirement::Address);
     trial.connected(None, stage.now);
@@ -119,14 +144,26 @@ fn a_path_that_loses_large_packets_is_used_with_small_ones_until_its_port_comes_
     let mut stage = Bed::new();
     stage.backoff.silent(PATH, "test write lost", stage.now);
     stage.backoff.set_largest_mtu(PATH, 1024, stage.now);
-    let ask = |stage: &Bed, mtu_bytes| stage.backoff.ask(PATH, Requirement::Address, mtu_bytes, LIMIT, stage.now);
-    let Advice::LeaveOut(why) = ask(&stage, 2048) else { panic!("large packets are tried again") };
+    let ask = |stage: &Bed, mtu_bytes| {
+        stage
+            .backoff
+            .ask(PATH, Requirement::Address, mtu_bytes, LIMIT, stage.now)
+    };
+    let Advice::LeaveOut(why) = ask(&stage, 2048) else {
+        panic!("large packets are tried again")
+    };
     assert_eq!(why, "packets above 1024 bytes are lost on this path");
     assert!(matches!(ask(&stage, 1024), Advice::Use));
     // The largest path MTU does not expire.
     stage.pass(600_000);
     assert_eq!(stage.backoff.largest_mtu(PATH), Some(1024));
-    assert_eq!(stage.backoff.largest_mtu(PathId { peer_gid: [9; 16], ..PATH }), None);
+    assert_eq!(
+        stage.backoff.largest_mtu(PathId {
+            peer_gid: [9; 16],
+            ..PATH
+        }),
+        None
+    );
 }
 
 #[test]
@@ -152,12 +189,20 @@ fn lost_rails_are_all_asked_for_together_until_their_path_is_known_dead() {
         assert!(retry(&stage).unwrap().is_none());
     }
     stage.backoff.silent(PATH, "test write lost", stage.now);
-    assert_eq!(retry(&stage).unwrap_err().to_string(), "test write lost; next attempt in 2s");
+    assert_eq!(
+        retry(&stage).unwrap_err().to_string(),
+        "test write lost; next attempt in 2s"
+    );
     stage.pass(2000);
     let trial = retry(&stage).unwrap();
     assert!(trial.is_some());
-    assert_eq!(retry(&stage).unwrap_err().to_string(), "another connection tests this path");
-    assert!(stage.backoff.is_due(PATH, stage.now).is_err() && stage.waits(Requirement::Acknowledgement));
+    assert_eq!(
+        retry(&stage).unwrap_err().to_string(),
+        "another connection tests this path"
+    );
+    assert!(
+        stage.backoff.is_due(PATH, stage.now).is_err() && stage.waits(Requirement::Acknowledgement)
+    );
     stage.backoff.carried(PATH, stage.now);
     drop(trial);
     assert!(retry(&stage).unwrap().is_none());
@@ -167,11 +212,16 @@ fn lost_rails_are_all_asked_for_together_until_their_path_is_known_dead() {
 fn a_dead_path_rests_for_15_s_at_most_and_is_forgotten_a_minute_after() {
     let mut stage = Bed::new();
     for _ in 0..9 {
-        stage.backoff.connected(PATH, Some(&unanswered()), stage.now);
+        stage
+            .backoff
+            .connected(PATH, Some(&unanswered()), stage.now);
         stage.pass(15_000);
     }
     assert!(stage.backoff.is_due(PATH, stage.now).is_ok() && stage.is_dead());
-    let other = PathId { peer_gid: [8; 16], ..PATH };
+    let other = PathId {
+        peer_gid: [8; 16],
+        ..PATH
+    };
     let knows_after = |stage: &mut Bed, ms: u64| {
         stage.pass(ms);
         stage.backoff.carried(other, stage.now);

@@ -10,23 +10,48 @@ use std::time::{Duration, Instant};
 impl Driver {
     /// Returns a number that changes when this connection's lanes carry data.
     pub fn work(&self) -> u64 {
-        self.rails.iter().map(|rail| rail.outages.writes()).fold(0, u64::wrapping_add)
+        self.rails
+            .iter()
+            .map(|rail| rail.outages.writes())
+            .fold(0, u64::wrapping_add)
     }
 
     /// Logs and counts a change of a rail's state. No other function does.
-    pub(super) fn changed(&mut self, Changed { lane, from, to, cause, at }: &Changed, now: Instant) {
+    pub(super) fn changed(
+        &mut self,
+        Changed {
+            lane,
+            from,
+            to,
+            cause,
+            at,
+        }: &Changed,
+        now: Instant,
+    ) {
         let (lane, at) = (*lane, *at);
-        let (peer, name) = (Arc::clone(&self.context.peer), self.rails[lane.index()].rail.name());
-        tracing::trace!("rail {name} to {}: {from:?}, then {to:?}, {cause}", peer.name);
+        let (peer, name) = (
+            Arc::clone(&self.context.peer),
+            self.rails[lane.index()].rail.name(),
+        );
+        tracing::trace!(
+            "rail {name} to {}: {from:?}, then {to:?}, {cause}",
+            peer.name
+        );
         match (to, cause) {
             (State::Fencing { .. }, _) if self.recovery.recovers() => {
                 let next = match self.role {
                     Role::Sender => {
-                        format!("retrying in {:.1} s", Duration::from_nanos(self.recovery.pause(lane)).as_secs_f64())
+                        format!(
+                            "retrying in {:.1} s",
+                            Duration::from_nanos(self.recovery.pause(lane)).as_secs_f64()
+                        )
                     }
                     Role::Receiver => "the peer retries".to_owned(),
                 };
-                let grown = self.process.losses.grown(Some(&self.rails[lane.index()].rail.info.device));
+                let grown = self
+                    .process
+                    .losses
+                    .grown(Some(&self.rails[lane.index()].rail.info.device));
                 let why = cause.to_string();
                 if self.recovery.suspects_peer() {
                     self.outages.hold_back(lane, why, next + &grown, now);
@@ -66,12 +91,16 @@ impl Driver {
         let peer = &self.context.peer.name;
         match entry {
             LogEntry::MessageReceived(message) => tracing::debug!("{peer} sent {message:?}"),
-            LogEntry::Malformed(why) => tracing::warn!("{peer} sent a malformed control message, ignored: {why}"),
+            LogEntry::Malformed(why) => {
+                tracing::warn!("{peer} sent a malformed control message, ignored: {why}")
+            }
             LogEntry::NoSuchRail(lane) => {
                 let count = self.rails.len();
                 tracing::warn!("{peer} sent a control message for rail {lane} of {count}: ignored");
             }
-            LogEntry::OutOfTurn(lane) => tracing::debug!("{peer} sent a control message out of turn for rail {lane}"),
+            LogEntry::OutOfTurn(lane) => {
+                tracing::debug!("{peer} sent a control message out of turn for rail {lane}")
+            }
             LogEntry::PeerAnswers => {
                 self.outages.peer_answers();
                 if self.process.log.is_first(peer, Subject::Answered) {

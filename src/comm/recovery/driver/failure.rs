@@ -12,16 +12,38 @@ use std::time::Duration;
 
 impl Driver {
     pub(super) fn fail(&mut self, failure: &Failure) {
-        let (peer, limit) = (self.context.peer.name.clone(), self.process.config.recovery.loss_timeout.as_secs());
-        let (rail, rails) = (|lane: &LaneId| self.rails[lane.index()].rail.name(), self.text());
+        let (peer, limit) = (
+            self.context.peer.name.clone(),
+            self.process.config.recovery.loss_timeout.as_secs(),
+        );
+        let (rail, rails) = (
+            |lane: &LaneId| self.rails[lane.index()].rail.name(),
+            self.text(),
+        );
         let error = match failure {
             Failure::Protocol(why) => broken_protocol(&peer, why).into(),
-            Failure::NotStopped(lane) => TimedOut::NotStopped { rail: rail(lane), peer, limit, rails }.into(),
-            Failure::NotAcknowledged(lane) => TimedOut::NotAcknowledged { rail: rail(lane), peer, limit, rails }.into(),
-            Failure::NoFirstRail => self.no_first_rail(),
-            Failure::NoRail(waited) => {
-                Network::NoRailLeft { peer, waited: Duration::from_nanos(*waited), limit, rails }.into()
+            Failure::NotStopped(lane) => TimedOut::NotStopped {
+                rail: rail(lane),
+                peer,
+                limit,
+                rails,
             }
+            .into(),
+            Failure::NotAcknowledged(lane) => TimedOut::NotAcknowledged {
+                rail: rail(lane),
+                peer,
+                limit,
+                rails,
+            }
+            .into(),
+            Failure::NoFirstRail => self.no_first_rail(),
+            Failure::NoRail(waited) => Network::NoRailLeft {
+                peer,
+                waited: Duration::from_nanos(*waited),
+                limit,
+                rails,
+            }
+            .into(),
         };
         self.end(error);
     }
@@ -38,7 +60,9 @@ impl Driver {
 
     pub(super) fn show_failure(&self) {
         if self.recovery.has_failed() {
-            self.rails.iter().for_each(|managed| managed.outages.failed());
+            self.rails
+                .iter()
+                .for_each(|managed| managed.outages.failed());
         }
     }
 
@@ -50,7 +74,11 @@ impl Driver {
         // of this side waits, so perhaps no such call follows.
         if let Error::Internal(Internal::NotArrivedThere { .. }) = error {
             tracing::warn!("{error}");
-        } else if self.process.log.is_first(&self.context.peer.name, Subject::Failed) {
+        } else if self
+            .process
+            .log
+            .is_first(&self.context.peer.name, Subject::Failed)
+        {
             tracing::info!("{error}");
         } else {
             tracing::debug!("{error}");
@@ -59,7 +87,9 @@ impl Driver {
     }
 
     fn end_path(&mut self, error: Error) {
-        if self.on_path(|path, context| path.end(context, Box::new(error.clone()))) == Err(NotBorrowed::Busy) {
+        if self.on_path(|path, context| path.end(context, Box::new(error.clone())))
+            == Err(NotBorrowed::Busy)
+        {
             self.waiting.error.get_or_insert(error);
         }
     }

@@ -26,9 +26,13 @@ impl Driver {
         let waker = &self.context.waker;
         for (lane, queues) in lost {
             match lane {
-                Some(lane) => self.rails[lane.index()].fence = Some(Fence::start(queues, self.role, waker)),
+                Some(lane) => {
+                    self.rails[lane.index()].fence = Some(Fence::start(queues, self.role, waker))
+                }
                 // No arrival on these queue pairs counts, so the fence awaits none: as a sender's.
-                None => self.unused_fences.push(Fence::start(queues, Role::Sender, waker)),
+                None => self
+                    .unused_fences
+                    .push(Fence::start(queues, Role::Sender, waker)),
             }
         }
     }
@@ -38,13 +42,14 @@ impl Driver {
             self.poll_fence(lane, now);
         }
         let (peer, mut failure) = (Arc::clone(&self.context.peer), None);
-        self.unused_fences.retain_mut(|fence| match fence.poll(&peer.name) {
-            Ok(is_over) => !is_over,
-            Err(error) => {
-                failure = Some(error);
-                false
-            }
-        });
+        self.unused_fences
+            .retain_mut(|fence| match fence.poll(&peer.name) {
+                Ok(is_over) => !is_over,
+                Err(error) => {
+                    failure = Some(error);
+                    false
+                }
+            });
         if let Some(error) = failure {
             self.give_up(error);
         }
@@ -55,11 +60,15 @@ impl Driver {
     /// the queue pairs have not stopped, the next round calls again.
     pub(super) fn poll_fence(&mut self, lane: LaneId, now: Instant) {
         let is_fencing = matches!(self.recovery.state(lane), Some(State::Fencing { .. }));
-        if is_fencing && self.rails[lane.index()].fence.is_none() && self.start_fence(lane).is_err() {
+        if is_fencing && self.rails[lane.index()].fence.is_none() && self.start_fence(lane).is_err()
+        {
             // After a panic the data path has stopped nothing, so the peer gets no FENCED.
             return;
         }
-        let stopped = self.rails[lane.index()].fence.as_mut().map(|fence| fence.poll(&self.context.peer.name));
+        let stopped = self.rails[lane.index()]
+            .fence
+            .as_mut()
+            .map(|fence| fence.poll(&self.context.peer.name));
         match stopped {
             Some(Ok(false)) => return,
             Some(Err(error)) => {
@@ -120,7 +129,10 @@ impl Driver {
 
     /// Returns true while a thread stops the queue pairs of a lost rail.
     pub(super) fn is_fencing(&self) -> bool {
-        self.rails.iter().filter_map(|managed| managed.fence.as_ref()).any(Fence::is_under_way)
+        self.rails
+            .iter()
+            .filter_map(|managed| managed.fence.as_ref())
+            .any(Fence::is_under_way)
     }
 
     /// Returns true while a failed connection waits until its queue pairs have stopped.
@@ -152,7 +164,12 @@ impl Driver {
         self.start_fences(lost);
         self.poll_fences(now);
         let since = *self.ending_since.get_or_insert(now);
-        let fences = || self.rails.iter().filter_map(|managed| managed.fence.as_ref()).chain(&self.unused_fences);
+        let fences = || {
+            self.rails
+                .iter()
+                .filter_map(|managed| managed.fence.as_ref())
+                .chain(&self.unused_fences)
+        };
         // A device that counts as stuck has been silent for `END_LIMIT` already.
         let may_stop = fences().any(|fence| !fence.is_stuck());
         if may_stop && now.saturating_duration_since(since) < END_LIMIT {

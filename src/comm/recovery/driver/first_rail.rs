@@ -16,7 +16,13 @@ const NEXT_WARNING: Duration = Duration::from_secs(15);
 impl Driver {
     /// Warns, once for all connections with the peer, while a new connection has had no rail.
     pub(super) fn warn_of_no_rail(&mut self, at: u64) {
-        let Some(waited) = self.recovery.waits_for_first_rail(at).map(Duration::from_nanos) else { return };
+        let Some(waited) = self
+            .recovery
+            .waits_for_first_rail(at)
+            .map(Duration::from_nanos)
+        else {
+            return;
+        };
         let due = FIRST_WARNING + NEXT_WARNING * self.warnings;
         if waited < due {
             return;
@@ -25,7 +31,10 @@ impl Driver {
         let seconds = due.as_secs();
         let peer = &self.context.peer.name;
         if self.process.log.is_first(peer, Subject::NoRailYet(seconds)) {
-            let (tries, limit) = (self.tries_text(), self.process.config.setup.connect_timeout.as_secs());
+            let (tries, limit) = (
+                self.tries_text(),
+                self.process.config.setup.connect_timeout.as_secs(),
+            );
             tracing::warn!(
                 "no rail to {peer} works after {seconds} s, still trying until NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}"
             );
@@ -35,13 +44,27 @@ impl Driver {
     /// Returns the pairs of rails, then their failed attempts. The names come first because NCCL
     /// cuts a log line at 1024 characters (`ncclDebugLog` in debug.cc).
     fn tries_text(&self) -> String {
-        let text = |of: fn(&ManagedRail) -> String| self.rails.iter().map(of).collect::<Vec<_>>().join(", ");
-        format!("{}; {}", text(ManagedRail::name), text(ManagedRail::tries_text))
+        let text = |of: fn(&ManagedRail) -> String| {
+            self.rails.iter().map(of).collect::<Vec<_>>().join(", ")
+        };
+        format!(
+            "{}; {}",
+            text(ManagedRail::name),
+            text(ManagedRail::tries_text)
+        )
     }
 
     pub(super) fn no_first_rail(&self) -> Error {
-        let (peer, limit) = (self.context.peer.name.clone(), self.process.config.setup.connect_timeout.as_secs());
-        Network::NoFirstRail { peer, limit, tries: self.tries_text() }.into()
+        let (peer, limit) = (
+            self.context.peer.name.clone(),
+            self.process.config.setup.connect_timeout.as_secs(),
+        );
+        Network::NoFirstRail {
+            peer,
+            limit,
+            tries: self.tries_text(),
+        }
+        .into()
     }
 
     /// Handles a peer that leaves. Fails the connection if no rail has worked yet.
@@ -53,6 +76,10 @@ impl Driver {
             let (peer, rails) = (self.context.peer.name.clone(), self.tries_text());
             self.give_up(PeerGone::Left { peer, rails }.into());
         }
-        if self.waiting.error.is_some() { Err(NotBorrowed::Busy) } else { Ok(()) }
+        if self.waiting.error.is_some() {
+            Err(NotBorrowed::Busy)
+        } else {
+            Ok(())
+        }
     }
 }

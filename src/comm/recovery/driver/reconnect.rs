@@ -47,7 +47,11 @@ struct Job {
 impl Driver {
     /// Starts to create the connecting side's queue pairs. The error is the reason why the attempt
     /// cannot start now.
-    pub(super) fn open_qps(&mut self, lane: LaneId, now: Instant) -> std::result::Result<(), String> {
+    pub(super) fn open_qps(
+        &mut self,
+        lane: LaneId,
+        now: Instant,
+    ) -> std::result::Result<(), String> {
         self.rails[lane.index()].begins_attempt();
         // Checked before the queue pairs exist: back-off could later forbid to connect them.
         if let Err(error) = self.is_due(lane, now) {
@@ -70,7 +74,9 @@ impl Driver {
         managed.answers += 1;
         managed.begins_attempt();
         let answers = managed.answers;
-        self.start(lane, now, move |job| job.answer(&theirs, &end, answers, now))
+        self.start(lane, now, move |job| {
+            job.answer(&theirs, &end, answers, now)
+        })
     }
 
     /// Starts to connect the connecting side's queue pairs to the peer's queue pairs. The error is
@@ -84,13 +90,22 @@ impl Driver {
         let Some(Attempt::Requested(asked)) = self.rails[lane.index()].attempt.take() else {
             return Err("this attempt has no queue pairs to connect".to_owned());
         };
-        let choice = PathChoice { peer_gid: answer.acceptor_gid, mtu_bytes: answer.mtu_bytes };
+        let choice = PathChoice {
+            peer_gid: answer.acceptor_gid,
+            mtu_bytes: answer.mtu_bytes,
+        };
         let managed = &mut self.rails[lane.index()];
         managed.record_path(choice);
-        let trial = begin_trial(&self.process, managed.path(choice), now).map_err(|error| error.to_string())?;
+        let trial = begin_trial(&self.process, managed.path(choice), now)
+            .map_err(|error| error.to_string())?;
         self.start(lane, now, move |job| {
             let (lane, outcome) = job.connect(*asked, &answer);
-            Done::Connected { lane: Box::new(lane), choice, trial, outcome }
+            Done::Connected {
+                lane: Box::new(lane),
+                choice,
+                trial,
+                outcome,
+            }
         })
     }
 
@@ -112,8 +127,17 @@ impl Driver {
         step: impl FnOnce(&Job) -> Done + Send + 'static,
     ) -> std::result::Result<(), String> {
         let managed = &self.rails[lane.index()];
-        let call = managed.rail.device.calls.begin(now).map_err(|error| error.to_string())?;
-        let known = managed.last_paths.iter().flatten().map(|choice| managed.path(*choice));
+        let call = managed
+            .rail
+            .device
+            .calls
+            .begin(now)
+            .map_err(|error| error.to_string())?;
+        let known = managed
+            .last_paths
+            .iter()
+            .flatten()
+            .map(|choice| managed.path(*choice));
         let job = Job {
             process: Arc::clone(&self.process),
             rail: Arc::clone(&managed.rail),
@@ -122,7 +146,9 @@ impl Driver {
             priority: self.priority,
             queue_count: managed.queue_count,
             region: Arc::clone(&self.mailboxes.region),
-            largest_mtu: known.filter_map(|path| self.process.backoff.largest_mtu(path)).min(),
+            largest_mtu: known
+                .filter_map(|path| self.process.backoff.largest_mtu(path))
+                .min(),
         };
         let (result_sender, result) = sync_channel(1);
         let worker = Worker::new(result, &managed.rail.device.calls, &call);
@@ -141,7 +167,9 @@ impl Driver {
     }
 
     fn take_result(&mut self, lane: LaneId, now: Instant, now_ns: u64) {
-        let Some(Attempt::Working(worker)) = &mut self.rails[lane.index()].attempt else { return };
+        let Some(Attempt::Working(worker)) = &mut self.rails[lane.index()].attempt else {
+            return;
+        };
         match worker.take() {
             Ok(done) => self.finish(lane, done, now, now_ns),
             Err(TryRecvError::Empty) => {}
@@ -171,24 +199,42 @@ impl Driver {
             }
             // `_trial`, the right to test the path, is dropped at the end of this arm. By then the
             // result is in `backoff`, where other connections see it.
-            Done::Answered { choice, trial: _trial, outcome } => {
+            Done::Answered {
+                choice,
+                trial: _trial,
+                outcome,
+            } => {
                 if let Some(choice) = choice {
                     managed.record_path(choice);
-                    self.process.backoff.connected(managed.path(choice), outcome.as_ref().err(), now);
+                    self.process.backoff.connected(
+                        managed.path(choice),
+                        outcome.as_ref().err(),
+                        now,
+                    );
                 }
                 match outcome {
                     Ok(new) => managed.attempt = Some(Attempt::Answered(new)),
                     Err(error) => self.recovery.answered(lane, Err(error.to_string()), now_ns),
                 }
             }
-            Done::Connected { lane: new, choice, trial, outcome } => {
+            Done::Connected {
+                lane: new,
+                choice,
+                trial,
+                outcome,
+            } => {
                 let path = managed.path(choice);
-                self.process.backoff.connected(path, outcome.as_ref().err(), now);
-                let (limit, mailboxes) = (self.process.config.recovery.probe_timeout, &self.mailboxes);
-                let test =
-                    outcome.and_then(|()| LaneTest::start(*new, path, mailboxes, choice.mtu_bytes, limit, trial, now));
+                self.process
+                    .backoff
+                    .connected(path, outcome.as_ref().err(), now);
+                let (limit, mailboxes) =
+                    (self.process.config.recovery.probe_timeout, &self.mailboxes);
+                let test = outcome.and_then(|()| {
+                    LaneTest::start(*new, path, mailboxes, choice.mtu_bytes, limit, trial, now)
+                });
                 let outcome = test.map_err(|error| error.to_string());
-                let outcome = outcome.map(|test| managed.attempt = Some(Attempt::Testing(Box::new(test))));
+                let outcome =
+                    outcome.map(|test| managed.attempt = Some(Attempt::Testing(Box::new(test))));
                 self.recovery.connected(lane, outcome, now_ns);
             }
         }
@@ -199,7 +245,9 @@ impl Driver {
     /// next round tries again.
     fn hand_to_data_path(&mut self, lane: LaneId, now_ns: u64) {
         let managed = &mut self.rails[lane.index()];
-        let Some(Attempt::Answered(new)) = managed.attempt.take_if(|attempt| matches!(attempt, Attempt::Answered(_)))
+        let Some(Attempt::Answered(new)) = managed
+            .attempt
+            .take_if(|attempt| matches!(attempt, Attempt::Answered(_)))
         else {
             return;
         };
@@ -208,7 +256,9 @@ impl Driver {
         let mut new = Some(new);
         let kept = self.on_path(|data_path, context| {
             let epoch = data_path.epoch_of(context, lane, has_new_keys)?;
-            let Some((queue_pairs, answer)) = new.take().map(|new| *new) else { return Ok(None) };
+            let Some((queue_pairs, answer)) = new.take().map(|new| *new) else {
+                return Ok(None);
+            };
             let is_kept = data_path.rails().status.keep(lane, queue_pairs);
             Ok(is_kept.then_some(JoinAnswer { epoch, ..answer }))
         });
@@ -228,15 +278,32 @@ impl Driver {
         self.recovery.answered(lane, outcome, now_ns);
     }
 
-    fn poll_test(&mut self, lane: LaneId, buffer: &mut CompletionBuffer, now: Instant, now_ns: u64) {
-        let (process, peer, managed) = (&self.process, &self.context.peer.name, &mut self.rails[lane.index()]);
-        let Some(Attempt::Testing(test)) = &mut managed.attempt else { return };
+    fn poll_test(
+        &mut self,
+        lane: LaneId,
+        buffer: &mut CompletionBuffer,
+        now: Instant,
+        now_ns: u64,
+    ) {
+        let (process, peer, managed) = (
+            &self.process,
+            &self.context.peer.name,
+            &mut self.rails[lane.index()],
+        );
+        let Some(Attempt::Testing(test)) = &mut managed.attempt else {
+            return;
+        };
         let outcome = match test.step(&self.mailboxes, &process.backoff, buffer, now) {
             TestResult::UnderWay => return,
             TestResult::Passed => Ok(()),
             TestResult::SmallMtu(why) => {
                 let rail = (managed.rail.id, managed.rail.name());
-                process.log.warn_of_small_packets(peer, (rail.0, &rail.1), &managed.peer_rail, &why);
+                process.log.warn_of_small_packets(
+                    peer,
+                    (rail.0, &rail.1),
+                    &managed.peer_rail,
+                    &why,
+                );
                 Err(why)
             }
             TestResult::Silent(why) | TestResult::Failed(why) => Err(why),
@@ -249,7 +316,9 @@ impl Driver {
     /// The error is the reason why the newest path may not be tested.
     fn is_due(&self, lane: LaneId, now: Instant) -> Result<()> {
         let managed = &self.rails[lane.index()];
-        let [Some(newest), Some(before)] = managed.last_paths else { return Ok(()) };
+        let [Some(newest), Some(before)] = managed.last_paths else {
+            return Ok(());
+        };
         let is_due = |choice| self.process.backoff.is_due(managed.path(choice), now);
         is_due(newest).or_else(|why| is_due(before).map_err(|_| why))
     }
@@ -260,23 +329,48 @@ impl Job {
         let (snapshot, mut advert) = self.snapshot()?;
         // The accepting side will choose the address, so the path is not known yet. The MTU limit
         // goes into the advert: the accepting side uses the smaller path MTU of the two ends.
-        advert.mtu_bytes = self.largest_mtu.map_or(advert.mtu_bytes, |largest| largest.min(advert.mtu_bytes));
-        Ok(NewQueuePairs { lane: self.open()?, snapshot, advert })
+        advert.mtu_bytes = self
+            .largest_mtu
+            .map_or(advert.mtu_bytes, |largest| largest.min(advert.mtu_bytes));
+        Ok(NewQueuePairs {
+            lane: self.open()?,
+            snapshot,
+            advert,
+        })
     }
 
     /// Creates queue pairs connected to the peer's, unless back-off forbids an attempt on the path.
     fn answer(&self, theirs: &RailAdvert, end: &LaneEnd, answers: u32, now: Instant) -> Done {
         let (snapshot, pair) = match self.pair(theirs, answers) {
             Ok(found) => found,
-            Err(error) => return Done::Answered { choice: None, trial: None, outcome: Err(error) },
+            Err(error) => {
+                return Done::Answered {
+                    choice: None,
+                    trial: None,
+                    outcome: Err(error),
+                };
+            }
         };
-        let path = PathId { rail: self.rail.id, peer_gid: pair.connector_gid };
+        let path = PathId {
+            rail: self.rail.id,
+            peer_gid: pair.connector_gid,
+        };
         let backoff = &self.process.backoff;
-        let mtu_bytes = backoff.largest_mtu(path).map_or(pair.mtu_bytes, |largest| largest.min(pair.mtu_bytes));
-        let choice = PathChoice { peer_gid: pair.connector_gid, mtu_bytes };
+        let mtu_bytes = backoff
+            .largest_mtu(path)
+            .map_or(pair.mtu_bytes, |largest| largest.min(pair.mtu_bytes));
+        let choice = PathChoice {
+            peer_gid: pair.connector_gid,
+            mtu_bytes,
+        };
         let trial = match begin_trial(&self.process, path, now) {
             Ok(trial) => trial,
-            Err(error) => return Done::Deferred { choice, why: error.to_string() },
+            Err(error) => {
+                return Done::Deferred {
+                    choice,
+                    why: error.to_string(),
+                };
+            }
         };
         let route = Route {
             snapshot: &snapshot,
@@ -292,16 +386,32 @@ impl Job {
             Ok(new)
         });
         let outcome = joined.map(|new| {
-            let Pair { connector_gid, acceptor_gid, .. } = pair;
-            let answer = JoinAnswer { connector_gid, acceptor_gid, mtu_bytes, end: new.end(), epoch: Epoch::default() };
+            let Pair {
+                connector_gid,
+                acceptor_gid,
+                ..
+            } = pair;
+            let answer = JoinAnswer {
+                connector_gid,
+                acceptor_gid,
+                mtu_bytes,
+                end: new.end(),
+                epoch: Epoch::default(),
+            };
             Box::new((new, answer))
         });
-        Done::Answered { choice: Some(choice), trial, outcome }
+        Done::Answered {
+            choice: Some(choice),
+            trial,
+            outcome,
+        }
     }
 
     fn connect(
         &self,
-        NewQueuePairs { mut lane, snapshot, .. }: NewQueuePairs,
+        NewQueuePairs {
+            mut lane, snapshot, ..
+        }: NewQueuePairs,
         answer: &JoinAnswer,
     ) -> (Lane, Result<()>) {
         let route = Route {
@@ -319,9 +429,16 @@ impl Job {
 
     fn pair(&self, theirs: &RailAdvert, answers: u32) -> Result<(RailSnapshot, Pair)> {
         let (snapshot, ours) = self.snapshot()?;
-        let routes = self.process.routes(std::slice::from_ref(theirs), std::slice::from_ref(&ours), |_| &snapshot);
+        let routes = self.process.routes(
+            std::slice::from_ref(theirs),
+            std::slice::from_ref(&ours),
+            |_| &snapshot,
+        );
         let pair = pairing::pair_again(theirs, &ours, &routes, answers).ok_or_else(|| {
-            let (theirs, ours) = (pairing::describe(std::slice::from_ref(theirs)), pairing::describe(&[ours]));
+            let (theirs, ours) = (
+                pairing::describe(std::slice::from_ref(theirs)),
+                pairing::describe(&[ours]),
+            );
             Missing::Subnet { ours, theirs }
         })?;
         Ok((snapshot, pair))
@@ -344,5 +461,7 @@ impl Job {
 /// Checks that back-off permits an attempt on a path. If the path was dead until now, returns the
 /// right to test the path on behalf of all connections.
 fn begin_trial(process: &Process, path: PathId, now: Instant) -> Result<Option<Trial>> {
-    process.backoff.retry(path, SEARCH + process.config.recovery.probe_timeout, now)
+    process
+        .backoff
+        .retry(path, SEARCH + process.config.recovery.probe_timeout, now)
 }

@@ -43,7 +43,12 @@ impl Driver {
         }
     }
 
-    pub(super) fn reply_to_stall(&mut self, question: &StallReport, at: u64, now: Instant) -> Result<(), NotBorrowed> {
+    pub(super) fn reply_to_stall(
+        &mut self,
+        question: &StallReport,
+        at: u64,
+        now: Instant,
+    ) -> Result<(), NotBorrowed> {
         self.sample(true, at)?;
         if let Some(verdict) = self.stall.watch.peer_asked(question, at) {
             let why = match verdict.cause {
@@ -58,7 +63,11 @@ impl Driver {
         Ok(())
     }
 
-    pub(super) fn receive_stall_reply(&mut self, answer: &StallReport, at: u64) -> Result<(), NotBorrowed> {
+    pub(super) fn receive_stall_reply(
+        &mut self,
+        answer: &StallReport,
+        at: u64,
+    ) -> Result<(), NotBorrowed> {
         self.sample(true, at)?;
         self.stall.watch.answered(answer, at);
         Ok(())
@@ -71,7 +80,11 @@ impl Driver {
     /// The reason why the data path was not borrowed. The next round tries again, unless a thread
     /// has panicked in it.
     fn sample(&mut self, is_complete: bool, at: u64) -> Result<(), NotBorrowed> {
-        let sampled = if is_complete { self.complete_progress() } else { self.progress() };
+        let sampled = if is_complete {
+            self.complete_progress()
+        } else {
+            self.progress()
+        };
         if !matches!(sampled, Err(NotBorrowed::Busy)) {
             self.stall.next_sample = at + SAMPLE;
         }
@@ -100,13 +113,26 @@ impl Driver {
                     break;
                 }
             }
-            Ok::<_, Error>((path.progress(), empty == EMPTY_POLLS, path.rails().open_lanes()))
+            Ok::<_, Error>((
+                path.progress(),
+                empty == EMPTY_POLLS,
+                path.rails().open_lanes(),
+            ))
         })?;
         match polled {
             Ok((progress, is_empty, open)) => {
                 // They differ if the data path has lost a rail and recovery does not know yet.
-                let knows_all = self.recovery.rails_up().fold(0, |set, lane| set | lane.bit()) == open;
-                Ok((progress, self.recovery.settled_changes().filter(|_| is_empty && knows_all)))
+                let knows_all = self
+                    .recovery
+                    .rails_up()
+                    .fold(0, |set, lane| set | lane.bit())
+                    == open;
+                Ok((
+                    progress,
+                    self.recovery
+                        .settled_changes()
+                        .filter(|_| is_empty && knows_all),
+                ))
             }
             Err(error) => {
                 self.give_up(error);
@@ -121,15 +147,41 @@ impl Driver {
     }
 
     fn show_stall(&mut self, at: u64, now: Instant) {
-        if self.stall.watch.has_lost_data(self.recovery.is_waiting(), at) {
+        if self
+            .stall
+            .watch
+            .has_lost_data(self.recovery.is_waiting(), at)
+        {
             return self.fail_with_lost_data(now);
         }
-        let Some(verdict) = self.stall.watch.verdict(at).copied() else { return self.show_no_stall() };
-        let (waited, why) = (Duration::from_nanos(self.stall.watch.waited(at)), self.stall_cause(&verdict, at));
+        let Some(verdict) = self.stall.watch.verdict(at).copied() else {
+            return self.show_no_stall();
+        };
+        let (waited, why) = (
+            Duration::from_nanos(self.stall.watch.waited(at)),
+            self.stall_cause(&verdict, at),
+        );
         self.show_in_counters(stall_word(verdict.cause as u8, waited.as_secs()));
-        if let Some(limit) = self.process.config.recovery.stall_abort_s.filter(|_| self.stall.watch.must_abort(at)) {
-            let (peer, why) = (self.context.peer.name.clone(), self.stall.log.explained(why, now));
-            return self.give_up(TimedOut::Stalled { peer, waited, limit, why }.into());
+        if let Some(limit) = self
+            .process
+            .config
+            .recovery
+            .stall_abort_s
+            .filter(|_| self.stall.watch.must_abort(at))
+        {
+            let (peer, why) = (
+                self.context.peer.name.clone(),
+                self.stall.log.explained(why, now),
+            );
+            return self.give_up(
+                TimedOut::Stalled {
+                    peer,
+                    waited,
+                    limit,
+                    why,
+                }
+                .into(),
+            );
         }
         let since = now.checked_sub(waited).unwrap_or(now);
         self.stall.log.stalled(verdict.cause, why, since, now);
@@ -140,7 +192,11 @@ impl Driver {
         let error = match self.role {
             Role::Sender => {
                 // The peer's program may wait for the data, and other connections for the program.
-                self.stall.log.peer_waits_until_the_end(Cause::NotArrived, StallCause::NotArrivedThere, now);
+                self.stall.log.peer_waits_until_the_end(
+                    Cause::NotArrived,
+                    StallCause::NotArrivedThere,
+                    now,
+                );
                 Internal::NotArrivedThere { peer, rails }
             }
             Role::Receiver => Internal::NotArrivedHere { peer, rails },
@@ -154,12 +210,26 @@ impl Driver {
         }
     }
 
-    fn stall_cause(&self, Verdict { cause, lanes, since }: &Verdict, at: u64) -> StallCause {
+    fn stall_cause(
+        &self,
+        Verdict {
+            cause,
+            lanes,
+            since,
+        }: &Verdict,
+        at: u64,
+    ) -> StallCause {
         let rail = |lane: LaneId| {
             let managed = &self.rails[lane.index()];
             format!("{} (peer rail {})", managed.rail.name(), managed.peer_rail)
         };
-        let rails = || self.lanes().filter(|lane| lanes & lane.bit() != 0).map(rail).collect::<Vec<_>>().join(", ");
+        let rails = || {
+            self.lanes()
+                .filter(|lane| lanes & lane.bit() != 0)
+                .map(rail)
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
         let idle = Duration::from_nanos(at.saturating_sub(*since));
         match (cause, self.role) {
             (Cause::NotPosted, Role::Sender) => StallCause::NoReceive { idle },
@@ -170,9 +240,16 @@ impl Driver {
             (Cause::NotGranted, Role::Receiver) => StallCause::NoGrantThere,
             (Cause::NotArrived, Role::Sender) => StallCause::NotArrivedThere,
             (Cause::NotArrived, Role::Receiver) => StallCause::NotArrivedHere,
-            (Cause::NotAcknowledged, Role::Sender) => StallCause::SendNotAcknowledged { rails: rails() },
-            (Cause::NotAcknowledged, Role::Receiver) => StallCause::ReceiveNotAcknowledged { rails: rails() },
-            (Cause::NoAnswer, _) => StallCause::NoAnswer { silent: idle, unacknowledged: rails() },
+            (Cause::NotAcknowledged, Role::Sender) => {
+                StallCause::SendNotAcknowledged { rails: rails() }
+            }
+            (Cause::NotAcknowledged, Role::Receiver) => {
+                StallCause::ReceiveNotAcknowledged { rails: rails() }
+            }
+            (Cause::NoAnswer, _) => StallCause::NoAnswer {
+                silent: idle,
+                unacknowledged: rails(),
+            },
         }
     }
 }

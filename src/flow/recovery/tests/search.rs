@@ -46,8 +46,9 @@ fn search<const N: usize>(budget: Budget, most: usize) -> Result<usize, String> 
         }
         for event in world.events() {
             let mut next = world.clone();
-            let told =
-                |why: String, came: &[(u32, Option<Event>)]| format!("{why}, after {:?}, {event:?}", way_to(came, at));
+            let told = |why: String, came: &[(u32, Option<Event>)]| {
+                format!("{why}, after {:?}, {event:?}", way_to(came, at))
+            };
             next.happen(event).map_err(|why| told(why, &came))?;
             let id = came.len() as u32;
             let known = *known.entry(next.key()).or_insert_with(|| {
@@ -57,7 +58,10 @@ fn search<const N: usize>(budget: Budget, most: usize) -> Result<usize, String> 
             });
             edges.push((known, at));
             if came.len() > most {
-                return Err(format!("more than {most} states, after {:?}", way_to(&came, at)));
+                return Err(format!(
+                    "more than {most} states, after {:?}",
+                    way_to(&came, at)
+                ));
             }
         }
     }
@@ -92,7 +96,12 @@ fn first_stuck(states: usize, done: &[u32], mut edges: Vec<(u32, u32)>) -> Optio
             continue;
         }
         let begin = edges.partition_point(|(to, _)| *to < at);
-        open.extend(edges[begin..].iter().take_while(|(to, _)| *to == at).map(|(_, from)| *from));
+        open.extend(
+            edges[begin..]
+                .iter()
+                .take_while(|(to, _)| *to == at)
+                .map(|(_, from)| *from),
+        );
     }
     is_good.iter().position(|good| !good).map(|at| at as u32)
 }
@@ -101,28 +110,104 @@ fn first_stuck(states: usize, done: &[u32], mut edges: Vec<(u32, u32)>) -> Optio
 #[test]
 fn every_order_of_events_keeps_the_promises() {
     for budget in [
-        Budget { losses: 1, frames: 1, overtakes: 1, ..Budget::default() },
-        Budget { losses: 1, early: 1, ..Budget::default() },
-        Budget { losses: 1, failures: 2, ..Budget::default() },
-        Budget { losses: 1, hangs: 1, early: 1, ..Budget::default() },
-        Budget { removals: 1, early: 1, ..Budget::default() },
-        Budget { missing: 1, losses: 1, failures: 1, ..Budget::default() },
-        Budget { missing: 2, frames: 1, early: 1, ..Budget::default() },
-        Budget { closes: 1, missing: 1, early: 1, ..Budget::default() },
-        Budget { limits: 1, removals: 1, ..Budget::default() },
-        Budget { limits: 1, missing: 2, frames: 1, ..Budget::default() },
-        Budget { tcp: 1, ..Budget::default() },
-        Budget { losses: 1, cuts: 1, ..Budget::default() },
-        Budget { removals: 1, cuts: 1, ..Budget::default() },
+        Budget {
+            losses: 1,
+            frames: 1,
+            overtakes: 1,
+            ..Budget::default()
+        },
+        Budget {
+            losses: 1,
+            early: 1,
+            ..Budget::default()
+        },
+        Budget {
+            losses: 1,
+            failures: 2,
+            ..Budget::default()
+        },
+        Budget {
+            losses: 1,
+            hangs: 1,
+            early: 1,
+            ..Budget::default()
+        },
+        Budget {
+            removals: 1,
+            early: 1,
+            ..Budget::default()
+        },
+        Budget {
+            missing: 1,
+            losses: 1,
+            failures: 1,
+            ..Budget::default()
+        },
+        Budget {
+            missing: 2,
+            frames: 1,
+            early: 1,
+            ..Budget::default()
+        },
+        Budget {
+            closes: 1,
+            missing: 1,
+            early: 1,
+            ..Budget::default()
+        },
+        Budget {
+            limits: 1,
+            removals: 1,
+            ..Budget::default()
+        },
+        Budget {
+            limits: 1,
+            missing: 2,
+            frames: 1,
+            ..Budget::default()
+        },
+        Budget {
+            tcp: 1,
+            ..Budget::default()
+        },
+        Budget {
+            losses: 1,
+            cuts: 1,
+            ..Budget::default()
+        },
+        Budget {
+            removals: 1,
+            cuts: 1,
+            ..Budget::default()
+        },
     ] {
         search_and_say::<2>(budget, 200_000);
     }
     for budget in [
-        Budget { losses: 1, frames: 1, ..Budget::default() },
-        Budget { losses: 1, restarts: 1, ..Budget::default() },
-        Budget { removals: 1, ..Budget::default() },
-        Budget { closes: 1, losses: 1, ..Budget::default() },
-        Budget { losses: 1, cuts: 1, ..Budget::default() },
+        Budget {
+            losses: 1,
+            frames: 1,
+            ..Budget::default()
+        },
+        Budget {
+            losses: 1,
+            restarts: 1,
+            ..Budget::default()
+        },
+        Budget {
+            removals: 1,
+            ..Budget::default()
+        },
+        Budget {
+            closes: 1,
+            losses: 1,
+            ..Budget::default()
+        },
+        Budget {
+            losses: 1,
+            cuts: 1,
+            ..Budget::default()
+        },
     ] {
         search_and_say::<1>(budget, 200_000);
     }
@@ -132,32 +217,143 @@ fn every_order_of_events_keeps_the_promises() {
 #[ignore = "minutes in --release, and half a gigabyte"]
 fn every_order_of_many_events_keeps_the_promises() {
     for budget in [
-        Budget { losses: 2, frames: 1, overtakes: 1, cuts: 1, ..Budget::default() },
-        Budget { losses: 1, frames: 1, overtakes: 1, early: 1, failures: 1, ..Budget::default() },
-        Budget { losses: 1, restarts: 1, failures: 1, ..Budget::default() },
-        Budget { losses: 1, hangs: 2, early: 1, closes: 1, ..Budget::default() },
-        Budget { removals: 1, losses: 1, frames: 1, ..Budget::default() },
-        Budget { removals: 1, restarts: 1, failures: 1, ..Budget::default() },
-        Budget { missing: 1, losses: 1, frames: 1, failures: 1, ..Budget::default() },
-        Budget { missing: 2, losses: 1, frames: 1, early: 1, ..Budget::default() },
-        Budget { closes: 2, losses: 1, frames: 1, early: 1, ..Budget::default() },
-        Budget { closes: 1, missing: 2, frames: 1, early: 1, ..Budget::default() },
-        Budget { limits: 1, removals: 1, early: 1, ..Budget::default() },
-        Budget { limits: 1, missing: 2, losses: 1, ..Budget::default() },
-        Budget { tcp: 1, losses: 1, ..Budget::default() },
-        Budget { tcp: 1, closes: 1, ..Budget::default() },
-        Budget { tcp: 1, limits: 1, ..Budget::default() },
-        Budget { tcp: 1, missing: 2, ..Budget::default() },
+        Budget {
+            losses: 2,
+            frames: 1,
+            overtakes: 1,
+            cuts: 1,
+            ..Budget::default()
+        },
+        Budget {
+            losses: 1,
+            frames: 1,
+            overtakes: 1,
+            early: 1,
+            failures: 1,
+            ..Budget::default()
+        },
+        Budget {
+            losses: 1,
+            restarts: 1,
+            failures: 1,
+            ..Budget::default()
+        },
+        Budget {
+            losses: 1,
+            hangs: 2,
+            early: 1,
+            closes: 1,
+            ..Budget::default()
+        },
+        Budget {
+            removals: 1,
+            losses: 1,
+            frames: 1,
+            ..Budget::default()
+        },
+        Budget {
+            removals: 1,
+            restarts: 1,
+            failures: 1,
+            ..Budget::default()
+        },
+        Budget {
+            missing: 1,
+            losses: 1,
+            frames: 1,
+            failures: 1,
+            ..Budget::default()
+        },
+        Budget {
+            missing: 2,
+            losses: 1,
+            frames: 1,
+            early: 1,
+            ..Budget::default()
+        },
+        Budget {
+            closes: 2,
+            losses: 1,
+            frames: 1,
+            early: 1,
+            ..Budget::default()
+        },
+        Budget {
+            closes: 1,
+            missing: 2,
+            frames: 1,
+            early: 1,
+            ..Budget::default()
+        },
+        Budget {
+            limits: 1,
+            removals: 1,
+            early: 1,
+            ..Budget::default()
+        },
+        Budget {
+            limits: 1,
+            missing: 2,
+            losses: 1,
+            ..Budget::default()
+        },
+        Budget {
+            tcp: 1,
+            losses: 1,
+            ..Budget::default()
+        },
+        Budget {
+            tcp: 1,
+            closes: 1,
+            ..Budget::default()
+        },
+        Budget {
+            tcp: 1,
+            limits: 1,
+            ..Budget::default()
+        },
+        Budget {
+            tcp: 1,
+            missing: 2,
+            ..Budget::default()
+        },
     ] {
         search_and_say::<2>(budget, 10_000_000);
     }
     for budget in [
-        Budget { losses: 2, frames: 1, overtakes: 1, ..Budget::default() },
-        Budget { removals: 2, ..Budget::default() },
-        Budget { removals: 1, losses: 1, cuts: 1, ..Budget::default() },
-        Budget { closes: 2, losses: 1, frames: 1, ..Budget::default() },
-        Budget { tcp: 1, losses: 1, ..Budget::default() },
-        Budget { losses: 1, restarts: 1, cuts: 1, ..Budget::default() },
+        Budget {
+            losses: 2,
+            frames: 1,
+            overtakes: 1,
+            ..Budget::default()
+        },
+        Budget {
+            removals: 2,
+            ..Budget::default()
+        },
+        Budget {
+            removals: 1,
+            losses: 1,
+            cuts: 1,
+            ..Budget::default()
+        },
+        Budget {
+            closes: 2,
+            losses: 1,
+            frames: 1,
+            ..Budget::default()
+        },
+        Budget {
+            tcp: 1,
+            losses: 1,
+            ..Budget::default()
+        },
+        Budget {
+            losses: 1,
+            restarts: 1,
+            cuts: 1,
+            ..Budget::default()
+        },
     ] {
         search_and_say::<1>(budget, 10_000_000);
     }
@@ -167,17 +363,60 @@ fn every_order_of_many_events_keeps_the_promises() {
 #[ignore = "more minutes in --release, and a gigabyte"]
 fn the_long_run_keeps_the_promises() {
     for budget in [
-        Budget { tcp: 2, ..Budget::default() },
-        Budget { tcp: 1, limits: 1, missing: 2, ..Budget::default() },
-        Budget { tcp: 1, closes: 1, missing: 1, ..Budget::default() },
-        Budget { limits: 1, closes: 1, losses: 1, removals: 1, ..Budget::default() },
-        Budget { tcp: 1, removals: 1, early: 1, ..Budget::default() },
-        Budget { removals: 2, frames: 1, early: 1, failures: 1, ..Budget::default() },
-        Budget { removals: 2, losses: 1, restarts: 1, ..Budget::default() },
+        Budget {
+            tcp: 2,
+            ..Budget::default()
+        },
+        Budget {
+            tcp: 1,
+            limits: 1,
+            missing: 2,
+            ..Budget::default()
+        },
+        Budget {
+            tcp: 1,
+            closes: 1,
+            missing: 1,
+            ..Budget::default()
+        },
+        Budget {
+            limits: 1,
+            closes: 1,
+            losses: 1,
+            removals: 1,
+            ..Budget::default()
+        },
+        Budget {
+            tcp: 1,
+            removals: 1,
+            early: 1,
+            ..Budget::default()
+        },
+        Budget {
+            removals: 2,
+            frames: 1,
+            early: 1,
+            failures: 1,
+            ..Budget::default()
+        },
+        Budget {
+            removals: 2,
+            losses: 1,
+            restarts: 1,
+            ..Budget::default()
+        },
     ] {
         search_and_say::<2>(budget, 20_000_000);
     }
-    search_and_say::<1>(Budget { losses: 2, restarts: 1, cuts: 1, ..Budget::default() }, 20_000_000);
+    search_and_say::<1>(
+        Budget {
+            losses: 2,
+            restarts: 1,
+            cuts: 1,
+            ..Budget::default()
+        },
+        20_000_000,
+    );
 }
 
 fn search_and_say<const N: usize>(budget: Budget, most: usize) {

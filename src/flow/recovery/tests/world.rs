@@ -19,7 +19,11 @@ const RAILS: usize = 2;
 const MESSAGES: usize = 2;
 /// Size of a message in bytes. A message that is cut sends one byte on each rail.
 const BYTES: u64 = RAILS as u64;
-const LIMITS: Limits = Limits { loss: 30 * SECOND, probe: 5 * SECOND, first_rail: 120 * SECOND };
+const LIMITS: Limits = Limits {
+    loss: 30 * SECOND,
+    probe: 5 * SECOND,
+    first_rail: 120 * SECOND,
+};
 /// Largest number of frames in transit in one direction. If a side sends one more frame, this frame
 /// replaces the newest frame in transit. In a real mailbox too, each frame overwrites the frame
 /// before it.
@@ -229,7 +233,9 @@ impl<const N: usize> World<N> {
         let mut end = |role| {
             let mut end = Recovery::new(role, LIMITS, RAILS);
             end.mark_missing_at_start(&missing);
-            missing.iter().for_each(|lane| used[role as usize][lane.index()] = None);
+            missing
+                .iter()
+                .for_each(|lane| used[role as usize][lane.index()] = None);
             end
         };
         let ends = [end(Role::Sender), end(Role::Receiver)];
@@ -265,7 +271,11 @@ impl<const N: usize> World<N> {
     }
 
     pub fn is_done(&self) -> bool {
-        if self.closing.iter().any(|end| end.has_closed || end.path_ended) {
+        if self
+            .closing
+            .iter()
+            .any(|end| end.has_closed || end.path_ended)
+        {
             return self.closing.iter().all(|end| end.has_left);
         }
         self.ends.iter().all(Recovery::is_whole)
@@ -367,7 +377,10 @@ impl<const N: usize> World<N> {
             self.act(side)?;
             // In each round, the driver also checks whether lost queue pairs have stopped.
             for lane in lanes() {
-                if matches!(self.ends[side].rails[lane.index()].state, State::Fencing { .. }) {
+                if matches!(
+                    self.ends[side].rails[lane.index()].state,
+                    State::Fencing { .. }
+                ) {
                     self.fence(side, lane);
                 }
             }

@@ -28,7 +28,11 @@ impl OtherConnections for CrowdState<'_> {
     /// Computes the average as [`crate::comm::rail::path_quality`] does.
     fn share_quality(&self, lane: LaneId, quality: f64) -> f64 {
         let all = &self.quality[lane.index()];
-        all.set(if all.get() > 0.0 { all.get() + (quality - all.get()) / 8.0 } else { quality });
+        all.set(if all.get() > 0.0 {
+            all.get() + (quality - all.get()) / 8.0
+        } else {
+            quality
+        });
         all.get()
     }
 }
@@ -120,7 +124,11 @@ impl Crowd {
 
     fn send(&mut self, connection: usize, bytes: u64) {
         let now_ns = (self.now_us * 1000.0) as u64;
-        let others = CrowdState { waiting: &self.waiting, busy: &self.busy, quality: &self.quality };
+        let others = CrowdState {
+            waiting: &self.waiting,
+            busy: &self.busy,
+            quality: &self.quality,
+        };
         let striping = &mut self.stripings[connection];
         let shares = if bytes > striping.max_unsplit_bytes() {
             striping.cut(bytes, now_ns, &others)
@@ -134,11 +142,27 @@ impl Crowd {
         for share in shares.as_slice() {
             let lane = share.lane;
             let carried_bytes = self.carried[lane.index()];
-            self.stripings[connection].record_queued(lane, share.bytes, Some(Moment { now_ns, carried_bytes }));
-            let busy = if self.waiting[lane.index()] == 0 { 0 } else { self.busy[lane.index()] };
+            self.stripings[connection].record_queued(
+                lane,
+                share.bytes,
+                Some(Moment {
+                    now_ns,
+                    carried_bytes,
+                }),
+            );
+            let busy = if self.waiting[lane.index()] == 0 {
+                0
+            } else {
+                self.busy[lane.index()]
+            };
             self.busy[lane.index()] = busy + share.bytes;
             self.waiting[lane.index()] += share.bytes;
-            let write = CrowdShare { connection, message: self.next, bytes: share.bytes, left: share.bytes as f64 };
+            let write = CrowdShare {
+                connection,
+                message: self.next,
+                bytes: share.bytes,
+                left: share.bytes as f64,
+            };
             self.queues[lane.index()].push_back(write);
         }
         self.messages += 1;
@@ -149,22 +173,42 @@ impl Crowd {
 
     fn step(&mut self, bytes: u64) {
         let heads = self.queues.iter().zip(&self.rates);
-        let step = heads.filter_map(|(queue, rate)| Some(queue.front()?.left / rate)).fold(f64::INFINITY, f64::min);
+        let step = heads
+            .filter_map(|(queue, rate)| Some(queue.front()?.left / rate))
+            .fold(f64::INFINITY, f64::min);
         self.now_us += step;
         let now_ns = (self.now_us * 1000.0) as u64;
         for lane in LaneId::all(self.queues.len()) {
-            let Some(head) = self.queues[lane.index()].front_mut() else { continue };
+            let Some(head) = self.queues[lane.index()].front_mut() else {
+                continue;
+            };
             head.left -= step * self.rates[lane.index()];
             if head.left > 1e-3 {
                 continue;
             }
-            let CrowdShare { connection, message, bytes: share, .. } = self.queues[lane.index()].pop_front().unwrap();
+            let CrowdShare {
+                connection,
+                message,
+                bytes: share,
+                ..
+            } = self.queues[lane.index()].pop_front().unwrap();
             self.waiting[lane.index()] -= share;
             self.carried[lane.index()] += share;
             let carried_bytes = self.carried[lane.index()];
-            self.stripings[connection].confirmed(lane, share, Some(Moment { now_ns, carried_bytes }));
+            self.stripings[connection].confirmed(
+                lane,
+                share,
+                Some(Moment {
+                    now_ns,
+                    carried_bytes,
+                }),
+            );
             let messages = &mut self.unfinished[connection];
-            messages.iter_mut().find(|(number, _)| *number == message).unwrap().1 -= 1;
+            messages
+                .iter_mut()
+                .find(|(number, _)| *number == message)
+                .unwrap()
+                .1 -= 1;
             // The caller tests messages in order, so a finished message waits for earlier messages.
             while messages.front().is_some_and(|(_, left)| *left == 0) {
                 messages.pop_front();
@@ -186,7 +230,11 @@ fn many_waiting_messages_are_sent_unsplit_and_no_rail_is_idle() {
         crowd.run(50, 4, bytes);
         let rate = crowd.run(200, 4, bytes);
         assert!(rate > 0.99 * 28_000.0, "{bytes}: {rate} of 28,000 bytes/us");
-        assert!(crowd.shares_of_a_message() < 1.02, "{bytes}: {} shares", crowd.shares_of_a_message());
+        assert!(
+            crowd.shares_of_a_message() < 1.02,
+            "{bytes}: {} shares",
+            crowd.shares_of_a_message()
+        );
     }
 }
 
@@ -198,7 +246,10 @@ fn a_burst_of_large_messages_ends_on_all_rails_together() {
         let mut crowd = Crowd::new(18, &[56_000.0; 4]);
         let taken_us = crowd.burst(each, 1 << 20);
         let least_us = ((18 * each) << 20) as f64 / 28_000.0;
-        assert!(taken_us < 1.01 * least_us, "{each} messages of each connection: {taken_us} us, at best {least_us} us");
+        assert!(
+            taken_us < 1.01 * least_us,
+            "{each} messages of each connection: {taken_us} us, at best {least_us} us"
+        );
     }
 }
 
@@ -208,7 +259,10 @@ fn few_waiting_messages_are_split() {
         let mut crowd = Crowd::new(connections, &[56_000.0; 4]);
         crowd.run(50, window, 256 * 1024);
         let rate = crowd.run(200, window, 256 * 1024);
-        assert!(rate > 0.98 * 28_000.0, "{connections} x {window}: {rate} of 28,000 bytes/us");
+        assert!(
+            rate > 0.98 * 28_000.0,
+            "{connections} x {window}: {rate} of 28,000 bytes/us"
+        );
         let shares = crowd.shares_of_a_message();
         assert!(shares > 3.0, "{connections} x {window}: {shares} shares");
     }
@@ -216,12 +270,19 @@ fn few_waiting_messages_are_split() {
 
 #[test]
 fn unequal_rails_carry_their_sum_for_many_connections() {
-    for (slow, bytes) in [(14_000.0, 128 * 1024), (14_000.0, 1 << 20), (2_000.0, 128 * 1024)] {
+    for (slow, bytes) in [
+        (14_000.0, 128 * 1024),
+        (14_000.0, 1 << 20),
+        (2_000.0, 128 * 1024),
+    ] {
         let mut crowd = Crowd::new(18, &[56_000.0, slow, 56_000.0, 56_000.0]);
         crowd.run(200, 4, bytes);
         let rate = crowd.run(400, 4, bytes);
         let all = (3.0 * 56_000.0 + slow) / 8.0;
-        assert!(rate > 0.98 * all, "a rail of {slow} Mb/s, {bytes} bytes: {rate} of {all} bytes/us");
+        assert!(
+            rate > 0.98 * all,
+            "a rail of {slow} Mb/s, {bytes} bytes: {rate} of {all} bytes/us"
+        );
     }
 }
 
@@ -230,16 +291,37 @@ fn unequal_rails_carry_their_sum_for_many_connections() {
 fn a_rail_that_waits_for_others_does_not_prevent_splitting() {
     let mut striping = Striping::new(&rails(&[10_000; 4]), MIN);
     let quality = [const { Cell::new(0.0) }; 4];
-    let shared = |waiting| CrowdState { waiting, busy: &[1 << 30; 4], quality: &quality };
+    let shared = |waiting| CrowdState {
+        waiting,
+        busy: &[1 << 30; 4],
+        quality: &quality,
+    };
     let shares = striping.cut(128 * 1024, 0, &shared(&[0, 0, 0, 1 << 30]));
     assert_eq!(shares.as_slice().len(), 3, "the other rails are free");
     let shares = striping.cut((1 << 17) + 128, 0, &shared(&[0, 0, 0, 1 << 30]));
-    assert_eq!(shares.as_slice().len(), 4, "a large message ignores the backlog of other connections");
+    assert_eq!(
+        shares.as_slice().len(),
+        4,
+        "a large message ignores the backlog of other connections"
+    );
     let crowded = [1 << 24, 1 << 24, (1 << 24) - (1 << 17), 1 << 24];
     let shares = striping.cut(1 << 17, 0, &shared(&crowded));
-    let [share] = shares.as_slice() else { panic!("{shares:?}") };
-    assert_eq!((share.lane, share.bytes), (lane(2), 1 << 17), "the rail that is done first");
-    assert_eq!(striping.cut((1 << 17) + 128, 0, &shared(&crowded)).as_slice().len(), 4, "a large message is cut");
+    let [share] = shares.as_slice() else {
+        panic!("{shares:?}")
+    };
+    assert_eq!(
+        (share.lane, share.bytes),
+        (lane(2), 1 << 17),
+        "the rail that is done first"
+    );
+    assert_eq!(
+        striping
+            .cut((1 << 17) + 128, 0, &shared(&crowded))
+            .as_slice()
+            .len(),
+        4,
+        "a large message is cut"
+    );
 }
 
 /// Returns the best possible time of a burst, in microseconds. Each message is cut into equal
@@ -251,7 +333,9 @@ fn best_us(connections: usize, each: usize, bytes: u64, rates: &[f64]) -> f64 {
     let mut done: Vec<f64> = vec![0.0; rates.len()];
     for _ in 0..(connections * each) as u64 * pieces {
         let after = |rail: &usize| done[*rail] + piece / rates[*rail];
-        let rail = (0..rates.len()).min_by(|a, b| after(a).total_cmp(&after(b))).unwrap();
+        let rail = (0..rates.len())
+            .min_by(|a, b| after(a).total_cmp(&after(b)))
+            .unwrap();
         done[rail] = after(&rail);
     }
     done.into_iter().fold(0.0, f64::max)
@@ -263,7 +347,12 @@ fn best_us(connections: usize, each: usize, bytes: u64, rates: &[f64]) -> f64 {
 #[test]
 fn a_burst_of_messages_of_any_size_ends_on_all_rails_within_5_percent_of_the_best_time() {
     const FULL: f64 = 56_000.0;
-    let fabrics: [&[f64]; 4] = [&[FULL; 2], &[FULL; 4], &[FULL, FULL / 4.0], &[FULL, FULL / 4.0, FULL, FULL]];
+    let fabrics: [&[f64]; 4] = [
+        &[FULL; 2],
+        &[FULL; 4],
+        &[FULL, FULL / 4.0],
+        &[FULL, FULL / 4.0, FULL, FULL],
+    ];
     let mut late = Vec::new();
     println!(
         "time over the best time, the worst of 1 to 32 connections with 1 to 8 messages; shares of a message at 18 x 2"
@@ -272,7 +361,9 @@ fn a_burst_of_messages_of_any_size_ends_on_all_rails_within_5_percent_of_the_bes
         println!("rails of {rates_mbps:?} Mb/s");
         for kib in [8, 16, 32, 43, 58, 64, 87, 128, 174, 256, 512, 1024, 4096] {
             let (mut worst, mut shares) = (1.0_f64, 0.0);
-            for (connections, each) in (1..=32).flat_map(|connections| [1, 2, 4, 8].map(|each| (connections, each))) {
+            for (connections, each) in
+                (1..=32).flat_map(|connections| [1, 2, 4, 8].map(|each| (connections, each)))
+            {
                 let mut crowd = Crowd::new(connections, rates_mbps);
                 if rates_mbps.iter().any(|rate| *rate != FULL) {
                     // First, the connections measure the rails.
@@ -282,7 +373,11 @@ fn a_burst_of_messages_of_any_size_ends_on_all_rails_within_5_percent_of_the_bes
                 (crowd.messages, crowd.shares) = (0, 0);
                 let taken = crowd.burst(each, kib * 1024);
                 let best = best_us(connections, each, kib * 1024, &crowd.rates);
-                let ratio = if taken - best <= STAY_US { 1.0 } else { taken / best };
+                let ratio = if taken - best <= STAY_US {
+                    1.0
+                } else {
+                    taken / best
+                };
                 worst = worst.max(ratio);
                 if (connections, each) == (18, 2) {
                     shares = crowd.shares_of_a_message();

@@ -65,7 +65,10 @@ impl Driver {
     /// Creates a driver that records its calls in `log`.
     pub fn new(log: &Arc<CallLog>) -> Self {
         let peer = Arc::new(Peer::new("peer".to_owned()));
-        Self { peer, log: Arc::clone(log) }
+        Self {
+            peer,
+            log: Arc::clone(log),
+        }
     }
 
     /// The connection's peer.
@@ -89,7 +92,12 @@ impl Driver {
     }
 
     /// Closes the connection. Returns true, because no data path is busy.
-    pub fn close(&mut self, _: Instant, _: Instant, _: &mut dyn FnMut(ControlFrame) -> bool) -> bool {
+    pub fn close(
+        &mut self,
+        _: Instant,
+        _: Instant,
+        _: &mut dyn FnMut(ControlFrame) -> bool,
+    ) -> bool {
         self.peer.said_bye(0);
         self.log.record(|calls| calls.closes += 1);
         true

@@ -49,7 +49,10 @@ impl Tcp {
     /// Checks that the listener is open, if there is one, so that the peer could dial now.
     pub fn poll(&mut self, _: &mut Driver, _: Instant) {
         if let Redialling::Awaits(is_open) = &self.0 {
-            assert!(is_open.load(Ordering::Acquire), "the listener is closed while a connection needs it");
+            assert!(
+                is_open.load(Ordering::Acquire),
+                "the listener is closed while a connection needs it"
+            );
         }
     }
 

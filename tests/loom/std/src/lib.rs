@@ -39,7 +39,13 @@ pub mod sync {
                 self.0.swap(value, order)
             }
 
-            pub fn compare_exchange(&self, from: u8, to: u8, then: Ordering, other: Ordering) -> Result<u8, u8> {
+            pub fn compare_exchange(
+                &self,
+                from: u8,
+                to: u8,
+                then: Ordering,
+                other: Ordering,
+            ) -> Result<u8, u8> {
                 self.0.compare_exchange(from, to, then, other)
             }
         }
@@ -147,8 +153,17 @@ pub mod os {
             impl UnixStream {
                 pub fn pair() -> io::Result<(Self, Self)> {
                     let (one, other) = (Arc::new(Pipe::default()), Arc::new(Pipe::default()));
-                    let first = Self { to_me: Arc::clone(&one), to_other: Arc::clone(&other) };
-                    Ok((first, Self { to_me: other, to_other: one }))
+                    let first = Self {
+                        to_me: Arc::clone(&one),
+                        to_other: Arc::clone(&other),
+                    };
+                    Ok((
+                        first,
+                        Self {
+                            to_me: other,
+                            to_other: one,
+                        },
+                    ))
                 }
 
                 pub fn set_nonblocking(&self, _: bool) -> io::Result<()> {
@@ -185,7 +200,11 @@ pub mod os {
                     let mut state = self.to_me.state.lock().unwrap();
                     let taken = state.bytes.min(bytes.len());
                     state.bytes -= taken;
-                    if taken == 0 { Err(ErrorKind::WouldBlock.into()) } else { Ok(taken) }
+                    if taken == 0 {
+                        Err(ErrorKind::WouldBlock.into())
+                    } else {
+                        Ok(taken)
+                    }
                 }
             }
 

@@ -89,14 +89,27 @@ const LAUNCHERS: &[Launcher] = &[
 /// Returns a finding about the launcher that sets these variables, or `None` if it is unknown.
 pub fn recognised(variables: &[Variable], plugin: &str) -> Option<Finding> {
     let is_set = |mark: &str| {
-        let (name, wanted) = mark.split_once('=').map_or((mark, None), |(name, value)| (name, Some(value)));
-        variables.iter().any(|one| one.name == name && wanted.is_none_or(|wanted| one.value.trim() == wanted))
+        let (name, wanted) = mark
+            .split_once('=')
+            .map_or((mark, None), |(name, value)| (name, Some(value)));
+        variables
+            .iter()
+            .any(|one| one.name == name && wanted.is_none_or(|wanted| one.value.trim() == wanted))
     };
-    let launcher = LAUNCHERS.iter().find(|launcher| launcher.marks.split(' ').all(is_set))?;
+    let launcher = LAUNCHERS
+        .iter()
+        .find(|launcher| launcher.marks.split(' ').all(is_set))?;
     let trouble = match launcher.trouble {
         "" => "nothing in them keeps NCCL from loading the plugin, once NCCL_NET_PLUGIN names it",
         trouble => trouble,
     };
-    let text = format!("these variables are as {} sets them: {trouble}", launcher.name);
-    Some(Id::Launcher.finding(text).cured_by(launcher.change.replace("{plugin}", plugin)))
+    let text = format!(
+        "these variables are as {} sets them: {trouble}",
+        launcher.name
+    );
+    Some(
+        Id::Launcher
+            .finding(text)
+            .cured_by(launcher.change.replace("{plugin}", plugin)),
+    )
 }

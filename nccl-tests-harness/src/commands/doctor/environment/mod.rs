@@ -24,10 +24,19 @@ pub struct Verdicts {
 }
 
 pub fn judge(variables: &[Variable], plugin: &str, missing_reason: MissingReason<'_>) -> Verdicts {
-    let judged: Vec<Judged> = variables.iter().map(|one| variable::judge(one, plugin, missing_reason)).collect();
-    let list = variables.iter().find(|one| one.name == "NCCL_NET_PLUGIN").map(|one| one.value.trim());
+    let judged: Vec<Judged> = variables
+        .iter()
+        .map(|one| variable::judge(one, plugin, missing_reason))
+        .collect();
+    let list = variables
+        .iter()
+        .find(|one| one.name == "NCCL_NET_PLUGIN")
+        .map(|one| one.value.trim());
     let is_kept_out = judged.iter().any(|one| one.effect == Effect::Blocks);
-    let mut findings: Vec<Finding> = judged.iter().filter_map(|one| one.finding.clone()).collect();
+    let mut findings: Vec<Finding> = judged
+        .iter()
+        .filter_map(|one| one.finding.clone())
+        .collect();
     findings.extend(acknowledgement(variables));
     if !is_kept_out && !list.is_some_and(variable::names_this_plugin) {
         let text = "NCCL_NET_PLUGIN is not set, so NCCL loads whatever libnccl-net.so it finds, and this plugin only if it has that name";
@@ -35,16 +44,29 @@ pub fn judge(variables: &[Variable], plugin: &str, missing_reason: MissingReason
         findings.push(Id::PluginNotNamed.finding(text).cured_by(cure));
     }
     findings.extend(recognised(variables, plugin));
-    Verdicts { variables: judged, findings }
+    Verdicts {
+        variables: judged,
+        findings,
+    }
 }
 
 /// Judges the time-out and the retry count, which together decide when a rail counts as lost.
 fn acknowledgement(variables: &[Variable]) -> Vec<Finding> {
     let names = ["NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"];
-    let set = variables.iter().filter(|one| names.contains(&one.name.as_str()));
-    let set: Vec<(String, String)> = set.map(|one| (one.name.clone(), one.value.clone())).collect();
+    let set = variables
+        .iter()
+        .filter(|one| names.contains(&one.name.as_str()));
+    let set: Vec<(String, String)> = set
+        .map(|one| (one.name.clone(), one.value.clone()))
+        .collect();
     // A refused value has its own finding.
-    let Ok(config) = Config::from_variables(&set) else { return Vec::new() };
-    let finding = |text| Id::SlowFailover.finding(text).cured_by(format!("unset {}", names.join(" ")));
+    let Ok(config) = Config::from_variables(&set) else {
+        return Vec::new();
+    };
+    let finding = |text| {
+        Id::SlowFailover
+            .finding(text)
+            .cured_by(format!("unset {}", names.join(" ")))
+    };
     config.qp.warnings().into_iter().map(finding).collect()
 }

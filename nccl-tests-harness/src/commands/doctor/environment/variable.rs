@@ -71,25 +71,45 @@ pub(super) fn names_this_plugin(list: &str) -> bool {
 /// Returns true if an entry of `NCCL_NET_PLUGIN` is this plugin: its file name contains `spark`.
 /// The tuner tests `NCCL_TUNER_PLUGIN` in a similar way.
 fn is_this_plugin(entry: &str) -> bool {
-    entry.rsplit('/').next().is_some_and(|name| name.to_ascii_lowercase().contains("spark"))
+    entry
+        .rsplit('/')
+        .next()
+        .is_some_and(|name| name.to_ascii_lowercase().contains("spark"))
 }
 
-pub(super) fn judge(variable: &Variable, plugin: &str, missing_reason: MissingReason<'_>) -> Judged {
+pub(super) fn judge(
+    variable: &Variable,
+    plugin: &str,
+    missing_reason: MissingReason<'_>,
+) -> Judged {
     let (name, value) = (variable.name.as_str(), variable.value.trim());
     let (effect, text, fault) = match name {
         "NCCL_NET" => network(value),
         "NCCL_NET_PLUGIN" => plugins(value, plugin, missing_reason),
-        _ if value.is_empty() => harmless(Unset, "empty, which counts as unset for NCCL and for the plugin"),
-        _ => refused(variable).or_else(|| particular(name, value)).unwrap_or_else(|| general(name)),
+        _ if value.is_empty() => harmless(
+            Unset,
+            "empty, which counts as unset for NCCL and for the plugin",
+        ),
+        _ => refused(variable)
+            .or_else(|| particular(name, value))
+            .unwrap_or_else(|| general(name)),
     };
     let finding = fault.map(|(id, cure)| match &variable.source {
         Source::Environment => id.finding(format!("{name}={value}: {text}")).cured_by(cure),
         Source::File(file) => {
             let cure = format!("sudo sed -i '/^{name}=/d' {file}");
-            id.finding(format!("{name}={value} (in {file}): {text}")).cured_by(cure)
+            id.finding(format!("{name}={value} (in {file}): {text}"))
+                .cured_by(cure)
         }
     });
-    Judged { name: name.to_owned(), value: value.to_owned(), source: variable.source.clone(), effect, text, finding }
+    Judged {
+        name: name.to_owned(),
+        value: value.to_owned(),
+        source: variable.source.clone(),
+        effect,
+        text,
+        finding,
+    }
 }
 
 /// The effect, the effect in words, and for a fault the id and the cure of its finding.
@@ -105,7 +125,10 @@ fn wrong(effect: Effect, id: Id, text: impl Into<String>, cure: impl Into<String
 
 fn network(value: &str) -> Rule {
     if value.eq_ignore_ascii_case("Spark") {
-        return harmless(Nccl, "NCCL uses this plugin, and fails where it does not start");
+        return harmless(
+            Nccl,
+            "NCCL uses this plugin, and fails where it does not start",
+        );
     }
     let text = match value {
         "" => "empty is a name to NCCL, and no network has it: NCCL fails".to_owned(),
@@ -119,12 +142,20 @@ fn network(value: &str) -> Rule {
 const INSTALL: &str = "sudo apt install ./nccl-net-spark_*.deb    # and NCCL_NET_PLUGIN=spark";
 
 fn plugins(value: &str, plugin: &str, missing_reason: MissingReason<'_>) -> Rule {
-    let missing = |entry: &&str| missing_reason(entry).filter(|_| entry.starts_with('/') && is_this_plugin(entry));
+    let missing = |entry: &&str| {
+        missing_reason(entry).filter(|_| entry.starts_with('/') && is_this_plugin(entry))
+    };
     // If a file is missing, NCCL tries the next entry of the list.
     let mut there = value.split(',').filter(|entry| missing(entry).is_none());
-    let lacks = value.split(',').find_map(|entry| missing(&entry).map(|why| format!("{why} {entry}")));
+    let lacks = value
+        .split(',')
+        .find_map(|entry| missing(&entry).map(|why| format!("{why} {entry}")));
     let is_cured = lacks.is_none() || missing_reason(plugin).is_none();
-    let cure = if is_cured { format!("export NCCL_NET_PLUGIN={plugin}") } else { INSTALL.to_owned() };
+    let cure = if is_cured {
+        format!("export NCCL_NET_PLUGIN={plugin}")
+    } else {
+        INSTALL.to_owned()
+    };
     let text = match (there.position(is_this_plugin), lacks) {
         (Some(0), _) => return harmless(Nccl, "NCCL loads this plugin"),
         (Some(_), _) => {
@@ -132,7 +163,9 @@ fn plugins(value: &str, plugin: &str, missing_reason: MissingReason<'_>) -> Rule
             return wrong(Harms, Id::PluginNotFirst, text, cure);
         }
         (None, Some(lacks)) => format!("{lacks}, so NCCL does not load this plugin"),
-        (None, None) if value.is_empty() => "empty, unlike unset, makes NCCL load no plugin".to_owned(),
+        (None, None) if value.is_empty() => {
+            "empty, unlike unset, makes NCCL load no plugin".to_owned()
+        }
         (None, None) if value.eq_ignore_ascii_case("none") => "NCCL loads no plugin".to_owned(),
         (None, None) => format!("NCCL loads {value} and not this plugin"),
     };
@@ -146,7 +179,12 @@ fn refused(variable: &Variable) -> Option<Rule> {
     }
     let error = Config::from_variables(&[(name.clone(), variable.value.clone())]).err()?;
     let text = format!("the plugin does not start: {error}");
-    Some(wrong(Refused, Id::SettingRefused, text, format!("unset {name}")))
+    Some(wrong(
+        Refused,
+        Id::SettingRefused,
+        text,
+        format!("unset {name}"),
+    ))
 }
 
 fn particular(name: &str, value: &str) -> Option<Rule> {
@@ -155,7 +193,8 @@ fn particular(name: &str, value: &str) -> Option<Rule> {
     match name {
         "NCCL_IB_DISABLE" if is_one => {
             let text = "RDMA is still used: it turns off NCCL's own IB transport, not plugins";
-            let cure = "export NCCL_NET=Socket    # if sockets are wanted; else unset NCCL_IB_DISABLE";
+            let cure =
+                "export NCCL_NET=Socket    # if sockets are wanted; else unset NCCL_IB_DISABLE";
             Some(wrong(Misleads, Id::IbDisable, text, cure))
         }
         "NCCL_IB_GID_INDEX" if value != "-1" => harms(
@@ -165,24 +204,47 @@ fn particular(name: &str, value: &str) -> Option<Rule> {
         ),
         "NCCL_IB_ROCE_VERSION_NUM" if value != "2" => {
             let text = "the plugin uses RoCE v2 alone, whatever this says";
-            Some(wrong(Misleads, Id::RoceVersion, text, format!("unset {name}")))
+            Some(wrong(
+                Misleads,
+                Id::RoceVersion,
+                text,
+                format!("unset {name}"),
+            ))
         }
         "NCCL_IB_TIMEOUT" | "NCCL_IB_RETRY_CNT" => {
             // `acknowledgement` makes the finding for both variables together.
-            let alone = Config::from_variables(&[(name.to_owned(), value.to_owned())]).ok()?.qp;
-            let effect = if alone.warnings().is_empty() { Honoured } else { Harms };
-            let text = format!("a rail that falls silent counts as lost after {:.1?} or more", alone.silence_limit());
+            let alone = Config::from_variables(&[(name.to_owned(), value.to_owned())])
+                .ok()?
+                .qp;
+            let effect = if alone.warnings().is_empty() {
+                Honoured
+            } else {
+                Harms
+            };
+            let text = format!(
+                "a rail that falls silent counts as lost after {:.1?} or more",
+                alone.silence_limit()
+            );
             Some(harmless(effect, text))
         }
         "NCCL_ALGO" | "NCCL_PROTO" => {
-            let text = "NCCL keeps to it; the tuner leaves the collectives that it restricts to NCCL";
+            let text =
+                "NCCL keeps to it; the tuner leaves the collectives that it restricts to NCCL";
             Some(harmless(Nccl, text))
         }
-        "NCCL_TUNER_PLUGIN" if !value.to_ascii_lowercase().contains("spark") => {
-            harms(Id::OtherTuner, "NCCL takes this tuner, and this plugin's does nothing")
-        }
-        "NCCL_MAX_NCHANNELS" if value.parse::<u32>().is_ok_and(|channels| channels < FEW_CHANNELS) => {
-            harms(Id::FewChannels, "the tuner cannot take more channels than this, and large messages want more")
+        "NCCL_TUNER_PLUGIN" if !value.to_ascii_lowercase().contains("spark") => harms(
+            Id::OtherTuner,
+            "NCCL takes this tuner, and this plugin's does nothing",
+        ),
+        "NCCL_MAX_NCHANNELS"
+            if value
+                .parse::<u32>()
+                .is_ok_and(|channels| channels < FEW_CHANNELS) =>
+        {
+            harms(
+                Id::FewChannels,
+                "the tuner cannot take more channels than this, and large messages want more",
+            )
         }
         _ => None,
     }
@@ -194,12 +256,18 @@ fn particular(name: &str, value: &str) -> Option<Rule> {
 const FEW_CHANNELS: u32 = 4;
 
 fn general(name: &str) -> Rule {
-    match (fate(name), name.split_once('_').map_or(name, |(program, _)| program)) {
+    match (
+        fate(name),
+        name.split_once('_').map_or(name, |(program, _)| program),
+    ) {
         (Some(Fate::Honoured(row)), _) => harmless(Honoured, row.doc),
         (Some(Fate::Ignored(why)), _) => harmless(Ignored, why),
         (None, "NCCL") => harmless(Nccl, "NCCL acts on it as without the plugin"),
         (None, "UCX") => harmless(Other, "UCX's (MPI); neither NCCL nor the plugin reads it"),
-        (None, "GLOO") => harmless(Other, "Gloo's (PyTorch's CPU collectives); NCCL does not read it"),
+        (None, "GLOO") => harmless(
+            Other,
+            "Gloo's (PyTorch's CPU collectives); NCCL does not read it",
+        ),
         (None, _) => harmless(Other, "TensorPipe's (PyTorch's RPC); NCCL does not read it"),
     }
 }

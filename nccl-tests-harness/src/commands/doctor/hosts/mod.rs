@@ -55,14 +55,22 @@ pub fn run(names: &[String], ssh: &Ssh, end: Instant, json: Option<Target>) -> R
 
 fn ask(names: &[String], ssh: &Ssh, end: Instant) -> Result<Vec<Vec<RailSheet>>> {
     let own = placement::local_host_name();
-    let short = |name: &str| name.rsplit('@').next().and_then(|host| host.split('.').next()).unwrap_or(name).to_owned();
+    let short = |name: &str| {
+        name.rsplit('@')
+            .next()
+            .and_then(|host| host.split('.').next())
+            .unwrap_or(name)
+            .to_owned()
+    };
     let end = end.min(Instant::now() + SSH_ANSWER_TIMEOUT);
     // Start the command on all hosts before waiting for the first answer.
     let asked: Vec<(&String, Option<Remote>)> = names
         .iter()
         .map(|name| {
             let is_here = name == "localhost" || short(name) == short(&own);
-            let remote = (!is_here).then(|| ssh.start(name, &["rails", "--json", "-"])).transpose()?;
+            let remote = (!is_here)
+                .then(|| ssh.start(name, &["rails", "--json", "-"]))
+                .transpose()?;
             Ok((name, remote))
         })
         .collect::<Result<_>>()?;
@@ -90,7 +98,11 @@ fn read_output(name: &str, mut remote: Remote, end: Instant) -> Result<String> {
         }
     }
     // The exit status does not matter: a host without a rail prints its JSON and exits with 1.
-    if text.trim().is_empty() { Err(remote.exit_error()) } else { Ok(text) }
+    if text.trim().is_empty() {
+        Err(remote.exit_error())
+    } else {
+        Ok(text)
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -103,13 +115,17 @@ struct Rails {
 /// Parses the JSON in a host's output. The login shell may print other lines first.
 fn parse(text: &str) -> Result<Vec<RailSheet>> {
     let start = text.find("{\n").context("the output has no JSON")?;
-    let found: Rails = serde_json::from_str(&text[start..])
-        .context("the JSON does not have the fields of this version; install the same version on all hosts")?;
+    let found: Rails = serde_json::from_str(&text[start..]).context(
+        "the JSON does not have the fields of this version; install the same version on all hosts",
+    )?;
     if let Some(error) = found.error {
         bail!("{}", plain(&error));
     }
     if found.rails.len() > MAX_OFFERED_RAILS {
-        bail!("the host lists {} rails; at most {MAX_OFFERED_RAILS} are supported", found.rails.len());
+        bail!(
+            "the host lists {} rails; at most {MAX_OFFERED_RAILS} are supported",
+            found.rails.len()
+        );
     }
     Ok(RailSheet::all(&found.rails, &found.pcie_links))
 }
@@ -120,11 +136,16 @@ impl HostsReport {
         let hosts = all.clone().map(|at| HostJson {
             name: names[at].clone(),
             rails: rails[at].iter().map(|rail| rail.name.clone()).collect(),
-            pairs: all.clone().map(|other| pair_counts.rails(at, other)).collect(),
+            pairs: all
+                .clone()
+                .map(|other| pair_counts.rails(at, other))
+                .collect(),
         });
         Self {
             hosts: hosts.collect(),
-            order: pair_counts.order().map(|order| order.into_iter().map(|at| names[at].clone()).collect()),
+            order: pair_counts
+                .order()
+                .map(|order| order.into_iter().map(|at| names[at].clone()).collect()),
             apart: pair_counts
                 .pairs_without_rails()
                 .into_iter()
@@ -135,22 +156,40 @@ impl HostsReport {
 }
 
 fn text(found: &HostsReport) -> String {
-    let column_width = found.hosts.iter().map(|host| host.name.len()).max().unwrap_or(0).max(5);
+    let column_width = found
+        .hosts
+        .iter()
+        .map(|host| host.name.len())
+        .max()
+        .unwrap_or(0)
+        .max(5);
     let row = |name: &str, cells: Vec<String>| {
-        let cells = cells.iter().map(|cell| format!(" {cell:>column_width$}")).collect::<String>();
+        let cells = cells
+            .iter()
+            .map(|cell| format!(" {cell:>column_width$}"))
+            .collect::<String>();
         format!("{name:<column_width$}{cells}\n")
     };
-    let mut page = row("rails", found.hosts.iter().map(|host| host.name.clone()).collect());
+    let mut page = row(
+        "rails",
+        found.hosts.iter().map(|host| host.name.clone()).collect(),
+    );
     for (at, host) in found.hosts.iter().enumerate() {
         let cell = |(to, pairs): (usize, &usize)| match pairs {
             _ if to == at => "-".to_owned(),
             0 => "none".to_owned(),
             pairs => pairs.to_string(),
         };
-        page += &row(&host.name, host.pairs.iter().enumerate().map(cell).collect());
+        page += &row(
+            &host.name,
+            host.pairs.iter().enumerate().map(cell).collect(),
+        );
     }
     for host in found.hosts.iter().filter(|host| host.rails.is_empty()) {
-        page += &format!("{}: no rail found; run `nccl-spark doctor` on it for the reason\n", host.name);
+        page += &format!(
+            "{}: no rail found; run `nccl-spark doctor` on it for the reason\n",
+            host.name
+        );
     }
     match found.order.as_deref() {
         Some(order) => {
@@ -159,12 +198,25 @@ fn text(found: &HostsReport) -> String {
                 page += &format!("  {} -- {first}\n", order.join(" -- "));
             }
         }
-        None => page += "\nNo order of ranks has a cable between all neighbours, including the last and the first.\n",
+        None => {
+            page += "\nNo order of ranks has a cable between all neighbours, including the last and the first.\n"
+        }
     }
     if !found.apart.is_empty() {
-        let pairs = found.apart.iter().map(|pair| pair.join(" and ")).collect::<Vec<_>>().join("; ");
-        page += &format!("Without a rail in common ({}): {pairs}\n", count(found.apart.len(), "pair"));
-        let ring = found.order.as_ref().map_or("", |_| "NCCL_ALGO=Ring in this order keeps collectives off them; ");
+        let pairs = found
+            .apart
+            .iter()
+            .map(|pair| pair.join(" and "))
+            .collect::<Vec<_>>()
+            .join("; ");
+        page += &format!(
+            "Without a rail in common ({}): {pairs}\n",
+            count(found.apart.len(), "pair")
+        );
+        let ring = found.order.as_ref().map_or(
+            "",
+            |_| "NCCL_ALGO=Ring in this order keeps collectives off them; ",
+        );
         page += &format!("  {ring}NCCL_SPARK_RING_TCP=1 on every host connects them by TCP.\n");
     }
     page

@@ -19,11 +19,25 @@ impl PairCounts {
     pub fn of(hosts: &[&[RailSheet]]) -> Self {
         let is_pair = hosts.len() == 2;
         let common = |one: &[RailSheet], other: &[RailSheet]| {
-            pairs(one, other, |_, _, _| false).iter().filter(|pair| pair.by == PairedBy::Subnet || is_pair).count()
+            pairs(one, other, |_, _, _| false)
+                .iter()
+                .filter(|pair| pair.by == PairedBy::Subnet || is_pair)
+                .count()
         };
-        let row =
-            |at: usize| (0..hosts.len()).map(|to| if at == to { 0 } else { common(hosts[at], hosts[to]) }).collect();
-        Self { rails: (0..hosts.len()).map(row).collect() }
+        let row = |at: usize| {
+            (0..hosts.len())
+                .map(|to| {
+                    if at == to {
+                        0
+                    } else {
+                        common(hosts[at], hosts[to])
+                    }
+                })
+                .collect()
+        };
+        Self {
+            rails: (0..hosts.len()).map(row).collect(),
+        }
     }
 
     pub fn rails(&self, one: usize, other: usize) -> usize {
@@ -34,7 +48,8 @@ impl PairCounts {
     pub fn pairs_without_rails(&self) -> Vec<(usize, usize)> {
         let count = self.rails.len();
         let all = (0..count).flat_map(|one| (one + 1..count).map(move |other| (one, other)));
-        all.filter(|(one, other)| self.rails(*one, *other) == 0).collect()
+        all.filter(|(one, other)| self.rails(*one, *other) == 0)
+            .collect()
     }
 
     /// Returns an order in which each host has a rail pair with the next, and the last with the
@@ -76,7 +91,13 @@ impl PairCounts {
 }
 
 /// Returns true if a path from `last` through the hosts outside `set` can begin with `next`.
-fn is_next(ends: &[u32], set: usize, last: usize, next: usize, joins: &impl Fn(usize, usize) -> bool) -> bool {
+fn is_next(
+    ends: &[u32],
+    set: usize,
+    last: usize,
+    next: usize,
+    joins: &impl Fn(usize, usize) -> bool,
+) -> bool {
     set >> next & 1 == 0 && joins(last, next) && ends[set | 1 << next] >> next & 1 == 1
 }
 

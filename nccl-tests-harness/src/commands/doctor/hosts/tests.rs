@@ -15,8 +15,14 @@ fn printed(device: &str, address: &str) -> String {
 #[test]
 fn the_output_of_rails_on_a_host_is_read() {
     let rails = parse(&printed("rocep1s0f0", "192.168.100.1")).unwrap();
-    assert_eq!((rails[0].name.as_str(), rails[0].link_mbps), ("rocep1s0f0:1", 112_027));
-    assert_eq!(rails[0].addresses, [("::ffff:192.168.100.1".parse().unwrap(), Some(24))]);
+    assert_eq!(
+        (rails[0].name.as_str(), rails[0].link_mbps),
+        ("rocep1s0f0:1", 112_027)
+    );
+    assert_eq!(
+        rails[0].addresses,
+        [("::ffff:192.168.100.1".parse().unwrap(), Some(24))]
+    );
     let error = |text: &str| format!("{:#}", parse(text).unwrap_err());
     assert!(error("command not found").contains("no JSON"));
     assert!(error("{\n\"rails\": 7}").contains("does not have the fields of this version"));
@@ -27,14 +33,28 @@ fn the_output_of_rails_on_a_host_is_read() {
 
 #[test]
 fn the_page_shows_the_order_and_unreachable_hosts() {
-    let hosts = [printed("mlx5_0", "192.168.1.1"), printed("mlx5_0", "192.168.2.2"), printed("mlx5_0", "192.168.1.3")];
+    let hosts = [
+        printed("mlx5_0", "192.168.1.1"),
+        printed("mlx5_0", "192.168.2.2"),
+        printed("mlx5_0", "192.168.1.3"),
+    ];
     let names = ["a", "b", "c"].map(str::to_owned);
     let rails: Vec<_> = hosts.iter().map(|text| parse(text).unwrap()).collect();
     let pair_counts = PairCounts::of(&rails.iter().map(Vec::as_slice).collect::<Vec<_>>());
     let page = text(&HostsReport::of(&names, &rails, &pair_counts));
-    assert!(page.contains("No order of ranks") && page.contains("(2 pairs): a and b; b and c"), "{page}");
+    assert!(
+        page.contains("No order of ranks") && page.contains("(2 pairs): a and b; b and c"),
+        "{page}"
+    );
     let two = [0, 2].map(|at: usize| rails[at].clone());
     let pair_counts = PairCounts::of(&two.iter().map(Vec::as_slice).collect::<Vec<_>>());
-    let page = text(&HostsReport::of(&[names[0].clone(), names[2].clone()], &two, &pair_counts));
-    assert!(page.contains("Ranks in this order: a,c\n  a -- c -- a\n"), "{page}");
+    let page = text(&HostsReport::of(
+        &[names[0].clone(), names[2].clone()],
+        &two,
+        &pair_counts,
+    ));
+    assert!(
+        page.contains("Ranks in this order: a,c\n  a -- c -- a\n"),
+        "{page}"
+    );
 }

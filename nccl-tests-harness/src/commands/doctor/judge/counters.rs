@@ -59,7 +59,11 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
         let value = |name: &str| rail.counters.get(name).copied().unwrap_or(0);
         let packets = value("port_xmit_packets").saturating_add(value("port_rcv_packets"));
         for group in GROUPS {
-            let count = group.names.split(' ').map(value).fold(0, u64::saturating_add);
+            let count = group
+                .names
+                .split(' ')
+                .map(value)
+                .fold(0, u64::saturating_add);
             if count > 0 {
                 found.push(finding(rail, group, count, packets));
             }
@@ -67,8 +71,14 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
         // A cable that was pulled a few times is no fault.
         let downed = value("link_downed");
         if downed > ORDINARY_DOWNED {
-            let text = format!("the link of {} has gone down {downed} times since boot", rail.device);
-            let cure = format!("sudo ethtool -m {}    # then re-seat or replace the cable", netdev(rail));
+            let text = format!(
+                "the link of {} has gone down {downed} times since boot",
+                rail.device
+            );
+            let cure = format!(
+                "sudo ethtool -m {}    # then re-seat or replace the cable",
+                netdev(rail)
+            );
             found.push(Id::FlappingLink.finding(text).cured_by(cure));
         }
     }
@@ -77,16 +87,33 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
 const ORDINARY_DOWNED: u64 = 10;
 
 fn finding(rail: &Function, group: &Group, count: u64, packets: u64) -> Finding {
-    let counted = |name| rail.counters.get(name).filter(|value| **value > 0).map(|value| format!("{name} {value}"));
+    let counted = |name| {
+        rail.counters
+            .get(name)
+            .filter(|value| **value > 0)
+            .map(|value| format!("{name} {value}"))
+    };
     let names: Vec<String> = group.names.split(' ').filter_map(counted).collect();
     // Without a packet count the share is unknown, and the finding is only a note.
     let is_much = packets > 0 && count.saturating_mul(TOLERATED_LOSS_ONE_IN) > packets;
     let (severity, of) = match is_much {
-        true => (Severity::Fragile, format!("{packets} packets, more than one in {TOLERATED_LOSS_ONE_IN}")),
+        true => (
+            Severity::Fragile,
+            format!("{packets} packets, more than one in {TOLERATED_LOSS_ONE_IN}"),
+        ),
         false => (Severity::Note, format!("{packets} packets")),
     };
-    let text = format!("{} {} ({} of {of})", rail.device, group.what, names.join(", "));
-    group.id.finding(text).at(severity).cured_by(group.cure.replace("NETDEV", netdev(rail)))
+    let text = format!(
+        "{} {} ({} of {of})",
+        rail.device,
+        group.what,
+        names.join(", ")
+    );
+    group
+        .id
+        .finding(text)
+        .at(severity)
+        .cured_by(group.cure.replace("NETDEV", netdev(rail)))
 }
 
 fn netdev(rail: &Function) -> &str {

@@ -47,13 +47,22 @@ fn nccl(file: &NcclFile, job_facts: &JobFacts, findings: &mut Vec<Finding>) {
         findings.push(Id::NcclUnknown.finding(text));
         return;
     };
-    let told = format!("{path} ({}) is NCCL {version}, build id {}", file.by, short(library));
+    let told = format!(
+        "{path} ({}) is NCCL {version}, build id {}",
+        file.by,
+        short(library)
+    );
     let newer = "pip install 'nvidia-nccl-cu13>=2.29.3'";
-    match BUILDS.iter().find(|(start, _)| library.build_id.starts_with(start)).map(|(_, known)| known) {
+    match BUILDS
+        .iter()
+        .find(|(start, _)| library.build_id.starts_with(start))
+        .map(|(_, known)| known)
+    {
         Some(Known::Good) => {}
         Some(Known::Bad) => {
-            let text =
-                format!("{told}: it leaks proxy slots on aarch64, and jobs stop after a while (NVIDIA/nccl 2353)");
+            let text = format!(
+                "{told}: it leaks proxy slots on aarch64, and jobs stop after a while (NVIDIA/nccl 2353)"
+            );
             findings.push(Id::NcclBadBuild.finding(text).cured_by(newer));
         }
         None if leaks(library, numbers) => {
@@ -70,7 +79,11 @@ fn nccl(file: &NcclFile, job_facts: &JobFacts, findings: &mut Vec<Finding>) {
     }
     if numbers == [2, 30, 4] && !job_facts.nvls_is_off {
         let text = format!("{told}: its NVLS fails on 2 to 8 Sparks (NVIDIA/nccl 2167)");
-        findings.push(Id::NcclNvls.finding(text).cured_by("export NCCL_NVLS_ENABLE=0"));
+        findings.push(
+            Id::NcclNvls
+                .finding(text)
+                .cured_by("export NCCL_NVLS_ENABLE=0"),
+        );
     }
     if numbers < [2, 20, 0] {
         let text = format!("{told}: the plugin has interfaces from NCCL 2.20 on");
@@ -111,21 +124,41 @@ fn short(library: &Library) -> &str {
 /// Finds a process with several NCCLs. Also finds the variables that can load a second or an
 /// unexpected NCCL: `LD_PRELOAD` and `VLLM_NCCL_SO_PATH`.
 fn several_nccls(found: &Libraries, findings: &mut Vec<Finding>) {
-    let [first, rest @ ..] = &found.nccl[..] else { return };
-    let forced = found.nccl.iter().any(|file| file.by.contains("LD_PRELOAD") || file.by.contains("VLLM_NCCL_SO_PATH"));
+    let [first, rest @ ..] = &found.nccl[..] else {
+        return;
+    };
+    let forced = found
+        .nccl
+        .iter()
+        .any(|file| file.by.contains("LD_PRELOAD") || file.by.contains("VLLM_NCCL_SO_PATH"));
     if rest.is_empty() || (found.process.is_none() && !forced) {
         return;
     }
-    let names: Vec<String> = found.nccl.iter().map(|file| format!("{} ({})", file.path.display(), file.by)).collect();
+    let names: Vec<String> = found
+        .nccl
+        .iter()
+        .map(|file| format!("{} ({})", file.path.display(), file.by))
+        .collect();
     let (severity, what) = match &found.process {
-        Some(process) => (Severity::Fragile, format!("process {} has several NCCLs loaded", process.pid)),
+        Some(process) => (
+            Severity::Fragile,
+            format!("process {} has several NCCLs loaded", process.pid),
+        ),
         None => {
             let first = first.path.display();
-            (Severity::Note, format!("variables choose the NCCL: {first} comes before the others"))
+            (
+                Severity::Note,
+                format!("variables choose the NCCL: {first} comes before the others"),
+            )
         }
     };
     let text = format!("{what}: {}", names.join("; "));
-    findings.push(Id::NcclSeveral.finding(text).at(severity).cured_by("unset LD_PRELOAD VLLM_NCCL_SO_PATH"));
+    findings.push(
+        Id::NcclSeveral
+            .finding(text)
+            .at(severity)
+            .cured_by("unset LD_PRELOAD VLLM_NCCL_SO_PATH"),
+    );
 }
 
 fn plugin(found: &Libraries, job_facts: &JobFacts, findings: &mut Vec<Finding>) {
@@ -133,30 +166,59 @@ fn plugin(found: &Libraries, job_facts: &JobFacts, findings: &mut Vec<Finding>) 
     match (&found.plugin, &found.process) {
         (Some(plugin), _) if plugin.kind() == PluginKind::Ours => {}
         (Some(plugin), process) => {
-            let whose = if plugin.kind() == PluginKind::HpcX { "HPC-X's" } else { "another" };
-            let verb = if process.is_some() { "NCCL has loaded" } else { "NCCL loads" };
-            let text = format!("{verb} {whose} network plugin and not this one: {}", plugin.path.display());
+            let whose = if plugin.kind() == PluginKind::HpcX {
+                "HPC-X's"
+            } else {
+                "another"
+            };
+            let verb = if process.is_some() {
+                "NCCL has loaded"
+            } else {
+                "NCCL loads"
+            };
+            let text = format!(
+                "{verb} {whose} network plugin and not this one: {}",
+                plugin.path.display()
+            );
             findings.push(Id::OtherPlugin.finding(text).cured_by(cure));
         }
         (None, Some(process)) if !found.nccl.is_empty() => {
-            let text = format!("process {} has NCCL loaded and no network plugin", process.pid);
+            let text = format!(
+                "process {} has NCCL loaded and no network plugin",
+                process.pid
+            );
             findings.push(Id::PluginNotLoaded.finding(text).cured_by(cure));
         }
         (None, Some(process)) => {
-            let text = format!("process {} has not loaded NCCL (yet): try its parent or worker processes", process.pid);
-            findings.push(Id::NcclNotLoaded.finding(text).cured_by(format!("pgrep -P {}", process.pid)));
+            let text = format!(
+                "process {} has not loaded NCCL (yet): try its parent or worker processes",
+                process.pid
+            );
+            findings.push(
+                Id::NcclNotLoaded
+                    .finding(text)
+                    .cured_by(format!("pgrep -P {}", process.pid)),
+            );
         }
         (None, None) => {}
     }
 }
 
 fn copies(found: &Libraries, findings: &mut Vec<Finding>) {
-    let [first, rest @ ..] = &found.copies[..] else { return };
+    let [first, rest @ ..] = &found.copies[..] else {
+        return;
+    };
     if rest.is_empty() {
         return;
     }
-    let differ = rest.iter().any(|other| other.library.build_id != first.library.build_id);
-    let names: Vec<String> = found.copies.iter().map(|copy| copy.path.display().to_string()).collect();
+    let differ = rest
+        .iter()
+        .any(|other| other.library.build_id != first.library.build_id);
+    let names: Vec<String> = found
+        .copies
+        .iter()
+        .map(|copy| copy.path.display().to_string())
+        .collect();
     let (severity, what) = match differ {
         true => (
             Severity::Fragile,
@@ -165,16 +227,14 @@ fn copies(found: &Libraries, findings: &mut Vec<Finding>) {
         false => (Severity::Note, "copies of this plugin are of one build"),
     };
     let text = format!("{} {what}: {}", names.len(), names.join(", "));
-    findings.push(
-        Id::PluginCopies
-            .finding(text)
-            .at(severity)
-            .cured_by("sudo nccl-spark uninstall    # keep one; of a package: apt remove, pip uninstall"),
-    );
+    findings.push(Id::PluginCopies.finding(text).at(severity).cured_by(
+        "sudo nccl-spark uninstall    # keep one; of a package: apt remove, pip uninstall",
+    ));
 }
 
 fn verbs(found: &Libraries, has_mlx5: bool, findings: &mut Vec<Finding>) {
-    const INSTALL: &str = "sudo apt install libibverbs1 ibverbs-providers    # in a container: in its image";
+    const INSTALL: &str =
+        "sudo apt install libibverbs1 ibverbs-providers    # in a container: in its image";
     if found.verbs.is_none() {
         let text = "libibverbs.so.1 is not where the loader looks: the plugin does not start";
         findings.push(Id::Libibverbs.finding(text).cured_by(INSTALL));
@@ -185,13 +245,20 @@ fn verbs(found: &Libraries, has_mlx5: bool, findings: &mut Vec<Finding>) {
 }
 
 fn glibc(found: &Libraries, findings: &mut Vec<Finding>) {
-    let plugin = found.plugin.iter().filter(|plugin| plugin.kind() == PluginKind::Ours).chain(&found.copies).next();
+    let plugin = found
+        .plugin
+        .iter()
+        .filter(|plugin| plugin.kind() == PluginKind::Ours)
+        .chain(&found.copies)
+        .next();
     if let (Some(have), Some(plugin)) = (found.glibc, plugin)
         && let Some(need) = plugin.library.glibc.filter(|need| *need > have)
     {
         let path = plugin.path.display();
-        let text =
-            format!("{path} needs glibc {}.{}, and {}.{} is here: NCCL cannot load it", need.0, need.1, have.0, have.1);
+        let text = format!(
+            "{path} needs glibc {}.{}, and {}.{} is here: NCCL cannot load it",
+            need.0, need.1, have.0, have.1
+        );
         let cure = "sudo apt install ./nccl-net-spark_*.deb    # a package needs glibc 2.28 alone";
         findings.push(Id::Glibc.finding(text).cured_by(cure));
     }

@@ -25,7 +25,10 @@ const CONTAINER: &str = "docker run $(nccl-spark env --for docker) --gpus all IM
 fn devices(facts: &Facts, found: &mut Vec<Finding>) {
     let machine = &facts.machine;
     let has_ports = !facts.survey.rails.is_empty() || !facts.survey.refused.is_empty();
-    let unbound = facts.unbound.iter().map(|(driver, address)| (driver.as_deref().unwrap_or("no driver"), address));
+    let unbound = facts
+        .unbound
+        .iter()
+        .map(|(driver, address)| (driver.as_deref().unwrap_or("no driver"), address));
     for (driver, addresses) in group_by_key(unbound) {
         let text = format!(
             "{} at {} ({driver}) {} no RDMA device: the driver mlx5_ib is not loaded",
@@ -33,17 +36,38 @@ fn devices(facts: &Facts, found: &mut Vec<Finding>) {
             list(&addresses),
             singular_or_plural(&addresses, "has", "have")
         );
-        found.push(Id::RdmaDriver.finding(text).cured_by("sudo modprobe mlx5_ib"));
+        found.push(
+            Id::RdmaDriver
+                .finding(text)
+                .cured_by("sudo modprobe mlx5_ib"),
+        );
     }
     if !has_ports {
-        let cure = if machine.container.is_some() { CONTAINER } else { HOST_DRIVER };
+        let cure = if machine.container.is_some() {
+            CONTAINER
+        } else {
+            HOST_DRIVER
+        };
         const NONE: &str = "no RDMA device";
-        let why = facts.verbs.as_ref().err().and_then(|why| why.split(". On the host").next()).unwrap_or(NONE);
-        let why = if why.starts_with(NONE) { why.to_owned() } else { format!("{NONE}: {why}") };
+        let why = facts
+            .verbs
+            .as_ref()
+            .err()
+            .and_then(|why| why.split(". On the host").next())
+            .unwrap_or(NONE);
+        let why = if why.starts_with(NONE) {
+            why.to_owned()
+        } else {
+            format!("{NONE}: {why}")
+        };
         found.push(Id::NoRdmaDevice.finding(why).cured_by(cure));
         return;
     }
-    let failed: Vec<_> = machine.device_files.iter().filter(|file| file.error.is_some()).collect();
+    let failed: Vec<_> = machine
+        .device_files
+        .iter()
+        .filter(|file| file.error.is_some())
+        .collect();
     if !machine.has_dev_infiniband {
         let text = "sysfs shows RDMA devices, and /dev/infiniband does not exist: programs cannot open the devices";
         found.push(Id::DevInfiniband.finding(text).cured_by(CONTAINER));
@@ -53,14 +77,22 @@ fn devices(facts: &Facts, found: &mut Vec<Finding>) {
     let explained = !machine.has_dev_infiniband || !failed.is_empty();
     if let (Err(why), false) = (&facts.verbs, explained) {
         let text = format!("libibverbs does not work: {why}");
-        found.push(Id::Verbs.finding(text).cured_by("sudo apt install libibverbs1 ibverbs-providers"));
+        found.push(
+            Id::Verbs
+                .finding(text)
+                .cured_by("sudo apt install libibverbs1 ibverbs-providers"),
+        );
     }
 }
 
 fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Finding>) {
     // If no device can be opened, nothing works. If some can be opened, only some rails are
     // missing.
-    let severity = if failed.len() == machine.device_files.len() { Severity::Broken } else { Severity::Slow };
+    let severity = if failed.len() == machine.device_files.len() {
+        Severity::Broken
+    } else {
+        Severity::Slow
+    };
     let id = |file: &DeviceFile| {
         let error = file.error.as_ref()?;
         match error.kind() {
@@ -72,22 +104,38 @@ fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Findi
     };
     let mut failed = failed.to_vec();
     failed.sort_by(|one, other| one.file.cmp(&other.file));
-    for (id, files) in group_by_key(failed.into_iter().filter_map(|file| Some((id(file)?, file)))) {
-        let names: Vec<String> = files.iter().map(|file| format!("{} ({})", file.file, file.device)).collect();
+    for (id, files) in group_by_key(
+        failed
+            .into_iter()
+            .filter_map(|file| Some((id(file)?, file))),
+    ) {
+        let names: Vec<String> = files
+            .iter()
+            .map(|file| format!("{} ({})", file.file, file.device))
+            .collect();
         let names = list(&names);
         let (text, cure) = match id {
             Id::DeviceForbidden => {
                 let them = singular_or_plural(&files, "it", "them");
-                let text = format!("{names} may not be opened here: the container was not given {them} (EPERM)");
+                let text = format!(
+                    "{names} may not be opened here: the container was not given {them} (EPERM)"
+                );
                 (text, CONTAINER.to_owned())
             }
             Id::DevicePermissions => {
                 let paths: Vec<&str> = files.iter().map(|file| file.file.as_str()).collect();
-                (format!("this user may not open {names}"), format!("sudo chmod a+rw {}", paths.join(" ")))
+                (
+                    format!("this user may not open {names}"),
+                    format!("sudo chmod a+rw {}", paths.join(" ")),
+                )
             }
             _ => {
                 let is = singular_or_plural(&files, "is", "are");
-                let cure = if machine.container.is_some() { CONTAINER } else { "sudo modprobe ib_uverbs" };
+                let cure = if machine.container.is_some() {
+                    CONTAINER
+                } else {
+                    "sudo modprobe ib_uverbs"
+                };
                 (format!("{names} {is} not there"), cure.to_owned())
             }
         };
@@ -96,7 +144,13 @@ fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Findi
 }
 
 fn memlock(facts: &Facts, found: &mut Vec<Finding>) {
-    let Some(bytes) = facts.machine.memlock_bytes.filter(|bytes| *bytes != u64::MAX) else { return };
+    let Some(bytes) = facts
+        .machine
+        .memlock_bytes
+        .filter(|bytes| *bytes != u64::MAX)
+    else {
+        return;
+    };
     let rails = facts.survey.rails.len().max(1) as u64;
     let [usual, most] = CHANNELS.map(|channels| (locked_bytes(rails, channels), channels));
     let megabytes = |bytes: u64| bytes / 1_000_000;
@@ -115,10 +169,15 @@ fn memlock(facts: &Facts, found: &mut Vec<Finding>) {
             "a program that registers its own buffers can reach the limit, because every rail's registration counts",
         ),
     };
-    let text = format!("the limit of locked memory is {} MB. {needs}: {effect}", megabytes(bytes));
+    let text = format!(
+        "the limit of locked memory is {} MB. {needs}: {effect}",
+        megabytes(bytes)
+    );
     let cure = match facts.machine.container {
         Some(_) => "docker run --ulimit memlock=-1 ...",
-        None => "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-memlock.conf    # then log in again",
+        None => {
+            "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-memlock.conf    # then log in again"
+        }
     };
     found.push(Id::Memlock.finding(text).at(severity).cured_by(cure));
 }
@@ -126,7 +185,9 @@ fn memlock(facts: &Facts, found: &mut Vec<Finding>) {
 /// Finds kernels that report more free memory than total memory in their contiguous memory area
 /// (CMA), such as 7.0.0-1019, -1031 and 7.0.0-31-generic. Such kernels refuse to pin memory.
 fn contiguous_memory(machine: &Machine, found: &mut Vec<Finding>) {
-    let Some((total, free)) = machine.cma_kib.filter(|(total, free)| free > total) else { return };
+    let Some((total, free)) = machine.cma_kib.filter(|(total, free)| free > total) else {
+        return;
+    };
     let kernel = machine.kernel.as_deref().unwrap_or("unknown");
     let text = format!(
         "the kernel's contiguous memory area is broken (CmaFree {free} kB, more than CmaTotal {total} kB), so registering memory fails with ENOMEM; \
@@ -137,11 +198,20 @@ fn contiguous_memory(machine: &Machine, found: &mut Vec<Finding>) {
 }
 
 fn hotplug(machine: &Machine, found: &mut Vec<Finding>) {
-    let is_on = machine.hotplug_state.as_deref().is_some_and(|state| state != "0");
+    let is_on = machine
+        .hotplug_state
+        .as_deref()
+        .is_some_and(|state| state != "0");
     const MARKER: &str = "/etc/nvidia/cx7-hotplug-enabled";
     let (what, cure) = match (machine.has_hotplug_marker, is_on) {
-        (true, _) => (format!("on ({MARKER})"), format!("sudo mv {MARKER} {MARKER}.off && sudo reboot")),
-        (false, true) => ("still on until the next boot".to_owned(), "sudo reboot".to_owned()),
+        (true, _) => (
+            format!("on ({MARKER})"),
+            format!("sudo mv {MARKER} {MARKER}.off && sudo reboot"),
+        ),
+        (false, true) => (
+            "still on until the next boot".to_owned(),
+            "sudo reboot".to_owned(),
+        ),
         (false, false) => return,
     };
     let text = format!(
@@ -159,9 +229,17 @@ fn peermem(machine: &Machine, found: &mut Vec<Finding>) {
         let cure = format!("sudo sed -i '/^nvidia[-_]peermem/d' {first}");
         found.push(Id::PeermemAtBoot.finding(text).cured_by(cure));
     }
-    if machine.modules.iter().any(|module| module == "nvidia_peermem") {
+    if machine
+        .modules
+        .iter()
+        .any(|module| module == "nvidia_peermem")
+    {
         let text = "nvidia-peermem is loaded but unused: the plugin tells NCCL to give it host memory only";
-        found.push(Id::PeermemLoaded.finding(text).cured_by("sudo modprobe -r nvidia-peermem"));
+        found.push(
+            Id::PeermemLoaded
+                .finding(text)
+                .cured_by("sudo modprobe -r nvidia-peermem"),
+        );
     }
 }
 
@@ -176,21 +254,49 @@ fn processors(cpus: &Cpus, job_facts: &JobFacts, found: &mut Vec<Finding>) {
         let text = format!(
             "the process may run only on processor {only}, which NCCL's threads and the program's threads must share"
         );
-        found.push(Id::OneProcessor.finding(text).cured_by("mpirun --bind-to none ..."));
+        found.push(
+            Id::OneProcessor
+                .finding(text)
+                .cured_by("mpirun --bind-to none ..."),
+        );
         return;
     }
-    let fastest = cpus.capacities.iter().map(|(_, capacity)| *capacity).max().unwrap_or(0);
-    let is_fast = |cpu: &u32| cpus.capacities.iter().any(|(number, capacity)| number == cpu && *capacity == fastest);
-    if job_facts.proxy_cpus.is_none() && fastest > 0 && !cpus.allowed.is_empty() && !cpus.allowed.iter().any(is_fast) {
-        let fast: Vec<u32> =
-            cpus.capacities.iter().filter(|(_, capacity)| *capacity == fastest).map(|(cpu, _)| *cpu).collect();
+    let fastest = cpus
+        .capacities
+        .iter()
+        .map(|(_, capacity)| *capacity)
+        .max()
+        .unwrap_or(0);
+    let is_fast = |cpu: &u32| {
+        cpus.capacities
+            .iter()
+            .any(|(number, capacity)| number == cpu && *capacity == fastest)
+    };
+    if job_facts.proxy_cpus.is_none()
+        && fastest > 0
+        && !cpus.allowed.is_empty()
+        && !cpus.allowed.iter().any(is_fast)
+    {
+        let fast: Vec<u32> = cpus
+            .capacities
+            .iter()
+            .filter(|(_, capacity)| *capacity == fastest)
+            .map(|(cpu, _)| *cpu)
+            .collect();
         let text = "the process may run only on slow processors, where NCCL's proxy threads delay every message";
-        found.push(Id::SlowProcessors.finding(text).cured_by(format!("taskset -c {} COMMAND", ranges(&fast))));
+        found.push(
+            Id::SlowProcessors
+                .finding(text)
+                .cured_by(format!("taskset -c {} COMMAND", ranges(&fast))),
+        );
     }
 }
 
 fn idle(cpus: &Cpus, found: &mut Vec<Finding>) {
-    if let Some(deepest) = cpus.deepest_idle().filter(|state| state.latency_us >= LONG_IDLE_US) {
+    if let Some(deepest) = cpus
+        .deepest_idle()
+        .filter(|state| state.latency_us >= LONG_IDLE_US)
+    {
         let text = format!(
             "processors may enter idle state {}; leaving it takes {} us, longer than a small all-reduce, unless the job's user \
              may write to /dev/cpu_dma_latency: on a GB10 the plugin then keeps processors out of it",
@@ -210,6 +316,12 @@ fn ranges(numbers: &[u32]) -> String {
             _ => parts.push((*number, *number)),
         }
     }
-    let text = |(first, last): &(u32, u32)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    let text = |(first, last): &(u32, u32)| {
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}-{last}")
+        }
+    };
     parts.iter().map(text).collect::<Vec<_>>().join(",")
 }

@@ -47,9 +47,20 @@ impl Function {
 
 const MELLANOX: &str = "0x15b3";
 
-pub(super) fn functions(place: &Place, sysfs: &Path, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Vec<Function> {
-    let rails = survey.rails.iter().map(|rail| (&rail.device, rail.port, true, &rail.netdev, &rail.pci));
-    let others = survey.refused.iter().map(|one| (&one.device, one.port, false, &one.netdev, &one.pci));
+pub(super) fn functions(
+    place: &Place,
+    sysfs: &Path,
+    survey: &Survey,
+    not_seen: &mut Vec<NotSeen>,
+) -> Vec<Function> {
+    let rails = survey
+        .rails
+        .iter()
+        .map(|rail| (&rail.device, rail.port, true, &rail.netdev, &rail.pci));
+    let others = survey
+        .refused
+        .iter()
+        .map(|one| (&one.device, one.port, false, &one.netdev, &one.pci));
     let mut without_pause: Vec<(&str, String)> = Vec::new();
     let mut found = Vec::new();
     for (device, port, is_rail, netdev, pci) in rails.chain(others) {
@@ -59,13 +70,24 @@ pub(super) fn functions(place: &Place, sysfs: &Path, survey: &Survey, not_seen: 
             vendor: place.text(format!("{class}/device/vendor")),
             firmware: place.text(format!("{class}/fw_ver")),
             board: place.text(format!("{class}/board_id")),
-            aer: pci.as_ref().and_then(|_| pcie::aer(place, &format!("{class}/device"))),
+            aer: pci
+                .as_ref()
+                .and_then(|_| pcie::aer(place, &format!("{class}/device"))),
             iommu: place.text(format!("{class}/device/iommu_group/type")),
-            mtu_bytes: netdev.as_ref().and_then(|name| number(place, &format!("/sys/class/net/{name}/mtu"))),
-            pause: rail.and_then(|name| pause(place, name).map_err(|why| without_pause.push((name, why))).ok()),
+            mtu_bytes: netdev
+                .as_ref()
+                .and_then(|name| number(place, &format!("/sys/class/net/{name}/mtu"))),
+            pause: rail.and_then(|name| {
+                pause(place, name)
+                    .map_err(|why| without_pause.push((name, why)))
+                    .ok()
+            }),
             counters: nic::read(sysfs, device, port, |_| true)
                 .into_iter()
-                .chain(rail.map(|name| discards_and_pauses(place, name)).unwrap_or_default())
+                .chain(
+                    rail.map(|name| discards_and_pauses(place, name))
+                        .unwrap_or_default(),
+                )
                 .collect(),
             device: device.clone(),
             is_rail,
@@ -75,7 +97,11 @@ pub(super) fn functions(place: &Place, sysfs: &Path, survey: &Survey, not_seen: 
     }
     not_seen.extend(unread(&found));
     let (netdevs, reasons): (Vec<&str>, Vec<String>) = without_pause.into_iter().unzip();
-    not_seen.extend(reasons.first().map(|why| NotSeen::new(format!("pause frames of {}", netdevs.join(", ")), why)));
+    not_seen.extend(
+        reasons
+            .first()
+            .map(|why| NotSeen::new(format!("pause frames of {}", netdevs.join(", ")), why)),
+    );
     found
 }
 
@@ -83,24 +109,36 @@ pub(super) fn functions(place: &Place, sysfs: &Path, survey: &Survey, not_seen: 
 fn unread(functions: &[Function]) -> Vec<NotSeen> {
     const SIZES: &str = "PCIe payload and read request size";
     // See `pci_read_config` in the kernel's drivers/pci/pci-sysfs.c.
-    const PRIVILEGED: &str =
-        "the kernel shows the configuration space with CAP_SYS_ADMIN alone: sudo; in a container --cap-add SYS_ADMIN";
+    const PRIVILEGED: &str = "the kernel shows the configuration space with CAP_SYS_ADMIN alone: sudo; in a container --cap-add SYS_ADMIN";
     // The software fabric has no configuration space file.
     let has_space = |one: &Function, has: bool| {
-        let unread = one.pci.as_ref().filter(|pci| pci.max_payload_bytes.is_none());
+        let unread = one
+            .pci
+            .as_ref()
+            .filter(|pci| pci.max_payload_bytes.is_none());
         unread.is_some_and(|pci| pci.path.join("config").exists() == has)
     };
     type Test<'a> = &'a dyn Fn(&&Function) -> bool;
     let kinds: [(&str, &str, Test); 4] = [
-        (SIZES, "sysfs shows no configuration space", &|one| has_space(one, false)),
-        (SIZES, PRIVILEGED, &|one| has_space(one, true)),
-        ("PCIe error counters", "the kernel has no aer_dev_* files for it", &|one| {
-            one.pci.is_some() && one.aer.is_none()
+        (SIZES, "sysfs shows no configuration space", &|one| {
+            has_space(one, false)
         }),
-        ("port counters", nic::NONE, &|one| one.is_rail && one.counters.is_empty()),
+        (SIZES, PRIVILEGED, &|one| has_space(one, true)),
+        (
+            "PCIe error counters",
+            "the kernel has no aer_dev_* files for it",
+            &|one| one.pci.is_some() && one.aer.is_none(),
+        ),
+        ("port counters", nic::NONE, &|one| {
+            one.is_rail && one.counters.is_empty()
+        }),
     ];
     let of = |(what, why, is_unread): (&str, &str, Test)| {
-        let names: Vec<&str> = functions.iter().filter(is_unread).map(|one| one.device.as_str()).collect();
+        let names: Vec<&str> = functions
+            .iter()
+            .filter(is_unread)
+            .map(|one| one.device.as_str())
+            .collect();
         (!names.is_empty()).then(|| NotSeen::new(format!("{what} of {}", names.join(", ")), why))
     };
     kinds.into_iter().filter_map(of).collect()
@@ -110,16 +148,26 @@ fn unread(functions: &[Function]) -> Vec<NotSeen> {
 pub(super) fn unbound(place: &Place) -> Vec<(Option<String>, String)> {
     let folder = "/sys/bus/pci/devices";
     let is_nic = |address: &String| {
-        let read = |name: &str| place.text(format!("{folder}/{address}/{name}")).unwrap_or_default();
+        let read = |name: &str| {
+            place
+                .text(format!("{folder}/{address}/{name}"))
+                .unwrap_or_default()
+        };
         // Class of an Ethernet or InfiniBand controller.
-        read("vendor") == MELLANOX && (read("class").starts_with("0x0200") || read("class").starts_with("0x0207"))
+        read("vendor") == MELLANOX
+            && (read("class").starts_with("0x0200") || read("class").starts_with("0x0207"))
     };
     let names = place.names(folder).into_iter().filter(is_nic);
     names
-        .filter(|address| place.names(format!("{folder}/{address}/infiniband")).is_empty())
+        .filter(|address| {
+            place
+                .names(format!("{folder}/{address}/infiniband"))
+                .is_empty()
+        })
         .map(|address| {
             let link = std::fs::read_link(place.path(format!("{folder}/{address}/driver"))).ok();
-            let driver = link.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+            let driver =
+                link.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
             (driver, address)
         })
         .collect()
@@ -141,7 +189,10 @@ fn ethtool(place: &Place, option: &str, netdev: &str) -> Result<String, String> 
         .find_map(|program| Command::new(program).args([option, netdev]).output().ok());
     let output = output.ok_or("ethtool is not installed")?;
     if !output.status.success() {
-        return Err(format!("ethtool {option}: {}", String::from_utf8_lossy(&output.stderr).trim()));
+        return Err(format!(
+            "ethtool {option}: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        ));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -152,14 +203,20 @@ fn discards_and_pauses(place: &Place, netdev: &str) -> PortCounters {
     let text = ethtool(place, "-S", netdev).unwrap_or_default();
     let lines = text.lines().filter_map(|line| line.trim().split_once(": "));
     let wanted = lines.filter(|(name, _)| name.contains("discard") || name.contains("pause"));
-    wanted.filter_map(|(name, value)| Some((name.to_owned(), value.trim().parse().ok()?))).collect()
+    wanted
+        .filter_map(|(name, value)| Some((name.to_owned(), value.trim().parse().ok()?)))
+        .collect()
 }
 
 fn pause(place: &Place, netdev: &str) -> Result<Pause, String> {
     let text = ethtool(place, "-a", netdev)?;
     let is_on = |name: &str| {
         let line = text.lines().find_map(|line| line.trim().strip_prefix(name));
-        line.map(|value| value.trim() == "on").ok_or_else(|| format!("ethtool -a says nothing of {name}"))
+        line.map(|value| value.trim() == "on")
+            .ok_or_else(|| format!("ethtool -a says nothing of {name}"))
     };
-    Ok(Pause { rx: is_on("RX:")?, tx: is_on("TX:")? })
+    Ok(Pause {
+        rx: is_on("RX:")?,
+        tx: is_on("TX:")?,
+    })
 }

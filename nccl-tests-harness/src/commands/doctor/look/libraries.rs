@@ -63,7 +63,10 @@ impl Plugin {
     }
 
     fn read(loader: &Loader, path: PathBuf) -> Option<Self> {
-        Some(Self { library: loader.read(&path).ok()?, path })
+        Some(Self {
+            library: loader.read(&path).ok()?,
+            path,
+        })
     }
 }
 
@@ -71,8 +74,13 @@ const NCCL: &str = "libnccl.so.2";
 
 pub fn libraries(place: &Place, job: Job<'_>, not_seen: &mut Vec<NotSeen>) -> Libraries {
     let loader = Loader::new(place, &job.text("LD_LIBRARY_PATH"));
-    let mapped = job.process.as_ref().and_then(|process| process.mapped("libibverbs.so").into_iter().next());
-    let verbs = job.filled("NCCL_IBVERBS_LIB").unwrap_or_else(|| "libibverbs.so.1".to_owned());
+    let mapped = job
+        .process
+        .as_ref()
+        .and_then(|process| process.mapped("libibverbs.so").into_iter().next());
+    let verbs = job
+        .filled("NCCL_IBVERBS_LIB")
+        .unwrap_or_else(|| "libibverbs.so.1".to_owned());
     let libc = loader.find("libc.so.6", None);
     Libraries {
         nccl: nccl(place, &loader, &job, not_seen),
@@ -80,7 +88,9 @@ pub fn libraries(place: &Place, job: Job<'_>, not_seen: &mut Vec<NotSeen>) -> Li
         copies: copies(place, &loader, &job, not_seen),
         verbs: mapped.or_else(|| loader.find(&verbs, None)),
         mlx5_provider: mlx5_provider(place, &loader),
-        glibc: libc.and_then(|path| loader.read(&path).ok()).and_then(|library| library.libc_version()),
+        glibc: libc
+            .and_then(|path| loader.read(&path).ok())
+            .and_then(|library| library.libc_version()),
         process: job.process,
     }
 }
@@ -102,16 +112,30 @@ impl Job<'_> {
 fn nccl(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>) -> Vec<NcclFile> {
     let mut found: Vec<(PathBuf, String)> = Vec::new();
     if let Some(process) = &job.process {
-        found.extend(process.mapped("libnccl.so").into_iter().map(|path| (path, format!("process {}", process.pid))));
+        found.extend(
+            process
+                .mapped("libnccl.so")
+                .into_iter()
+                .map(|path| (path, format!("process {}", process.pid))),
+        );
     } else {
         let preload = job.text("LD_PRELOAD");
-        let preloaded = preload.split([':', ' ']).filter(|name| name.contains("libnccl.so"));
+        let preloaded = preload
+            .split([':', ' '])
+            .filter(|name| name.contains("libnccl.so"));
         found.extend(preloaded.map(|name| (PathBuf::from(name), "LD_PRELOAD".to_owned())));
-        found.extend(job.filled("VLLM_NCCL_SO_PATH").map(|name| (name.into(), "VLLM_NCCL_SO_PATH".to_owned())));
+        found.extend(
+            job.filled("VLLM_NCCL_SO_PATH")
+                .map(|name| (name.into(), "VLLM_NCCL_SO_PATH".to_owned())),
+        );
         if let Some(program) = &job.program {
             let shown = program.display().to_string();
             match loader.read(program) {
-                Ok(library) => found.extend(loader.find(NCCL, Some((program, &library))).map(|path| (path, shown))),
+                Ok(library) => found.extend(
+                    loader
+                        .find(NCCL, Some((program, &library)))
+                        .map(|path| (path, shown)),
+                ),
                 Err(why) => not_seen.push(NotSeen::new(format!("what {shown} would load"), why)),
             }
         } else if let Some(python) = &job.python {
@@ -120,14 +144,22 @@ fn nccl(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>) 
                 Err(why) => not_seen.push(NotSeen::new("the libnccl that Python would load", why)),
             }
         }
-        found.extend(loader.find(NCCL, None).map(|path| (path, "the dynamic loader".to_owned())));
+        found.extend(
+            loader
+                .find(NCCL, None)
+                .map(|path| (path, "the dynamic loader".to_owned())),
+        );
     }
     let mut files: Vec<NcclFile> = Vec::new();
     for (path, by) in found {
         let path = loader.resolve(&path);
         match files.iter_mut().find(|file| file.path == path) {
             Some(file) => file.by = format!("{}, {by}", file.by),
-            None => files.push(NcclFile { library: loader.read(&path), path, by }),
+            None => files.push(NcclFile {
+                library: loader.read(&path),
+                path,
+                by,
+            }),
         }
     }
     files
@@ -135,13 +167,27 @@ fn nccl(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>) 
 
 /// Finds the libnccl that PyTorch loads, by the search path in PyTorch's library. Without PyTorch,
 /// finds the libnccl of NVIDIA's wheel.
-fn of_packages(place: &Place, loader: &Loader, folders: &[PathBuf], python: &Path) -> Option<(PathBuf, String)> {
-    let torch = folders.iter().map(|folder| folder.join("torch/lib/libtorch_cuda.so")).find(|path| place.has(path));
+fn of_packages(
+    place: &Place,
+    loader: &Loader,
+    folders: &[PathBuf],
+    python: &Path,
+) -> Option<(PathBuf, String)> {
+    let torch = folders
+        .iter()
+        .map(|folder| folder.join("torch/lib/libtorch_cuda.so"))
+        .find(|path| place.has(path));
     if let Some(torch) = torch {
         let library = loader.read(&torch).ok()?;
-        return Some((loader.find(NCCL, Some((&torch, &library)))?, format!("PyTorch of {}", python.display())));
+        return Some((
+            loader.find(NCCL, Some((&torch, &library)))?,
+            format!("PyTorch of {}", python.display()),
+        ));
     }
-    let wheel = folders.iter().map(|folder| folder.join("nvidia/nccl/lib").join(NCCL)).find(|path| place.has(path))?;
+    let wheel = folders
+        .iter()
+        .map(|folder| folder.join("nvidia/nccl/lib").join(NCCL))
+        .find(|path| place.has(path))?;
     Some((wheel, format!("NVIDIA's wheel of {}", python.display())))
 }
 
@@ -150,15 +196,25 @@ fn of_packages(place: &Place, loader: &Loader, folders: &[PathBuf], python: &Pat
 /// set (`openPluginLib` in NCCL's plugin_open.cc).
 fn plugin(loader: &Loader, job: &Job) -> Option<Plugin> {
     if let Some(process) = &job.process {
-        let is_network = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains("net"));
+        let is_network = |path: &PathBuf| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().contains("net"))
+        };
         let mapped = process.mapped("libnccl").into_iter().filter(is_network);
         return mapped.filter_map(|path| Plugin::read(loader, path)).next();
     }
     let list = (job.value)("NCCL_NET_PLUGIN").unwrap_or_else(|| "libnccl-net.so".to_owned());
-    list.split(',').filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case("none")).find_map(|name| {
-        let long = format!("libnccl-net-{name}.so");
-        Plugin::read(loader, loader.find(name, None).or_else(|| loader.find(&long, None))?)
-    })
+    list.split(',')
+        .filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case("none"))
+        .find_map(|name| {
+            let long = format!("libnccl-net-{name}.so");
+            Plugin::read(
+                loader,
+                loader
+                    .find(name, None)
+                    .or_else(|| loader.find(&long, None))?,
+            )
+        })
 }
 
 /// Finds copies of our plugin ([`PluginKind::Ours`]): beside nccl-spark, in the loader's folders
@@ -167,14 +223,31 @@ fn copies(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>
     const NAME: &str = "libnccl-net-spark.so";
     let (list, library_path) = (job.text("NCCL_NET_PLUGIN"), job.text("LD_LIBRARY_PATH"));
     let mut candidates: Vec<PathBuf> = job.own_plugin.iter().cloned().collect();
-    candidates.extend(list.split(',').filter(|name| name.contains('/')).map(PathBuf::from));
+    candidates.extend(
+        list.split(',')
+            .filter(|name| name.contains('/'))
+            .map(PathBuf::from),
+    );
     candidates.push(PathBuf::from("/usr/local/lib").join(NAME));
-    let folders = loader.folders().iter().map(String::as_str).chain(library_path.split(':'));
-    candidates.extend(folders.flat_map(|folder| [NAME, "libnccl-net.so"].map(|name| Path::new(folder).join(name))));
-    let packages = job.python.iter().flat_map(|python| job.packages(place, python).unwrap_or_default());
+    let folders = loader
+        .folders()
+        .iter()
+        .map(String::as_str)
+        .chain(library_path.split(':'));
+    candidates.extend(
+        folders
+            .flat_map(|folder| [NAME, "libnccl-net.so"].map(|name| Path::new(folder).join(name))),
+    );
+    let packages = job
+        .python
+        .iter()
+        .flat_map(|python| job.packages(place, python).unwrap_or_default());
     candidates.extend(packages.map(|folder| folder.join("nccl_net_spark/lib").join(NAME)));
     let mut found: Vec<Plugin> = Vec::new();
-    for candidate in candidates.iter().filter(|path| path.is_absolute() && place.has(path)) {
+    for candidate in candidates
+        .iter()
+        .filter(|path| path.is_absolute() && place.has(path))
+    {
         let path = loader.resolve(candidate);
         if found.iter().any(|known| known.path == path) {
             continue;
@@ -192,8 +265,19 @@ fn copies(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>
 /// Finds `libibverbs/libmlx5-rdmav*.so` below the loader's folders, where rdma-core installs its
 /// providers (device drivers in user space).
 fn mlx5_provider(place: &Place, loader: &Loader) -> Option<PathBuf> {
-    let folders = loader.folders().iter().map(|folder| Path::new(folder).join("libibverbs"));
+    let folders = loader
+        .folders()
+        .iter()
+        .map(|folder| Path::new(folder).join("libibverbs"));
     folders
-        .flat_map(|folder| place.names(&folder).into_iter().map(move |name| folder.join(name)))
-        .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libmlx5-rdmav")))
+        .flat_map(|folder| {
+            place
+                .names(&folder)
+                .into_iter()
+                .map(move |name| folder.join(name))
+        })
+        .find(|path| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with("libmlx5-rdmav"))
+        })
 }

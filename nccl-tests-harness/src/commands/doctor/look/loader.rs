@@ -13,16 +13,25 @@ pub struct Loader<'a> {
 
 impl<'a> Loader<'a> {
     pub fn new(place: &'a Place, library_path: &str) -> Self {
-        let library_path =
-            library_path.split([':', ';']).filter(|folder| !folder.is_empty()).map(str::to_owned).collect();
+        let library_path = library_path
+            .split([':', ';'])
+            .filter(|folder| !folder.is_empty())
+            .map(str::to_owned)
+            .collect();
         let mut folders = Vec::new();
         configured(place, Path::new("/etc/ld.so.conf"), &mut folders, 0);
         let usual = ["/lib", "/usr/lib", "/lib64", "/usr/lib64"];
         let multiarch = ["aarch64-linux-gnu", "x86_64-linux-gnu"];
-        let multiarch = multiarch.iter().flat_map(|triplet| [format!("/lib/{triplet}"), format!("/usr/lib/{triplet}")]);
+        let multiarch = multiarch
+            .iter()
+            .flat_map(|triplet| [format!("/lib/{triplet}"), format!("/usr/lib/{triplet}")]);
         folders.extend(multiarch.chain(usual.iter().map(|folder| (*folder).to_owned())));
         folders.retain(|folder| place.has(folder));
-        Self { place, library_path, folders }
+        Self {
+            place,
+            library_path,
+            folders,
+        }
     }
 
     pub fn folders(&self) -> &[String] {
@@ -36,15 +45,35 @@ impl<'a> Loader<'a> {
             return Some(PathBuf::from(name)).filter(|path| self.place.has(path));
         }
         let own = |list: fn(&Library) -> Option<&str>| -> Vec<String> {
-            let Some((path, list)) = by.and_then(|(path, library)| Some((path, list(library)?))) else { return vec![] };
+            let Some((path, list)) = by.and_then(|(path, library)| Some((path, list(library)?)))
+            else {
+                return vec![];
+            };
             let origin = path.parent().unwrap_or(Path::new("/")).to_string_lossy();
             let folders = list.split(':').filter(|folder| !folder.is_empty());
-            folders.map(|folder| folder.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin)).collect()
+            folders
+                .map(|folder| {
+                    folder
+                        .replace("${ORIGIN}", &origin)
+                        .replace("$ORIGIN", &origin)
+                })
+                .collect()
         };
         let runpath = own(|library| library.runpath.as_deref());
-        let rpath = own(|library| library.rpath.as_deref().filter(|_| library.runpath.is_none()));
-        let folders = rpath.iter().chain(&self.library_path).chain(&runpath).chain(&self.folders);
-        folders.map(|folder| normal(&Path::new(folder).join(name))).find(|path| self.place.has(path))
+        let rpath = own(|library| {
+            library
+                .rpath
+                .as_deref()
+                .filter(|_| library.runpath.is_none())
+        });
+        let folders = rpath
+            .iter()
+            .chain(&self.library_path)
+            .chain(&runpath)
+            .chain(&self.folders);
+        folders
+            .map(|folder| normal(&Path::new(folder).join(name)))
+            .find(|path| self.place.has(path))
     }
 
     /// Reads the library at `path`, which may be a link.
@@ -52,7 +81,10 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// The path's links form a loop, or [`elf::read`] fails.
     pub fn read(&self, path: &Path) -> Result<Library, String> {
-        let file = self.place.resolve(path).ok_or("its symbolic links form a loop")?;
+        let file = self
+            .place
+            .resolve(path)
+            .ok_or("its symbolic links form a loop")?;
         elf::read(&self.place.path(file))
     }
 
@@ -85,8 +117,17 @@ fn configured(place: &Place, file: &Path, folders: &mut Vec<String>, depth: u8) 
             Some(pattern) => {
                 let pattern = file.with_file_name(pattern);
                 let folder = pattern.parent().unwrap_or(Path::new("/"));
-                let suffix = pattern.to_string_lossy().rsplit(['/', '*']).next().unwrap_or_default().to_owned();
-                for name in place.names(folder).iter().filter(|name| name.ends_with(&suffix)) {
+                let suffix = pattern
+                    .to_string_lossy()
+                    .rsplit(['/', '*'])
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned();
+                for name in place
+                    .names(folder)
+                    .iter()
+                    .filter(|name| name.ends_with(&suffix))
+                {
                     configured(place, &folder.join(name), folders, depth + 1);
                 }
             }
@@ -120,18 +161,48 @@ mod tests {
         let place = Place::new(root.path());
         let found = |library_path: &str, name: &str, by: Option<&Library>| {
             let by = by.map(|library| (Path::new("/venv/torch/lib/libtorch.so"), library));
-            Loader::new(&place, library_path).find(name, by).map(|path| path.to_string_lossy().into_owned())
+            Loader::new(&place, library_path)
+                .find(name, by)
+                .map(|path| path.to_string_lossy().into_owned())
         };
-        assert_eq!(found("", "liba.so", None).as_deref(), Some("/usr/local/cuda/lib64/liba.so"));
-        assert_eq!(found("", "libb.so", None).as_deref(), Some("/usr/lib/libb.so"));
-        assert_eq!(found("/none:/opt/x", "liba.so", None).as_deref(), Some("/opt/x/liba.so"));
+        assert_eq!(
+            found("", "liba.so", None).as_deref(),
+            Some("/usr/local/cuda/lib64/liba.so")
+        );
+        assert_eq!(
+            found("", "libb.so", None).as_deref(),
+            Some("/usr/lib/libb.so")
+        );
+        assert_eq!(
+            found("/none:/opt/x", "liba.so", None).as_deref(),
+            Some("/opt/x/liba.so")
+        );
         let own = Some("$ORIGIN/../../nvidia/nccl/lib".to_owned());
-        let old = Library { rpath: own.clone(), ..Library::default() };
-        assert_eq!(found("/opt/x", "liba.so", Some(&old)).as_deref(), Some("/venv/nvidia/nccl/lib/liba.so"));
-        let new = Library { runpath: own.clone(), rpath: own, ..Library::default() };
-        assert_eq!(found("/opt/x", "liba.so", Some(&new)).as_deref(), Some("/opt/x/liba.so"));
-        assert_eq!(found("", "liba.so", Some(&new)).as_deref(), Some("/venv/nvidia/nccl/lib/liba.so"));
-        assert_eq!(found("", "/opt/x/liba.so", None).as_deref(), Some("/opt/x/liba.so"));
+        let old = Library {
+            rpath: own.clone(),
+            ..Library::default()
+        };
+        assert_eq!(
+            found("/opt/x", "liba.so", Some(&old)).as_deref(),
+            Some("/venv/nvidia/nccl/lib/liba.so")
+        );
+        let new = Library {
+            runpath: own.clone(),
+            rpath: own,
+            ..Library::default()
+        };
+        assert_eq!(
+            found("/opt/x", "liba.so", Some(&new)).as_deref(),
+            Some("/opt/x/liba.so")
+        );
+        assert_eq!(
+            found("", "liba.so", Some(&new)).as_deref(),
+            Some("/venv/nvidia/nccl/lib/liba.so")
+        );
+        assert_eq!(
+            found("", "/opt/x/liba.so", None).as_deref(),
+            Some("/opt/x/liba.so")
+        );
         assert_eq!(found("", "libc.so", None), None);
     }
 }

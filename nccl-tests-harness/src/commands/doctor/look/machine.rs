@@ -51,7 +51,10 @@ pub struct Cpus {
 
 impl Cpus {
     pub fn deepest_idle(&self) -> Option<&IdleState> {
-        self.idle.iter().filter(|state| state.is_enabled).max_by_key(|state| state.latency_us)
+        self.idle
+            .iter()
+            .filter(|state| state.is_enabled)
+            .max_by_key(|state| state.latency_us)
     }
 }
 
@@ -65,11 +68,31 @@ pub struct IdleState {
 pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSeen>) -> Machine {
     let process = pid.map_or("/proc/self".to_owned(), |pid| format!("/proc/{pid}"));
     let dmi = |name: &str| place.text(format!("/sys/class/dmi/id/{name}"));
-    let two = |one: &str, other: &str| Some([dmi(one), dmi(other)].into_iter().flatten().collect::<Vec<_>>().join(" "));
-    let (product, bios) = (two("sys_vendor", "product_name"), two("bios_version", "bios_date"));
+    let two = |one: &str, other: &str| {
+        Some(
+            [dmi(one), dmi(other)]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(" "),
+        )
+    };
+    let (product, bios) = (
+        two("sys_vendor", "product_name"),
+        two("bios_version", "bios_date"),
+    );
     let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
     let modules = place.text("/proc/modules").unwrap_or_default();
-    let of_interest = |name: &&str| ["nvidia_peermem", "mlx5_ib", "mlx5_core", "rdma_rxe", "ib_uverbs"].contains(name);
+    let of_interest = |name: &&str| {
+        [
+            "nvidia_peermem",
+            "mlx5_ib",
+            "mlx5_core",
+            "rdma_rxe",
+            "ib_uverbs",
+        ]
+        .contains(name)
+    };
     let machine = Machine {
         container: container(place),
         product: filled(product),
@@ -96,9 +119,21 @@ pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSee
             not_seen.push(NotSeen::new(what, why));
         }
     };
-    missing(machine.memlock_bytes.is_none(), "the limit of locked memory", &format!("{process}/limits cannot be read"));
-    missing(machine.cpus.allowed.is_empty(), "the allowed processors", &format!("{process}/status cannot be read"));
-    missing(machine.bios.is_none(), "the BIOS version", "/sys/class/dmi/id has none");
+    missing(
+        machine.memlock_bytes.is_none(),
+        "the limit of locked memory",
+        &format!("{process}/limits cannot be read"),
+    );
+    missing(
+        machine.cpus.allowed.is_empty(),
+        "the allowed processors",
+        &format!("{process}/status cannot be read"),
+    );
+    missing(
+        machine.bios.is_none(),
+        "the BIOS version",
+        "/sys/class/dmi/id has none",
+    );
     missing(
         machine.cpus.idle.is_empty(),
         "idle states of the processors",
@@ -108,9 +143,15 @@ pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSee
 }
 
 fn container(place: &Place) -> Option<&'static str> {
-    let marks =
-        [("/.dockerenv", "docker"), ("/run/.containerenv", "podman"), ("/run/secrets/kubernetes.io", "kubernetes")];
-    marks.into_iter().find(|(mark, _)| place.has(mark)).map(|(_, name)| name)
+    let marks = [
+        ("/.dockerenv", "docker"),
+        ("/run/.containerenv", "podman"),
+        ("/run/secrets/kubernetes.io", "kubernetes"),
+    ];
+    marks
+        .into_iter()
+        .find(|(mark, _)| place.has(mark))
+        .map(|(_, name)| name)
 }
 
 fn cma_kib(place: &Place) -> Option<(u64, u64)> {
@@ -128,12 +169,16 @@ fn memlock_bytes(place: &Place, process: &str) -> Option<u64> {
     const CAP_IPC_LOCK: u64 = 1 << 14;
     let status = place.text(format!("{process}/status")).unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).unwrap_or(0);
+    let effective = effective
+        .and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())
+        .unwrap_or(0);
     if effective & CAP_IPC_LOCK != 0 {
         return Some(u64::MAX);
     }
     let text = place.text(format!("{process}/limits"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Max locked memory"))?;
     match line.split_whitespace().next()? {
         "unlimited" => Some(u64::MAX),
         bytes => bytes.parse().ok(),
@@ -142,22 +187,37 @@ fn memlock_bytes(place: &Place, process: &str) -> Option<u64> {
 
 /// Adds up the memory that processes have pinned. The kernel counts each registration of a page.
 fn pinned_bytes(place: &Place) -> u64 {
-    let processes = place.names("/proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
-    processes.filter_map(|process| proc_stat::pinned_bytes(&place.text(format!("/proc/{process}/status"))?)).sum()
+    let processes = place
+        .names("/proc")
+        .into_iter()
+        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    processes
+        .filter_map(|process| {
+            proc_stat::pinned_bytes(&place.text(format!("/proc/{process}/status"))?)
+        })
+        .sum()
 }
 
 /// Opens the uverbs file of each RDMA device. If a file is missing or cannot be opened, its entry
 /// has the error.
 fn device_files(place: &Place) -> Vec<DeviceFile> {
     let class = "/sys/class/infiniband_verbs";
-    let named = place.names(class).into_iter().filter(|name| name.starts_with("uverbs")).filter_map(|name| {
-        let device = place.text(format!("{class}/{name}/ibdev"))?;
-        Some((device, format!("/dev/infiniband/{name}")))
-    });
+    let named = place
+        .names(class)
+        .into_iter()
+        .filter(|name| name.starts_with("uverbs"))
+        .filter_map(|name| {
+            let device = place.text(format!("{class}/{name}/ibdev"))?;
+            Some((device, format!("/dev/infiniband/{name}")))
+        });
     let mut files: Vec<DeviceFile> = named
         .map(|(device, file)| {
             let error = place.try_device(Path::new(&file)).err();
-            DeviceFile { device, file, error }
+            DeviceFile {
+                device,
+                file,
+                error,
+            }
         })
         .collect();
     files.sort_by(|one, other| one.device.cmp(&other.device));
@@ -165,15 +225,25 @@ fn device_files(place: &Place) -> Vec<DeviceFile> {
 }
 
 fn peermem_files(place: &Place) -> Vec<String> {
-    let folders = ["/etc/modules-load.d", "/usr/lib/modules-load.d", "/run/modules-load.d"];
+    let folders = [
+        "/etc/modules-load.d",
+        "/usr/lib/modules-load.d",
+        "/run/modules-load.d",
+    ];
     let mut files: Vec<String> = folders
         .iter()
-        .flat_map(|folder| place.names(folder).into_iter().map(move |name| format!("{folder}/{name}")))
+        .flat_map(|folder| {
+            place
+                .names(folder)
+                .into_iter()
+                .map(move |name| format!("{folder}/{name}"))
+        })
         .collect();
     files.push("/etc/modules".to_owned());
     let names_it = |file: &String| {
         let text = place.text(file).unwrap_or_default();
-        text.lines().any(|line| matches!(line.trim(), "nvidia-peermem" | "nvidia_peermem"))
+        text.lines()
+            .any(|line| matches!(line.trim(), "nvidia-peermem" | "nvidia_peermem"))
     };
     files.retain(names_it);
     files
@@ -181,23 +251,43 @@ fn peermem_files(place: &Place) -> Vec<String> {
 
 fn cpus(place: &Place, process: &str) -> Cpus {
     let status = place.text(format!("{process}/status")).unwrap_or_default();
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
+    let list = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
+        .unwrap_or_default();
     let allowed = cpu_list(list);
     let folder = "/sys/devices/system/cpu";
-    let numbers = place.names(folder).into_iter().filter_map(|name| name.strip_prefix("cpu")?.parse::<u32>().ok());
-    let capacity = |cpu| Some((cpu, place.number(format!("{folder}/cpu{cpu}/cpu_capacity"))?));
+    let numbers = place
+        .names(folder)
+        .into_iter()
+        .filter_map(|name| name.strip_prefix("cpu")?.parse::<u32>().ok());
+    let capacity = |cpu| {
+        Some((
+            cpu,
+            place.number(format!("{folder}/cpu{cpu}/cpu_capacity"))?,
+        ))
+    };
     let mut capacities: Vec<_> = numbers.filter_map(capacity).collect();
     capacities.sort_unstable();
-    let states = format!("{folder}/cpu{}/cpuidle", allowed.first().copied().unwrap_or(0));
+    let states = format!(
+        "{folder}/cpu{}/cpuidle",
+        allowed.first().copied().unwrap_or(0)
+    );
     let idle = place.names(&states).into_iter().filter_map(|state| {
         let file = |name: &str| format!("{states}/{state}/{name}");
         Some(IdleState {
             name: place.text(file("name"))?,
             latency_us: place.number(file("latency"))?,
-            is_enabled: place.number(file("disable")).is_none_or(|disabled| disabled == 0),
+            is_enabled: place
+                .number(file("disable"))
+                .is_none_or(|disabled| disabled == 0),
         })
     });
-    Cpus { allowed, capacities, idle: idle.collect() }
+    Cpus {
+        allowed,
+        capacities,
+        idle: idle.collect(),
+    }
 }
 
 fn cpu_list(text: &str) -> Vec<u32> {
@@ -212,13 +302,28 @@ fn cpu_list(text: &str) -> Vec<u32> {
 /// order, each 0 or 1: INTEGRATED, GPU_DIRECT_RDMA_SUPPORTED, DMA_BUF_SUPPORTED,
 /// GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.
 pub(super) fn cuda_of_copy(place: &Place) -> Result<Vec<CudaDevice>, String> {
-    let text = place.read("/answers/cuda").map_err(|error| format!("answers/cuda: {error}"))?;
+    let text = place
+        .read("/answers/cuda")
+        .map_err(|error| format!("answers/cuda: {error}"))?;
     let device = |line: &str| {
         let mut digits = line.split_whitespace();
-        let mut next = || digits.next().and_then(|digit| Some(digit.parse::<u8>().ok()? == 1));
-        CudaDevice { is_integrated: next(), has_gpu_direct_rdma: next(), has_dma_buf: next(), has_vmm_rdma: next() }
+        let mut next = || {
+            digits
+                .next()
+                .and_then(|digit| Some(digit.parse::<u8>().ok()? == 1))
+        };
+        CudaDevice {
+            is_integrated: next(),
+            has_gpu_direct_rdma: next(),
+            has_dma_buf: next(),
+            has_vmm_rdma: next(),
+        }
     };
-    Ok(text.ok_or("the copy has no answers/cuda")?.lines().map(device).collect())
+    Ok(text
+        .ok_or("the copy has no answers/cuda")?
+        .lines()
+        .map(device)
+        .collect())
 }
 
 #[cfg(test)]

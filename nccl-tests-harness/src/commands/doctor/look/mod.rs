@@ -54,7 +54,12 @@ pub struct Facts {
 }
 
 /// Reads a machine. Limits and processors are those of process `pid`, if given, or of this process.
-pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: &mut Vec<NotSeen>) -> Facts {
+pub fn facts(
+    place: &Place,
+    pid: Option<u32>,
+    variables: &[Variable],
+    not_seen: &mut Vec<NotSeen>,
+) -> Facts {
     let interfaces = interfaces::all(place).unwrap_or_else(|why| {
         not_seen.push(NotSeen::new("network interfaces and their addresses", why));
         Vec::new()
@@ -62,11 +67,27 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
     let config = config(variables);
     let (ports, verbs) = ports(place, &config.rails, not_seen);
     // The software fabric has its own sysfs folder.
-    let sysfs = if place.is_live() { config.rails.sysfs.clone() } else { place.path("/sys") };
-    let mut survey = rails::survey(&sysfs, &place.path("/proc/sys"), &ports, &interfaces, &config.rails.hca);
+    let sysfs = if place.is_live() {
+        config.rails.sysfs.clone()
+    } else {
+        place.path("/sys")
+    };
+    let mut survey = rails::survey(
+        &sysfs,
+        &place.path("/proc/sys"),
+        &ports,
+        &interfaces,
+        &config.rails.hca,
+    );
     let qos = qos::qos(place, &config, &survey, not_seen);
-    survey.warnings.extend(rails::qos_warning(&qos.rails, qos.roce));
-    let cuda = if place.is_live() { rails::cuda_devices() } else { machine::cuda_of_copy(place) };
+    survey
+        .warnings
+        .extend(rails::qos_warning(&qos.rails, qos.roce));
+    let cuda = if place.is_live() {
+        rails::cuda_devices()
+    } else {
+        machine::cuda_of_copy(place)
+    };
     if let Err(why) = &cuda {
         not_seen.push(NotSeen::new("CUDA's attributes of the GPUs", why));
     }
@@ -75,11 +96,20 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
     // The software fabric has no device files.
     machine.has_dev_infiniband |= place.is_live() && verbs.is_ok() && !ports.is_empty();
     let functions = functions::functions(place, &sysfs, &survey, not_seen);
-    let pci = functions.iter().filter_map(|one| Some((&one.device, one.pci.as_ref()?)));
+    let pci = functions
+        .iter()
+        .filter_map(|one| Some((&one.device, one.pci.as_ref()?)));
     let pcie_ports = pcie::ports(place, pci);
-    let netdevs: Vec<&str> = functions.iter().filter_map(|one| one.netdev.as_deref()).collect();
-    let addresses = functions.iter().filter_map(|one| Some(one.pci.as_ref()?.address.as_str()));
-    let addresses: Vec<&str> = addresses.chain(pcie_ports.iter().map(|port| port.address.as_str())).collect();
+    let netdevs: Vec<&str> = functions
+        .iter()
+        .filter_map(|one| one.netdev.as_deref())
+        .collect();
+    let addresses = functions
+        .iter()
+        .filter_map(|one| Some(one.pci.as_ref()?.address.as_str()));
+    let addresses: Vec<&str> = addresses
+        .chain(pcie_ports.iter().map(|port| port.address.as_str()))
+        .collect();
     Facts {
         machine,
         pcie_log: pcie::log(place, &addresses, not_seen),
@@ -98,8 +128,13 @@ pub fn facts(place: &Place, pid: Option<u32>, variables: &[Variable], not_seen: 
 /// Returns the configuration that the variables give. A variable with a refused value has its own
 /// finding, and counts as unset here.
 fn config(variables: &[Variable]) -> Config {
-    let usable = |one: &&Variable| Config::from_variables(&[(one.name.clone(), one.value.clone())]).is_ok();
-    let pairs: Vec<_> = variables.iter().filter(usable).map(|one| (one.name.clone(), one.value.clone())).collect();
+    let usable =
+        |one: &&Variable| Config::from_variables(&[(one.name.clone(), one.value.clone())]).is_ok();
+    let pairs: Vec<_> = variables
+        .iter()
+        .filter(usable)
+        .map(|one| (one.name.clone(), one.value.clone()))
+        .collect();
     // This should not fail, because each value was accepted alone and no setting depends on
     // another. If it fails, use the defaults.
     Config::from_variables(&pairs)
@@ -107,7 +142,11 @@ fn config(variables: &[Variable]) -> Config {
         .unwrap_or_else(|error| unreachable!("{error}"))
 }
 
-fn ports(place: &Place, config: &RailConfig, not_seen: &mut Vec<NotSeen>) -> (Vec<PortFacts>, Result<(), String>) {
+fn ports(
+    place: &Place,
+    config: &RailConfig,
+    not_seen: &mut Vec<NotSeen>,
+) -> (Vec<PortFacts>, Result<(), String>) {
     let by_sysfs = || rails::ports_from_sysfs(&place.path("/sys"));
     if !place.is_live() {
         return (by_sysfs(), Ok(()));
@@ -116,7 +155,10 @@ fn ports(place: &Place, config: &RailConfig, not_seen: &mut Vec<NotSeen>) -> (Ve
         Ok(ports) => (ports, Ok(())),
         Err(error) => {
             let why = error.to_string();
-            not_seen.push(NotSeen::new("ports as reported by libibverbs (read from sysfs instead)", &why));
+            not_seen.push(NotSeen::new(
+                "ports as reported by libibverbs (read from sysfs instead)",
+                &why,
+            ));
             (by_sysfs(), Err(why))
         }
     }

@@ -35,23 +35,39 @@ pub(super) fn ports<'a>(
 ) -> Vec<PciePort> {
     let mut ports: Vec<PciePort> = Vec::new();
     for (device, pci) in functions {
-        let above = pci.path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+        let above = pci
+            .path
+            .parent()
+            .and_then(Path::file_name)
+            .map(|name| name.to_string_lossy().into_owned());
         // In sysfs, the folder above a function's folder is that of the PCIe port above the
         // function. If there is no such port, the folder above is that of the bus, which is not a
         // PCI device.
-        let Some(address) = above.filter(|address| place.has(folder(address))) else { continue };
+        let Some(address) = above.filter(|address| place.has(folder(address))) else {
+            continue;
+        };
         match ports.iter_mut().find(|port| port.address == address) {
             Some(port) => port.devices.push(device.clone()),
-            None => ports.push(PciePort { aer: aer(place, &folder(&address)), address, devices: vec![device.clone()] }),
+            None => ports.push(PciePort {
+                aer: aer(place, &folder(&address)),
+                address,
+                devices: vec![device.clone()],
+            }),
         }
     }
     let is_bridge = |address: &str| {
-        place.text(format!("{}/class", folder(address))).is_some_and(|class| class.starts_with("0x0604"))
+        place
+            .text(format!("{}/class", folder(address)))
+            .is_some_and(|class| class.starts_with("0x0604"))
     };
     for address in SPARK_PORTS {
         if ports.iter().all(|port| port.address != address) && is_bridge(address) {
             let aer = root_port_counts(place, &folder(address));
-            ports.push(PciePort { address: address.to_owned(), devices: Vec::new(), aer });
+            ports.push(PciePort {
+                address: address.to_owned(),
+                devices: Vec::new(),
+                aer,
+            });
         }
     }
     ports
@@ -59,20 +75,37 @@ pub(super) fn ports<'a>(
 
 pub(super) fn aer(place: &Place, folder: &str) -> Option<PcieErrorCounts> {
     totals(|kind| {
-        let short = if kind == "correctable" { "COR".to_owned() } else { kind.to_uppercase() };
+        let short = if kind == "correctable" {
+            "COR".to_owned()
+        } else {
+            kind.to_uppercase()
+        };
         let text = place.text(format!("{folder}/aer_dev_{kind}"))?;
-        text.lines().find_map(|line| line.strip_prefix(&format!("TOTAL_ERR_{short}")))?.trim().parse().ok()
+        text.lines()
+            .find_map(|line| line.strip_prefix(&format!("TOTAL_ERR_{short}")))?
+            .trim()
+            .parse()
+            .ok()
     })
 }
 
 /// Reads a root port's counts of the errors that it and the devices below it reported. These counts
 /// remain when a device is removed.
 fn root_port_counts(place: &Place, folder: &str) -> Option<PcieErrorCounts> {
-    totals(|kind| place.number(format!("{folder}/aer_rootport_total_err_{}", kind.replace("correctable", "cor"))))
+    totals(|kind| {
+        place.number(format!(
+            "{folder}/aer_rootport_total_err_{}",
+            kind.replace("correctable", "cor")
+        ))
+    })
 }
 
 fn totals(total: impl Fn(&str) -> Option<u64>) -> Option<PcieErrorCounts> {
-    Some(PcieErrorCounts { correctable: total("correctable")?, nonfatal: total("nonfatal")?, fatal: total("fatal")? })
+    Some(PcieErrorCounts {
+        correctable: total("correctable")?,
+        nonfatal: total("nonfatal")?,
+        fatal: total("fatal")?,
+    })
 }
 
 fn folder(address: &str) -> String {
@@ -81,29 +114,47 @@ fn folder(address: &str) -> String {
 
 /// Parts of kernel messages about uncorrected errors and recovery, from drivers/pci/pcie (aer.c,
 /// err.c) and mlx5_core.
-const MARKS: [&str; 5] =
-    ["Uncorrectable (", "Uncorrected (", "device recovery failed", "mlx5_pci_err_detected", "mlx5_pci_slot_reset"];
+const MARKS: [&str; 5] = [
+    "Uncorrectable (",
+    "Uncorrected (",
+    "device recovery failed",
+    "mlx5_pci_err_detected",
+    "mlx5_pci_slot_reset",
+];
 
 pub(super) fn log(place: &Place, addresses: &[&str], not_seen: &mut Vec<NotSeen>) -> Vec<String> {
     if addresses.is_empty() {
         return Vec::new();
     }
     let text = kernel_log(place).unwrap_or_else(|error| {
-        not_seen.push(NotSeen::new("PCIe errors in the kernel log", format!("/dev/kmsg: {error}")));
+        not_seen.push(NotSeen::new(
+            "PCIe errors in the kernel log",
+            format!("/dev/kmsg: {error}"),
+        ));
         String::new()
     });
     // A record has priority, number, time and flags, then `;` and the text. Lines that begin with a
     // blank are properties of the record above.
-    let texts = text.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| Some(line.split_once(';')?.1));
+    let texts = text
+        .lines()
+        .filter(|line| !line.starts_with(' '))
+        .filter_map(|line| Some(line.split_once(';')?.1));
     let is_of = |text: &&str| addresses.iter().any(|address| text.contains(address));
     let is_uncorrected = |text: &&str| MARKS.iter().any(|mark| text.contains(mark));
-    texts.filter(is_of).filter(is_uncorrected).map(str::to_owned).collect()
+    texts
+        .filter(is_of)
+        .filter(is_uncorrected)
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Reads the kernel log (dev-kmsg in the kernel's Documentation/ABI/testing).
 fn kernel_log(place: &Place) -> io::Result<String> {
     const MOST_BYTES: usize = 16 << 20;
-    let mut file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(place.path("/dev/kmsg"))?;
+    let mut file = OpenOptions::new()
+        .read(true)
+        .custom_flags(nix::libc::O_NONBLOCK)
+        .open(place.path("/dev/kmsg"))?;
     let (mut text, mut record) = (Vec::new(), [0; 8192]);
     while text.len() < MOST_BYTES {
         match file.read(&mut record) {

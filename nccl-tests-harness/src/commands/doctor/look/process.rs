@@ -20,7 +20,9 @@ impl Process {
         let mut maps: Vec<PathBuf> = Vec::new();
         // Fields: address perms offset dev inode path (proc_pid_maps(5)). Paths may have spaces.
         for line in text.lines() {
-            let path = line.find('/').map(|at| line[at..].trim_end_matches(" (deleted)"));
+            let path = line
+                .find('/')
+                .map(|at| line[at..].trim_end_matches(" (deleted)"));
             if let Some(path) = path.map(PathBuf::from).filter(|path| !maps.contains(path)) {
                 maps.push(path);
             }
@@ -29,7 +31,10 @@ impl Process {
     }
 
     pub fn mapped(&self, start: &str) -> Vec<PathBuf> {
-        let begins = |path: &&PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start));
+        let begins = |path: &&PathBuf| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with(start))
+        };
         self.maps.iter().filter(begins).cloned().collect()
     }
 }

@@ -37,18 +37,36 @@ pub(super) fn automatic_profiles(
 
 fn read(place: &Place, netdevs: &[&str]) -> Result<Vec<AutomaticProfile>, String> {
     const ACTIVE: &str = "DEVICE,AUTOCONNECT-PRIORITY,UUID,NAME";
-    let active =
-        nmcli(place, &["--terse", "--escape", "no", "--fields", ACTIVE, "connection", "show", "--active"], "active")?;
+    let active = nmcli(
+        place,
+        &[
+            "--terse",
+            "--escape",
+            "no",
+            "--fields",
+            ACTIVE,
+            "connection",
+            "show",
+            "--active",
+        ],
+        "active",
+    )?;
     let mut found = Vec::new();
     for line in active.lines() {
         // A name may have colons.
         let fields: Vec<&str> = line.splitn(4, ':').collect();
-        let [netdev, AUTOMATIC_PRIORITY, uuid, name] = fields[..] else { continue };
+        let [netdev, AUTOMATIC_PRIORITY, uuid, name] = fields[..] else {
+            continue;
+        };
         if !netdevs.contains(&netdev) {
             continue;
         }
         // If the owner has given the profile an address, the method is not "auto".
-        let method = nmcli(place, &["--get-values", "ipv4.method", "connection", "show", uuid], uuid)?;
+        let method = nmcli(
+            place,
+            &["--get-values", "ipv4.method", "connection", "show", uuid],
+            uuid,
+        )?;
         if method.trim() == "auto" {
             let [netdev, name, uuid] = [netdev, name, uuid].map(str::to_owned);
             found.push(AutomaticProfile { netdev, name, uuid });
@@ -66,15 +84,25 @@ fn nmcli(place: &Place, arguments: &[&str], name: &str) -> Result<String, String
     const NOT_RUNNING: i32 = 8;
     const NO_PROGRAM: i32 = 127;
     if !place.is_live() {
-        return Ok(place.text(format!("/answers/nmcli/{name}")).unwrap_or_default());
+        return Ok(place
+            .text(format!("/answers/nmcli/{name}"))
+            .unwrap_or_default());
     }
-    let Ok(output) = Command::new("timeout").args(["5", "nmcli"]).args(arguments).env("LC_ALL", "C").output() else {
+    let Ok(output) = Command::new("timeout")
+        .args(["5", "nmcli"])
+        .args(arguments)
+        .env("LC_ALL", "C")
+        .output()
+    else {
         return Ok(String::new());
     };
     match output.status.code() {
         Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         Some(NOT_RUNNING | NO_PROGRAM) => Ok(String::new()),
         Some(TIMED_OUT) => Err("nmcli did not answer within 5 s".to_owned()),
-        _ => Err(format!("nmcli: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        _ => Err(format!(
+            "nmcli: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        )),
     }
 }

@@ -20,12 +20,21 @@ pub struct Qos {
     pub at_boot: Option<String>,
 }
 
-pub(super) fn qos(place: &Place, config: &Config, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Qos {
+pub(super) fn qos(
+    place: &Place,
+    config: &Config,
+    survey: &Survey,
+    not_seen: &mut Vec<NotSeen>,
+) -> Qos {
     let roce = Priority {
         traffic_class: config.setup.traffic_class.unwrap_or(0),
         service_level: config.setup.service_level.unwrap_or(0),
     };
-    let rails = if place.is_live() { live(config, survey, not_seen) } else { of_copy(place, survey) };
+    let rails = if place.is_live() {
+        live(config, survey, not_seen)
+    } else {
+        of_copy(place, survey)
+    };
     let ecn = |rail: &RailQos| {
         let folder = format!("/sys/class/net/{}/ecn", rail.netdev);
         let is_on = |part: &str| {
@@ -37,7 +46,12 @@ pub(super) fn qos(place: &Place, config: &Config, survey: &Survey, not_seen: &mu
         };
         Some((rail.netdev.clone(), [is_on("roce_np")?, is_on("roce_rp")?]))
     };
-    Qos { roce, ecn: rails.iter().filter_map(ecn).collect(), at_boot: at_boot(place), rails }
+    Qos {
+        roce,
+        ecn: rails.iter().filter_map(ecn).collect(),
+        at_boot: at_boot(place),
+        rails,
+    }
 }
 
 /// Reads the priorities. Empty on the software fabric, whose interfaces the kernel does not have.
@@ -47,7 +61,9 @@ fn live(config: &Config, survey: &Survey, not_seen: &mut Vec<NotSeen>) -> Vec<Ra
     }
     let (rails, errors) = survey.qos();
     not_seen.extend(
-        errors.iter().map(|(netdev, error)| NotSeen::new(format!("priorities of {netdev}"), error.to_string())),
+        errors.iter().map(|(netdev, error)| {
+            NotSeen::new(format!("priorities of {netdev}"), error.to_string())
+        }),
     );
     rails
 }
@@ -57,7 +73,11 @@ fn of_copy(place: &Place, survey: &Survey) -> Vec<RailQos> {
     let rails = survey.rails.iter().filter_map(|rail| {
         let netdev = rail.netdev.clone()?;
         let port = of_mlnx_qos(&place.text(format!("/answers/mlnx_qos/{netdev}"))?)?;
-        Some(RailQos { device: rail.device.clone(), netdev, port })
+        Some(RailQos {
+            device: rail.device.clone(),
+            netdev,
+            port,
+        })
     });
     rails.collect()
 }
@@ -66,20 +86,35 @@ fn of_mlnx_qos(text: &str) -> Option<PortQos> {
     let lines = || text.lines().map(str::trim);
     let trust = lines().find_map(|line| line.strip_prefix("Priority trust state: "))?;
     let enabled = lines().find_map(|line| line.strip_prefix("enabled"))?;
-    let pfc = enabled.split_whitespace().enumerate().filter(|(_, one)| *one == "1").map(|(at, _)| 1 << at).sum();
+    let pfc = enabled
+        .split_whitespace()
+        .enumerate()
+        .filter(|(_, one)| *one == "1")
+        .map(|(at, _)| 1 << at)
+        .sum();
     let mut map = nccl_net_spark::interfaces::qos::default_map();
-    for (priority, dscps) in lines().filter_map(|line| line.strip_prefix("prio:")?.split_once(" dscp:")) {
-        for dscp in dscps.split(',').filter_map(|dscp| dscp.parse::<usize>().ok()) {
+    for (priority, dscps) in
+        lines().filter_map(|line| line.strip_prefix("prio:")?.split_once(" dscp:"))
+    {
+        for dscp in dscps
+            .split(',')
+            .filter_map(|dscp| dscp.parse::<usize>().ok())
+        {
             *map.get_mut(dscp)? = priority.parse().ok()?;
         }
     }
-    Some(PortQos { dscp: (trust == "dscp").then_some(map), pfc })
+    Some(PortQos {
+        dscp: (trust == "dscp").then_some(map),
+        pfc,
+    })
 }
 
 /// Returns the name of a unit's file. Instances of a template (`name@instance.service`) share one
 /// file.
 fn file_of(unit: &str) -> String {
-    let template = unit.split_once('@').and_then(|(name, rest)| Some((name, rest.rsplit_once('.')?.1)));
+    let template = unit
+        .split_once('@')
+        .and_then(|(name, rest)| Some((name, rest.rsplit_once('.')?.1)));
     template.map_or_else(|| unit.to_owned(), |(name, kind)| format!("{name}@.{kind}"))
 }
 
@@ -100,19 +135,39 @@ const UNITS: [&str; 2] = ["/etc/systemd/system", "/usr/local/lib/systemd/system"
 /// such a script. Returns the path of the script or unit.
 fn at_boot(place: &Place) -> Option<String> {
     let sets = |text: &str| COMMANDS.iter().any(|command| text.contains(command));
-    let below =
-        |folder: &str| place.names(folder).into_iter().map(|name| format!("{folder}/{name}")).collect::<Vec<_>>();
-    let mut scripts = SCRIPTS.iter().flat_map(|folder| below(folder)).chain(["/etc/rc.local".to_owned()]);
-    if let Some(script) = scripts.find(|script| place.text(script).is_some_and(|text| sets(&text))) {
+    let below = |folder: &str| {
+        place
+            .names(folder)
+            .into_iter()
+            .map(|name| format!("{folder}/{name}"))
+            .collect::<Vec<_>>()
+    };
+    let mut scripts = SCRIPTS
+        .iter()
+        .flat_map(|folder| below(folder))
+        .chain(["/etc/rc.local".to_owned()]);
+    if let Some(script) = scripts.find(|script| place.text(script).is_some_and(|text| sets(&text)))
+    {
         return Some(script);
     }
-    let wanted = below(UNITS[0]).into_iter().filter(|folder| folder.ends_with(".wants"));
-    let enabled: Vec<String> = wanted.flat_map(|folder| place.names(folder)).map(|name| file_of(&name)).collect();
-    let mut units = UNITS.iter().flat_map(|folder| enabled.iter().map(move |name| format!("{folder}/{name}")));
+    let wanted = below(UNITS[0])
+        .into_iter()
+        .filter(|folder| folder.ends_with(".wants"));
+    let enabled: Vec<String> = wanted
+        .flat_map(|folder| place.names(folder))
+        .map(|name| file_of(&name))
+        .collect();
+    let mut units = UNITS
+        .iter()
+        .flat_map(|folder| enabled.iter().map(move |name| format!("{folder}/{name}")));
     units.find(|unit| {
         let text = place.text(unit).unwrap_or_default();
-        let commands = text.lines().filter_map(|line| line.trim().strip_prefix("ExecStart="));
-        let mut files = commands.flat_map(str::split_whitespace).filter(|word| word.starts_with('/'));
+        let commands = text
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("ExecStart="));
+        let mut files = commands
+            .flat_map(str::split_whitespace)
+            .filter(|word| word.starts_with('/'));
         let is_script = |text: &String| text.starts_with("#!") && sets(text);
         sets(&text) || files.any(|file| place.text(file).as_ref().is_some_and(is_script))
     })

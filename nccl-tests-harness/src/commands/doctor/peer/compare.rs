@@ -19,12 +19,18 @@ pub fn compare(here: &Sheet, there: &Sheet, pairs: &[Pair]) -> Vec<Finding> {
 fn versions(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
     let (a, b) = (&here.host, &there.host);
     if here.program != there.program {
-        let text = format!("nccl-spark is {} on {a} and {} on {b}: nothing is measured", here.program, there.program);
+        let text = format!(
+            "nccl-spark is {} on {a} and {} on {b}: nothing is measured",
+            here.program, there.program
+        );
         found.push(Id::PeerVersion.finding(text));
     }
     match (&here.plugin, &there.plugin) {
         (Some(one), Some(other)) if one.sha256 != other.sha256 => {
-            let text = format!("{} of {a} and {} of {b} are different builds of the plugin", one.path, other.path);
+            let text = format!(
+                "{} of {a} and {} of {b} are different builds of the plugin",
+                one.path, other.path
+            );
             let cure = format!("scp {} {b}:{}", one.path, other.path);
             found.push(Id::PeerPlugin.finding(text).cured_by(cure));
         }
@@ -33,33 +39,55 @@ fn versions(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
         _ => {}
     }
     if let (Some(one), Some(other)) = (&here.nccl, &there.nccl) {
-        let version = |nccl: &NcclSheet| nccl.version.clone().unwrap_or_else(|| "of an unknown version".to_owned());
+        let version = |nccl: &NcclSheet| {
+            nccl.version
+                .clone()
+                .unwrap_or_else(|| "of an unknown version".to_owned())
+        };
         let (version, others) = (version(one), version(other));
         if version != others {
             let follows = "NCCL refuses to start a job with two versions";
-            found.push(Id::PeerNccl.finding(format!("NCCL is {version} on {a} and {others} on {b}: {follows}")));
+            found.push(Id::PeerNccl.finding(format!(
+                "NCCL is {version} on {a} and {others} on {b}: {follows}"
+            )));
         } else if one.build_id != other.build_id {
             let (id, others) = (&one.build_id, &other.build_id);
-            let text = format!("NCCL {version} is another build on {a} (build id {id}) than on {b} ({others})");
+            let text = format!(
+                "NCCL {version} is another build on {a} (build id {id}) than on {b} ({others})"
+            );
             found.push(Id::PeerNcclBuild.finding(text));
         }
     }
 }
 
 fn no_plugin(host: &str) -> Finding {
-    let text =
-        format!("{host} has no plugin that can be read: NCCL uses another network there, and the job does not start");
-    Id::PeerPluginMissing.finding(text).cured_by("sudo nccl-spark install    # there")
+    let text = format!(
+        "{host} has no plugin that can be read: NCCL uses another network there, and the job does not start"
+    );
+    Id::PeerPluginMissing
+        .finding(text)
+        .cured_by("sudo nccl-spark install    # there")
 }
 
 /// Settings of the tuner. When two ranks connect, their plugins also compare hashes of the rows and
 /// restrictions by which their tuners decide, and refuse to connect if the hashes differ.
-const TUNER: [&str; 3] = ["NCCL_SPARK_TUNER", "NCCL_SPARK_TUNER_TABLE", "NCCL_SPARK_LL128"];
+const TUNER: [&str; 3] = [
+    "NCCL_SPARK_TUNER",
+    "NCCL_SPARK_TUNER_TABLE",
+    "NCCL_SPARK_LL128",
+];
 
 /// Compares the GPUs. With the setting `auto`, the tuner is active only on a GB10.
 fn gpus(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
-    let is_auto = |sheet: &Sheet| sheet.settings.get("NCCL_SPARK_TUNER").is_none_or(|mode| mode == "auto");
-    let (Some(one), Some(other)) = (&here.gpu, &there.gpu) else { return };
+    let is_auto = |sheet: &Sheet| {
+        sheet
+            .settings
+            .get("NCCL_SPARK_TUNER")
+            .is_none_or(|mode| mode == "auto")
+    };
+    let (Some(one), Some(other)) = (&here.gpu, &there.gpu) else {
+        return;
+    };
     if !is_auto(here) || !is_auto(there) || tuner::is_for(one) == tuner::is_for(other) {
         return;
     }
@@ -68,7 +96,11 @@ fn gpus(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
          whose tuners decide differently",
         here.host, there.host
     );
-    found.push(Id::PeerTuner.finding(text).cured_by("export NCCL_SPARK_TUNER=off    # on both"));
+    found.push(
+        Id::PeerTuner
+            .finding(text)
+            .cured_by("export NCCL_SPARK_TUNER=off    # on both"),
+    );
 }
 
 fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
@@ -80,26 +112,50 @@ fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
         }
         let word = |value: Option<&String>| value.map_or("unset".to_owned(), |value| short(value));
         let (severity, id, what) = match name.as_str() {
-            name if TUNER.contains(&name) => {
-                (Severity::Broken, Id::PeerTuner, "the plugin refuses to connect ranks whose tuners decide differently")
-            }
+            name if TUNER.contains(&name) => (
+                Severity::Broken,
+                Id::PeerTuner,
+                "the plugin refuses to connect ranks whose tuners decide differently",
+            ),
             "NCCL_IB_TC" | "NCCL_IB_SL" => (
                 Severity::Fragile,
                 Id::PeerSettings,
                 "packets of one host have another priority than those of the other",
             ),
-            "NCCL_SPARK_RING_TCP" => (Severity::Broken, Id::PeerSettings, "the plugin refuses to connect such hosts"),
-            _ => (Severity::Fragile, Id::PeerSettings, "ranks that decide differently hang"),
+            "NCCL_SPARK_RING_TCP" => (
+                Severity::Broken,
+                Id::PeerSettings,
+                "the plugin refuses to connect such hosts",
+            ),
+            _ => (
+                Severity::Fragile,
+                Id::PeerSettings,
+                "ranks that decide differently hang",
+            ),
         };
-        let text = format!("{name} is {} on {} and {} on {}: {what}", word(one), here.host, word(other), there.host);
-        found.push(id.finding(text).at(severity).cured_by(format!("unset {name}    # on both, or set it on both")));
+        let text = format!(
+            "{name} is {} on {} and {} on {}: {what}",
+            word(one),
+            here.host,
+            word(other),
+            there.host
+        );
+        found.push(
+            id.finding(text)
+                .at(severity)
+                .cured_by(format!("unset {name}    # on both, or set it on both")),
+        );
     }
 }
 
 fn short(value: &str) -> String {
     const SHOWN: usize = 40;
     match value.chars().count() > SHOWN {
-        true => format!("{}... ({} characters)", value.chars().take(SHOWN).collect::<String>(), value.chars().count()),
+        true => format!(
+            "{}... ({} characters)",
+            value.chars().take(SHOWN).collect::<String>(),
+            value.chars().count()
+        ),
         false => value.to_owned(),
     }
 }
@@ -108,9 +164,10 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
     let (a, b) = (&here.host, &there.host);
     if pairs.is_empty() {
         let (own, theirs) = (addresses(here), addresses(there));
-        let text = format!("no rail of {a} shares a subnet with a rail of {b}, or has a route to one: {own}; {theirs}");
-        let cure =
-            "nccl-spark rails    # on both; the two ends of a cable need addresses of one subnet, other rails a route";
+        let text = format!(
+            "no rail of {a} shares a subnet with a rail of {b}, or has a route to one: {own}; {theirs}"
+        );
+        let cure = "nccl-spark rails    # on both; the two ends of a cable need addresses of one subnet, other rails a route";
         found.push(Id::NoCommonSubnet.finding(text).cured_by(cure));
         return;
     }
@@ -122,16 +179,26 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
                 "{names} have path MTUs of {} and {} bytes: the smaller one is used, and larger packets of others get lost",
                 one.mtu_bytes, other.mtu_bytes
             );
-            let (less, host) = if one.mtu_bytes < other.mtu_bytes { (one, a) } else { (other, b) };
+            let (less, host) = if one.mtu_bytes < other.mtu_bytes {
+                (one, a)
+            } else {
+                (other, b)
+            };
             let netdev = less.netdev.as_deref().unwrap_or("INTERFACE");
-            found
-                .push(Id::PeerMtu.finding(text).cured_by(format!("sudo ip link set {netdev} mtu 9000    # on {host}")));
+            found.push(
+                Id::PeerMtu
+                    .finding(text)
+                    .cured_by(format!("sudo ip link set {netdev} mtu 9000    # on {host}")),
+            );
         }
         let qos = |host: &Sheet, rail: &RailSheet| host.qos.get(rail.netdev.as_ref()?).cloned();
         if let (Some(own), Some(theirs)) = (qos(here, one), qos(there, other))
             && (own.priority, own.pfc) != (theirs.priority, theirs.pfc)
         {
-            let text = format!("{names} have different priorities: {}; {}", own.text, theirs.text);
+            let text = format!(
+                "{names} have different priorities: {}; {}",
+                own.text, theirs.text
+            );
             let cure = "nccl-spark doctor -v    # on both; then the same dcb commands and NCCL_IB_TC on both";
             found.push(Id::PeerPriority.finding(text).cured_by(cure));
         }
@@ -152,13 +219,23 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
 
 /// Finds unpaired rails whose cable has another rail that is paired by cable or subnet. A cable
 /// without any such pair is taken to lead to another host, so its rails are not reported.
-fn without_a_pair(host: &Sheet, other: &Sheet, paired: Vec<(usize, PairedBy)>, found: &mut Vec<Finding>) {
+fn without_a_pair(
+    host: &Sheet,
+    other: &Sheet,
+    paired: Vec<(usize, PairedBy)>,
+    found: &mut Vec<Finding>,
+) {
     let is_lonely = |at: &usize| {
         let is_on_cable = |rail: usize| host.rails[rail].cable == host.rails[*at].cable;
         !paired.iter().any(|(rail, _)| rail == at)
-            && paired.iter().any(|(rail, by)| *by != PairedBy::Route && is_on_cable(*rail))
+            && paired
+                .iter()
+                .any(|(rail, by)| *by != PairedBy::Route && is_on_cable(*rail))
     };
-    for rail in (0..host.rails.len()).filter(is_lonely).map(|at| &host.rails[at].name) {
+    for rail in (0..host.rails.len())
+        .filter(is_lonely)
+        .map(|at| &host.rails[at].name)
+    {
         let (own, other) = (&host.host, &other.host);
         let text = format!(
             "{rail} of {own} has no counterpart on {other}, although the other function of its port has one: half of the cable's PCIe links are unused"
@@ -178,6 +255,15 @@ fn addresses(sheet: &Sheet) -> String {
     };
     match sheet.rails.is_empty() {
         true => format!("{} has no rail", sheet.host),
-        false => format!("{} has {}", sheet.host, sheet.rails.iter().map(of_rail).collect::<Vec<_>>().join(", ")),
+        false => format!(
+            "{} has {}",
+            sheet.host,
+            sheet
+                .rails
+                .iter()
+                .map(of_rail)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
     }
 }

@@ -18,12 +18,17 @@ pub fn judge(host: &str, pairs: &[Path], merged: Option<&Path>) -> Vec<Finding> 
 fn unreachable(host: &str, pairs: &[Path], merged: Option<&Path>, found: &mut Vec<Finding>) {
     let carries = |path: &Path| matches!(path.outcome, Outcome::Measured(_));
     for path in pairs.iter().chain(merged) {
-        let Outcome::Failed(why) = &path.outcome else { continue };
+        let Outcome::Failed(why) = &path.outcome else {
+            continue;
+        };
         let (severity, what) = match pairs.iter().any(carries) {
             true => (Severity::Slow, "other rails work"),
             false => (Severity::Broken, "no other rail works"),
         };
-        let text = format!("nothing gets through to {host} by {} ({what}): {why}", path.name());
+        let text = format!(
+            "nothing gets through to {host} by {} ({what}): {why}",
+            path.name()
+        );
         found.push(
             Id::PairUnreachable
                 .finding(text)
@@ -36,8 +41,11 @@ fn unreachable(host: &str, pairs: &[Path], merged: Option<&Path>, found: &mut Ve
 fn wrong_bytes<'a>(paths: impl Iterator<Item = &'a Path>, found: &mut Vec<Finding>) {
     for path in paths {
         if let Some(figures) = path.figures().filter(|figures| figures.wrong_bytes > 0) {
-            let text =
-                format!("{} wrong bytes arrived by {}: data is not safe there", figures.wrong_bytes, path.name());
+            let text = format!(
+                "{} wrong bytes arrived by {}: data is not safe there",
+                figures.wrong_bytes,
+                path.name()
+            );
             found.push(Id::WrongBytes.finding(text));
         }
     }
@@ -46,7 +54,9 @@ fn wrong_bytes<'a>(paths: impl Iterator<Item = &'a Path>, found: &mut Vec<Findin
 /// Finds switches that drop large packets. With such a switch the plugin uses smaller packets.
 fn small_switch_mtu(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     for path in pairs {
-        let (Some((path_mtu, port_mtu)), [here], [there]) = (path.narrowed(), &path.here[..], &path.there[..]) else {
+        let (Some((path_mtu, port_mtu)), [here], [there]) =
+            (path.narrowed(), &path.here[..], &path.there[..])
+        else {
             continue;
         };
         let text = format!(
@@ -57,16 +67,22 @@ fn small_switch_mtu(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     }
 }
 
-const SWITCH_PORTS: &str =
-    "nccl-spark doctor --peer HOST    # after MTU 9000 (4200 at least) is set on every switch port between the two";
+const SWITCH_PORTS: &str = "nccl-spark doctor --peer HOST    # after MTU 9000 (4200 at least) is set on every switch port between the two";
 
 fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
     let measured: Vec<&Path> = pairs.iter().filter(|path| worst(path).is_some()).collect();
-    let bad = measured.iter().filter(|path| worst(path) == Some(Grade::Bad)).count();
-    let best = measured.iter().filter_map(|path| share_of_expected(path)).fold(0.0, f64::max);
+    let bad = measured
+        .iter()
+        .filter(|path| worst(path) == Some(Grade::Bad))
+        .count();
+    let best = measured
+        .iter()
+        .filter_map(|path| share_of_expected(path))
+        .fold(0.0, f64::max);
     // A switch that drops large packets also makes a rail slow. Such a switch has its own finding.
     for path in measured.iter().filter(|path| path.narrowed().is_none()) {
-        let (Some(figures), Some(expected), Some(own)) = (path.figures(), path.expected_mbps, share_of_expected(path))
+        let (Some(figures), Some(expected), Some(own)) =
+            (path.figures(), path.expected_mbps, share_of_expected(path))
         else {
             continue;
         };
@@ -75,7 +91,10 @@ fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
         let others = match (measured.len() - bad, own * MUCH_SLOWER < best) {
             (1, _) => Some("another rail carries the expected rate".to_owned()),
             (2.., _) => Some("other rails carry the expected rate".to_owned()),
-            (0, true) => Some(format!("another rail carries {:.0} % of the expected rate", best * 100.0)),
+            (0, true) => Some(format!(
+                "another rail carries {:.0} % of the expected rate",
+                best * 100.0
+            )),
             (0, false) => None,
         };
         let finding = match (worst(path), others) {
@@ -99,18 +118,21 @@ fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
 const MUCH_SLOWER: f64 = 3.0;
 
 fn worst(path: &Path) -> Option<Grade> {
-    path.figures().and_then(|figures| figures.to_peer.grade.max(figures.from_peer.grade))
+    path.figures()
+        .and_then(|figures| figures.to_peer.grade.max(figures.from_peer.grade))
 }
 
 fn share_of_expected(path: &Path) -> Option<f64> {
-    let (figures, expected) = (path.figures()?, path.expected_mbps.filter(|expected| *expected > 0.0)?);
+    let (figures, expected) = (
+        path.figures()?,
+        path.expected_mbps.filter(|expected| *expected > 0.0)?,
+    );
     Some(figures.to_peer.mbps.min(figures.from_peer.mbps) / expected)
 }
 
 /// Cure for a firmware fault: after a replug, a rail carries only about 13 Gb/s, although its link
 /// attributes are correct.
-const POWER_CYCLE: &str =
-    "sudo poweroff    # then the power cable out for a minute, the network cable in; on both machines";
+const POWER_CYCLE: &str = "sudo poweroff    # then the power cable out for a minute, the network cable in; on both machines";
 
 fn slow_together(host: &str, pairs: &[Path], merged: &Path) -> Option<Finding> {
     let (figures, expected) = (merged.figures()?, merged.expected_mbps?);
@@ -120,13 +142,24 @@ fn slow_together(host: &str, pairs: &[Path], merged: &Path) -> Option<Finding> {
         return None;
     }
     let rates = directions(host, figures.to_peer, figures.from_peer, expected);
-    let text = format!("all rails to {host} together are slow though each by itself is not: {rates}");
+    let text =
+        format!("all rails to {host} together are slow though each by itself is not: {rates}");
     let cure = "nccl-spark doctor    # on both: processors, PCIe payload, pause frames";
     Some(Id::SlowMerged.finding(text).cured_by(cure))
 }
 
 fn directions(host: &str, to: Rate, from: Rate, expected_mbps: f64) -> String {
-    let one =
-        |rate: Rate| format!("{} Gb/s ({:.0} %)", significant(rate.mbps / 1e3), rate.mbps / expected_mbps * 100.0);
-    format!("{} to {host} and {} back of {} Gb/s", one(to), one(from), significant(expected_mbps / 1e3))
+    let one = |rate: Rate| {
+        format!(
+            "{} Gb/s ({:.0} %)",
+            significant(rate.mbps / 1e3),
+            rate.mbps / expected_mbps * 100.0
+        )
+    };
+    format!(
+        "{} to {host} and {} back of {} Gb/s",
+        one(to),
+        one(from),
+        significant(expected_mbps / 1e3)
+    )
 }

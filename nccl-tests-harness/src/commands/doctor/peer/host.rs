@@ -36,33 +36,65 @@ impl Host {
     ///
     /// # Errors
     /// The plugin is not found, or it refuses a setting and so would not start.
-    pub fn new(place: &Place, answer: &Answer, examined: &Examined, program: &Path) -> Result<Self> {
-        let loaded = examined.libraries.plugin.as_ref().filter(|plugin| plugin.kind() == PluginKind::Ours);
+    pub fn new(
+        place: &Place,
+        answer: &Answer,
+        examined: &Examined,
+        program: &Path,
+    ) -> Result<Self> {
+        let loaded = examined
+            .libraries
+            .plugin
+            .as_ref()
+            .filter(|plugin| plugin.kind() == PluginKind::Ours);
         let plugin = match loaded {
             Some(plugin) => plugin.path.clone(),
             None => PluginOption::default().library(program)?,
         };
         let settings = Settings::of_this_process()?;
-        let held: Vec<(String, String)> =
-            settings.in_effect().iter().map(|held| (held.row.name.to_owned(), held.value.clone())).collect();
-        let verbs = held.iter().find(|(name, _)| name == "NCCL_IBVERBS_LIB").map_or("", |(_, value)| value);
+        let held: Vec<(String, String)> = settings
+            .in_effect()
+            .iter()
+            .map(|held| (held.row.name.to_owned(), held.value.clone()))
+            .collect();
+        let verbs = held
+            .iter()
+            .find(|(name, _)| name == "NCCL_IBVERBS_LIB")
+            .map_or("", |(_, value)| value);
         let soft = SoftRails::of_environment(verbs)?;
         let sheet = Sheet::of(place, answer, examined, &plugin, &held);
-        Ok(Self { sheet, plugin, place: place.clone(), survey: examined.facts.survey.clone(), soft })
+        Ok(Self {
+            sheet,
+            plugin,
+            place: place.clone(),
+            survey: examined.facts.survey.clone(),
+            soft,
+        })
     }
 
     pub fn sheet_with_arp_table(&self) -> Sheet {
-        Sheet { neighbours: neighbours::read(&self.place, &self.sheet.rails), ..self.sheet.clone() }
+        Sheet {
+            neighbours: neighbours::read(&self.place, &self.sheet.rails),
+            ..self.sheet.clone()
+        }
     }
 
     /// Returns true if this host's kernel has a route from an address of a rail, through the rail's
     /// interface, to an address of the peer. False with `NCCL_SPARK_RING_TCP=1`: the plugin uses no
     /// routes then.
     pub fn has_route(&self, rail: &RailSheet, own: Ipv6Addr, peer: Ipv6Addr) -> bool {
-        let uses_tcp = self.sheet.settings.get("NCCL_SPARK_RING_TCP").is_some_and(|value| value == "1");
-        let interface = rail.netdev.as_deref().and_then(|netdev| if_nametoindex(netdev).ok());
+        let uses_tcp = self
+            .sheet
+            .settings
+            .get("NCCL_SPARK_RING_TCP")
+            .is_some_and(|value| value == "1");
+        let interface = rail
+            .netdev
+            .as_deref()
+            .and_then(|netdev| if_nametoindex(netdev).ok());
         // If the kernel gives no answer, the route counts as absent.
-        let has_route = |index| routes::has_route(index, own.octets(), peer.octets()).unwrap_or(false);
+        let has_route =
+            |index| routes::has_route(index, own.octets(), peer.octets()).unwrap_or(false);
         !uses_tcp && interface.is_some_and(has_route)
     }
 
@@ -77,7 +109,12 @@ impl Host {
             let devices: Vec<&str> = rails.iter().map(|rail| rail.device.as_str()).collect();
             return Ok(soft.payload_mbps(&devices));
         }
-        let mbps = Survey { rails, ..self.survey.clone() }.payload().mbps;
+        let mbps = Survey {
+            rails,
+            ..self.survey.clone()
+        }
+        .payload()
+        .mbps;
         Ok(Some(f64::from(mbps)).filter(|mbps| *mbps > 0.0))
     }
 
@@ -89,16 +126,28 @@ impl Host {
         let rails: Vec<String> = self.rails(names)?.iter().map(rail::name).collect();
         Ok(vec![
             ("NCCL_IB_HCA".to_owned(), format!("={}", rails.join(","))),
-            ("NCCL_SPARK_CONNECT_TIMEOUT_S".to_owned(), FIRST_RAIL_S.to_string()),
+            (
+                "NCCL_SPARK_CONNECT_TIMEOUT_S".to_owned(),
+                FIRST_RAIL_S.to_string(),
+            ),
             // The plugin would warn about the rails that are excluded on purpose.
-            ("NCCL_DEBUG".to_owned(), output::nccl_debug().unwrap_or("NONE").to_owned()),
+            (
+                "NCCL_DEBUG".to_owned(),
+                output::nccl_debug().unwrap_or("NONE").to_owned(),
+            ),
         ])
     }
 
     fn rails(&self, names: &[String]) -> Result<Vec<Rail>> {
         let one = |name: &String| {
-            let found = self.survey.rails.iter().find(|rail| rail::name(rail) == *name);
-            found.cloned().ok_or_else(|| anyhow!("{} has no rail {name}", self.sheet.host))
+            let found = self
+                .survey
+                .rails
+                .iter()
+                .find(|rail| rail::name(rail) == *name);
+            found
+                .cloned()
+                .ok_or_else(|| anyhow!("{} has no rail {name}", self.sheet.host))
         };
         names.iter().map(one).collect()
     }

@@ -72,18 +72,39 @@ impl Measurements<'_> {
     /// # Errors
     /// The partner has ended.
     pub fn measure(&mut self, pairs: &[Pair]) -> Result<MeasuredPath> {
-        let mut here: Vec<String> = pairs.iter().map(|pair| self.host.sheet.rails[pair.here].name.clone()).collect();
-        let mut there: Vec<String> = pairs.iter().map(|pair| self.there.rails[pair.there].name.clone()).collect();
+        let mut here: Vec<String> = pairs
+            .iter()
+            .map(|pair| self.host.sheet.rails[pair.here].name.clone())
+            .collect();
+        let mut there: Vec<String> = pairs
+            .iter()
+            .map(|pair| self.there.rails[pair.there].name.clone())
+            .collect();
         // A fast rail may have pairs with several rails of the other host.
         here.dedup();
         there.dedup();
-        let ports = |pair: &Pair| [self.host.sheet.rails[pair.here].mtu_bytes, self.there.rails[pair.there].mtu_bytes];
+        let ports = |pair: &Pair| {
+            [
+                self.host.sheet.rails[pair.here].mtu_bytes,
+                self.there.rails[pair.there].mtu_bytes,
+            ]
+        };
         let port_mtu_bytes = pairs.iter().flat_map(ports).min();
         let expected_mbps = self.host.expected_mbps(&here)?;
         let outcome = Outcome::NotMeasured("time was up".to_owned());
-        let mut path = MeasuredPath { here, there, expected_mbps, port_mtu_bytes, outcome };
+        let mut path = MeasuredPath {
+            here,
+            there,
+            expected_mbps,
+            port_mtu_bytes,
+            outcome,
+        };
         if Instant::now() < self.end {
-            self.watch.doing(&format!("{} to {}", path.here.join(", "), path.there.join(", ")));
+            self.watch.doing(&format!(
+                "{} to {}",
+                path.here.join(", "),
+                path.there.join(", ")
+            ));
             path.outcome = match self.both_ways(&mut path)? {
                 Ok(figures) => Outcome::Measured(figures),
                 Err(why) => Outcome::Failed(why),
@@ -96,9 +117,15 @@ impl Measurements<'_> {
     /// one. An outer error comes from the partner.
     fn both_ways(&mut self, path: &mut MeasuredPath) -> Result<Result<Figures, String>> {
         let mut measured = |sends_here| -> Result<Result<OneWay, String>> {
-            let (own, guest) =
-                (RankPlace::Here(self.host.environment(&path.here)?), RankPlace::Guest(self.guest(path)?));
-            let places = if sends_here { vec![own, guest] } else { vec![guest, own] };
+            let (own, guest) = (
+                RankPlace::Here(self.host.environment(&path.here)?),
+                RankPlace::Guest(self.guest(path)?),
+            );
+            let places = if sends_here {
+                vec![own, guest]
+            } else {
+                vec![guest, own]
+            };
             let one_way = self.one_way(places, usize::from(!sends_here));
             Ok(one_way.map_err(|error| self.named(&format!("{error:#}"), sends_here)))
         };
@@ -112,16 +139,29 @@ impl Measurements<'_> {
             from_peer: rate(&from_peer, path),
             latency_us: (to_peer.latency_us + from_peer.latency_us) / 2.0,
             wrong_bytes: to_peer.wrong_bytes.saturating_add(from_peer.wrong_bytes),
-            path_mtu_bytes: to_peer.path_mtu_bytes.into_iter().chain(from_peer.path_mtu_bytes).min(),
+            path_mtu_bytes: to_peer
+                .path_mtu_bytes
+                .into_iter()
+                .chain(from_peer.path_mtu_bytes)
+                .min(),
         }))
     }
 
     /// Starts a rank on the peer. Lowers the expected rate of `path` if the peer's rails are
     /// slower.
     fn guest(&mut self, path: &mut MeasuredPath) -> Result<Guest> {
-        let RankPort { port, expected_mbps } = self.partner.ask(&Ask::Rank { rails: path.there.clone() })?;
+        let RankPort {
+            port,
+            expected_mbps,
+        } = self.partner.ask(&Ask::Rank {
+            rails: path.there.clone(),
+        })?;
         let theirs = expected_mbps.filter(|mbps| mbps.is_finite() && *mbps > 0.0);
-        path.expected_mbps = path.expected_mbps.into_iter().chain(theirs).reduce(f64::min);
+        path.expected_mbps = path
+            .expected_mbps
+            .into_iter()
+            .chain(theirs)
+            .reduce(f64::min);
         let hello = Hello {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             job: "doctor".to_owned(),
@@ -131,7 +171,10 @@ impl Measurements<'_> {
             host: self.there.host.clone(),
             machine: String::new(),
         };
-        Ok(Guest { hello, line: self.partner.connect_to_port(port, self.end)? })
+        Ok(Guest {
+            hello,
+            line: self.partner.connect_to_port(port, self.end)?,
+        })
     }
 
     /// Measures the direction from rank 0 to rank 1. `own` is the number of this host's rank.
@@ -152,22 +195,44 @@ impl Measurements<'_> {
                 check_iters: 1,
             },
         };
-        let listening =
-            job.order_all(|rank| Order::Setup(setup(rank)), answer!(Answer::Listening { handles, .. } => handles))?;
+        let listening = job.order_all(
+            |rank| Order::Setup(setup(rank)),
+            answer!(Answer::Listening { handles, .. } => handles),
+        )?;
         let handles = |rank: usize| listening.get(1 - rank).cloned().unwrap_or_default();
-        job.order_all(|rank| Order::Connect { handles: handles(rank) }, answer!(Answer::Connected { .. } => ()))?;
+        job.order_all(
+            |rank| Order::Connect {
+                handles: handles(rank),
+            },
+            answer!(Answer::Connected { .. } => ()),
+        )?;
         let (mbps, wrong_bytes) = rate(&mut job)?;
         let latency_us = latency_us(&mut job)?;
         let path_mtu_bytes = job.child(own).map(path_mtu).transpose()?.flatten();
         job.finish()?;
-        Ok(OneWay { mbps, latency_us, wrong_bytes, path_mtu_bytes })
+        Ok(OneWay {
+            mbps,
+            latency_us,
+            wrong_bytes,
+            path_mtu_bytes,
+        })
     }
 
     fn named(&self, error: &str, sends_here: bool) -> String {
-        let (here, there) = if sends_here { ("rank 0: ", "rank 1: ") } else { ("rank 1: ", "rank 0: ") };
+        let (here, there) = if sends_here {
+            ("rank 0: ", "rank 1: ")
+        } else {
+            ("rank 1: ", "rank 0: ")
+        };
         let line = |line: &str| {
-            let named = line.replacen(here, "here: ", 1).replacen(there, &format!("{}: ", self.there.host), 1);
-            named.replacen("ranks 0, 1: ", "both: ", 1).replace("process 0 on ", "the process on ")
+            let named = line.replacen(here, "here: ", 1).replacen(
+                there,
+                &format!("{}: ", self.there.host),
+                1,
+            );
+            named
+                .replacen("ranks 0, 1: ", "both: ", 1)
+                .replace("process 0 on ", "the process on ")
         };
         error.lines().map(line).collect::<Vec<_>>().join("; ")
     }
@@ -181,9 +246,16 @@ fn rate(job: &mut Job<Collectives>) -> Result<(f64, u64)> {
     prepare(job, bytes)?;
     while seconds < TIMED_S {
         let measured = round(job)?;
-        wrong = measured.iter().filter_map(|one| one.wrong).fold(wrong, u64::saturating_add);
+        wrong = measured
+            .iter()
+            .filter_map(|one| one.wrong)
+            .fold(wrong, u64::saturating_add);
         // The shorter time is that of the rank that began last. The other rank waited for it.
-        let took = measured.iter().map(|one| one.seconds).fold(f64::INFINITY, f64::min).max(1e-9);
+        let took = measured
+            .iter()
+            .map(|one| one.seconds)
+            .fold(f64::INFINITY, f64::min)
+            .max(1e-9);
         (seconds, rounds) = (seconds + took, rounds + 1);
         if took < TIMED_S * MIN_ROUND_PART && bytes < MOST_BYTES {
             let wanted = (bytes as f64 * TIMED_S / took) as usize;
@@ -205,17 +277,25 @@ fn latency_us(job: &mut Job<Collectives>) -> Result<f64> {
         medians.extend(round(job)?.get(1).map(|receiver| receiver.p50_s));
     }
     medians.sort_by(f64::total_cmp);
-    let median = medians.get(medians.len() / 2).context("no round was timed")?;
+    let median = medians
+        .get(medians.len() / 2)
+        .context("no round was timed")?;
     Ok(median / 2.0 * 1e6)
 }
 
 fn prepare(job: &mut Job<Collectives>, bytes: usize) -> Result<()> {
-    job.order_all(|_| Order::Prepare { count: bytes }, answer!(Answer::Ready => ())).map(|_| ())
+    job.order_all(
+        |_| Order::Prepare { count: bytes },
+        answer!(Answer::Ready => ()),
+    )
+    .map(|_| ())
 }
 
 fn round(job: &mut Job<Collectives>) -> Result<Vec<Measurement>> {
     let measured = job.order_all(|_| Order::Go, answer!(Answer::Measured(one) => one))?;
-    let are_figures = measured.iter().all(|one| one.seconds.is_finite() && one.p50_s.is_finite());
+    let are_figures = measured
+        .iter()
+        .all(|one| one.seconds.is_finite() && one.p50_s.is_finite());
     ensure!(are_figures, "a rank measured a time that is no number");
     Ok(measured)
 }
@@ -223,8 +303,13 @@ fn round(job: &mut Job<Collectives>) -> Result<Vec<Measurement>> {
 /// Returns the smallest path MTU of the lanes that carry data, from the plugin's counters for the
 /// local process `pid`.
 fn path_mtu(pid: u32) -> Result<Option<u32>> {
-    let reading = Reader::new(&[pid]).read_all().context("the counters of the rank here")?;
+    let reading = Reader::new(&[pid])
+        .read_all()
+        .context("the counters of the rank here")?;
     let records = reading.jobs.iter().flat_map(|job| &job.counters.records);
-    let carrying = records.filter(|record| record.state == State::Carries && record.path_mtu_bytes > 0);
-    Ok(carrying.filter_map(|record| u32::try_from(record.path_mtu_bytes).ok()).min())
+    let carrying =
+        records.filter(|record| record.state == State::Carries && record.path_mtu_bytes > 0);
+    Ok(carrying
+        .filter_map(|record| u32::try_from(record.path_mtu_bytes).ok())
+        .min())
 }

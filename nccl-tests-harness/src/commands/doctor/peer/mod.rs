@@ -51,26 +51,53 @@ use std::time::Instant;
 /// # Errors
 /// The peer cannot be reached, or sends no sheet. A later end of the partner is a finding, not an
 /// error.
-pub fn examine(peer: &Peer, host: &Host, answer: &mut Answer, program: &File, end: Instant) -> Result<()> {
+pub fn examine(
+    peer: &Peer,
+    host: &Host,
+    answer: &mut Answer,
+    program: &File,
+    end: Instant,
+) -> Result<()> {
     let mut partner = peer.reach(end)?;
     let mut there = sheet_of(&mut partner)?;
     // The hosts may have the same name, but the text of a finding must tell them apart.
     if there.host == host.sheet.host {
         there.host = format!("{} (the peer)", there.host);
     }
-    let pairs = pairs(&host.sheet.rails, &there.rails, |rail, own, peer| host.has_route(rail, own, peer));
+    let pairs = pairs(&host.sheet.rails, &there.rails, |rail, own, peer| {
+        host.has_route(rail, own, peer)
+    });
     let mut found = compare::compare(&host.sheet, &there, &pairs);
     let watch = Watch::start("measurements", || pairs.len() as u64 + 1);
-    let measurements = Measurements { host, there: &there, partner, program, end, watch };
+    let measurements = Measurements {
+        host,
+        there: &there,
+        partner,
+        program,
+        end,
+        watch,
+    };
     let (paths, lost) = measured(measurements, &pairs, &mut found);
     let (alone, merged) = paths.split_at(paths.len().min(pairs.len()));
     found.extend(grade::judge(&there.host, alone, merged.first()));
     if let Some(error) = lost {
-        let text = format!("the partner on {} ended before all rail pairs were measured: {error:#}", there.host);
-        found.push(Id::PeerLost.finding(text).cured_by("nccl-spark doctor    # there"));
+        let text = format!(
+            "the partner on {} ended before all rail pairs were measured: {error:#}",
+            there.host
+        );
+        found.push(
+            Id::PeerLost
+                .finding(text)
+                .cured_by("nccl-spark doctor    # there"),
+        );
     }
     answer.findings.extend(found);
-    answer.peer = Some(PeerResult { host: there.host, verdict: there.verdict, findings: there.findings, paths });
+    answer.peer = Some(PeerResult {
+        host: there.host,
+        verdict: there.verdict,
+        findings: there.findings,
+        paths,
+    });
     answer.settle();
     Ok(())
 }
@@ -84,7 +111,11 @@ fn measured(
     found: &mut Vec<Finding>,
 ) -> (Vec<Path>, Option<anyhow::Error>) {
     let mut paths = Vec::new();
-    let (here, there, watch) = (&measurements.host.sheet, measurements.there, measurements.watch.clone());
+    let (here, there, watch) = (
+        &measurements.host.sheet,
+        measurements.there,
+        measurements.watch.clone(),
+    );
     if pairs.is_empty() || here.program != there.program {
         return (paths, None);
     }
@@ -95,13 +126,29 @@ fn measured(
             let path = measurements.measure(selection)?;
             watch.step();
             // The measurements continue even if standard error is closed.
-            let _ = writeln!(watch.over(output::error()), "# {}/{} {}", number + 1, selections.len(), path.summary());
+            let _ = writeln!(
+                watch.over(output::error()),
+                "# {}/{} {}",
+                number + 1,
+                selections.len(),
+                path.summary()
+            );
             paths.push(path);
         }
         let table = sheet_of(&mut measurements.partner)?.neighbours;
         let ours: Vec<(usize, usize)> = pairs.iter().map(|pair| (pair.here, pair.there)).collect();
-        found.extend(neighbours::judge(here, &measurements.host.sheet_with_arp_table().neighbours, there, &ours));
-        found.extend(neighbours::judge(there, &table, here, &neighbours::swapped(pairs)));
+        found.extend(neighbours::judge(
+            here,
+            &measurements.host.sheet_with_arp_table().neighbours,
+            there,
+            &ours,
+        ));
+        found.extend(neighbours::judge(
+            there,
+            &table,
+            here,
+            &neighbours::swapped(pairs),
+        ));
         Ok(())
     };
     let outcome = all();
@@ -111,5 +158,7 @@ fn measured(
 
 fn sheet_of(partner: &mut Partner) -> Result<Sheet> {
     let sheet: Sheet = partner.ask(&Ask::Sheet)?;
-    sheet.received().map_err(|why| anyhow!("{}: {why}", partner.name))
+    sheet
+        .received()
+        .map_err(|why| anyhow!("{}: {why}", partner.name))
 }

@@ -20,7 +20,9 @@ pub fn read(place: &Place, rails: &[RailSheet]) -> Vec<Neighbour> {
 }
 
 fn is_of(rail: &RailSheet, entry: &Neighbour) -> bool {
-    rail.netdev.as_deref().is_none_or(|netdev| netdev == entry.interface)
+    rail.netdev
+        .as_deref()
+        .is_none_or(|netdev| netdev == entry.interface)
 }
 
 fn parse(table: &str) -> Vec<Neighbour> {
@@ -28,10 +30,16 @@ fn parse(table: &str) -> Vec<Neighbour> {
     const COMPLETE: u32 = 0x2;
     let entry = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let [address, _, flags, hardware, _, interface] = fields[..] else { return None };
+        let [address, _, flags, hardware, _, interface] = fields[..] else {
+            return None;
+        };
         let is_complete = u32::from_str_radix(flags.strip_prefix("0x")?, 16).ok()? & COMPLETE != 0;
         let address = address.parse().ok().filter(|_| is_complete)?;
-        Some(Neighbour { address, hardware: hardware.to_owned(), interface: interface.to_owned() })
+        Some(Neighbour {
+            address,
+            hardware: hardware.to_owned(),
+            interface: interface.to_owned(),
+        })
     };
     table.lines().skip(1).filter_map(entry).collect()
 }
@@ -39,9 +47,17 @@ fn parse(table: &str) -> Vec<Neighbour> {
 /// Judges the entries that host `viewer` has in its ARP table for the rails of host `other`.
 /// `table` is the ARP table. Each of `pairs` has the index of a rail of `viewer` and the index of a
 /// rail of `other`.
-pub fn judge(viewer: &Sheet, table: &[Neighbour], other: &Sheet, pairs: &[(usize, usize)]) -> Vec<Finding> {
+pub fn judge(
+    viewer: &Sheet,
+    table: &[Neighbour],
+    other: &Sheet,
+    pairs: &[(usize, usize)],
+) -> Vec<Finding> {
     let mut found = Vec::new();
-    for (own, theirs) in pairs.iter().map(|(own, theirs)| (&viewer.rails[*own], &other.rails[*theirs])) {
+    for (own, theirs) in pairs
+        .iter()
+        .map(|(own, theirs)| (&viewer.rails[*own], &other.rails[*theirs]))
+    {
         let is_meant = |entry: &&Neighbour| is_of(own, entry) && has(theirs, entry.address);
         for entry in table.iter().filter(is_meant) {
             found.extend(of_entry(viewer, entry, other, theirs));
@@ -53,33 +69,54 @@ pub fn judge(viewer: &Sheet, table: &[Neighbour], other: &Sheet, pairs: &[(usize
 fn of_entry(viewer: &Sheet, entry: &Neighbour, other: &Sheet, rail: &RailSheet) -> Option<Finding> {
     let netdev = rail.netdev.as_deref()?;
     let is_that = |address: &str| address.eq_ignore_ascii_case(&entry.hardware);
-    let own = other.interfaces.iter().find(|(name, _)| name == netdev).map(|(_, address)| address)?;
+    let own = other
+        .interfaces
+        .iter()
+        .find(|(name, _)| name == netdev)
+        .map(|(_, address)| address)?;
     if is_that(own) {
         return None;
     }
-    let (seer, owner, Neighbour { address, hardware, .. }) = (&viewer.host, &other.host, entry);
+    let (
+        seer,
+        owner,
+        Neighbour {
+            address, hardware, ..
+        },
+    ) = (&viewer.host, &other.host, entry);
     let way = format!("{seer} sends what is for {address} ({netdev} of {owner}");
-    Some(match other.interfaces.iter().find(|(_, address)| is_that(address)) {
-        Some((answering, _)) => {
-            let text = format!(
-                "{way}) to {hardware}, which is {answering} of {owner}: the functions of {owner} answer ARP for each other"
-            );
-            let cure =
-                format!("ssh {owner} sudo {ARP_FIX_COMMAND}    # and on {seer}: sudo ip neigh flush to {address}");
-            Id::ArpAnsweredByAnother.finding(text).cured_by(cure)
-        }
-        None => {
-            let text = format!(
-                "{way}, {own}) to {hardware}, which is no interface of {owner}: another host has this address too"
-            );
-            let cure = format!("ip neigh show {address}    # on {seer}; then give that host another address");
-            Id::ArpForeign.finding(text).cured_by(cure)
-        }
-    })
+    Some(
+        match other
+            .interfaces
+            .iter()
+            .find(|(_, address)| is_that(address))
+        {
+            Some((answering, _)) => {
+                let text = format!(
+                    "{way}) to {hardware}, which is {answering} of {owner}: the functions of {owner} answer ARP for each other"
+                );
+                let cure = format!(
+                    "ssh {owner} sudo {ARP_FIX_COMMAND}    # and on {seer}: sudo ip neigh flush to {address}"
+                );
+                Id::ArpAnsweredByAnother.finding(text).cured_by(cure)
+            }
+            None => {
+                let text = format!(
+                    "{way}, {own}) to {hardware}, which is no interface of {owner}: another host has this address too"
+                );
+                let cure = format!(
+                    "ip neigh show {address}    # on {seer}; then give that host another address"
+                );
+                Id::ArpForeign.finding(text).cured_by(cure)
+            }
+        },
+    )
 }
 
 fn has(rail: &RailSheet, address: Ipv4Addr) -> bool {
-    rail.addresses.iter().any(|(ip, _)| ip.to_ipv4_mapped() == Some(address))
+    rail.addresses
+        .iter()
+        .any(|(ip, _)| ip.to_ipv4_mapped() == Some(address))
 }
 
 pub fn swapped(pairs: &[Pair]) -> Vec<(usize, usize)> {

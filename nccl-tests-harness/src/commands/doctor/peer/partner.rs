@@ -28,7 +28,11 @@ pub fn run(host: &Host, address: IpAddr, program: &Path, end: Instant) -> Result
     let token = Token::new()?;
     let token_port = TokenPort::open(address, &token)?;
     announce(token_port.address, &token, end)?;
-    let mut line = GreetingStream::new(token_port.accept_one(end)?, "the doctor that connected", end)?;
+    let mut line = GreetingStream::new(
+        token_port.accept_one(end)?,
+        "the doctor that connected",
+        end,
+    )?;
     let mut rank = None;
     // The next message may come as late as `end`, because the doctor may measure that long.
     while let Some(ask) = line.receive_next(end.saturating_duration_since(Instant::now()))? {
@@ -77,12 +81,23 @@ fn take_part(
     program: &Path,
 ) -> Result<Rank> {
     let (expected_mbps, environment) = (host.expected_mbps(rails)?, host.environment(rails)?);
-    line.send(&RankPort { port: rank_port.address.port(), expected_mbps })?;
+    line.send(&RankPort {
+        port: rank_port.address.port(),
+        expected_mbps,
+    })?;
     let control = OwnedFd::from(rank_port.accept_one(Instant::now() + ANSWER_TIMEOUT)?);
     let mut command = Command::new(program);
-    command.args([Collectives::COMMAND, "1", "--launched", "--plugin"]).arg(&host.plugin).envs(environment);
-    command.stdin(Stdio::from(control)).stdout(Stdio::from(std::io::stderr()));
-    command.spawn().map(Rank).with_context(|| format!("start {}", program.display()))
+    command
+        .args([Collectives::COMMAND, "1", "--launched", "--plugin"])
+        .arg(&host.plugin)
+        .envs(environment);
+    command
+        .stdin(Stdio::from(control))
+        .stdout(Stdio::from(std::io::stderr()));
+    command
+        .spawn()
+        .map(Rank)
+        .with_context(|| format!("start {}", program.display()))
 }
 
 /// Returns the address to listen on. `wanted` is an address, or an interface with an address.
@@ -94,8 +109,7 @@ fn take_part(
 pub fn address(wanted: Option<&str>, ssh_connection: Option<&str>) -> Result<IpAddr> {
     let Some(wanted) = wanted else {
         let server = ssh_connection.and_then(|text| text.split_whitespace().nth(2)?.parse().ok());
-        const NONE: &str =
-            "--partner needs --interface NAME or ADDRESS: the interface through which the other host connects";
+        const NONE: &str = "--partner needs --interface NAME or ADDRESS: the interface through which the other host connects";
         return server.ok_or_else(|| wrong(NONE).into());
     };
     if let Ok(address) = wanted.parse() {
@@ -105,10 +119,16 @@ pub fn address(wanted: Option<&str>, ssh_connection: Option<&str>) -> Result<IpA
     let Some(interface) = interfaces.iter().find(|one| one.name == wanted) else {
         let names: Vec<&str> = interfaces.iter().map(|one| one.name.as_str()).collect();
         let names = names.join(", ");
-        let text = format!("--interface {wanted}: no such interface, and no address; the interfaces: {names}");
+        let text = format!(
+            "--interface {wanted}: no such interface, and no address; the interfaces: {names}"
+        );
         return Err(wrong(text).into());
     };
-    let mut addresses: Vec<IpAddr> = interface.addresses.iter().map(|one| one.address.ip()).collect();
+    let mut addresses: Vec<IpAddr> = interface
+        .addresses
+        .iter()
+        .map(|one| one.address.ip())
+        .collect();
     addresses.retain(|ip| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()));
     addresses.sort_by_key(IpAddr::is_ipv6);
     addresses

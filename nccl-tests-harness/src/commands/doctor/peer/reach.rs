@@ -43,15 +43,30 @@ impl Peer {
     /// No partner answers, or the partner refuses the token.
     pub fn reach(&self, end: Instant) -> Result<Partner> {
         match self {
-            Self::ByHost { host, ssh, interface } => {
+            Self::ByHost {
+                host,
+                ssh,
+                interface,
+            } => {
                 let (remote, address, token) = start(host, ssh, interface.as_deref(), end)?;
                 Partner::connect(&[address], &token, host.clone(), Some(remote), end).with_context(|| {
                     format!("the partner on {host} listens on {address}; --interface names another interface or address there")
                 })
             }
-            Self::ByAddress { place: (host, port), token } => {
-                let addresses = (host.as_str(), *port).to_socket_addrs().with_context(|| format!("look up {host}"))?;
-                Partner::connect(&addresses.collect::<Vec<_>>(), token, format!("{host}:{port}"), None, end)
+            Self::ByAddress {
+                place: (host, port),
+                token,
+            } => {
+                let addresses = (host.as_str(), *port)
+                    .to_socket_addrs()
+                    .with_context(|| format!("look up {host}"))?;
+                Partner::connect(
+                    &addresses.collect::<Vec<_>>(),
+                    token,
+                    format!("{host}:{port}"),
+                    None,
+                    end,
+                )
             }
         }
     }
@@ -66,9 +81,17 @@ impl Partner {
         end: Instant,
     ) -> Result<Self> {
         let stream = token_port::connect(addresses, &name, token, end)?;
-        let address = stream.peer_addr().with_context(|| format!("lost the connection to {name}"))?;
+        let address = stream
+            .peer_addr()
+            .with_context(|| format!("lost the connection to {name}"))?;
         let line = GreetingStream::new(stream, &name, end)?;
-        Ok(Self { line, name, address, token: token.clone(), _remote: remote })
+        Ok(Self {
+            line,
+            name,
+            address,
+            token: token.clone(),
+            _remote: remote,
+        })
     }
 
     /// Sends `ask`, and returns the answer.
@@ -88,16 +111,30 @@ impl Partner {
     }
 }
 
-fn start(host: &str, ssh: &Ssh, interface: Option<&str>, end: Instant) -> Result<(Remote, SocketAddr, Token)> {
-    let seconds = end.saturating_duration_since(Instant::now()).as_secs().max(1).to_string();
+fn start(
+    host: &str,
+    ssh: &Ssh,
+    interface: Option<&str>,
+    end: Instant,
+) -> Result<(Remote, SocketAddr, Token)> {
+    let seconds = end
+        .saturating_duration_since(Instant::now())
+        .as_secs()
+        .max(1)
+        .to_string();
     let mut arguments = vec!["doctor", "--partner", "--attached", "--limit", &seconds];
-    arguments.extend(interface.iter().flat_map(|interface| ["--interface", interface]));
+    arguments.extend(
+        interface
+            .iter()
+            .flat_map(|interface| ["--interface", interface]),
+    );
     let mut remote = ssh.start(host, &arguments)?;
     let answer = end.min(Instant::now() + ssh::SSH_ANSWER_TIMEOUT);
     // The login shell may print other lines first.
     while let Some(line) = remote.line(answer)? {
         if let Some(rest) = line.strip_prefix(PARTNER_WORD) {
-            let (address, token) = parse(rest).with_context(|| format!("{host} printed {line:?}"))?;
+            let (address, token) =
+                parse(rest).with_context(|| format!("{host} printed {line:?}"))?;
             return Ok((remote, address, token));
         }
     }
@@ -107,7 +144,9 @@ fn start(host: &str, ssh: &Ssh, interface: Option<&str>, end: Instant) -> Result
 /// Parses the words that a partner prints after `PARTNER_WORD`: version, address and token.
 pub fn parse(text: &str) -> Result<(SocketAddr, Token)> {
     let words: Vec<&str> = text.split_whitespace().collect();
-    let [version, address, token] = words[..] else { bail!("a version, an address and a token are expected") };
+    let [version, address, token] = words[..] else {
+        bail!("a version, an address and a token are expected")
+    };
     if version.parse() != Ok(PROTOCOL) {
         bail!(
             "it has version {version} of the messages, this one {PROTOCOL}: install the same nccl-spark on both hosts"

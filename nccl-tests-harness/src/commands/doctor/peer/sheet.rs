@@ -96,10 +96,19 @@ impl Sheet {
         plugin: &Path,
         settings: &[(String, String)],
     ) -> Self {
-        let variables = examined.variables.iter().map(|one| (one.name.clone(), one.value.trim().to_owned()));
-        let all =
-            settings.iter().cloned().chain(variables).filter(|(name, value)| has_to_agree(name) && !value.is_empty());
-        let (listed, interfaces) = (Found::from(examined.facts.survey.clone()), examined.facts.interfaces.iter());
+        let variables = examined
+            .variables
+            .iter()
+            .map(|one| (one.name.clone(), one.value.trim().to_owned()));
+        let all = settings
+            .iter()
+            .cloned()
+            .chain(variables)
+            .filter(|(name, value)| has_to_agree(name) && !value.is_empty());
+        let (listed, interfaces) = (
+            Found::from(examined.facts.survey.clone()),
+            examined.facts.interfaces.iter(),
+        );
         let hardware = |name: &str| place.text(format!("/sys/class/net/{name}/address"));
         Self {
             host: placement::local_host_name(),
@@ -117,7 +126,9 @@ impl Sheet {
             gpu: nccl_net_spark::rails::gpu_name().ok(),
             rails: RailSheet::all(&listed.rails, &listed.pcie_links),
             qos: qos_sheets(&examined.facts.qos),
-            interfaces: interfaces.filter_map(|one| Some((one.name.clone(), hardware(&one.name)?))).collect(),
+            interfaces: interfaces
+                .filter_map(|one| Some((one.name.clone(), hardware(&one.name)?)))
+                .collect(),
             neighbours: Vec::new(),
             verdict: answer.verdict,
             findings: answer.findings.iter().take(MAX_LIST_LEN).cloned().collect(),
@@ -131,7 +142,10 @@ impl Sheet {
     /// A list is too long.
     pub fn received(self) -> Result<Self, String> {
         if self.rails.len() > MAX_OFFERED_RAILS {
-            return Err(format!("it has {} rails; at most {MAX_OFFERED_RAILS} are supported", self.rails.len()));
+            return Err(format!(
+                "it has {} rails; at most {MAX_OFFERED_RAILS} are supported",
+                self.rails.len()
+            ));
         }
         let mut value = serde_json::to_value(self).map_err(|error| error.to_string())?;
         bound("parts", &mut value)?;
@@ -143,7 +157,9 @@ impl Sheet {
 
 fn bound(name: &str, value: &mut Value) -> Result<(), String> {
     let check = |length| match length > MAX_LIST_LEN {
-        true => Err(format!("it has {length} {name}; at most {MAX_LIST_LEN} are supported")),
+        true => Err(format!(
+            "it has {length} {name}; at most {MAX_LIST_LEN} are supported"
+        )),
         false => Ok(()),
     };
     match value {
@@ -154,7 +170,8 @@ fn bound(name: &str, value: &mut Value) -> Result<(), String> {
         }
         Value::Object(all) => {
             check(all.len())?;
-            all.iter_mut().try_for_each(|(name, one)| bound(name, one))?;
+            all.iter_mut()
+                .try_for_each(|(name, one)| bound(name, one))?;
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
@@ -168,13 +185,21 @@ pub fn plain(text: &str) -> String {
 
 fn qos_sheets(qos: &Qos) -> BTreeMap<String, QosSheet> {
     let sheet = |one: &RailQos| QosSheet {
-        priority: one.port.priority(qos.roce.traffic_class, qos.roce.service_level),
+        priority: one
+            .port
+            .priority(qos.roce.traffic_class, qos.roce.service_level),
         pfc: one.port.pfc,
         text: one.port.text(qos.roce),
     };
-    qos.rails.iter().map(|one| (one.netdev.clone(), sheet(one))).collect()
+    qos.rails
+        .iter()
+        .map(|one| (one.netdev.clone(), sheet(one)))
+        .collect()
 }
 
 fn plugin_sheet(path: &Path) -> Option<PluginSheet> {
-    Some(PluginSheet { path: path.display().to_string(), sha256: sha256(&std::fs::read(path).ok()?) })
+    Some(PluginSheet {
+        path: path.display().to_string(),
+        sha256: sha256(&std::fs::read(path).ok()?),
+    })
 }

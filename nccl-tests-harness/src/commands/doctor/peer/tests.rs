@@ -28,12 +28,18 @@ fn spark(number: u8, subnets: [u8; 4]) -> Sheet {
         port_mbps: 200_000,
         share_mbps: 59_300,
         mtu_bytes: 4096,
-        addresses: vec![(Ipv4Addr::new(192, 168, subnets[at], number).to_ipv6_mapped(), Some(24))],
+        addresses: vec![(
+            Ipv4Addr::new(192, 168, subnets[at], number).to_ipv6_mapped(),
+            Some(24),
+        )],
     };
     Sheet {
         host: format!("spark-{number}"),
         program: "1.0".to_owned(),
-        plugin: Some(PluginSheet { path: "/usr/local/lib/libnccl-net-spark.so".to_owned(), sha256: "aa".repeat(32) }),
+        plugin: Some(PluginSheet {
+            path: "/usr/local/lib/libnccl-net-spark.so".to_owned(),
+            sha256: "aa".repeat(32),
+        }),
         nccl: Some(NcclSheet {
             path: "/usr/lib/libnccl.so.2".to_owned(),
             version: Some("2.30.7+cuda13.0".to_owned()),
@@ -43,7 +49,9 @@ fn spark(number: u8, subnets: [u8; 4]) -> Sheet {
         gpu: Some("NVIDIA GB10".to_owned()),
         rails: (0..4).map(rail).collect(),
         qos: (0..4).map(|at| (format!("eth{at}"), qos(3))).collect(),
-        interfaces: (0..4).map(|at| (format!("eth{at}"), format!("4c:bb:47:00:0{number}:0{at}"))).collect(),
+        interfaces: (0..4)
+            .map(|at| (format!("eth{at}"), format!("4c:bb:47:00:0{number}:0{at}")))
+            .collect(),
         neighbours: Vec::new(),
         verdict: Verdict::Good,
         findings: Vec::new(),
@@ -51,7 +59,11 @@ fn spark(number: u8, subnets: [u8; 4]) -> Sheet {
 }
 
 fn qos(priority: u8) -> QosSheet {
-    QosSheet { priority, pfc: 0b1000, text: format!("RoCE has priority {priority}") }
+    QosSheet {
+        priority,
+        pfc: 0b1000,
+        text: format!("RoCE has priority {priority}"),
+    }
 }
 
 const SUBNETS: [u8; 4] = [100, 101, 102, 103];
@@ -65,7 +77,11 @@ fn ids(found: &[Finding]) -> Vec<(Severity, &'static str)> {
 }
 
 fn compared(here: &Sheet, there: &Sheet) -> Vec<Finding> {
-    compare(here, there, &pairs(&here.rails, &there.rails, |_, _, _| false))
+    compare(
+        here,
+        there,
+        &pairs(&here.rails, &there.rails, |_, _, _| false),
+    )
 }
 
 #[test]
@@ -79,14 +95,26 @@ fn two_hosts_that_are_alike_have_no_differences() {
 
 /// A difference between two hosts: its description, the change that causes it, the severity and id
 /// of its finding, and a word of the finding's text.
-type Difference = (&'static str, fn(&mut Sheet), Severity, &'static str, &'static str);
+type Difference = (
+    &'static str,
+    fn(&mut Sheet),
+    Severity,
+    &'static str,
+    &'static str,
+);
 
 fn set(host: &mut Sheet, name: &str, value: &str) {
     host.settings.insert(name.to_owned(), value.to_owned());
 }
 
 const DIFFERENCES: [Difference; 14] = [
-    ("another version of nccl-spark", |host| host.program = "2.0".to_owned(), Severity::Fragile, "peer-version", "1.0"),
+    (
+        "another version of nccl-spark",
+        |host| host.program = "2.0".to_owned(),
+        Severity::Fragile,
+        "peer-version",
+        "1.0",
+    ),
     (
         "another build of the plugin",
         |host| host.plugin.as_mut().unwrap().sha256 = "bb".repeat(32),
@@ -94,7 +122,13 @@ const DIFFERENCES: [Difference; 14] = [
         "peer-plugin",
         "libnccl-net-spark",
     ),
-    ("no plugin", |host| host.plugin = None, Severity::Broken, "peer-plugin-missing", "has no plugin"),
+    (
+        "no plugin",
+        |host| host.plugin = None,
+        Severity::Broken,
+        "peer-plugin-missing",
+        "has no plugin",
+    ),
     (
         "another version of NCCL",
         |host| host.nccl.as_mut().unwrap().version = Some("2.28.9".to_owned()),
@@ -111,7 +145,13 @@ const DIFFERENCES: [Difference; 14] = [
     ),
     (
         "another tuner table",
-        |host| set(host, "NCCL_SPARK_TUNER_TABLE", &"for=GB10/4x224054/x;".repeat(9)),
+        |host| {
+            set(
+                host,
+                "NCCL_SPARK_TUNER_TABLE",
+                &"for=GB10/4x224054/x;".repeat(9),
+            )
+        },
         Severity::Broken,
         "peer-tuner",
         "NCCL_SPARK_TUNER_TABLE",
@@ -123,7 +163,13 @@ const DIFFERENCES: [Difference; 14] = [
         "peer-tuner",
         "RTX PRO 6000",
     ),
-    ("another NCCL_ALGO", |host| set(host, "NCCL_ALGO", "Ring"), Severity::Fragile, "peer-settings", "NCCL_ALGO"),
+    (
+        "another NCCL_ALGO",
+        |host| set(host, "NCCL_ALGO", "Ring"),
+        Severity::Fragile,
+        "peer-settings",
+        "NCCL_ALGO",
+    ),
     (
         "NCCL_SPARK_RING_TCP on one host alone",
         |host| set(host, "NCCL_SPARK_RING_TCP", "1"),
@@ -131,7 +177,13 @@ const DIFFERENCES: [Difference; 14] = [
         "peer-settings",
         "NCCL_SPARK_RING_TCP",
     ),
-    ("another traffic class", |host| set(host, "NCCL_IB_TC", "106"), Severity::Fragile, "peer-settings", "NCCL_IB_TC"),
+    (
+        "another traffic class",
+        |host| set(host, "NCCL_IB_TC", "106"),
+        Severity::Fragile,
+        "peer-settings",
+        "NCCL_IB_TC",
+    ),
     (
         "another priority on a rail",
         |host| host.qos.extend([("eth1".to_owned(), qos(0))]),
@@ -139,7 +191,13 @@ const DIFFERENCES: [Difference; 14] = [
         "peer-priority",
         "RoCE has priority 0",
     ),
-    ("another path MTU", |host| host.rails[1].mtu_bytes = 1024, Severity::Slow, "peer-mtu", "4096"),
+    (
+        "another path MTU",
+        |host| host.rails[1].mtu_bytes = 1024,
+        Severity::Slow,
+        "peer-mtu",
+        "4096",
+    ),
     (
         "one function of a cable in another subnet",
         |host| host.rails[1].addresses[0].0 = Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped(),
@@ -149,7 +207,11 @@ const DIFFERENCES: [Difference; 14] = [
     ),
     (
         "a cable from p0 to p1",
-        |host| host.rails[..2].iter_mut().for_each(|rail| rail.phys_port = Some("p1".to_owned())),
+        |host| {
+            host.rails[..2]
+                .iter_mut()
+                .for_each(|rail| rail.phys_port = Some("p1".to_owned()))
+        },
         Severity::Note,
         "asymmetric-cabling",
         "p1",
@@ -164,7 +226,10 @@ fn each_difference_is_found_on_either_side_and_names_both_hosts() {
             plant(&mut hosts[usize::from(is_there)]);
             let found = compared(&hosts[0], &hosts[1]);
             let is_it = |one: &Finding| (one.severity, &*one.id) == (severity, id);
-            assert!(!found.is_empty() && found.iter().all(is_it), "{what}: {found:?}");
+            assert!(
+                !found.is_empty() && found.iter().all(is_it),
+                "{what}: {found:?}"
+            );
             let text = &found[0].text;
             assert!(text.contains(word), "{what}: {text}");
             let names_both = text.contains("spark-1") && text.contains("spark-2");
@@ -176,12 +241,24 @@ fn each_difference_is_found_on_either_side_and_names_both_hosts() {
 #[test]
 fn the_table_in_faults_md_matches() {
     let document = include_str!("../faults.md");
-    let row =
-        |(what, _, severity, id, _): &Difference| format!("| {what} | {} | `{id}` |", severity.word().to_lowercase());
+    let row = |(what, _, severity, id, _): &Difference| {
+        format!("| {what} | {} | `{id}` |", severity.word().to_lowercase())
+    };
     let rows: Vec<String> = DIFFERENCES.iter().map(row).collect();
-    let section = document.split("\n## ").find(|section| section.contains("| of two hosts, one has |")).unwrap();
-    let found: Vec<&str> = section.lines().filter(|line| line.starts_with("| ") && line.ends_with("` |")).collect();
-    assert_eq!(found, rows, "commands/doctor/faults.md should have:\n{}", rows.join("\n"));
+    let section = document
+        .split("\n## ")
+        .find(|section| section.contains("| of two hosts, one has |"))
+        .unwrap();
+    let found: Vec<&str> = section
+        .lines()
+        .filter(|line| line.starts_with("| ") && line.ends_with("` |"))
+        .collect();
+    assert_eq!(
+        found,
+        rows,
+        "commands/doctor/faults.md should have:\n{}",
+        rows.join("\n")
+    );
 }
 
 #[test]
@@ -195,28 +272,52 @@ fn hosts_without_a_common_subnet_are_listed_with_their_subnets() {
     );
     let mut none = spark(2, SUBNETS);
     none.rails.clear();
-    assert!(compared(&spark(1, SUBNETS), &none)[0].text.contains("spark-2 has no rail"));
+    assert!(
+        compared(&spark(1, SUBNETS), &none)[0]
+            .text
+            .contains("spark-2 has no rail")
+    );
 }
 
 #[test]
 fn hosts_without_a_common_subnet_pair_where_this_host_has_a_route() {
     let (one, other) = (spark(1, SUBNETS), spark(2, [1, 2, 3, 4]));
     let has_route = |rail: &RailSheet, own: Ipv6Addr, peer: Ipv6Addr| {
-        rail.name == one.rails[1].name && own == rail.addresses[0].0 && peer == other.rails[2].addresses[0].0
+        rail.name == one.rails[1].name
+            && own == rail.addresses[0].0
+            && peer == other.rails[2].addresses[0].0
     };
     let found = pairs(&one.rails, &other.rails, has_route);
-    assert_eq!(found, [Pair { here: 1, there: 2, by: PairedBy::Route }]);
-    assert_eq!(ids(&compare(&one, &other, &found)), [], "the two ends of a route need not be one cable's");
+    assert_eq!(
+        found,
+        [Pair {
+            here: 1,
+            there: 2,
+            by: PairedBy::Route
+        }]
+    );
+    assert_eq!(
+        ids(&compare(&one, &other, &found)),
+        [],
+        "the two ends of a route need not be one cable's"
+    );
 }
 
 /// One cable leads from p0 to p1 with both functions, and the other from p1 to p0.
 #[test]
 fn crossed_cables_pair_by_their_subnets() {
-    let (one, other) = (spark(1, [100, 101, 102, 103]), spark(2, [102, 103, 100, 101]));
+    let (one, other) = (
+        spark(1, [100, 101, 102, 103]),
+        spark(2, [102, 103, 100, 101]),
+    );
     let found = pairs(&one.rails, &other.rails, |_, _, _| false);
     let places: Vec<(usize, usize)> = found.iter().map(|pair| (pair.here, pair.there)).collect();
     assert_eq!(places, [(0, 2), (1, 3), (2, 0), (3, 1)]);
-    assert!(ids(&compared(&one, &other)).iter().all(|id| *id == (Severity::Note, "asymmetric-cabling")));
+    assert!(
+        ids(&compared(&one, &other))
+            .iter()
+            .all(|id| *id == (Severity::Note, "asymmetric-cabling"))
+    );
 }
 
 #[test]
@@ -228,17 +329,48 @@ fn a_hardware_address_of_another_function_or_host_is_found() {
         hardware: hardware.to_owned(),
         interface: interface.to_owned(),
     };
-    let right =
-        [entry(100, "4C:BB:47:00:02:00", "eth0"), entry(101, "4c:bb:47:00:02:01", "eth1"), entry(7, "aa", "eth0")];
+    let right = [
+        entry(100, "4C:BB:47:00:02:00", "eth0"),
+        entry(101, "4c:bb:47:00:02:01", "eth1"),
+        entry(7, "aa", "eth0"),
+    ];
     assert_eq!(neighbours::judge(&one, &right, &other, &all), []);
-    let twins = neighbours::judge(&one, &[entry(100, "4c:bb:47:00:02:01", "eth0")], &other, &all);
-    assert_eq!(ids(&twins), [(Severity::Fragile, "arp-answered-by-another")]);
-    assert!(twins[0].text.contains("which is eth1 of spark-2"), "{twins:?}");
-    let foreign = neighbours::judge(&one, &[entry(100, "00:11:22:33:44:55", "eth0")], &other, &all);
+    let twins = neighbours::judge(
+        &one,
+        &[entry(100, "4c:bb:47:00:02:01", "eth0")],
+        &other,
+        &all,
+    );
+    assert_eq!(
+        ids(&twins),
+        [(Severity::Fragile, "arp-answered-by-another")]
+    );
+    assert!(
+        twins[0].text.contains("which is eth1 of spark-2"),
+        "{twins:?}"
+    );
+    let foreign = neighbours::judge(
+        &one,
+        &[entry(100, "00:11:22:33:44:55", "eth0")],
+        &other,
+        &all,
+    );
     assert_eq!(ids(&foreign), [(Severity::Fragile, "arp-foreign")]);
     // An entry of another interface does not affect the rail.
-    assert_eq!(neighbours::judge(&one, &[entry(100, "00:11:22:33:44:55", "wlan0")], &other, &all), []);
-    let swapped = neighbours::swapped(&[Pair { here: 0, there: 2, by: PairedBy::Subnet }]);
+    assert_eq!(
+        neighbours::judge(
+            &one,
+            &[entry(100, "00:11:22:33:44:55", "wlan0")],
+            &other,
+            &all
+        ),
+        []
+    );
+    let swapped = neighbours::swapped(&[Pair {
+        here: 0,
+        there: 2,
+        by: PairedBy::Subnet,
+    }]);
     assert_eq!(swapped, [(2, 0)]);
 }
 
@@ -253,35 +385,62 @@ fn way(at: usize, rates: Option<(f64, f64)>) -> Path {
         wrong_bytes: 0,
         path_mtu_bytes: Some(4096),
     };
-    let outcome =
-        rates.map_or(Outcome::Failed("no acknowledgement".to_owned()), |rates| Outcome::Measured(figures(rates)));
+    let outcome = rates.map_or(Outcome::Failed("no acknowledgement".to_owned()), |rates| {
+        Outcome::Measured(figures(rates))
+    });
     let names = || vec![format!("mlx5_{at}:1")];
-    Path { here: names(), there: names(), expected_mbps, port_mtu_bytes: Some(4096), outcome }
+    Path {
+        here: names(),
+        there: names(),
+        expected_mbps,
+        port_mtu_bytes: Some(4096),
+        outcome,
+    }
 }
 
 #[test]
 fn a_slow_rail_is_distinguished_from_a_slow_host() {
-    let judge = |pairs: &[Path], merged: Option<&Path>| ids(&grade::judge("spark-2", pairs, merged));
+    let judge =
+        |pairs: &[Path], merged: Option<&Path>| ids(&grade::judge("spark-2", pairs, merged));
     let good = || way(0, Some((108.0, 107.0)));
     assert_eq!(judge(&[good(), good()], Some(&good())), []);
     // A rail with 13 Gb/s despite correct attributes, in one or both directions. The slow rail also
     // explains the slow total.
     for slow in [(13.0, 13.0), (108.0, 13.0), (13.0, 108.0)] {
-        let found = judge(&[good(), way(1, Some(slow))], Some(&way(9, Some((60.0, 60.0)))));
+        let found = judge(
+            &[good(), way(1, Some(slow))],
+            Some(&way(9, Some((60.0, 60.0)))),
+        );
         assert_eq!(found, [(Severity::Slow, "slow-rail")]);
     }
     let found = grade::judge("spark-2", &[good(), way(1, Some((108.0, 13.0)))], None);
     assert!(
-        found[0].text.contains("mlx5_1:1") && found[0].text.contains("13.0 Gb/s (12 %) back of 112 Gb/s"),
+        found[0].text.contains("mlx5_1:1")
+            && found[0].text.contains("13.0 Gb/s (12 %) back of 112 Gb/s"),
         "{found:?}"
     );
     assert!(found[0].cure.as_ref().unwrap().contains("poweroff"));
     // If all rails are slow, no rail has `slow-rail`.
-    let all = judge(&[way(0, Some((13.0, 13.0))), way(1, Some((13.0, 13.0)))], Some(&way(9, Some((13.0, 13.0)))));
-    assert_eq!(all, [(Severity::Slow, "slow-path"), (Severity::Slow, "slow-path")]);
-    assert_eq!(judge(&[way(0, Some((13.0, 13.0)))], None), [(Severity::Slow, "slow-path")]);
-    assert_eq!(judge(&[good(), good()], Some(&way(9, Some((60.0, 108.0))))), [(Severity::Slow, "slow-merged")]);
-    assert_eq!(judge(&[good(), way(1, Some((95.0, 108.0)))], None), [(Severity::Note, "fair-rail")]);
+    let all = judge(
+        &[way(0, Some((13.0, 13.0))), way(1, Some((13.0, 13.0)))],
+        Some(&way(9, Some((13.0, 13.0)))),
+    );
+    assert_eq!(
+        all,
+        [(Severity::Slow, "slow-path"), (Severity::Slow, "slow-path")]
+    );
+    assert_eq!(
+        judge(&[way(0, Some((13.0, 13.0)))], None),
+        [(Severity::Slow, "slow-path")]
+    );
+    assert_eq!(
+        judge(&[good(), good()], Some(&way(9, Some((60.0, 108.0))))),
+        [(Severity::Slow, "slow-merged")]
+    );
+    assert_eq!(
+        judge(&[good(), way(1, Some((95.0, 108.0)))], None),
+        [(Severity::Note, "fair-rail")]
+    );
 }
 
 /// If no rail reaches its expected rate, rails are compared with the best rail.
@@ -289,15 +448,29 @@ fn a_slow_rail_is_distinguished_from_a_slow_host() {
 fn a_rail_that_is_much_slower_than_the_others_is_named_where_none_is_good() {
     let judge = |pairs: &[Path]| grade::judge("spark-2", pairs, None);
     let found = judge(&[way(0, Some((60.0, 60.0))), way(1, Some((13.0, 60.0)))]);
-    assert_eq!(ids(&found), [(Severity::Slow, "slow-path"), (Severity::Slow, "slow-rail")]);
-    assert!(found[1].text.ends_with("; another rail carries 54 % of the expected rate"), "{found:?}");
+    assert_eq!(
+        ids(&found),
+        [(Severity::Slow, "slow-path"), (Severity::Slow, "slow-rail")]
+    );
+    assert!(
+        found[1]
+            .text
+            .ends_with("; another rail carries 54 % of the expected rate"),
+        "{found:?}"
+    );
     let found = judge(&[way(0, Some((60.0, 60.0))), way(1, Some((25.0, 60.0)))]);
     assert_eq!(ids(&found), [(Severity::Slow, "slow-path"); 2]);
     let good = |at| way(at, Some((108.0, 108.0)));
     let bad = way(2, Some((13.0, 13.0)));
     let last = |pairs: &[Path]| judge(pairs)[0].text.rsplit("; ").next().unwrap().to_owned();
-    assert_eq!(last(&[good(0), bad.clone()]), "another rail carries the expected rate");
-    assert_eq!(last(&[good(0), good(1), bad]), "other rails carry the expected rate");
+    assert_eq!(
+        last(&[good(0), bad.clone()]),
+        "another rail carries the expected rate"
+    );
+    assert_eq!(
+        last(&[good(0), good(1), bad]),
+        "other rails carry the expected rate"
+    );
 }
 
 #[test]
@@ -314,14 +487,29 @@ fn a_switch_with_a_small_mtu_is_found_by_the_path_mtu_that_was_measured() {
     let judge = |path: Path| grade::judge("spark-2", &[good(), path], None);
     for gbps in [108.0, 95.0, 60.0] {
         let found = judge(with(Some(4096), Some(1024), gbps));
-        assert_eq!(ids(&found), [(Severity::Slow, "switch-mtu")], "whatever the rate is");
+        assert_eq!(
+            ids(&found),
+            [(Severity::Slow, "switch-mtu")],
+            "whatever the rate is"
+        );
         let begins = "packets above 1024 bytes get lost between mlx5_1:1 here and mlx5_1:1 of spark-2, whose ports \
                       have path MTU 4096: ";
         assert!(found[0].text.starts_with(begins), "{found:?}");
-        assert!(found[0].cure.as_ref().unwrap().contains("MTU 9000 (4200 at least)"), "{found:?}");
+        assert!(
+            found[0]
+                .cure
+                .as_ref()
+                .unwrap()
+                .contains("MTU 9000 (4200 at least)"),
+            "{found:?}"
+        );
     }
     // No finding for ports with a small MTU, nor for unknown path MTUs.
-    for (port, measured) in [(Some(1024), Some(1024)), (Some(4096), None), (None, Some(1024))] {
+    for (port, measured) in [
+        (Some(1024), Some(1024)),
+        (Some(4096), None),
+        (None, Some(1024)),
+    ] {
         assert_eq!(judge(with(port, measured, 108.0)), []);
     }
 }
@@ -329,8 +517,14 @@ fn a_switch_with_a_small_mtu_is_found_by_the_path_mtu_that_was_measured() {
 #[test]
 fn a_dead_rail_is_worse_where_no_other_carries() {
     let judge = |pairs: &[Path]| ids(&grade::judge("spark-2", pairs, None));
-    assert_eq!(judge(&[way(0, None), way(1, Some((108.0, 108.0)))]), [(Severity::Slow, "pair-unreachable")]);
-    assert_eq!(judge(&[way(0, None), way(1, None)]), [(Severity::Broken, "pair-unreachable"); 2]);
+    assert_eq!(
+        judge(&[way(0, None), way(1, Some((108.0, 108.0)))]),
+        [(Severity::Slow, "pair-unreachable")]
+    );
+    assert_eq!(
+        judge(&[way(0, None), way(1, None)]),
+        [(Severity::Broken, "pair-unreachable"); 2]
+    );
     let mut wrong = way(0, Some((108.0, 108.0)));
     if let Outcome::Measured(figures) = &mut wrong.outcome {
         figures.wrong_bytes = 3;
@@ -350,9 +544,17 @@ fn facts_from_another_host_are_bounded_and_printable() {
     let mut sheet = spark(2, SUBNETS);
     sheet.host = "spark-2\x1b[2J\n".to_owned();
     sheet.settings.insert("HF_TOKEN".to_owned(), "x".to_owned());
-    sheet.findings.push(Finding { severity: Severity::Note, id: "x".into(), text: "y".repeat(9999), cure: None });
+    sheet.findings.push(Finding {
+        severity: Severity::Note,
+        id: "x".into(),
+        text: "y".repeat(9999),
+        cure: None,
+    });
     let taken = sheet.clone().received().unwrap();
-    assert_eq!((taken.host.as_str(), taken.findings[0].text.len()), ("spark-2?[2J?", 2000));
+    assert_eq!(
+        (taken.host.as_str(), taken.findings[0].text.len()),
+        ("spark-2?[2J?", 2000)
+    );
     assert!(!taken.settings.contains_key("HF_TOKEN"));
     sheet.rails = vec![sheet.rails[0].clone(); 33];
     assert!(sheet.received().unwrap_err().contains("33 rails"));
@@ -384,11 +586,19 @@ fn a_partners_output_is_checked() {
 #[test]
 fn a_partner_listens_on_the_given_address_or_on_that_of_ssh() {
     let ssh = Some("192.168.1.7 51034 192.168.1.12 22");
-    let of = |wanted, ssh| address(wanted, ssh).map(|ip| ip.to_string()).map_err(|error| error.to_string());
+    let of = |wanted, ssh| {
+        address(wanted, ssh)
+            .map(|ip| ip.to_string())
+            .map_err(|error| error.to_string())
+    };
     assert_eq!(of(None, ssh).unwrap(), "192.168.1.12");
     assert_eq!(of(Some("10.0.0.1"), ssh).unwrap(), "10.0.0.1");
     assert_eq!(of(Some("lo"), None).unwrap(), "127.0.0.1");
     assert!(of(None, None).unwrap_err().contains("--interface"));
     assert!(of(None, Some("what is this")).is_err());
-    assert!(of(Some("nosuch0"), ssh).unwrap_err().contains("the interfaces: "));
+    assert!(
+        of(Some("nosuch0"), ssh)
+            .unwrap_err()
+            .contains("the interfaces: ")
+    );
 }

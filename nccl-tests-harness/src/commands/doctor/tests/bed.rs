@@ -20,10 +20,38 @@ pub(super) struct Bed {
 /// The four functions: device, interface, PCI address, physical port, last digit of the GUID, and
 /// the IP address that the interface has if the port has a cable.
 pub(super) const FUNCTIONS: [(&str, &str, &str, &str, u8, &str); 4] = [
-    ("rocep1s0f0", "enp1s0f0np0", "0000:01:00.0", "p0", 0, "192.168.100.1"),
-    ("rocep1s0f1", "enp1s0f1np1", "0000:01:00.1", "p1", 1, "192.168.102.1"),
-    ("roceP2p1s0f0", "enP2p1s0f0np0", "0002:01:00.0", "p0", 4, "192.168.101.1"),
-    ("roceP2p1s0f1", "enP2p1s0f1np1", "0002:01:00.1", "p1", 5, "192.168.103.1"),
+    (
+        "rocep1s0f0",
+        "enp1s0f0np0",
+        "0000:01:00.0",
+        "p0",
+        0,
+        "192.168.100.1",
+    ),
+    (
+        "rocep1s0f1",
+        "enp1s0f1np1",
+        "0000:01:00.1",
+        "p1",
+        1,
+        "192.168.102.1",
+    ),
+    (
+        "roceP2p1s0f0",
+        "enP2p1s0f0np0",
+        "0002:01:00.0",
+        "p0",
+        4,
+        "192.168.101.1",
+    ),
+    (
+        "roceP2p1s0f1",
+        "enP2p1s0f1np1",
+        "0002:01:00.1",
+        "p1",
+        5,
+        "192.168.103.1",
+    ),
 ];
 
 pub(super) const LIB: &str = "usr/lib/aarch64-linux-gnu";
@@ -56,12 +84,23 @@ impl Bed {
     pub(super) fn plain() -> Self {
         // Each machine has hundreds of small files, so they are in memory if possible.
         let memory = Path::new("/dev/shm");
-        let root = tempfile::tempdir_in(memory).or_else(|_| tempfile::tempdir()).unwrap();
-        let bed = Self { root, request: Request::default() };
+        let root = tempfile::tempdir_in(memory)
+            .or_else(|_| tempfile::tempdir())
+            .unwrap();
+        let bed = Self {
+            root,
+            request: Request::default(),
+        };
         bed.write("proc/sys/kernel/osrelease", "6.17.0-1014-nvidia\n");
-        bed.write("proc/meminfo", "MemTotal: 125510000 kB\nCmaTotal:       32768 kB\nCmaFree:        30000 kB\n");
+        bed.write(
+            "proc/meminfo",
+            "MemTotal: 125510000 kB\nCmaTotal:       32768 kB\nCmaFree:        30000 kB\n",
+        );
         bed.process("self");
-        bed.write("proc/modules", "mlx5_ib 500000 0 - Live 0x0\nib_uverbs 200000 2 mlx5_ib, Live 0x0\n");
+        bed.write(
+            "proc/modules",
+            "mlx5_ib 500000 0 - Live 0x0\nib_uverbs 200000 2 mlx5_ib, Live 0x0\n",
+        );
         bed.write("dev/kmsg", KERNEL_LOG);
         bed.write("sys/class/dmi/id/sys_vendor", "NVIDIA\n");
         bed.write("sys/class/dmi/id/product_name", "NVIDIA_DGX_Spark\n");
@@ -70,14 +109,20 @@ impl Bed {
         for cpu in 0..20 {
             let folder = format!("sys/devices/system/cpu/cpu{cpu}");
             let is_fast = matches!(cpu, 5..=9 | 15..=19);
-            bed.write(&format!("{folder}/cpu_capacity"), if is_fast { "1024\n" } else { "718\n" });
+            bed.write(
+                &format!("{folder}/cpu_capacity"),
+                if is_fast { "1024\n" } else { "718\n" },
+            );
             bed.write(&format!("{folder}/cpuidle/state0/name"), "WFI\n");
             bed.write(&format!("{folder}/cpuidle/state0/latency"), "1\n");
             bed.write(&format!("{folder}/cpuidle/state0/disable"), "0\n");
         }
         bed.write(
             "answers/ip-addr.json",
-            &addresses(&[link("lo", 1, "127.0.0.1/8"), link("enP7s7", 2, "10.0.0.7/24")]),
+            &addresses(&[
+                link("lo", 1, "127.0.0.1/8"),
+                link("enP7s7", 2, "10.0.0.7/24"),
+            ]),
         );
         bed.write("answers/cuda", "1 0 0\n");
         bed.write("etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n");
@@ -90,7 +135,10 @@ impl Bed {
             },
         );
         bed.object(&format!("{LIB}/libibverbs.so.1"), &Object::new());
-        bed.object(&format!("{LIB}/libibverbs/libmlx5-rdmav34.so"), &Object::new());
+        bed.object(
+            &format!("{LIB}/libibverbs/libmlx5-rdmav34.so"),
+            &Object::new(),
+        );
         let good = Object {
             text: "NCCL version 2.28.9+cuda13.0",
             build_id: "c0db9360000000000000000000000000000000ff",
@@ -110,11 +158,18 @@ impl Bed {
     /// own subnet.
     pub(super) fn spark(cables: &[&str]) -> Self {
         let bed = Self::plain();
-        let mut links = vec![link("lo", 1, "127.0.0.1/8"), link("enP7s7", 2, "10.0.0.7/24")];
+        let mut links = vec![
+            link("lo", 1, "127.0.0.1/8"),
+            link("enP7s7", 2, "10.0.0.7/24"),
+        ];
         for (at, function) in FUNCTIONS.iter().enumerate() {
             bed.function(at, function, cables.contains(&function.3));
             let (_, netdev, _, port, _, address) = function;
-            let own = if cables.contains(port) { format!("{address}/24") } else { String::new() };
+            let own = if cables.contains(port) {
+                format!("{address}/24")
+            } else {
+                String::new()
+            };
             links.push(link(netdev, 10 + at as u32, &own));
         }
         bed.write("answers/ip-addr.json", &addresses(&links));
@@ -131,14 +186,18 @@ impl Bed {
     }
 
     pub(super) fn with_variables(mut self, variables: &[(&str, &str)]) -> Self {
-        self.request.variables =
-            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        self.request.variables = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
         self
     }
 
     pub(super) fn set(&mut self, name: &str, value: &str) {
         self.request.variables.retain(|(known, _)| known != name);
-        self.request.variables.push((name.to_owned(), value.to_owned()));
+        self.request
+            .variables
+            .push((name.to_owned(), value.to_owned()));
     }
 
     pub(super) fn path(&self, below: &str) -> PathBuf {
@@ -158,7 +217,10 @@ impl Bed {
     pub(super) fn profile(&self, netdev: &str, priority: &str, name: &str, method: &str) {
         let uuid = format!("3c1f9d0e-0000-3bb8-8369-{:012}", netdev.len());
         let active = fs::read_to_string(self.path("answers/nmcli/active")).unwrap_or_default();
-        self.write("answers/nmcli/active", &format!("{active}{netdev}:{priority}:{uuid}:{name}\n"));
+        self.write(
+            "answers/nmcli/active",
+            &format!("{active}{netdev}:{priority}:{uuid}:{name}\n"),
+        );
         self.write(&format!("answers/nmcli/{uuid}"), &format!("{method}\n"));
     }
 
@@ -170,13 +232,17 @@ impl Bed {
         if trust == "dscp" {
             text += "dscp2prio mapping:\n";
             for priority in 0..8 {
-                let dscps: Vec<String> =
-                    (8 * priority..8 * priority + 8).rev().map(|dscp| format!("{dscp:02}")).collect();
+                let dscps: Vec<String> = (8 * priority..8 * priority + 8)
+                    .rev()
+                    .map(|dscp| format!("{dscp:02}"))
+                    .collect();
                 text += &format!("\tprio:{priority} dscp:{},\n", dscps.join(","));
             }
         }
         let head = "PFC configuration:\n\tpriority    0   1   2   3   4   5   6   7";
-        text += &format!("Cable len: 7\n{head}\n\tenabled     {enabled}\ntc: 0 ratelimit: unlimited, tsa: vendor\n");
+        text += &format!(
+            "Cable len: 7\n{head}\n\tenabled     {enabled}\ntc: 0 ratelimit: unlimited, tsa: vendor\n"
+        );
         for netdev in ["enp1s0f0np0", "enP2p1s0f0np0"] {
             self.write(&format!("answers/mlnx_qos/{netdev}"), &text);
         }
@@ -187,8 +253,14 @@ impl Bed {
     pub(super) fn qos_unit(&self) {
         let unit = "[Service]\nType=oneshot\nExecStart=/bin/bash /usr/local/sbin/roce.sh\n";
         self.write("etc/systemd/system/roce.service", unit);
-        self.write("etc/systemd/system/multi-user.target.wants/roce.service", unit);
-        self.write("usr/local/sbin/roce.sh", "#!/bin/sh\nmlnx_qos -i enp1s0f0np0 --trust dscp\n");
+        self.write(
+            "etc/systemd/system/multi-user.target.wants/roce.service",
+            unit,
+        );
+        self.write(
+            "usr/local/sbin/roce.sh",
+            "#!/bin/sh\nmlnx_qos -i enp1s0f0np0 --trust dscp\n",
+        );
     }
 
     pub(super) fn replace(&self, below: &str, from: &str, to: &str) {
@@ -198,11 +270,17 @@ impl Bed {
     }
 
     pub(super) fn port(&self, device: &str, file: &str, text: &str) {
-        self.write(&format!("sys/class/infiniband/{device}/ports/1/{file}"), text);
+        self.write(
+            &format!("sys/class/infiniband/{device}/ports/1/{file}"),
+            text,
+        );
     }
 
     pub(super) fn pci(&self, device: &str, file: &str, text: &str) {
-        self.write(&format!("sys/class/infiniband/{device}/device/{file}"), text);
+        self.write(
+            &format!("sys/class/infiniband/{device}/device/{file}"),
+            text,
+        );
     }
 
     /// Writes the sizes of PCIe payloads and read requests into a function's configuration space. A
@@ -224,7 +302,11 @@ impl Bed {
     pub(super) fn plugin(&self, below: &str) {
         self.object(
             below,
-            &Object { text: "spark-rails", build_id: "0000000000000000000000000000000000000001", ..Object::new() },
+            &Object {
+                text: "spark-rails",
+                build_id: "0000000000000000000000000000000000000001",
+                ..Object::new()
+            },
         );
     }
 
@@ -232,11 +314,16 @@ impl Bed {
         let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
                       Max locked memory         unlimited            unlimited            bytes     \n";
         self.write(&format!("proc/{name}/limits"), limits);
-        self.write(&format!("proc/{name}/status"), "Name:\tx\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-19\n");
+        self.write(
+            &format!("proc/{name}/status"),
+            "Name:\tx\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-19\n",
+        );
     }
 
     pub(super) fn answer(&self) -> Answer {
-        answer::answer(&Place::new(self.root.path()), self.request.clone()).unwrap().0
+        answer::answer(&Place::new(self.root.path()), self.request.clone())
+            .unwrap()
+            .0
     }
 
     fn function(&self, at: usize, function: &(&str, &str, &str, &str, u8, &str), has_cable: bool) {
@@ -258,9 +345,16 @@ impl Bed {
         }
         fs::write(self.path(&format!("{folder}/config")), configuration(2, 2)).unwrap();
         for kind in ["correctable", "nonfatal", "fatal"] {
-            let short = if kind == "correctable" { "COR".to_owned() } else { kind.to_uppercase() };
+            let short = if kind == "correctable" {
+                "COR".to_owned()
+            } else {
+                kind.to_uppercase()
+            };
             for place in [&folder, &parent] {
-                self.write(&format!("{place}/aer_dev_{kind}"), &format!("RxErr 0\nTOTAL_ERR_{short} 0\n"));
+                self.write(
+                    &format!("{place}/aer_dev_{kind}"),
+                    &format!("RxErr 0\nTOTAL_ERR_{short} 0\n"),
+                );
             }
         }
         self.write(&format!("{parent}/class"), "0x060400\n");
@@ -300,7 +394,10 @@ impl Bed {
                 if file == "arp_ignore" { "0\n" } else { "2\n" },
             );
         }
-        self.write(&format!("sys/class/infiniband_verbs/uverbs{at}/ibdev"), &format!("{device}\n"));
+        self.write(
+            &format!("sys/class/infiniband_verbs/uverbs{at}/ibdev"),
+            &format!("{device}\n"),
+        );
         self.write(&format!("dev/infiniband/uverbs{at}"), "");
         self.write(
             &format!("answers/ethtool-a/{netdev}"),
@@ -320,18 +417,42 @@ impl Bed {
         }
         let local = format!("fe80:0000:0000:0000:fe4c:eaff:fef9:423{guid}");
         let mapped = address.map(|address| {
-            let parts: Vec<u8> = address.split('.').map(|part| part.parse().unwrap()).collect();
-            format!("0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}", parts[0], parts[1], parts[2], parts[3])
+            let parts: Vec<u8> = address
+                .split('.')
+                .map(|part| part.parse().unwrap())
+                .collect();
+            format!(
+                "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}",
+                parts[0], parts[1], parts[2], parts[3]
+            )
         });
         let table = [Some(local), mapped];
-        for (at, gid) in table.iter().flatten().flat_map(|gid| [(gid, "IB/RoCE v1"), (gid, "RoCE v2")]).enumerate() {
+        for (at, gid) in table
+            .iter()
+            .flatten()
+            .flat_map(|gid| [(gid, "IB/RoCE v1"), (gid, "RoCE v2")])
+            .enumerate()
+        {
             self.write(&format!("{port}/gids/{at}"), &format!("{}\n", gid.0));
-            self.write(&format!("{port}/gid_attrs/types/{at}"), &format!("{}\n", gid.1));
-            self.write(&format!("{port}/gid_attrs/ndevs/{at}"), &format!("{netdev}\n"));
+            self.write(
+                &format!("{port}/gid_attrs/types/{at}"),
+                &format!("{}\n", gid.1),
+            );
+            self.write(
+                &format!("{port}/gid_attrs/ndevs/{at}"),
+                &format!("{netdev}\n"),
+            );
         }
-        for (folder, names) in [("counters", &COUNTERS[..]), ("hw_counters", &HW_COUNTERS[..])] {
+        for (folder, names) in [
+            ("counters", &COUNTERS[..]),
+            ("hw_counters", &HW_COUNTERS[..]),
+        ] {
             for name in names {
-                let value = if name.ends_with("packets") { "50000000\n" } else { "0\n" };
+                let value = if name.ends_with("packets") {
+                    "50000000\n"
+                } else {
+                    "0\n"
+                };
                 self.write(&format!("{port}/{folder}/{name}"), value);
             }
         }
@@ -364,7 +485,11 @@ pub(super) const KERNEL_LOG: &str = "\
 
 /// Makes an interface as `ip -json address` prints it. `address` may be empty.
 pub(super) fn link(name: &str, index: u32, address: &str) -> serde_json::Value {
-    let loopback = if name == "lo" { "LOOPBACK" } else { "BROADCAST" };
+    let loopback = if name == "lo" {
+        "LOOPBACK"
+    } else {
+        "BROADCAST"
+    };
     let info: Vec<serde_json::Value> = address.split_once('/').into_iter().map(|(local, prefix)| {
         serde_json::json!({"family": "inet", "local": local, "prefixlen": prefix.parse::<u8>().unwrap()})
     }).collect();
@@ -390,7 +515,13 @@ pub(super) struct Object {
 impl Object {
     pub(super) fn new() -> Self {
         let compiler = "GCC: (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0";
-        Self { text: "x", build_id: "00000000000000000000000000000000000000aa", compiler, rpath: None, glibc: None }
+        Self {
+            text: "x",
+            build_id: "00000000000000000000000000000000000000aa",
+            compiler,
+            rpath: None,
+            glibc: None,
+        }
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -409,7 +540,9 @@ impl Object {
     }
 
     fn compile(&self, to: &Path) {
-        let name = self.glibc.map_or("a_symbol".to_owned(), |version| format!("GLIBC_{version}"));
+        let name = self
+            .glibc
+            .map_or("a_symbol".to_owned(), |version| format!("GLIBC_{version}"));
         let source = format!(
             "const char text[] = \"{}\"; void {}(void) {{}} __asm__(\".ident \\\"{}\\\"\");",
             self.text,
@@ -417,19 +550,28 @@ impl Object {
             self.compiler
         );
         let mut command = Command::new("cc");
-        command.args(["-shared", "-nostdlib", "-fno-ident", "-x", "c", "-", "-o"]).arg(to);
+        command
+            .args(["-shared", "-nostdlib", "-fno-ident", "-x", "c", "-", "-o"])
+            .arg(to);
         command.arg(format!("-Wl,--build-id=0x{}", self.build_id));
         if let Some(rpath) = self.rpath {
             command.arg(format!("-Wl,--disable-new-dtags,-rpath,{rpath}"));
         }
         let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(source.as_bytes())
+            .unwrap();
         assert!(child.wait().unwrap().success(), "{source}");
         let mut bytes = fs::read(to).unwrap();
         // Set e_machine to EM_AARCH64.
         bytes[18..20].copy_from_slice(&183_u16.to_le_bytes());
         let (from, wanted) = (name.replace('.', "_DOT_"), name.clone());
-        if let Some(at) = memchr::memmem::find(&bytes, from.as_bytes()).filter(|_| self.glibc.is_some()) {
+        if let Some(at) =
+            memchr::memmem::find(&bytes, from.as_bytes()).filter(|_| self.glibc.is_some())
+        {
             bytes[at..at + wanted.len()].copy_from_slice(wanted.as_bytes());
             bytes[at + wanted.len()] = 0;
         }

@@ -7,9 +7,15 @@ use crate::commands::doctor::finding::{Finding, Severity, Verdict};
 const PLUGIN: &str = "/usr/local/lib/libnccl-net-spark.so";
 
 pub(super) fn variables(text: &str) -> Vec<Variable> {
-    let pairs = text.split_whitespace().map(|pair| pair.split_once('=').unwrap());
+    let pairs = text
+        .split_whitespace()
+        .map(|pair| pair.split_once('=').unwrap());
     pairs
-        .map(|(name, value)| Variable { name: name.into(), value: value.into(), source: Source::Environment })
+        .map(|(name, value)| Variable {
+            name: name.into(),
+            value: value.into(),
+            source: Source::Environment,
+        })
         .collect()
 }
 
@@ -27,19 +33,39 @@ enum LetsIn {
 
 fn lets_in(verdicts: &Verdicts) -> LetsIn {
     match () {
-        () if verdicts.variables.iter().any(|one| one.effect == Effect::Blocks) => LetsIn::KeptOut,
-        () if verdicts.findings.iter().any(|one| one.id == "plugin-not-named") => LetsIn::NotNamed,
+        () if verdicts
+            .variables
+            .iter()
+            .any(|one| one.effect == Effect::Blocks) =>
+        {
+            LetsIn::KeptOut
+        }
+        () if verdicts
+            .findings
+            .iter()
+            .any(|one| one.id == "plugin-not-named") =>
+        {
+            LetsIn::NotNamed
+        }
         () => LetsIn::Named,
     }
 }
 
 fn ids(verdicts: &Verdicts) -> Vec<&str> {
-    let worse = verdicts.findings.iter().filter(|finding| finding.severity != Severity::Note);
+    let worse = verdicts
+        .findings
+        .iter()
+        .filter(|finding| finding.severity != Severity::Note);
     worse.map(|finding| &*finding.id).collect()
 }
 
 fn effect(verdicts: &Verdicts, name: &str) -> Effect {
-    verdicts.variables.iter().find(|one| one.name == name).unwrap_or_else(|| panic!("no {name}")).effect
+    verdicts
+        .variables
+        .iter()
+        .find(|one| one.name == name)
+        .unwrap_or_else(|| panic!("no {name}"))
+        .effect
 }
 
 /// For each launcher: name, variables (from its sources and its users' posts), the effect on the
@@ -131,16 +157,28 @@ fn every_launcher_is_recognised_and_judged() {
         assert_eq!(lets_in(&verdicts), *wanted, "{name}");
         assert_eq!(ids(&verdicts), *found, "{name}: {:#?}", verdicts.findings);
         assert_eq!(Verdict::of(&verdicts.findings), *verdict, "{name}");
-        let launcher = verdicts.findings.iter().find(|finding| finding.id == "launcher");
+        let launcher = verdicts
+            .findings
+            .iter()
+            .find(|finding| finding.id == "launcher");
         let launcher = launcher.unwrap_or_else(|| panic!("{name} is not recognised"));
         assert!(
-            launcher.text.starts_with(&format!("these variables are as {name} sets them: ")),
+            launcher
+                .text
+                .starts_with(&format!("these variables are as {name} sets them: ")),
             "{name}: {}",
             launcher.text
         );
         let change = launcher.cure.as_ref().unwrap();
-        assert!(!change.contains('{') && (change.contains(PLUGIN) || change.contains("nccl.conf")), "{name}: {change}");
-        assert_eq!(verdicts.variables.len(), text.split_whitespace().count(), "{name}: one line for each variable");
+        assert!(
+            !change.contains('{') && (change.contains(PLUGIN) || change.contains("nccl.conf")),
+            "{name}: {change}"
+        );
+        assert_eq!(
+            verdicts.variables.len(),
+            text.split_whitespace().count(),
+            "{name}: one line for each variable"
+        );
     }
 }
 
@@ -149,11 +187,20 @@ fn with_the_proposed_variables_every_launcher_lets_the_plugin_in() {
     for (name, text, ..) in LAUNCHERS {
         let keep = |pair: &&str| {
             let name = pair.split('=').next().unwrap();
-            !["NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"]
-                .contains(&name)
+            ![
+                "NCCL_NET",
+                "NCCL_NET_PLUGIN",
+                "NCCL_IB_GID_INDEX",
+                "NCCL_IB_TIMEOUT",
+                "NCCL_IB_RETRY_CNT",
+            ]
+            .contains(&name)
         };
         let kept: Vec<&str> = text.split_whitespace().filter(keep).collect();
-        let verdicts = judge(&format!("{} NCCL_NET=Spark NCCL_NET_PLUGIN={PLUGIN}", kept.join(" ")));
+        let verdicts = judge(&format!(
+            "{} NCCL_NET=Spark NCCL_NET_PLUGIN={PLUGIN}",
+            kept.join(" ")
+        ));
         assert_eq!(lets_in(&verdicts), LetsIn::Named, "{name}");
         assert_eq!(ids(&verdicts), [""; 0], "{name}");
     }
@@ -167,9 +214,21 @@ fn single_variables_have_their_documented_effect() {
         ("NCCL_NET=Socket", Effect::Blocks, &["network-not-spark"]),
         ("NCCL_NET=", Effect::Blocks, &["network-not-spark"]),
         ("NCCL_NET_PLUGIN=spark", Effect::Nccl, &[]),
-        ("NCCL_NET_PLUGIN=/opt/lib/libnccl_net_spark.so", Effect::Nccl, &[]),
-        ("NCCL_NET_PLUGIN=/opt/hpcx/libnccl-net.so,spark", Effect::Harms, &["plugin-not-first"]),
-        ("NCCL_NET_PLUGIN=/home/spark/libnccl-net.so", Effect::Blocks, &["plugin-kept-out"]),
+        (
+            "NCCL_NET_PLUGIN=/opt/lib/libnccl_net_spark.so",
+            Effect::Nccl,
+            &[],
+        ),
+        (
+            "NCCL_NET_PLUGIN=/opt/hpcx/libnccl-net.so,spark",
+            Effect::Harms,
+            &["plugin-not-first"],
+        ),
+        (
+            "NCCL_NET_PLUGIN=/home/spark/libnccl-net.so",
+            Effect::Blocks,
+            &["plugin-kept-out"],
+        ),
         ("NCCL_NET_PLUGIN=", Effect::Blocks, &["plugin-kept-out"]),
         ("NCCL_NET_PLUGIN=NONE", Effect::Blocks, &["plugin-kept-out"]),
         ("NCCL_IB_DISABLE=1", Effect::Misleads, &["ib-disable"]),
@@ -183,9 +242,17 @@ fn single_variables_have_their_documented_effect() {
         ("NCCL_IB_TIMEOUT=32", Effect::Refused, &["setting-refused"]),
         ("NCCL_IB_TC=-1", Effect::Honoured, &[]),
         ("NCCL_IB_TC=-2", Effect::Refused, &["setting-refused"]),
-        ("NCCL_SPARK_TUNNER=on", Effect::Refused, &["setting-refused"]),
+        (
+            "NCCL_SPARK_TUNNER=on",
+            Effect::Refused,
+            &["setting-refused"],
+        ),
         ("NCCL_SPARK_TUNER=on", Effect::Honoured, &[]),
-        ("NCCL_IB_ROCE_VERSION_NUM=1", Effect::Misleads, &["roce-version"]),
+        (
+            "NCCL_IB_ROCE_VERSION_NUM=1",
+            Effect::Misleads,
+            &["roce-version"],
+        ),
         ("NCCL_IB_ROCE_VERSION_NUM=2", Effect::Ignored, &[]),
         ("NCCL_IB_MERGE_NICS=0", Effect::Ignored, &[]),
         ("NCCL_IB_QPS_PER_CONNECTION=4", Effect::Honoured, &[]),
@@ -199,21 +266,48 @@ fn single_variables_have_their_documented_effect() {
         let name = text.split('=').next().unwrap();
         assert_eq!(effect(&verdicts, name), wanted, "{text}");
         assert_eq!(ids(&verdicts), found, "{text}: {:#?}", verdicts.findings);
-        assert!(verdicts.findings.iter().all(|finding| finding.cure.is_some()), "{text}: {:#?}", verdicts.findings);
+        assert!(
+            verdicts
+                .findings
+                .iter()
+                .all(|finding| finding.cure.is_some()),
+            "{text}: {:#?}",
+            verdicts.findings
+        );
     }
-    for (text, note) in
-        [("NCCL_TUNER_PLUGIN=libnccl-tuner.so", "other-tuner"), ("NCCL_MAX_NCHANNELS=2", "few-channels")]
-    {
+    for (text, note) in [
+        ("NCCL_TUNER_PLUGIN=libnccl-tuner.so", "other-tuner"),
+        ("NCCL_MAX_NCHANNELS=2", "few-channels"),
+    ] {
         let verdicts = judge(text);
         assert_eq!(verdicts.variables[0].effect, Effect::Harms, "{text}");
-        let is_it = |one: &Finding| (one.severity, &*one.id) == (Severity::Note, note) && one.cure.is_some();
-        assert!(verdicts.findings.iter().any(is_it), "{text}: {:#?}", verdicts.findings);
+        let is_it = |one: &Finding| {
+            (one.severity, &*one.id) == (Severity::Note, note) && one.cure.is_some()
+        };
+        assert!(
+            verdicts.findings.iter().any(is_it),
+            "{text}: {:#?}",
+            verdicts.findings
+        );
     }
     // Without NCCL_NET_PLUGIN, NCCL looks for libnccl-net.so, and finds no network named Spark.
-    let is_noted = |text: &str| judge(text).findings.iter().any(|one| one.id == "plugin-not-named");
-    assert!(is_noted("NCCL_NET=Spark") && is_noted("") && !is_noted("NCCL_NET=Spark NCCL_NET_PLUGIN=spark"));
+    let is_noted = |text: &str| {
+        judge(text)
+            .findings
+            .iter()
+            .any(|one| one.id == "plugin-not-named")
+    };
+    assert!(
+        is_noted("NCCL_NET=Spark")
+            && is_noted("")
+            && !is_noted("NCCL_NET=Spark NCCL_NET_PLUGIN=spark")
+    );
     let late = judge("NCCL_IB_TIMEOUT=22");
-    assert!(late.variables[0].text.contains("120.3s"), "{:?}", late.variables[0]);
+    assert!(
+        late.variables[0].text.contains("120.3s"),
+        "{:?}",
+        late.variables[0]
+    );
 }
 
 /// `NCCL_NET_PLUGIN` can list several plugins. If the file of one is missing, NCCL takes the next.
@@ -223,30 +317,76 @@ fn a_missing_plugin_is_not_loaded() {
     let blocked = ("plugin-kept-out", Effect::Blocks);
     for (value, wanted) in [
         ("/none/libnccl-net-spark.so", Some(blocked)),
-        ("/none/libnccl-net-spark.so,/opt/libnccl-net.so", Some(blocked)),
+        (
+            "/none/libnccl-net-spark.so,/opt/libnccl-net.so",
+            Some(blocked),
+        ),
         ("/none/libnccl-net-spark.so,/opt/libnccl-net-spark.so", None),
-        ("/none/libnccl-net-spark.so,x,spark", Some(("plugin-not-first", Effect::Harms))),
+        (
+            "/none/libnccl-net-spark.so,x,spark",
+            Some(("plugin-not-first", Effect::Harms)),
+        ),
         ("/opt/libnccl-net-spark.so,/none/libnccl-net-spark.so", None),
         ("none/libnccl-net-spark.so", None),
     ] {
-        let verdicts = environment::judge(&variables(&format!("NCCL_NET_PLUGIN={value}")), PLUGIN, &missing_reason);
-        let found = verdicts.findings.first().map(|finding| (&*finding.id, verdicts.variables[0].effect));
+        let verdicts = environment::judge(
+            &variables(&format!("NCCL_NET_PLUGIN={value}")),
+            PLUGIN,
+            &missing_reason,
+        );
+        let found = verdicts
+            .findings
+            .first()
+            .map(|finding| (&*finding.id, verdicts.variables[0].effect));
         assert_eq!(found, wanted, "{value}");
     }
-    let verdicts = environment::judge(&variables("NCCL_NET_PLUGIN=/none/spark.so"), PLUGIN, &missing_reason);
+    let verdicts = environment::judge(
+        &variables("NCCL_NET_PLUGIN=/none/spark.so"),
+        PLUGIN,
+        &missing_reason,
+    );
     assert_eq!(lets_in(&verdicts), LetsIn::KeptOut);
-    assert_eq!(verdicts.variables[0].text, "file not found: /none/spark.so, so NCCL does not load this plugin");
-    assert_eq!(verdicts.findings[0].cure.as_deref(), Some(&*format!("export NCCL_NET_PLUGIN={PLUGIN}")));
-    let verdicts = environment::judge(&variables("NCCL_NET_PLUGIN=/none/spark.so"), "/none/spark.so", &missing_reason);
-    assert!(verdicts.findings[0].cure.as_ref().unwrap().starts_with("sudo apt install "));
+    assert_eq!(
+        verdicts.variables[0].text,
+        "file not found: /none/spark.so, so NCCL does not load this plugin"
+    );
+    assert_eq!(
+        verdicts.findings[0].cure.as_deref(),
+        Some(&*format!("export NCCL_NET_PLUGIN={PLUGIN}"))
+    );
+    let verdicts = environment::judge(
+        &variables("NCCL_NET_PLUGIN=/none/spark.so"),
+        "/none/spark.so",
+        &missing_reason,
+    );
+    assert!(
+        verdicts.findings[0]
+            .cure
+            .as_ref()
+            .unwrap()
+            .starts_with("sudo apt install ")
+    );
 }
 
 #[test]
 fn the_cure_for_a_variable_of_nccls_file_names_that_file() {
     let source = Source::File("/etc/nccl.conf".into());
-    let variable = Variable { name: "NCCL_NET".into(), value: "IB".into(), source };
+    let variable = Variable {
+        name: "NCCL_NET".into(),
+        value: "IB".into(),
+        source,
+    };
     let verdicts = environment::judge(&[variable], PLUGIN, &|_| None);
     let finding = &verdicts.findings[0];
-    assert!(finding.text.starts_with("NCCL_NET=IB (in /etc/nccl.conf): "), "{}", finding.text);
-    assert_eq!(finding.cure.as_deref(), Some("sudo sed -i '/^NCCL_NET=/d' /etc/nccl.conf"));
+    assert!(
+        finding
+            .text
+            .starts_with("NCCL_NET=IB (in /etc/nccl.conf): "),
+        "{}",
+        finding.text
+    );
+    assert_eq!(
+        finding.cure.as_deref(),
+        Some("sudo sed -i '/^NCCL_NET=/d' /etc/nccl.conf")
+    );
 }

@@ -275,7 +275,12 @@ fn process(loaded: &str) -> Bed {
     let map = |path: &str| format!("ffff80000000-ffff80001000 r-xp 00000000 08:01 77 {path}\n");
     bed.write(
         "proc/42/maps",
-        &[map(&format!("/{LIB}/libnccl.so.2")), map(loaded), map(&format!("/{LIB}/libibverbs.so.1"))].concat(),
+        &[
+            map(&format!("/{LIB}/libnccl.so.2")),
+            map(loaded),
+            map(&format!("/{LIB}/libibverbs.so.1")),
+        ]
+        .concat(),
     );
     bed.request.pid = Some(42);
     bed
@@ -309,15 +314,24 @@ fn nothing_is_found_on_healthy_machines() {
     for (name, bed) in [
         ("a Spark with one cable", one()),
         ("a Spark with two cables", two()),
-        ("a process on it", process("/usr/local/lib/libnccl-net-spark.so")),
+        (
+            "a process on it",
+            process("/usr/local/lib/libnccl-net-spark.so"),
+        ),
         ("a deb where /lib is a link to /usr/lib", deb()),
-        ("NetworkManager's profiles that somebody chose, or of other interfaces", profiles()),
+        (
+            "NetworkManager's profiles that somebody chose, or of other interfaces",
+            profiles(),
+        ),
     ] {
         let answer = bed.answer();
         assert_eq!(answer.findings, [], "{name}");
         assert_eq!(answer.verdict, Verdict::Good, "{name}");
         let text = serde_json::to_string(&answer).unwrap();
-        assert!(!text.contains("secret") && !text.contains("HF_TOKEN"), "{name}: {text}");
+        assert!(
+            !text.contains("secret") && !text.contains("HF_TOKEN"),
+            "{name}: {text}"
+        );
     }
 }
 
@@ -342,17 +356,32 @@ fn each_fault_is_found_and_named_with_its_cure() {
             finding.id == fault.id && finding.severity == fault.severity && named
         };
         let found = answer.findings.iter().find(matches);
-        let found = found.unwrap_or_else(|| panic!("{}: not found in {:#?}", fault.name, answer.findings));
+        let found =
+            found.unwrap_or_else(|| panic!("{}: not found in {:#?}", fault.name, answer.findings));
         let cure = found.cure.as_deref().unwrap_or("");
-        assert!(cure.contains(fault.cure) && cure.is_empty() == fault.cure.is_empty(), "{}: {cure}", fault.name);
+        assert!(
+            cure.contains(fault.cure) && cure.is_empty() == fault.cure.is_empty(),
+            "{}: {cure}",
+            fault.name
+        );
         let wanted = match fault.severity {
             Broken => Verdict::Broken,
             Slow | Fragile => Verdict::Impaired,
             Note => Verdict::Good,
         };
-        assert_eq!(answer.verdict, wanted, "{}: {:#?}", fault.name, answer.findings);
-        let with = TOGETHER.iter().find(|(id, _)| *id == fault.id).map_or(&[][..], |(_, with)| with);
-        let others = answer.findings.iter().filter(|finding| finding.id != fault.id && !with.contains(&&*finding.id));
+        assert_eq!(
+            answer.verdict, wanted,
+            "{}: {:#?}",
+            fault.name, answer.findings
+        );
+        let with = TOGETHER
+            .iter()
+            .find(|(id, _)| *id == fault.id)
+            .map_or(&[][..], |(_, with)| with);
+        let others = answer
+            .findings
+            .iter()
+            .filter(|finding| finding.id != fault.id && !with.contains(&&*finding.id));
         strange.extend(others.map(|finding| (fault.name, finding.clone())));
     }
     assert!(strange.is_empty(), "{strange:#?}");
@@ -367,14 +396,22 @@ fn a_root_port_without_its_nic_still_reports_fatal_errors() {
         for address in ["0000:00:00.0", "0002:00:00.0"] {
             let port = format!("sys/bus/pci/devices/{address}");
             bed.write(&format!("{port}/class"), "0x060400\n");
-            kinds.iter().for_each(|(kind, text)| bed.write(&format!("{port}/aer_rootport_total_err_{kind}"), text));
+            kinds.iter().for_each(|(kind, text)| {
+                bed.write(&format!("{port}/aer_rootport_total_err_{kind}"), text)
+            });
         }
         // On other machines this is the address of the host bridge, which is no PCIe port.
         bed.write("sys/bus/pci/devices/0000:00:00.0/class", "0x060000\n");
     });
     let answer = bed.answer();
-    let found: Vec<_> = answer.findings.iter().filter(|finding| finding.id == "pcie-uncorrected").collect();
-    let [finding] = found[..] else { panic!("{:#?}", answer.findings) };
+    let found: Vec<_> = answer
+        .findings
+        .iter()
+        .filter(|finding| finding.id == "pcie-uncorrected")
+        .collect();
+    let [finding] = found[..] else {
+        panic!("{:#?}", answer.findings)
+    };
     let text = "the PCIe port 0002:00:00.0 (without an RDMA device below it) has had 2 fatal and 0 other uncorrected";
     assert!(finding.text.starts_with(text), "{finding:?}");
 }
@@ -383,16 +420,31 @@ fn a_root_port_without_its_nic_still_reports_fatal_errors() {
 /// and libibverbs lists a port that sysfs lacks.
 #[test]
 fn a_copy_of_a_machine_is_judged_despite_missing_parts() {
-    let job_facts = JobFacts { plugin: String::new(), nvls_is_off: false, proxy_cpus: None, socket_interfaces: None };
+    let job_facts = JobFacts {
+        plugin: String::new(),
+        nvls_is_off: false,
+        proxy_cpus: None,
+        socket_interfaces: None,
+    };
     let mut facts = look::facts(&Place::new(one().path("")), None, &[], &mut Vec::new());
     let judged = |facts: &Facts| {
         let found = judge::machine(facts, &job_facts);
-        found.into_iter().map(|finding| (finding.severity, finding.id)).collect::<Vec<_>>()
+        found
+            .into_iter()
+            .map(|finding| (finding.severity, finding.id))
+            .collect::<Vec<_>>()
     };
-    let warning = Warning { kind: WarningKind::UnknownWiring, devices: vec!["mlx5_0".into()], text: "mlx5_0".into() };
+    let warning = Warning {
+        kind: WarningKind::UnknownWiring,
+        devices: vec!["mlx5_0".into()],
+        text: "mlx5_0".into(),
+    };
     facts.survey.warnings = vec![warning];
     facts.verbs = Err("the RDMA library libibverbs.so.1 has no function ibv_reg_mr".to_owned());
-    assert_eq!(judged(&facts), [(Broken, "verbs".into()), (Fragile, "unknown-wiring".into())]);
+    assert_eq!(
+        judged(&facts),
+        [(Broken, "verbs".into()), (Fragile, "unknown-wiring".into())]
+    );
 }
 
 #[test]
@@ -404,17 +456,28 @@ fn a_fault_of_several_rails_is_one_finding() {
         })
     };
     let no_pause = |bed: &mut Bed, _: &str, netdev: &str| {
-        bed.replace(&format!("answers/ethtool-a/{netdev}"), "RX:\t\ton\nTX:\t\ton", "RX:\t\toff\nTX:\t\toff");
+        bed.replace(
+            &format!("answers/ethtool-a/{netdev}"),
+            "RX:\t\ton\nTX:\t\ton",
+            "RX:\t\toff\nTX:\t\toff",
+        );
     };
     let payload = |bed: &mut Bed, device: &str, _: &str| bed.transactions(device, 0, 2);
-    let mtu = |bed: &mut Bed, _: &str, netdev: &str| bed.write(&format!("sys/class/net/{netdev}/mtu"), "1500\n");
-    let profile =
-        |bed: &mut Bed, _: &str, netdev: &str| bed.profile(netdev, "-999", &format!("Wired {netdev}"), "auto");
+    let mtu = |bed: &mut Bed, _: &str, netdev: &str| {
+        bed.write(&format!("sys/class/net/{netdev}/mtu"), "1500\n")
+    };
+    let profile = |bed: &mut Bed, _: &str, netdev: &str| {
+        bed.profile(netdev, "-999", &format!("Wired {netdev}"), "auto")
+    };
     let down = with(one(), |bed| {
-        ["rocep1s0f0", "roceP2p1s0f0"].iter().for_each(|device| bed.port(device, "state", "1: DOWN\n"));
+        ["rocep1s0f0", "roceP2p1s0f0"]
+            .iter()
+            .for_each(|device| bed.port(device, "state", "1: DOWN\n"));
     });
     let closed = with(one(), |bed| {
-        [0, 2].iter().for_each(|at| bed.write(&format!("answers/open/uverbs{at}"), "EPERM"));
+        [0, 2]
+            .iter()
+            .for_each(|at| bed.write(&format!("answers/open/uverbs{at}"), "EPERM"));
     });
     for (bed, id, words, cure) in [
         (
@@ -435,7 +498,12 @@ fn a_fault_of_several_rails_is_one_finding() {
             "(\"Wired enP2p1s0f0np0\"): NetworkManager's automatic profiles keep them",
             "sudo nmcli con delete \"Wired enp1s0f0np0\" && sudo nmcli con delete \"Wired enP2p1s0f0np0\" && sudo netplan apply",
         ),
-        (both(mtu), "small-mtu", "rocep1s0f0 and roceP2p1s0f0 have a path MTU of 1024", " && "),
+        (
+            both(mtu),
+            "small-mtu",
+            "rocep1s0f0 and roceP2p1s0f0 have a path MTU of 1024",
+            " && ",
+        ),
         (
             down,
             "no-rail",
@@ -450,17 +518,49 @@ fn a_fault_of_several_rails_is_one_finding() {
         ),
     ] {
         let answer = bed.answer();
-        let found: Vec<_> = answer.findings.iter().filter(|finding| finding.id == id).collect();
-        let [finding] = found[..] else { panic!("{id}: {:#?}", answer.findings) };
+        let found: Vec<_> = answer
+            .findings
+            .iter()
+            .filter(|finding| finding.id == id)
+            .collect();
+        let [finding] = found[..] else {
+            panic!("{id}: {:#?}", answer.findings)
+        };
         assert!(finding.text.contains(words), "{finding:?}");
-        assert!(finding.cure.as_deref().unwrap().contains(cure), "{finding:?}");
+        assert!(
+            finding.cure.as_deref().unwrap().contains(cure),
+            "{finding:?}"
+        );
     }
-    let odd = with(one(), |bed| bed.profile("enp1s0f0np0", "-999", "x$(reboot): \"", "auto")).answer();
-    let found = odd.findings.iter().find(|finding| finding.id == "automatic-profile").unwrap();
-    assert!(found.cure.as_deref().unwrap().starts_with("sudo nmcli con delete 3c1f9d0e-"), "{found:?}");
+    let odd = with(one(), |bed| {
+        bed.profile("enp1s0f0np0", "-999", "x$(reboot): \"", "auto")
+    })
+    .answer();
+    let found = odd
+        .findings
+        .iter()
+        .find(|finding| finding.id == "automatic-profile")
+        .unwrap();
+    assert!(
+        found
+            .cure
+            .as_deref()
+            .unwrap()
+            .starts_with("sudo nmcli con delete 3c1f9d0e-"),
+        "{found:?}"
+    );
     let excluded = with(two(), |bed| bed.set("NCCL_IB_HCA", "mlx5_7")).answer();
-    let found = excluded.findings.iter().find(|finding| finding.id == "no-rail").unwrap();
-    assert!(found.text.ends_with(" cannot be used: NCCL_IB_HCA excludes them"), "{found:?}");
+    let found = excluded
+        .findings
+        .iter()
+        .find(|finding| finding.id == "no-rail")
+        .unwrap();
+    assert!(
+        found
+            .text
+            .ends_with(" cannot be used: NCCL_IB_HCA excludes them"),
+        "{found:?}"
+    );
     assert_eq!(found.cure.as_deref(), Some("unset NCCL_IB_HCA"));
 }
 
@@ -468,9 +568,26 @@ fn a_fault_of_several_rails_is_one_finding() {
 fn the_table_in_faults_md_matches() {
     let document = include_str!("../faults.md");
     let word = |severity: Severity| severity.word().to_lowercase();
-    let rows: Vec<String> =
-        FAULTS.iter().map(|fault| format!("| {} | {} | `{}` |", fault.name, word(fault.severity), fault.id)).collect();
+    let rows: Vec<String> = FAULTS
+        .iter()
+        .map(|fault| {
+            format!(
+                "| {} | {} | `{}` |",
+                fault.name,
+                word(fault.severity),
+                fault.id
+            )
+        })
+        .collect();
     let section = document.split("\n## ").nth(1).unwrap();
-    let found: Vec<&str> = section.lines().filter(|line| line.starts_with("| ") && line.ends_with("` |")).collect();
-    assert_eq!(found, rows, "commands/doctor/faults.md should have:\n{}", rows.join("\n"));
+    let found: Vec<&str> = section
+        .lines()
+        .filter(|line| line.starts_with("| ") && line.ends_with("` |"))
+        .collect();
+    assert_eq!(
+        found,
+        rows,
+        "commands/doctor/faults.md should have:\n{}",
+        rows.join("\n")
+    );
 }

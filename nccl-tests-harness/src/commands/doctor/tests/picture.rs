@@ -27,23 +27,45 @@ fn a_cable_has_one_name() {
         plant(&bed);
         let survey = look::facts(&Place::new(bed.path("")), None, &[], &mut Vec::new()).survey;
         let answer = bed.answer();
-        for (rail, fact) in survey.rails.iter().zip(answer.facts.iter().filter(|fact| fact.name.starts_with("roce"))) {
+        for (rail, fact) in survey.rails.iter().zip(
+            answer
+                .facts
+                .iter()
+                .filter(|fact| fact.name.starts_with("roce")),
+        ) {
             let name = survey.cable_name(rail);
-            assert!(report(&survey).contains(&format!("{}:1  used: cable {name},", rail.device)), "{name}");
-            assert!(fact.value.starts_with(&format!("rail, cable {name},")), "{fact:?}");
+            assert!(
+                report(&survey).contains(&format!("{}:1  used: cable {name},", rail.device)),
+                "{name}"
+            );
+            assert!(
+                fact.value.starts_with(&format!("rail, cable {name},")),
+                "{fact:?}"
+            );
         }
-        let drawn = [0, 2].map(|at| answer.picture[at].split("cable ").nth(1).unwrap().to_owned());
+        let drawn = [0, 2].map(|at| {
+            answer.picture[at]
+                .split("cable ")
+                .nth(1)
+                .unwrap()
+                .to_owned()
+        });
         drawn.map(|cable| cable.trim_end_matches(", 200 Gb/s").to_owned())
     };
     assert_eq!(named(|_| ()), ["p0", "p1"]);
     let unnamed = |bed: &Bed| {
         let netdevs = FUNCTIONS.map(|function| function.1);
-        netdevs.iter().for_each(|netdev| bed.remove(&format!("sys/class/net/{netdev}/phys_port_name")));
+        netdevs
+            .iter()
+            .for_each(|netdev| bed.remove(&format!("sys/class/net/{netdev}/phys_port_name")));
     };
     assert_eq!(named(unnamed), ["0", "1"]);
     let adapters = |bed: &Bed| {
         for device in ["rocep1s0f1", "roceP2p1s0f1"] {
-            bed.write(&format!("sys/class/infiniband/{device}/sys_image_guid"), "fc4c:ea03:00f9:4238\n");
+            bed.write(
+                &format!("sys/class/infiniband/{device}/sys_image_guid"),
+                "fc4c:ea03:00f9:4238\n",
+            );
         }
         for netdev in ["enp1s0f1np1", "enP2p1s0f1np1"] {
             bed.write(&format!("sys/class/net/{netdev}/phys_port_name"), "p0\n");
@@ -56,7 +78,11 @@ fn a_cable_has_one_name() {
 fn one_cable_is_the_limit_of_its_two_rails() {
     let answer = Bed::spark(&["p0"]).answer();
     assert_eq!(answer.picture.len(), 3, "{:#?}", answer.picture);
-    assert!(answer.picture[2].ends_with("limited by the cables"), "{:#?}", answer.picture);
+    assert!(
+        answer.picture[2].ends_with("limited by the cables"),
+        "{:#?}",
+        answer.picture
+    );
     assert!(Bed::plain().answer().picture.is_empty());
 }
 
@@ -64,12 +90,25 @@ fn one_cable_is_the_limit_of_its_two_rails() {
 fn facts_are_listed_and_gaps_are_stated() {
     let bed = Bed::spark(&["p0"]);
     let answer = bed.answer();
-    let fact = |name: &str| answer.facts.iter().find(|fact| fact.name == name).map(|fact| fact.value.clone());
+    let fact = |name: &str| {
+        answer
+            .facts
+            .iter()
+            .find(|fact| fact.name == name)
+            .map(|fact| fact.value.clone())
+    };
     assert_eq!(fact("BIOS").as_deref(), Some("5.36_0ACUM018 07/29/2025"));
     assert_eq!(fact("kernel").as_deref(), Some("6.17.0-1014-nvidia"));
     assert_eq!(fact("glibc").as_deref(), Some("2.39"));
-    assert_eq!(fact("nvidia-peermem").as_deref(), Some("not loaded, as expected"));
-    assert!(fact("CUDA").unwrap().contains("INTEGRATED=1 GPU_DIRECT_RDMA_SUPPORTED=0 DMA_BUF_SUPPORTED=0"));
+    assert_eq!(
+        fact("nvidia-peermem").as_deref(),
+        Some("not loaded, as expected")
+    );
+    assert!(
+        fact("CUDA")
+            .unwrap()
+            .contains("INTEGRATED=1 GPU_DIRECT_RDMA_SUPPORTED=0 DMA_BUF_SUPPORTED=0")
+    );
     let function = fact("rocep1s0f0").unwrap();
     for part in [
         "rail, cable p0, 200 Gb/s, path MTU 4096, 192.168.100.1 (GID 3)",
@@ -86,24 +125,39 @@ fn facts_are_listed_and_gaps_are_stated() {
         assert!(function.contains(part), "no {part} in {function}");
     }
     assert!(
-        fact(&format!("/{}/libnccl.so.2", super::bed::LIB)).unwrap().starts_with("2.28.9+cuda13.0, build id c0db9360")
+        fact(&format!("/{}/libnccl.so.2", super::bed::LIB))
+            .unwrap()
+            .starts_with("2.28.9+cuda13.0, build id c0db9360")
     );
     // The process to examine is in a container with its own network namespace.
     let mut other = Bed::spark(&["p0"]);
     other.process("42");
-    other.write("proc/42/environ", "NCCL_NET=Spark\0NCCL_NET_PLUGIN=/usr/local/lib/libnccl-net-spark.so\0");
+    other.write(
+        "proc/42/environ",
+        "NCCL_NET=Spark\0NCCL_NET_PLUGIN=/usr/local/lib/libnccl-net-spark.so\0",
+    );
     other.request.pid = Some(42);
     for (process, namespace) in [("self", "net:[1]"), ("42", "net:[2]")] {
         std::fs::create_dir_all(other.path(&format!("proc/{process}/ns"))).unwrap();
-        std::os::unix::fs::symlink(namespace, other.path(&format!("proc/{process}/ns/net"))).unwrap();
+        std::os::unix::fs::symlink(namespace, other.path(&format!("proc/{process}/ns/net")))
+            .unwrap();
     }
     let not_seen = other.answer().not_seen;
-    assert!(not_seen.iter().any(|one| one.why.contains("another network namespace")), "{not_seen:#?}");
+    assert!(
+        not_seen
+            .iter()
+            .any(|one| one.why.contains("another network namespace")),
+        "{not_seen:#?}"
+    );
     // The doctor runs without privileges, in a container without the DMI files of sysfs.
     bed.remove("sys/class/dmi/id/bios_version");
     bed.remove("sys/class/dmi/id/bios_date");
     for device in ["rocep1s0f0", "rocep1s0f1", "roceP2p1s0f0", "roceP2p1s0f1"] {
-        std::fs::write(bed.path(&format!("sys/class/infiniband/{device}/device/config")), [0_u8; 64]).unwrap();
+        std::fs::write(
+            bed.path(&format!("sys/class/infiniband/{device}/device/config")),
+            [0_u8; 64],
+        )
+        .unwrap();
     }
     bed.remove("sys/class/infiniband/rocep1s0f1/device/config");
     bed.remove("answers/cuda");
@@ -112,13 +166,22 @@ fn facts_are_listed_and_gaps_are_stated() {
     let answer = bed.answer();
     for (what, why) in [
         ("the BIOS version", "dmi"),
-        ("PCIe payload and read request size of rocep1s0f0, ", "CAP_SYS_ADMIN"),
-        ("PCIe payload and read request size of rocep1s0f1", "no configuration space"),
+        (
+            "PCIe payload and read request size of rocep1s0f0, ",
+            "CAP_SYS_ADMIN",
+        ),
+        (
+            "PCIe payload and read request size of rocep1s0f1",
+            "no configuration space",
+        ),
         ("CUDA's attributes", "answers/cuda"),
         ("pause frames of enp1s0f0np0", "ethtool"),
         ("the limit of locked memory", "/proc/self/limits"),
     ] {
-        let found = answer.not_seen.iter().any(|one| one.what.contains(what) && one.why.contains(why));
+        let found = answer
+            .not_seen
+            .iter()
+            .any(|one| one.what.contains(what) && one.why.contains(why));
         assert!(found, "{what}: {:#?}", answer.not_seen);
     }
     assert_eq!(answer.findings, [], "what is not seen is no finding");

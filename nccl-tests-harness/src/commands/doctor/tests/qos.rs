@@ -5,7 +5,11 @@ use super::bed::Bed;
 
 fn without_pause(bed: &Bed) {
     for netdev in ["enp1s0f0np0", "enP2p1s0f0np0"] {
-        bed.replace(&format!("answers/ethtool-a/{netdev}"), "RX:\t\ton\nTX:\t\ton", "RX:\t\toff\nTX:\t\toff");
+        bed.replace(
+            &format!("answers/ethtool-a/{netdev}"),
+            "RX:\t\ton\nTX:\t\ton",
+            "RX:\t\toff\nTX:\t\toff",
+        );
     }
 }
 
@@ -76,21 +80,41 @@ Cable len: 7\nPFC configuration:
 fn published_configurations_are_read_and_judged() {
     type Case = (fn(&mut Bed), &'static str, &'static [&'static str]);
     let cases: [Case; 7] = [
-        (factory, "RoCE has priority 0 without PFC (service level 0; trust PCP, PFC on none)", &[]),
+        (
+            factory,
+            "RoCE has priority 0 without PFC (service level 0; trust PCP, PFC on none)",
+            &[],
+        ),
         (
             pcp,
             "RoCE has priority 0 without PFC (service level 0; trust PCP, PFC on 3)",
             &["unprotected-priority", "qos-until-reboot"],
         ),
-        (pcp_cured, "RoCE has priority 3 with PFC (traffic class 106; trust DSCP, PFC on 3)", &[]),
+        (
+            pcp_cured,
+            "RoCE has priority 3 with PFC (traffic class 106; trust DSCP, PFC on 3)",
+            &[],
+        ),
         (
             without_class,
             "RoCE has priority 0 without PFC (traffic class 0; trust DSCP, PFC on 3)",
             &["unprotected-priority", "no-pause"],
         ),
-        (until_reboot, "RoCE has priority 3 with PFC (traffic class 106; trust DSCP, PFC on 3)", &["qos-until-reboot"]),
-        (nexus, "RoCE has priority 3 with PFC (traffic class 104; trust DSCP, PFC on 3)", &["qos-until-reboot"]),
-        (netarbiter, "RoCE has priority 3 with PFC (traffic class 106; trust DSCP, PFC on 3)", &[]),
+        (
+            until_reboot,
+            "RoCE has priority 3 with PFC (traffic class 106; trust DSCP, PFC on 3)",
+            &["qos-until-reboot"],
+        ),
+        (
+            nexus,
+            "RoCE has priority 3 with PFC (traffic class 104; trust DSCP, PFC on 3)",
+            &["qos-until-reboot"],
+        ),
+        (
+            netarbiter,
+            "RoCE has priority 3 with PFC (traffic class 106; trust DSCP, PFC on 3)",
+            &[],
+        ),
     ];
     for (plant, text, ids) in cases {
         let mut bed = Bed::spark(&["p0"]);
@@ -98,7 +122,11 @@ fn published_configurations_are_read_and_judged() {
         let answer = bed.answer();
         let found: Vec<&str> = answer.findings.iter().map(|finding| &*finding.id).collect();
         assert_eq!(found, ids, "{text}: {:#?}", answer.findings);
-        let rail = answer.facts.iter().find(|fact| fact.name == "rocep1s0f0").unwrap();
+        let rail = answer
+            .facts
+            .iter()
+            .find(|fact| fact.name == "rocep1s0f0")
+            .unwrap();
         assert!(rail.value.contains(text), "{rail:?}");
     }
 }
@@ -111,21 +139,42 @@ fn only_what_runs_at_boot_keeps_priorities() {
         let mut bed = Bed::spark(&["p0"]);
         nexus(&mut bed);
         plant(&bed);
-        bed.answer().findings.iter().any(|finding| finding.id == "qos-until-reboot")
+        bed.answer()
+            .findings
+            .iter()
+            .any(|finding| finding.id == "qos-until-reboot")
     };
-    assert!(found(|bed| bed.write("etc/systemd/system/roce.service", "ExecStart=mlnx_qos -i x --trust dscp\n")));
+    assert!(found(|bed| bed.write(
+        "etc/systemd/system/roce.service",
+        "ExecStart=mlnx_qos -i x --trust dscp\n"
+    )));
     assert!(found(|bed| {
         bed.qos_unit();
         bed.remove("usr/local/sbin/roce.sh");
     }));
     assert!(!found(Bed::qos_unit));
     assert!(!found(|bed| {
-        bed.write("etc/systemd/system/nccl-spark-qos@.service", "ExecStart=/usr/local/sbin/nccl-spark-qos %I\n");
-        bed.write("etc/systemd/system/sys-subsystem-net-devices-x.device.wants/nccl-spark-qos@x.service", "");
-        bed.write("usr/local/sbin/nccl-spark-qos", "#!/bin/sh\ndcb pfc set dev x prio-pfc 3:on\n");
+        bed.write(
+            "etc/systemd/system/nccl-spark-qos@.service",
+            "ExecStart=/usr/local/sbin/nccl-spark-qos %I\n",
+        );
+        bed.write(
+            "etc/systemd/system/sys-subsystem-net-devices-x.device.wants/nccl-spark-qos@x.service",
+            "",
+        );
+        bed.write(
+            "usr/local/sbin/nccl-spark-qos",
+            "#!/bin/sh\ndcb pfc set dev x prio-pfc 3:on\n",
+        );
     }));
-    assert!(!found(|bed| bed.write("etc/NetworkManager/dispatcher.d/50-roce", "#!/bin/sh\ndcb pfc set dev x 3:on\n")));
-    assert!(!found(|bed| bed.write("etc/rc.local", "#!/bin/sh\nlldptool -T -i x -V PFC enabled=3\n")));
+    assert!(!found(|bed| bed.write(
+        "etc/NetworkManager/dispatcher.d/50-roce",
+        "#!/bin/sh\ndcb pfc set dev x 3:on\n"
+    )));
+    assert!(!found(|bed| bed.write(
+        "etc/rc.local",
+        "#!/bin/sh\nlldptool -T -i x -V PFC enabled=3\n"
+    )));
     assert!(!found(|bed| bed.write(".dockerenv", "")));
 }
 
@@ -134,11 +183,17 @@ fn ecn_is_that_of_the_jobs_priority() {
     let mut bed = Bed::spark(&["p0"]);
     nexus(&mut bed);
     for (part, value) in [("roce_np", "1\n"), ("roce_rp", "0\n")] {
-        bed.write(&format!("sys/class/net/enp1s0f0np0/ecn/{part}/enable/3"), value);
+        bed.write(
+            &format!("sys/class/net/enp1s0f0np0/ecn/{part}/enable/3"),
+            value,
+        );
     }
     let facts = bed.answer().facts;
     let value = |name: &str| &facts.iter().find(|fact| fact.name == name).unwrap().value;
-    assert!(value("rocep1s0f0").contains("ECN of that priority: receiver on, sender off"), "{facts:?}");
+    assert!(
+        value("rocep1s0f0").contains("ECN of that priority: receiver on, sender off"),
+        "{facts:?}"
+    );
     assert!(!value("roceP2p1s0f0").contains("ECN"), "{facts:?}");
 }
 
@@ -147,8 +202,12 @@ fn ecn_is_that_of_the_jobs_priority() {
 #[test]
 fn what_nccl_leaves_off_is_explained() {
     let bed = Bed::spark(&["p0"]);
-    let explains =
-        || bed.answer().facts.iter().any(|fact| fact.value.contains("GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED=0"));
+    let explains = || {
+        bed.answer().facts.iter().any(|fact| {
+            fact.value
+                .contains("GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED=0")
+        })
+    };
     for (attributes, wanted) in [("1 0 0", false), ("1 0 0 1", false), ("1 0 0 0", true)] {
         bed.write("answers/cuda", attributes);
         assert_eq!(explains(), wanted, "{attributes}");

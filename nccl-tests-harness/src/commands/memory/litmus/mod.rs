@@ -80,17 +80,37 @@ impl Found {
     fn reads(processor: &Tally, reader: &Tally, seconds: f64) -> Vec<Read> {
         let read = |path, lines, torn, pieces: u64| {
             let old_pieces = (0..8).filter(|piece| pieces >> piece & 1 == 1).collect();
-            Read { path, lines, torn, old_pieces, lines_per_s: lines as f64 / seconds }
+            Read {
+                path,
+                lines,
+                torn,
+                old_pieces,
+                lines_per_s: lines as f64 / seconds,
+            }
         };
         vec![
-            read(Path::WriterToCpu, processor.lines, processor.torn, processor.pieces),
+            read(
+                Path::WriterToCpu,
+                processor.lines,
+                processor.torn,
+                processor.pieces,
+            ),
             read(Path::NicToReader, reader.lines, reader.torn, reader.pieces),
-            read(Path::NicToReaderSecondLoad, reader.lines, reader.torn_again, reader.pieces_again),
+            read(
+                Path::NicToReaderSecondLoad,
+                reader.lines,
+                reader.torn_again,
+                reader.pieces_again,
+            ),
         ]
     }
 
     fn torn(&self) -> u64 {
-        self.reads.iter().filter(|read| read.path.is_relied_on()).map(|read| read.torn).sum()
+        self.reads
+            .iter()
+            .filter(|read| read.path.is_relied_on())
+            .map(|read| read.torn)
+            .sum()
     }
 }
 
@@ -122,7 +142,11 @@ impl Outcome {
             return Some(format!("lines that did not arrive: {}", found.missing));
         }
         // A test that checked no line proves nothing.
-        found.reads.iter().any(|read| read.lines == 0).then(|| "no line was checked".to_owned())
+        found
+            .reads
+            .iter()
+            .any(|read| read.lines == 0)
+            .then(|| "no line was checked".to_owned())
     }
 }
 
@@ -134,41 +158,126 @@ mod tests {
         let reads = Found::reads(&processor, &reader, 2.0);
         let (written_by, read_by) = ("GPU 0".to_owned(), "GPU 1".to_owned());
         let missing = reader.missing;
-        Outcome::Ran(Found { written_by, read_by, seconds: 2.0, messages: 1, sizes_bytes: vec![128], missing, reads })
+        Outcome::Ran(Found {
+            written_by,
+            read_by,
+            seconds: 2.0,
+            messages: 1,
+            sizes_bytes: vec![128],
+            missing,
+            reads,
+        })
     }
 
     #[test]
     fn a_torn_line_that_nccl_would_use_is_a_fault_with_its_cure() {
-        let whole = Tally { lines: 10, ..Tally::default() };
+        let whole = Tally {
+            lines: 10,
+            ..Tally::default()
+        };
         assert_eq!(outcome(whole, whole).fault(), None);
-        assert_eq!(outcome(whole, Tally { torn: 1, pieces: 0x0f, ..whole }).fault(), None, "NCCL loads it again");
+        assert_eq!(
+            outcome(
+                whole,
+                Tally {
+                    torn: 1,
+                    pieces: 0x0f,
+                    ..whole
+                }
+            )
+            .fault(),
+            None,
+            "NCCL loads it again"
+        );
         for (processor, reader) in [
-            (Tally { torn: 1, pieces: 1, ..whole }, whole),
-            (whole, Tally { torn_again: 1, pieces_again: 0x80, ..whole }),
+            (
+                Tally {
+                    torn: 1,
+                    pieces: 1,
+                    ..whole
+                },
+                whole,
+            ),
+            (
+                whole,
+                Tally {
+                    torn_again: 1,
+                    pieces_again: 0x80,
+                    ..whole
+                },
+            ),
         ] {
             let fault = outcome(processor, reader).fault().unwrap();
-            assert!(fault.starts_with("TORN lines: 1; ") && fault.contains("NCCL_PROTO=^LL128"), "{fault}");
+            assert!(
+                fault.starts_with("TORN lines: 1; ") && fault.contains("NCCL_PROTO=^LL128"),
+                "{fault}"
+            );
         }
     }
 
     #[test]
     fn missing_lines_and_a_test_without_lines_are_faults() {
-        let whole = Tally { lines: 10, ..Tally::default() };
-        let fault = outcome(whole, Tally { lines: 9, missing: 1, ..whole }).fault().unwrap();
+        let whole = Tally {
+            lines: 10,
+            ..Tally::default()
+        };
+        let fault = outcome(
+            whole,
+            Tally {
+                lines: 9,
+                missing: 1,
+                ..whole
+            },
+        )
+        .fault()
+        .unwrap();
         assert_eq!(fault, "lines that did not arrive: 1");
-        assert!(outcome(whole, Tally::default()).fault().unwrap().contains("no line"));
-        assert!(outcome(Tally::default(), whole).fault().unwrap().contains("no line"));
-        assert!(Outcome::Failed { reason: "x".into() }.fault().unwrap().contains("early: x"));
+        assert!(
+            outcome(whole, Tally::default())
+                .fault()
+                .unwrap()
+                .contains("no line")
+        );
+        assert!(
+            outcome(Tally::default(), whole)
+                .fault()
+                .unwrap()
+                .contains("no line")
+        );
+        assert!(
+            Outcome::Failed { reason: "x".into() }
+                .fault()
+                .unwrap()
+                .contains("early: x")
+        );
     }
 
     #[test]
     fn pieces_have_numbers_and_each_read_its_own() {
-        let processor = Tally { lines: 10, torn: 2, pieces: 0x03, ..Tally::default() };
-        let reader = Tally { lines: 8, torn: 1, torn_again: 3, pieces: 0x80, pieces_again: 0x10, ..Tally::default() };
+        let processor = Tally {
+            lines: 10,
+            torn: 2,
+            pieces: 0x03,
+            ..Tally::default()
+        };
+        let reader = Tally {
+            lines: 8,
+            torn: 1,
+            torn_again: 3,
+            pieces: 0x80,
+            pieces_again: 0x10,
+            ..Tally::default()
+        };
         let reads = Found::reads(&processor, &reader, 2.0);
         assert_eq!(reads[0].old_pieces, [0, 1]);
-        assert_eq!((reads[1].torn, reads[1].old_pieces.as_slice()), (1, &[7_u8][..]));
-        assert_eq!((reads[2].torn, reads[2].old_pieces.as_slice()), (3, &[4_u8][..]));
+        assert_eq!(
+            (reads[1].torn, reads[1].old_pieces.as_slice()),
+            (1, &[7_u8][..])
+        );
+        assert_eq!(
+            (reads[2].torn, reads[2].old_pieces.as_slice()),
+            (3, &[4_u8][..])
+        );
         assert!((reads[0].lines_per_s - 5.0).abs() < 1e-9 && reads[2].lines == 8);
     }
 }

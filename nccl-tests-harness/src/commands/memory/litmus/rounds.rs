@@ -42,12 +42,20 @@ pub fn run(ends: &Ends, wire: &Wire, order: &Order) -> Result<Found> {
     let from = Words::share(ends.from.block.buffer())?;
     let into = Words::share(ends.into.block.buffer())?;
     let (writer, reader) = (kernels(&ends.from, &from)?, kernels(&ends.into, &into)?);
-    Rounds { wire, words: from.all(), writer, reader }.run(order)
+    Rounds {
+        wire,
+        words: from.all(),
+        writer,
+        reader,
+    }
+    .run(order)
 }
 
 /// Tests the kernels of the end's GPU and returns them, set up for the end's buffer.
 fn kernels(end: &End, words: &Rc<Words>) -> Result<Lines> {
-    let MemoryUser::Gpu(gpu) = &end.user else { bail!("LL128 lines need a GPU at both ends") };
+    let MemoryUser::Gpu(gpu) = &end.user else {
+        bail!("LL128 lines need a GPU at both ends")
+    };
     activity::stage(format!("LL128: trying the kernels of {}", gpu.name()));
     gpu::self_check_lines(gpu)?;
     Lines::new(gpu, &end.block, words)
@@ -67,8 +75,10 @@ impl Rounds<'_> {
         let (start, limit) = (Instant::now(), Duration::from_secs(order.seconds));
         let (mut processor, mut reader, mut messages) = (Tally::default(), Tally::default(), 0);
         while start.elapsed() < limit && reader.missing == 0 {
-            let round = round(messages, order.planted).context("all 2^32 - 1 sequence numbers are used up")?;
-            self.round(&round, &mut processor).with_context(|| format!("message {messages}, {round:?}"))?;
+            let round = round(messages, order.planted)
+                .context("all 2^32 - 1 sequence numbers are used up")?;
+            self.round(&round, &mut processor)
+                .with_context(|| format!("message {messages}, {round:?}"))?;
             reader = self.reader.tally()?;
             messages += 1;
             activity::tick();
@@ -79,7 +89,10 @@ impl Rounds<'_> {
             read_by,
             seconds,
             messages,
-            sizes_bytes: LINES.iter().map(|lines| *lines as usize * LINE_BYTES).collect(),
+            sizes_bytes: LINES
+                .iter()
+                .map(|lines| *lines as usize * LINE_BYTES)
+                .collect(),
             missing: reader.missing,
             reads: Found::reads(&processor, &reader, seconds),
         })
@@ -88,11 +101,21 @@ impl Rounds<'_> {
     /// Moves one message: the writer stores it, the CPU reads it, the plugin sends it, and the
     /// reader loads it.
     fn round(&self, round: &Round, processor: &mut Tally) -> Result<()> {
-        let (offset, bytes) = (round.first as usize * LINE_BYTES, round.lines as usize * LINE_BYTES);
-        let Wire { from, into, send, recv } = self.wire;
+        let (offset, bytes) = (
+            round.first as usize * LINE_BYTES,
+            round.lines as usize * LINE_BYTES,
+        );
+        let Wire {
+            from,
+            into,
+            send,
+            recv,
+        } = self.wire;
         let mut receiving = Step::NotPosted;
         while matches!(receiving, Step::NotPosted) {
-            receiving.advance(|| recv.irecv_optional(into, offset, bytes, TAG)).context("receive")?;
+            receiving
+                .advance(|| recv.irecv_optional(into, offset, bytes, TAG))
+                .context("receive")?;
             thread::yield_now();
         }
         // The reader's kernel starts first, so that it polls while the lines arrive.
@@ -102,8 +125,12 @@ impl Rounds<'_> {
         // As NCCL's proxy does, the CPU sends when it has seen all flags, even if some data is old.
         let mut sending = Step::NotPosted;
         loop {
-            let sent = sending.advance(|| send.isend(from, offset, bytes, TAG)).context("send")?;
-            let received = receiving.advance(|| bail!("the receive was posted before")).context("receive")?;
+            let sent = sending
+                .advance(|| send.isend(from, offset, bytes, TAG))
+                .context("send")?;
+            let received = receiving
+                .advance(|| bail!("the receive was posted before"))
+                .context("receive")?;
             if let (Some(sent), Some(_)) = (sent, received) {
                 ensure!(sent == bytes, "{sent} of {bytes} bytes were sent");
                 break;
@@ -134,14 +161,26 @@ impl Rounds<'_> {
     }
 }
 
-fn lines<'a>(words: &'a [AtomicU64], round: &Round) -> impl Iterator<Item = (u32, &'a [AtomicU64; WORDS])> {
+fn lines<'a>(
+    words: &'a [AtomicU64],
+    round: &Round,
+) -> impl Iterator<Item = (u32, &'a [AtomicU64; WORDS])> {
     let (all, _) = words.as_chunks::<WORDS>();
-    (round.first..).zip(all.iter().skip(round.first as usize).take(round.lines as usize))
+    (round.first..).zip(
+        all.iter()
+            .skip(round.first as usize)
+            .take(round.lines as usize),
+    )
 }
 
 /// Polls a line until its flag is new. Returns a bit for each 16-byte piece that is still old at
 /// that time, or `None` if `give_up` returns true first.
-fn wait(line: &[AtomicU64; WORDS], sequence: u32, number: u32, mut give_up: impl FnMut() -> bool) -> Option<u8> {
+fn wait(
+    line: &[AtomicU64; WORDS],
+    sequence: u32,
+    number: u32,
+    mut give_up: impl FnMut() -> bool,
+) -> Option<u8> {
     loop {
         for _ in 0..SPINS {
             if let Some(pieces) = read_line(line, sequence, number) {
@@ -179,20 +218,30 @@ mod tests {
 
     #[test]
     fn rounds_cover_each_size_with_each_pause_within_the_buffer() {
-        let rounds: Vec<_> = (0..420).map(|number| round(number, false).unwrap()).collect();
+        let rounds: Vec<_> = (0..420)
+            .map(|number| round(number, false).unwrap())
+            .collect();
         for lines in LINES {
             for pause_ns in PAUSES_NS {
-                let of: Vec<_> =
-                    rounds.iter().filter(|round| (round.lines, round.pause_ns) == (lines, pause_ns)).collect();
+                let of: Vec<_> = rounds
+                    .iter()
+                    .filter(|round| (round.lines, round.pause_ns) == (lines, pause_ns))
+                    .collect();
                 assert_eq!(of.len(), 20, "{lines} {pause_ns}");
             }
         }
         for (number, round) in rounds.iter().enumerate() {
             assert_eq!((round.sequence, round.delay_ns), (number as u32 + 1, 0));
-            assert!((round.first + round.lines) as usize * LINE_BYTES <= BUFFER_BYTES, "{round:?}");
+            assert!(
+                (round.first + round.lines) as usize * LINE_BYTES <= BUFFER_BYTES,
+                "{round:?}"
+            );
         }
         assert_eq!(round(3, true).unwrap().delay_ns, TEAR_NS);
-        assert!(round(u64::from(u32::MAX) - 1, false).is_some() && round(u64::from(u32::MAX), false).is_none());
+        assert!(
+            round(u64::from(u32::MAX) - 1, false).is_some()
+                && round(u64::from(u32::MAX), false).is_none()
+        );
     }
 
     #[test]
@@ -202,10 +251,17 @@ mod tests {
         let round = round(3, false).unwrap();
         assert_eq!((round.lines, round.first), (63, 3 * MAX_LINES));
         let all: Vec<_> = lines(words.all(), &round).collect();
-        assert_eq!((all.len(), all[0].0, all[62].0), (63, round.first, round.first + 62));
+        assert_eq!(
+            (all.len(), all[0].0, all[62].0),
+            (63, round.first, round.first + 62)
+        );
         let (number, line) = all[1];
         assert_eq!(wait(line, round.sequence, number, || true), None);
         line[WORDS - 1].store(word(round.sequence, number, WORDS - 1), Relaxed);
-        assert_eq!(wait(line, round.sequence, number, || true), Some(0xff), "all pieces but the flag are old");
+        assert_eq!(
+            wait(line, round.sequence, number, || true),
+            Some(0xff),
+            "all pieces but the flag are old"
+        );
     }
 }

@@ -5,24 +5,45 @@ use crate::output::table::{Table, left, right};
 use std::io::{self, Write};
 
 /// Writes the test's result. `is_soft` is true over the software fabric.
-pub fn write(out: &mut impl Write, outcome: &Outcome, planted: bool, is_soft: bool) -> io::Result<()> {
-    let mut table = Table::new(out, "  ", [left(24), right(14), right(10), right(12), right(8)]);
+pub fn write(
+    out: &mut impl Write,
+    outcome: &Outcome,
+    planted: bool,
+    is_soft: bool,
+) -> io::Result<()> {
+    let mut table = Table::new(
+        out,
+        "  ",
+        [left(24), right(14), right(10), right(12), right(8)],
+    );
     table.remark("")?;
     if planted {
         table.remark("LL128: the writer tears lines on purpose (--litmus-plant)")?;
     }
     match outcome {
-        Outcome::Failed { reason } => {
-            reason.lines().try_for_each(|text| table.remark(&format!("LL128: ended early: {text}")))
-        }
+        Outcome::Failed { reason } => reason
+            .lines()
+            .try_for_each(|text| table.remark(&format!("LL128: ended early: {text}"))),
         Outcome::Ran(found) => rows(&mut table, found, is_soft),
     }
 }
 
 fn rows(table: &mut Table<impl Write>, found: &Found, is_soft: bool) -> io::Result<()> {
-    let Found { written_by, read_by, messages, seconds, .. } = found;
-    let (least, most) = (found.sizes_bytes.iter().min(), found.sizes_bytes.iter().max());
-    let (least, most) = (least.copied().unwrap_or_default(), most.copied().unwrap_or_default());
+    let Found {
+        written_by,
+        read_by,
+        messages,
+        seconds,
+        ..
+    } = found;
+    let (least, most) = (
+        found.sizes_bytes.iter().min(),
+        found.sizes_bytes.iter().max(),
+    );
+    let (least, most) = (
+        least.copied().unwrap_or_default(),
+        most.copied().unwrap_or_default(),
+    );
     table.remark(&format!(
         "LL128: {messages} messages of {least} to {most} bytes, written by {written_by}, read by {read_by}"
     ))?;
@@ -41,12 +62,18 @@ fn rows(table: &mut Table<impl Write>, found: &Found, is_soft: bool) -> io::Resu
         ])?;
     }
     for read in found.reads.iter().filter(|read| read.torn > 0) {
-        let note = if read.path.is_relied_on() { "" } else { "; NCCL does not use this load" };
+        let note = if read.path.is_relied_on() {
+            ""
+        } else {
+            "; NCCL does not use this load"
+        };
         table.remark(&format!("{}: {}{note}", name(read.path), torn(read)))?;
     }
     if found.missing > 0 {
         let missing = found.missing;
-        table.remark(&format!("LL128: lines that did not arrive at {read_by}: {missing}; the test ended early"))?;
+        table.remark(&format!(
+            "LL128: lines that did not arrive at {read_by}: {missing}; the test ended early"
+        ))?;
     }
     Ok(())
 }
@@ -60,8 +87,16 @@ fn name(path: Path) -> &'static str {
 }
 
 fn torn(read: &Read) -> String {
-    let pieces = read.old_pieces.iter().map(u8::to_string).collect::<Vec<_>>().join(" ");
-    format!("{} of {} lines TORN: new flag, old data in 16-byte pieces {pieces} of 0 to 7", read.torn, read.lines)
+    let pieces = read
+        .old_pieces
+        .iter()
+        .map(u8::to_string)
+        .collect::<Vec<_>>()
+        .join(" ");
+    format!(
+        "{} of {} lines TORN: new flag, old data in 16-byte pieces {pieces} of 0 to 7",
+        read.torn, read.lines
+    )
 }
 
 #[cfg(test)]
@@ -71,7 +106,10 @@ mod tests {
     use crate::gpu::lines::Tally;
 
     fn found(reader: Tally) -> Found {
-        let processor = Tally { lines: 3000, ..Tally::default() };
+        let processor = Tally {
+            lines: 3000,
+            ..Tally::default()
+        };
         Found {
             written_by: "GPU 0".into(),
             read_by: "GPU 1".into(),
@@ -91,7 +129,13 @@ mod tests {
 
     #[test]
     fn rows_count_lines_and_torn_lines_by_reader() {
-        let reader = Tally { lines: 2999, torn: 2, missing: 1, pieces: 0x0f, ..Tally::default() };
+        let reader = Tally {
+            lines: 2999,
+            torn: 2,
+            missing: 1,
+            pieces: 0x0f,
+            ..Tally::default()
+        };
         let text = text(&Outcome::Ran(found(reader)), false, false);
         let expected = [
             "#",
@@ -108,12 +152,30 @@ mod tests {
 
     #[test]
     fn the_result_states_the_limits_of_the_test() {
-        let found = found(Tally { lines: 3000, ..Tally::default() });
+        let found = found(Tally {
+            lines: 3000,
+            ..Tally::default()
+        });
         let real = text(&Outcome::Ran(found.clone()), false, false);
-        assert!(!real.contains("test the tool") && !real.contains("purpose"), "{real}");
+        assert!(
+            !real.contains("test the tool") && !real.contains("purpose"),
+            "{real}"
+        );
         let said = text(&Outcome::Ran(found), true, true);
-        assert!(said.contains("test the tool, not a NIC") && said.contains("on purpose"), "{said}");
-        let early = text(&Outcome::Failed { reason: "a\nb".into() }, false, false);
-        assert!(early.ends_with("ended early: a\n# LL128: ended early: b\n"), "{early}");
+        assert!(
+            said.contains("test the tool, not a NIC") && said.contains("on purpose"),
+            "{said}"
+        );
+        let early = text(
+            &Outcome::Failed {
+                reason: "a\nb".into(),
+            },
+            false,
+            false,
+        );
+        assert!(
+            early.ends_with("ended early: a\n# LL128: ended early: b\n"),
+            "{early}"
+        );
     }
 }

@@ -17,8 +17,12 @@ const MAX_ENVIRONMENT_BYTES: u64 = 4 << 20;
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
 pub fn all() -> io::Result<Vec<u32>> {
-    let names = fs::read_dir("/proc")?.flatten().map(|entry| entry.file_name());
-    let mut pids: Vec<u32> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
+    let names = fs::read_dir("/proc")?
+        .flatten()
+        .map(|entry| entry.file_name());
+    let mut pids: Vec<u32> = names
+        .filter_map(|name| name.to_str()?.parse().ok())
+        .collect();
     pids.sort_unstable();
     Ok(pids)
 }
@@ -56,13 +60,21 @@ pub fn has_files(pid: u32) -> bool {
 pub fn command(pid: u32) -> String {
     let name = fs::read(file(pid, "comm")).unwrap_or_default();
     let name = plain(&String::from_utf8_lossy(name.trim_ascii_end()));
-    if name.is_empty() { "?".to_owned() } else { name }
+    if name.is_empty() {
+        "?".to_owned()
+    } else {
+        name
+    }
 }
 
 /// Returns the rank number from the process's initial environment, if this user may read it.
 pub fn rank(pid: u32) -> Option<u32> {
     let mut bytes = Vec::new();
-    File::open(file(pid, "environ")).ok()?.take(MAX_ENVIRONMENT_BYTES).read_to_end(&mut bytes).ok()?;
+    File::open(file(pid, "environ"))
+        .ok()?
+        .take(MAX_ENVIRONMENT_BYTES)
+        .read_to_end(&mut bytes)
+        .ok()?;
     rank_of(&bytes)
 }
 
@@ -83,8 +95,12 @@ fn file(pid: u32, name: &str) -> PathBuf {
 /// Checks the process's state and flags, the first and the seventh field after the command's name.
 fn may_have_files(stat: &str) -> bool {
     let mut fields = proc_stat::fields(stat);
-    let (state, flags) = (fields.next(), fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()));
-    !matches!(state, None | Some("Z" | "X")) && flags.is_some_and(|flags| flags & KERNEL_THREAD == 0)
+    let (state, flags) = (
+        fields.next(),
+        fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()),
+    );
+    !matches!(state, None | Some("Z" | "X"))
+        && flags.is_some_and(|flags| flags & KERNEL_THREAD == 0)
 }
 
 fn rank_of(environment: &[u8]) -> Option<u32> {
@@ -100,7 +116,13 @@ fn rank_of(environment: &[u8]) -> Option<u32> {
 
 /// Returns the last number of the line `NSpid:` (proc_pid_status(5)).
 fn innermost(status: &str) -> Option<u64> {
-    status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace().last()?.parse().ok()
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?
+        .split_whitespace()
+        .last()?
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -110,9 +132,18 @@ mod tests {
     #[test]
     fn rank_numbers_are_read_only_from_the_four_known_variables() {
         assert_eq!(rank_of(b"A=1\0RANK=3\0B=2"), Some(3));
-        assert_eq!(rank_of(b"PMI_RANK=1\0SLURM_PROCID=2\0OMPI_COMM_WORLD_RANK=5"), Some(5));
-        assert_eq!(rank_of(b"LOCAL_RANK=1\0RANKS=2\0NODE_RANK=7\0XRANK=4"), None);
-        assert_eq!(rank_of(b"RANK=secret\0RANK\0SLURM_PROCID=-1\0PMI_RANK=9"), Some(9));
+        assert_eq!(
+            rank_of(b"PMI_RANK=1\0SLURM_PROCID=2\0OMPI_COMM_WORLD_RANK=5"),
+            Some(5)
+        );
+        assert_eq!(
+            rank_of(b"LOCAL_RANK=1\0RANKS=2\0NODE_RANK=7\0XRANK=4"),
+            None
+        );
+        assert_eq!(
+            rank_of(b"RANK=secret\0RANK\0SLURM_PROCID=-1\0PMI_RANK=9"),
+            Some(9)
+        );
         assert_eq!(rank_of(b""), None);
     }
 
@@ -126,16 +157,28 @@ mod tests {
 
     #[test]
     fn a_process_in_a_container_has_its_number_there() {
-        assert_eq!(innermost("Name:\tx\nNSpid:\t4711\t12\nNSpgid:\t1"), Some(12));
-        assert_eq!((innermost("NSpid:\t4711\n"), innermost("Name:\tx")), (Some(4711), None));
-        assert_eq!(own_number(std::process::id()), Some(u64::from(std::process::id())));
+        assert_eq!(
+            innermost("Name:\tx\nNSpid:\t4711\t12\nNSpgid:\t1"),
+            Some(12)
+        );
+        assert_eq!(
+            (innermost("NSpid:\t4711\n"), innermost("Name:\tx")),
+            (Some(4711), None)
+        );
+        assert_eq!(
+            own_number(std::process::id()),
+            Some(u64::from(std::process::id()))
+        );
     }
 
     #[test]
     fn a_missing_file_is_no_error() {
         let error = links(u32::MAX, |_| true).unwrap_err();
         assert!(is_gone(&error), "{error}");
-        assert_eq!((command(u32::MAX), rank(u32::MAX), own_number(u32::MAX)), ("?".to_owned(), None, None));
+        assert_eq!(
+            (command(u32::MAX), rank(u32::MAX), own_number(u32::MAX)),
+            ("?".to_owned(), None, None)
+        );
         assert!(links(std::process::id(), |_| true).unwrap().len() > 2);
     }
 }

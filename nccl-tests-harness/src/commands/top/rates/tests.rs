@@ -16,12 +16,21 @@ fn record(index: usize, bytes: u64) -> Record {
         peer: "b".to_owned(),
         path_mtu_bytes: 4096,
         stall: None,
-        counts: Counts { bytes, writes: bytes / 10, timed_writes: 2, timed_ns: bytes, ..Counts::default() },
+        counts: Counts {
+            bytes,
+            writes: bytes / 10,
+            timed_writes: 2,
+            timed_ns: bytes,
+            ..Counts::default()
+        },
     }
 }
 
 fn reading_at(at_ns: u64, records: Vec<Record>) -> Reading {
-    let counters = Counters { records, ..Counters::default() };
+    let counters = Counters {
+        records,
+        ..Counters::default()
+    };
     let job = look::Job {
         pid: 7,
         command: "x".to_owned(),
@@ -31,7 +40,10 @@ fn reading_at(at_ns: u64, records: Vec<Record>) -> Reading {
         counters,
         pinned_bytes: None,
     };
-    Reading { jobs: vec![job], ..Reading::default() }
+    Reading {
+        jobs: vec![job],
+        ..Reading::default()
+    }
 }
 
 fn flow(snapshot: &Snapshot) -> &Side {
@@ -39,42 +51,88 @@ fn flow(snapshot: &Snapshot) -> &Side {
 }
 
 fn bytes_gained(rates: &mut Rates, at_ns: u64, record: Record) -> Option<u64> {
-    flow(&rates.take(reading_at(at_ns, vec![record]))).since_last.map(|since_last| since_last.bytes)
+    flow(&rates.take(reading_at(at_ns, vec![record])))
+        .since_last
+        .map(|since_last| since_last.bytes)
 }
 
 #[test]
 fn two_looks_make_a_rate_and_one_does_not() {
     let mut rates = Rates::default();
     let first = rates.take(reading_at(5, vec![record(0, 1000)]));
-    assert_eq!((first.jobs[0].elapsed_ns, flow(&first).since_last, flow(&first).total.bytes), (None, None, 1000));
+    assert_eq!(
+        (
+            first.jobs[0].elapsed_ns,
+            flow(&first).since_last,
+            flow(&first).total.bytes
+        ),
+        (None, None, 1000)
+    );
     let second = rates.take(reading_at(2_000_000_005, vec![record(0, 4000)]));
     let since_last = flow(&second).since_last.unwrap();
-    assert_eq!((since_last.bytes, since_last.writes, flow(&second).total.bytes), (3000, 300, 4000));
-    assert_eq!(per_second(since_last.bytes, second.jobs[0].elapsed_ns.unwrap()), Some(1500.0));
+    assert_eq!(
+        (
+            since_last.bytes,
+            since_last.writes,
+            flow(&second).total.bytes
+        ),
+        (3000, 300, 4000)
+    );
+    assert_eq!(
+        per_second(since_last.bytes, second.jobs[0].elapsed_ns.unwrap()),
+        Some(1500.0)
+    );
     // `since_last` has no new timed write. Two writes in 3,000 ns take 1.5 us each.
     assert_eq!(
-        (mean_us(&since_last), mean_us(&Counts { timed_writes: 2, timed_ns: 3000, ..since_last })),
+        (
+            mean_us(&since_last),
+            mean_us(&Counts {
+                timed_writes: 2,
+                timed_ns: 3000,
+                ..since_last
+            })
+        ),
         (None, Some(1.5))
     );
 }
 
 #[test]
 fn a_row_without_time_or_bytes_has_no_bandwidth() {
-    assert_eq!((per_second(5, 0), percent(0, 0), percent(1, 4)), (None, None, Some(25.0)));
+    assert_eq!(
+        (per_second(5, 0), percent(0, 0), percent(1, 4)),
+        (None, None, Some(25.0))
+    );
     let mut rates = Rates::default();
     rates.take(reading_at(9, vec![record(0, 1)]));
-    assert_eq!(rates.take(reading_at(3, vec![record(0, 2)])).jobs[0].elapsed_ns, Some(0), "a clock that went back");
+    assert_eq!(
+        rates.take(reading_at(3, vec![record(0, 2)])).jobs[0].elapsed_ns,
+        Some(0),
+        "a clock that went back"
+    );
 }
 
 #[test]
 fn a_lost_lane_keeps_its_rates_and_a_new_sequence_starts_again() {
     let mut rates = Rates::default();
     bytes_gained(&mut rates, 0, record(0, 1000));
-    let lost = Record { state: State::Lost, ..record(0, 1500) };
+    let lost = Record {
+        state: State::Lost,
+        ..record(0, 1500)
+    };
     assert_eq!(bytes_gained(&mut rates, 1, lost), Some(500));
-    let another = Record { sequence: 4, connection: 2, ..record(0, 1800) };
+    let another = Record {
+        sequence: 4,
+        connection: 2,
+        ..record(0, 1800)
+    };
     let snapshot = rates.take(reading_at(2, vec![another]));
-    assert_eq!((flow(&snapshot).since_last.unwrap().bytes, flow(&snapshot).total.bytes), (1800, 3300));
+    assert_eq!(
+        (
+            flow(&snapshot).since_last.unwrap().bytes,
+            flow(&snapshot).total.bytes
+        ),
+        (1800, 3300)
+    );
 }
 
 #[test]
@@ -82,8 +140,13 @@ fn decreasing_counters_mean_a_restart() {
     let mut rates = Rates::default();
     bytes_gained(&mut rates, 0, record(0, 1000));
     assert_eq!(bytes_gained(&mut rates, 1, record(0, 400)), Some(400));
-    let longest =
-        |bytes, longest_ns| Record { counts: Counts { longest_ns, ..record(0, bytes).counts }, ..record(0, bytes) };
+    let longest = |bytes, longest_ns| Record {
+        counts: Counts {
+            longest_ns,
+            ..record(0, bytes).counts
+        },
+        ..record(0, bytes)
+    };
     bytes_gained(&mut rates, 2, longest(500, 9));
     assert_eq!(bytes_gained(&mut rates, 3, longest(600, 8)), Some(600));
 }
@@ -111,10 +174,23 @@ fn open_lanes_of_a_rail_and_peer_form_one_flow() {
         rail: "r".to_owned(),
         ..record(index, 5)
     };
-    let snapshot =
-        Rates::default().take(reading_at(0, vec![of(0, State::Carries), of(1, State::Lost), of(2, State::Closed)]));
+    let snapshot = Rates::default().take(reading_at(
+        0,
+        vec![
+            of(0, State::Carries),
+            of(1, State::Lost),
+            of(2, State::Closed),
+        ],
+    ));
     assert_eq!(snapshot.jobs[0].flows.len(), 1);
-    assert_eq!((flow(&snapshot).connections, flow(&snapshot).carrying, flow(&snapshot).total.bytes), (2, 1, 15));
+    assert_eq!(
+        (
+            flow(&snapshot).connections,
+            flow(&snapshot).carrying,
+            flow(&snapshot).total.bytes
+        ),
+        (2, 1, 15)
+    );
 }
 
 #[test]
@@ -128,11 +204,34 @@ fn a_process_that_was_missing_in_between_is_new() {
 
 #[test]
 fn sums_saturate() {
-    let full = Record { counts: Counts { bytes: u64::MAX, timed_ns: u64::MAX, ..Counts::default() }, ..record(0, 0) };
+    let full = Record {
+        counts: Counts {
+            bytes: u64::MAX,
+            timed_ns: u64::MAX,
+            ..Counts::default()
+        },
+        ..record(0, 0)
+    };
     let mut rates = Rates::default();
-    rates.take(reading_at(0, vec![full.clone(), Record { index: 1, ..full.clone() }]));
-    let again = Record { connection: 2, sequence: 4, ..full };
-    assert_eq!(flow(&rates.take(reading_at(1, vec![again]))).total.bytes, u64::MAX);
+    rates.take(reading_at(
+        0,
+        vec![
+            full.clone(),
+            Record {
+                index: 1,
+                ..full.clone()
+            },
+        ],
+    ));
+    let again = Record {
+        connection: 2,
+        sequence: 4,
+        ..full
+    };
+    assert_eq!(
+        flow(&rates.take(reading_at(1, vec![again]))).total.bytes,
+        u64::MAX
+    );
 }
 
 prop_compose! {

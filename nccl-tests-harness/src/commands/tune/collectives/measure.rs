@@ -44,9 +44,23 @@ impl<'a> Runner<'a> {
     ///
     /// # Errors
     /// A part of the scene does not exist.
-    pub fn new(plan: &'a Plan, own: &'a Path, lookup: &'a dyn Fn(&str) -> Option<String>) -> Result<Self> {
-        let scene = Scene::set(&plan.conditions.setting, plan.conditions.place.ranks_here(), lookup)?;
-        Ok(Self { plan, scene, own, lookup, facts: None })
+    pub fn new(
+        plan: &'a Plan,
+        own: &'a Path,
+        lookup: &'a dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self> {
+        let scene = Scene::set(
+            &plan.conditions.setting,
+            plan.conditions.place.ranks_here(),
+            lookup,
+        )?;
+        Ok(Self {
+            plan,
+            scene,
+            own,
+            lookup,
+            facts: None,
+        })
     }
 
     pub fn fabric(&self) -> &str {
@@ -68,37 +82,72 @@ impl<'a> Runner<'a> {
             let (least, most) = self.plan.sizes;
             let of_member = |bytes: usize| (bytes / members as usize).max(LEAST_MEMBER).to_string();
             // If an option is given twice, the program uses the last one.
-            let more = ["-m", &members.to_string(), "-b", &of_member(least), "-e", &of_member(most)];
+            let more = [
+                "-m",
+                &members.to_string(),
+                "-b",
+                &of_member(least),
+                "-e",
+                &of_member(most),
+            ];
             arguments.extend(more.map(str::to_owned));
         }
-        let call = Call { program, arguments: &arguments, conditions };
+        let call = Call {
+            program,
+            arguments: &arguments,
+            conditions,
+        };
         let environment = self.environment(matches!(conditions.place, Place::Here(_)), table)?;
         let who = table.map_or_else(|| "untuned".to_owned(), Table::to_string);
         let (mut used, mut log) = (Used::default(), LogFacts::default());
         let names = (self.own, who.as_str());
-        let rows = run::run(&call, &self.scene, &environment, names, &mut used, |line, _| {
-            log.note(line);
-            Ok(())
-        })?;
-        let halves = rows.iter().flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);
+        let rows = run::run(
+            &call,
+            &self.scene,
+            &environment,
+            names,
+            &mut used,
+            |line, _| {
+                log.note(line);
+                Ok(())
+            },
+        )?;
+        let halves = rows
+            .iter()
+            .flat_map(|row| [row.out_of_place.wrong, row.in_place.wrong]);
         let wrong: f64 = halves.flatten().sum();
         ensure!(wrong == 0.0, "{wrong} WRONG elements");
-        ensure!(rows.iter().all(|row| row.out_of_place.wrong.is_some()), "the program did not check its data");
+        ensure!(
+            rows.iter().all(|row| row.out_of_place.wrong.is_some()),
+            "the program did not check its data"
+        );
         let is_time = |us: f64| us.is_finite() && us > 0.0;
-        ensure!(rows.iter().all(|row| is_time(row.out_of_place.time_us)), "the table has a time that is not above 0");
+        ensure!(
+            rows.iter().all(|row| is_time(row.out_of_place.time_us)),
+            "the table has a time that is not above 0"
+        );
         let words = used.judge(Network::Spark)?;
         log.check_policy(table)?;
         if self.facts.is_none() {
             let version = used.version.as_deref().unwrap_or("of unknown version");
             let ranks = log.ranks(&conditions.place)?;
             let used = format!("NCCL {version} used {words}");
-            self.facts = Some(Facts { fingerprint: log.fingerprint()?, ranks, used });
+            self.facts = Some(Facts {
+                fingerprint: log.fingerprint()?,
+                ranks,
+                used,
+            });
         }
-        Ok(rows.iter().map(|row| (row.bytes, row.out_of_place.time_us)).collect())
+        Ok(rows
+            .iter()
+            .map(|row| (row.bytes, row.out_of_place.time_us))
+            .collect())
     }
 
     fn environment(&self, is_here: bool, table: Option<&Table>) -> Result<Vec<(String, String)>> {
-        let mut environment = self.scene.environment(Network::Spark, is_here, self.lookup)?;
+        let mut environment = self
+            .scene
+            .environment(Network::Spark, is_here, self.lookup)?;
         let mut set = |name: &str, value: String| {
             environment.retain(|(other, _)| other != name);
             environment.push((name.to_owned(), value));
@@ -137,19 +186,24 @@ impl LogFacts {
     fn note(&mut self, line: &str) {
         // The plugin's line (`plugin.rs`) counts only if it is complete, because another rank's
         // line may split it.
-        let found = line.rsplit_once("; this host is ").and_then(|(start, host)| {
-            let (_, policy) = start.rsplit_once("tuner: ")?;
-            Some((policy, host.split_whitespace().next()?))
-        });
-        if let Some((policy, host)) = found.filter(|(policy, host)| is_whole_policy(policy) && is_whole_host(host)) {
+        let found = line
+            .rsplit_once("; this host is ")
+            .and_then(|(start, host)| {
+                let (_, policy) = start.rsplit_once("tuner: ")?;
+                Some((policy, host.split_whitespace().next()?))
+            });
+        if let Some((policy, host)) =
+            found.filter(|(policy, host)| is_whole_policy(policy) && is_whole_host(host))
+        {
             self.policies.insert(policy.to_owned());
             self.hosts.insert(host.to_owned());
         }
         // The plugin's tuner logs one of these lines only if NCCL asks this tuner
         // (`abi/tuner_calls.rs`).
-        for (words, is_used) in
-            [("tuner: in use for a communicator", true), ("tuner: not used for a communicator", false)]
-        {
+        for (words, is_used) in [
+            ("tuner: in use for a communicator", true),
+            ("tuner: not used for a communicator", false),
+        ] {
             if line.contains(words) {
                 self.communicators.insert(is_used);
             }
@@ -179,7 +233,9 @@ impl LogFacts {
         match self.policies.iter().find(|policy| !is_expected(policy)) {
             Some(policy) => bail!(
                 "this run needs the tuner {}, but the plugin logs \"{policy}\"",
-                rows.map_or("off".to_owned(), |rows| format!("with a learned table of {rows} row(s)"))
+                rows.map_or("off".to_owned(), |rows| format!(
+                    "with a learned table of {rows} row(s)"
+                ))
             ),
             None if table.is_none() => Ok(()),
             None => {
@@ -197,7 +253,10 @@ impl LogFacts {
         let hosts: Vec<&str> = self.hosts.iter().map(String::as_str).collect();
         match hosts[..] {
             [] => bail!("the plugin did not log this host's GPU, rails and NCCL version"),
-            [one] => one.parse().map_err(anyhow::Error::msg).context("the host's fingerprint in the plugin's log"),
+            [one] => one
+                .parse()
+                .map_err(anyhow::Error::msg)
+                .context("the host's fingerprint in the plugin's log"),
             [one, other, ..] => bail!(
                 "the ranks' hosts differ ({one} and {other}, as GPU/RAILS/NCCL), and one table cannot serve both: use \
                  the same GPU, rails and NCCL version on all"
@@ -215,7 +274,9 @@ impl LogFacts {
                 Ok(*ranks)
             }
             (None, Place::Here(ranks)) => Ok(*ranks),
-            (None, Place::Hosts(_)) => bail!("NCCL's log does not say how many ranks there are (no nRanks)"),
+            (None, Place::Hosts(_)) => {
+                bail!("NCCL's log does not say how many ranks there are (no nRanks)")
+            }
         }
     }
 }
@@ -229,19 +290,30 @@ fn is_whole_policy(policy: &str) -> bool {
 fn table_of(policy: &str) -> Option<(&str, usize)> {
     let (origin, rest) = policy.split_once(" table of ")?;
     let (rows, _) = rest.split_once(" row")?;
-    Some((["learned", "shipped"].into_iter().find(|known| *known == origin)?, rows.parse().ok()?))
+    Some((
+        ["learned", "shipped"]
+            .into_iter()
+            .find(|known| *known == origin)?,
+        rows.parse().ok()?,
+    ))
 }
 
 /// Returns true if `host` is a complete fingerprint. The last part of a fingerprint is the NCCL
 /// version. In a split line, the text of another rank follows directly, so that the last part is
 /// not a version.
 fn is_whole_host(host: &str) -> bool {
-    let has_version = host.rsplit('/').next().is_some_and(|nccl| nccl == "unknown" || is_version(nccl));
+    let has_version = host
+        .rsplit('/')
+        .next()
+        .is_some_and(|nccl| nccl == "unknown" || is_version(nccl));
     has_version && host.parse::<Fingerprint>().is_ok()
 }
 
 fn is_version(text: &str) -> bool {
-    text.contains('.') && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+    text.contains('.')
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || byte == b'.')
 }
 
 #[cfg(test)]
@@ -255,31 +327,55 @@ mod tests {
     }
 
     const OFF: &str = "h:1:1 [0] NCCL INFO tuner: off: NCCL_SPARK_TUNER=off; this host is NVIDIA_H200/4x224054/2.28.3";
-    const INIT: &str = "h:1:2 [0] NCCL INFO comm 0x55 rank 0 nRanks 2 nNodes 2 localRanks 1 localRank 0 MNNVL 0";
+    const INIT: &str =
+        "h:1:2 [0] NCCL INFO comm 0x55 rank 0 nRanks 2 nNodes 2 localRanks 1 localRank 0 MNNVL 0";
 
     #[test]
     fn the_log_names_the_hosts_and_the_ranks() {
-        let log = facts_of(&[OFF, OFF, INIT, "h:1:2 [0] NCCL INFO comm 0x55 rank 0 nranks 9 cudaDev 0"]);
-        assert_eq!(log.fingerprint().unwrap().to_string(), "NVIDIA_H200/4x224054/2.28.3");
+        let log = facts_of(&[
+            OFF,
+            OFF,
+            INIT,
+            "h:1:2 [0] NCCL INFO comm 0x55 rank 0 nranks 9 cudaDev 0",
+        ]);
+        assert_eq!(
+            log.fingerprint().unwrap().to_string(),
+            "NVIDIA_H200/4x224054/2.28.3"
+        );
         assert_eq!(log.ranks(&Place::Hosts(Vec::new())).unwrap(), 2);
         let cut = OFF.replace("54/2.28.3", "h:1:2 [0] NCCL INFO Channel");
-        assert!(facts_of(&[OFF, &cut]).fingerprint().is_ok() && facts_of(&[&cut]).fingerprint().is_err());
+        assert!(
+            facts_of(&[OFF, &cut]).fingerprint().is_ok()
+                && facts_of(&[&cut]).fingerprint().is_err()
+        );
         log.check_policy(None).unwrap();
     }
 
     #[test]
     fn lines_that_other_ranks_cut_are_skipped() {
         let table: Table = "for=*;all_reduce@2:1-9=ring/ll/2".parse().unwrap();
-        let learned = OFF.replace("off: NCCL_SPARK_TUNER=off", "learned table of 1 rows, hash 1");
+        let learned = OFF.replace(
+            "off: NCCL_SPARK_TUNER=off",
+            "learned table of 1 rows, hash 1",
+        );
         let used = "h:1:2 [0] NCCL INFO NET/Spark: tuner: in use for a communicator of 2 ranks";
         // Another rank's line splits this line at every possible place.
         for at in 1..learned.len() {
             for other in [learned.as_str(), used, INIT] {
-                let log = facts_of(&[&learned, used, &format!("{}{other}", &learned[..at]), &learned[at..], INIT]);
-                let checked = log.check_policy(Some(&table)).and_then(|()| log.fingerprint()).and_then(|host| {
-                    assert_eq!(host.to_string(), "NVIDIA_H200/4x224054/2.28.3");
-                    log.ranks(&Place::Here(2))
-                });
+                let log = facts_of(&[
+                    &learned,
+                    used,
+                    &format!("{}{other}", &learned[..at]),
+                    &learned[at..],
+                    INIT,
+                ]);
+                let checked = log
+                    .check_policy(Some(&table))
+                    .and_then(|()| log.fingerprint())
+                    .and_then(|host| {
+                        assert_eq!(host.to_string(), "NVIDIA_H200/4x224054/2.28.3");
+                        log.ranks(&Place::Here(2))
+                    });
                 assert_eq!(checked.unwrap(), 2, "{at}: {other}");
             }
         }
@@ -290,10 +386,19 @@ mod tests {
 
     #[test]
     fn hosts_that_differ_and_ranks_that_share_a_node_are_errors() {
-        let text = facts_of(&[OFF, &OFF.replace("4x", "2x")]).fingerprint().unwrap_err().to_string();
-        assert!(text.contains("2x224054") && text.contains("4x224054"), "{text}");
+        let text = facts_of(&[OFF, &OFF.replace("4x", "2x")])
+            .fingerprint()
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains("2x224054") && text.contains("4x224054"),
+            "{text}"
+        );
         assert!(facts_of(&[INIT]).fingerprint().is_err());
-        let two = facts_of(&[&INIT.replace("nNodes 2", "nNodes 1")]).ranks(&Place::Here(2)).unwrap_err().to_string();
+        let two = facts_of(&[&INIT.replace("nNodes 2", "nNodes 1")])
+            .ranks(&Place::Here(2))
+            .unwrap_err()
+            .to_string();
         assert!(two.contains("2 ranks on 1 node(s)"), "{two}");
         assert_eq!(facts_of(&[]).ranks(&Place::Here(3)).unwrap(), 3);
         assert!(facts_of(&[]).ranks(&Place::Hosts(Vec::new())).is_err());
@@ -302,18 +407,36 @@ mod tests {
     #[test]
     fn a_run_counts_only_if_it_used_the_given_table() {
         let table: Table = "for=*;all_reduce@2:1-9=ring/ll/2".parse().unwrap();
-        let learned =
-            |rows: usize| OFF.replace("off: NCCL_SPARK_TUNER=off", &format!("learned table of {rows} rows, hash 1"));
+        let learned = |rows: usize| {
+            OFF.replace(
+                "off: NCCL_SPARK_TUNER=off",
+                &format!("learned table of {rows} rows, hash 1"),
+            )
+        };
         let used = "h:1:2 [0] NCCL INFO NET/Spark: tuner: in use for a communicator of 2 ranks";
         let left = "h:1:2 [0] NCCL INFO NET/Spark: tuner: not used for a communicator of 2 ranks on 2 nodes: why";
-        facts_of(&[&learned(1), used, used]).check_policy(Some(&table)).unwrap();
+        facts_of(&[&learned(1), used, used])
+            .check_policy(Some(&table))
+            .unwrap();
         for lines in [&[OFF][..], &[&learned(0)], &[&learned(1), OFF], &[]] {
-            assert!(facts_of(&[lines, &[used]].concat()).check_policy(Some(&table)).is_err(), "{lines:?}");
+            assert!(
+                facts_of(&[lines, &[used]].concat())
+                    .check_policy(Some(&table))
+                    .is_err(),
+                "{lines:?}"
+            );
         }
         // On some rank NCCL asked another tuner, or none.
         for lines in [&[][..], &[left], &[used, left]] {
-            let error = facts_of(&[&[learned(1).as_str()], lines].concat()).check_policy(Some(&table)).unwrap_err();
-            assert!(error.to_string().contains("did not use this plugin's tuner"), "{lines:?}: {error}");
+            let error = facts_of(&[&[learned(1).as_str()], lines].concat())
+                .check_policy(Some(&table))
+                .unwrap_err();
+            assert!(
+                error
+                    .to_string()
+                    .contains("did not use this plugin's tuner"),
+                "{lines:?}: {error}"
+            );
         }
         assert!(facts_of(&[&learned(1)]).check_policy(None).is_err());
     }

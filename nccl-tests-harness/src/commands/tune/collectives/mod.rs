@@ -67,7 +67,13 @@ pub fn run(
     introduce(&plan, max_runs, out)?;
     let runner = Runner::new(&plan, own_program, lookup)?;
     writeln!(out, "# fabric: {}", runner.fabric())?;
-    let mut bench = Bench { plan: &plan, runner, max_runs, watch, started: Instant::now() };
+    let mut bench = Bench {
+        plan: &plan,
+        runner,
+        max_runs,
+        watch,
+        started: Instant::now(),
+    };
     let mut sweeps = Vec::new();
     for (collective, program) in &plan.collectives {
         let sweep = bench.sweep(*collective, program, out)?;
@@ -77,24 +83,48 @@ pub fn run(
     bench.confirm(&mut sweeps, out)?;
     bench.watch.end();
     let (fabric, facts) = (bench.runner.fabric(), bench.facts()?);
-    let learned: Vec<Row> = sweeps.iter().flat_map(|sweep| sweep.confirmed(facts.ranks)).collect();
+    let learned: Vec<Row> = sweeps
+        .iter()
+        .flat_map(|sweep| sweep.confirmed(facts.ranks))
+        .collect();
     let measured: Vec<Collective> = sweeps.iter().map(|sweep| sweep.collective).collect();
-    let kept = rows::kept(plan.before.as_ref(), &facts.fingerprint, &measured, facts.ranks);
+    let kept = rows::kept(
+        plan.before.as_ref(),
+        &facts.fingerprint,
+        &measured,
+        facts.ranks,
+    );
     let (learned_rows, kept_rows) = (learned.len(), kept.len());
     let rows = [learned, kept].concat();
     let table = match rows.is_empty() {
         true => None,
-        false => Some(Table::new(Some(facts.fingerprint.clone()), rows).map_err(anyhow::Error::msg)?),
+        false => {
+            Some(Table::new(Some(facts.fingerprint.clone()), rows).map_err(anyhow::Error::msg)?)
+        }
     };
-    let outcome = Outcome { fabric, facts: &facts, sweeps: &sweeps, learned_rows, kept_rows, table: table.as_ref() };
+    let outcome = Outcome {
+        fabric,
+        facts: &facts,
+        sweeps: &sweeps,
+        learned_rows,
+        kept_rows,
+        table: table.as_ref(),
+    };
     sink.map_or(Ok(()), |sink| sink.write(&show::json(&plan, &outcome)))?;
     conclude(&plan, own_program, &outcome, out)
 }
 
 fn introduce(plan: &Plan, max_runs: u64, out: &mut impl Write) -> Result<()> {
-    writeln!(out, "# nccl-spark {}: tune collectives", env!("CARGO_PKG_VERSION"))?;
+    writeln!(
+        out,
+        "# nccl-spark {}: tune collectives",
+        env!("CARGO_PKG_VERSION")
+    )?;
     writeln!(out, "# each run: {}", plan.arguments.join(" "))?;
-    let counts = plan.collectives.iter().map(|(collective, _)| plan.candidates_of(*collective).count());
+    let counts = plan
+        .collectives
+        .iter()
+        .map(|(collective, _)| plan.candidates_of(*collective).count());
     let (count, rounds) = (counts.max().unwrap_or(0), plan.rounds);
     writeln!(
         out,
@@ -113,22 +143,40 @@ fn max_runs(plan: &Plan) -> u64 {
     let groups = plan.groups.len() as u64;
     let finals = 2 * (u64::from(FINAL_ROUNDS) + u64::from(GROUP_ROUNDS) * groups);
     let each = |(collective, _): &(Collective, PathBuf)| {
-        (plan.candidates_of(*collective).count() as u64 + 1) * u64::from(plan.rounds) * (1 + groups) + finals
+        (plan.candidates_of(*collective).count() as u64 + 1) * u64::from(plan.rounds) * (1 + groups)
+            + finals
     };
     plan.collectives.iter().map(each).sum()
 }
 
-fn conclude(plan: &Plan, own_program: &Path, outcome: &Outcome<'_>, out: &mut impl Write) -> Result<()> {
-    let &Outcome { facts, learned_rows, kept_rows, table, .. } = outcome;
+fn conclude(
+    plan: &Plan,
+    own_program: &Path,
+    outcome: &Outcome<'_>,
+    out: &mut impl Write,
+) -> Result<()> {
+    let &Outcome {
+        facts,
+        learned_rows,
+        kept_rows,
+        table,
+        ..
+    } = outcome;
     writeln!(out, "#")?;
     if learned_rows == 0 {
-        writeln!(out, "# nothing is clearly better than NCCL's choice: this run writes no rows")?;
+        writeln!(
+            out,
+            "# nothing is clearly better than NCCL's choice: this run writes no rows"
+        )?;
     }
     if table.is_none() {
         without_table(out)?;
     }
     if kept_rows > 0 {
-        writeln!(out, "# older rows kept (for other collectives or other numbers of ranks): {kept_rows}")?;
+        writeln!(
+            out,
+            "# older rows kept (for other collectives or other numbers of ranks): {kept_rows}"
+        )?;
     }
     if let Some(table) = table {
         writeln!(out, "# the table, rows: {}\n{table}", table.rows().len())?;
@@ -140,14 +188,23 @@ fn conclude(plan: &Plan, own_program: &Path, outcome: &Outcome<'_>, out: &mut im
     let remark = show::remark(outcome, &date::today());
     write::everywhere(plan, own_program, table, &remark, out)?;
     if table.is_some() && !facts.fingerprint.gpu.contains("GB10") {
-        writeln!(out, "# this GPU is not a GB10: the tuner uses the table only with NCCL_SPARK_TUNER=on")?;
+        writeln!(
+            out,
+            "# this GPU is not a GB10: the tuner uses the table only with NCCL_SPARK_TUNER=on"
+        )?;
     }
     Ok(out.flush()?)
 }
 
 fn without_table(out: &mut impl Write) -> Result<()> {
-    writeln!(out, "# this run learned no table; on a GB10 the tuner still uses the rows that the plugin ships")?;
-    writeln!(out, "# to let NCCL choose at every size, set NCCL_SPARK_TUNER=off on every host")?;
+    writeln!(
+        out,
+        "# this run learned no table; on a GB10 the tuner still uses the rows that the plugin ships"
+    )?;
+    writeln!(
+        out,
+        "# to let NCCL choose at every size, set NCCL_SPARK_TUNER=off on every host"
+    )?;
     Ok(())
 }
 
@@ -178,19 +235,54 @@ impl<'a> Bench<'a> {
     /// Measures NCCL's choice and all candidates with single collectives. If some candidates are
     /// clearly better than NCCL's choice at some size, then measures these and NCCL's choice with
     /// groups of collectives.
-    fn sweep(&mut self, collective: Collective, program: &'a Path, out: &mut impl Write) -> Result<Sweep<'a>> {
+    fn sweep(
+        &mut self,
+        collective: Collective,
+        program: &'a Path,
+        out: &mut impl Write,
+    ) -> Result<Sweep<'a>> {
         let &Plan { rounds, gain, .. } = self.plan;
         let mut single = Measured::new(self.plan.candidates_of(collective).map(Some));
-        self.measure(&Run { collective, program, members: 1 }, &mut single, rounds, None, out)?;
+        self.measure(
+            &Run {
+                collective,
+                program,
+                members: 1,
+            },
+            &mut single,
+            rounds,
+            None,
+            out,
+        )?;
         let winners = single.winners(gain);
         let mut groups = Vec::new();
         for &members in self.plan.groups.iter().filter(|_| !winners.is_empty()) {
-            let mut group = Measured { members, ..Measured::new(winners.iter().copied().map(Some)) };
-            self.measure(&Run { collective, program, members }, &mut group, rounds, None, out)?;
+            let mut group = Measured {
+                members,
+                ..Measured::new(winners.iter().copied().map(Some))
+            };
+            self.measure(
+                &Run {
+                    collective,
+                    program,
+                    members,
+                },
+                &mut group,
+                rounds,
+                None,
+                out,
+            )?;
             groups.push(group);
         }
         let judged = verdict::judge(&single, &groups, gain);
-        Ok(Sweep { collective, program, single, groups, judged, confirmation: None })
+        Ok(Sweep {
+            collective,
+            program,
+            single,
+            groups,
+            judged,
+            confirmation: None,
+        })
     }
 
     /// Measures NCCL's choice and the candidates in turn. Which of them is measured first changes
@@ -205,12 +297,26 @@ impl<'a> Bench<'a> {
         table: Option<&Table>,
         out: &mut impl Write,
     ) -> Result<()> {
-        let Measured { nccl, candidates, .. } = measured;
+        let Measured {
+            nccl, candidates, ..
+        } = measured;
         for round in 0..rounds as usize {
-            let running: Vec<usize> = (0..candidates.len()).filter(|&at| candidates[at].dropped.is_none()).collect();
+            let running: Vec<usize> = (0..candidates.len())
+                .filter(|&at| candidates[at].dropped.is_none())
+                .collect();
             let count = running.len() + 1;
-            let suffix = if table.is_some() { " with the whole table" } else { "" };
-            say(out, &format!("{run}{suffix}: round {} of {rounds}, runs: {count}", round + 1))?;
+            let suffix = if table.is_some() {
+                " with the whole table"
+            } else {
+                ""
+            };
+            say(
+                out,
+                &format!(
+                    "{run}{suffix}: round {} of {rounds}, runs: {count}",
+                    round + 1
+                ),
+            )?;
             // NCCL's choice has the last index. The first round begins with NCCL's choice, because
             // that run reports the hosts and the sizes, which the forced tables need.
             let first = count - 1 + round * (count / rounds as usize).max(1);
@@ -237,14 +343,24 @@ impl<'a> Bench<'a> {
     /// collectives in the group.
     fn forced(&self, run: &Run<'_>, nccl: &Record, choice: Option<Choice>) -> Result<Table> {
         let sum = |bytes: u64| (bytes * u64::from(run.members), choice);
-        let sizes = verdict::sizes(nccl).into_iter().map(sum).collect::<Vec<_>>();
-        Table::new(None, rows::rows(run.collective, self.facts()?.ranks, &sizes)).map_err(anyhow::Error::msg)
+        let sizes = verdict::sizes(nccl)
+            .into_iter()
+            .map(sum)
+            .collect::<Vec<_>>();
+        Table::new(
+            None,
+            rows::rows(run.collective, self.facts()?.ranks, &sizes),
+        )
+        .map_err(anyhow::Error::msg)
     }
 
     /// Compares the table of all winners with NCCL's choice, and adds the results to `sweeps`.
     fn confirm(&mut self, sweeps: &mut [Sweep<'a>], out: &mut impl Write) -> Result<()> {
         let (ranks, gain) = (self.facts()?.ranks, self.plan.gain);
-        let rows: Vec<Row> = sweeps.iter().flat_map(|sweep| sweep.proposed(ranks)).collect();
+        let rows: Vec<Row> = sweeps
+            .iter()
+            .flat_map(|sweep| sweep.proposed(ranks))
+            .collect();
         let table = Table::new(None, rows).map_err(anyhow::Error::msg)?;
         for sweep in sweeps.iter_mut() {
             let proposed = sweep.proposed(ranks);
@@ -260,13 +376,21 @@ impl<'a> Bench<'a> {
                 let row = proposed.iter().find(holds).map(|row| row.choice);
                 let (without, with) = (nccl.times(bytes), table_record.times(bytes));
                 let row = row.map(|choice| (choice, verdict::compare(&without, &with, gain)));
-                Confirmed { bytes, row, differs: verdict::differ(&without, &with, gain) }
+                Confirmed {
+                    bytes,
+                    row,
+                    differs: verdict::differ(&without, &with, gain),
+                }
             });
             let mut lines: Vec<Confirmed> = lines.collect();
             for &members in &self.plan.groups {
                 self.check_groups(sweep, members, &table, &mut lines, out)?;
             }
-            sweep.confirmation = Some(Confirmation { sizes: lines, nccl, table: table_record });
+            sweep.confirmation = Some(Confirmation {
+                sizes: lines,
+                nccl,
+                table: table_record,
+            });
             show::confirmation(sweep, out)?;
         }
         Ok(())
@@ -285,11 +409,18 @@ impl<'a> Bench<'a> {
         let [nccl, table_record] = self.compare(sweep, members, table, GROUP_ROUNDS, out)?;
         if let Some(Dropped::Failed(reason)) = table_record.dropped {
             let collective = sweep.collective;
-            return Err(anyhow::Error::msg(reason).context(format!("{collective} in groups of {members}")));
+            return Err(
+                anyhow::Error::msg(reason).context(format!("{collective} in groups of {members}"))
+            );
         }
         for each in verdict::sizes(&nccl) {
-            let has_row = |line: &&mut Confirmed| line.choice().is_some() && is_of_size(line.bytes, each, members);
-            if let Some(Confirmed { row: Some((_, finding)), .. }) = lines.iter_mut().find(has_row)
+            let has_row = |line: &&mut Confirmed| {
+                line.choice().is_some() && is_of_size(line.bytes, each, members)
+            };
+            if let Some(Confirmed {
+                row: Some((_, finding)),
+                ..
+            }) = lines.iter_mut().find(has_row)
                 && verdict::is_clearly_slower(&nccl.times(each), &table_record.times(each))
             {
                 *finding = Finding::SlowInGroups;
@@ -308,18 +439,38 @@ impl<'a> Bench<'a> {
         rounds: u32,
         out: &mut impl Write,
     ) -> Result<[Record; 2]> {
-        let mut measured = Measured { members, ..Measured::new([None]) };
-        let run = Run { collective: sweep.collective, program: sweep.program, members };
+        let mut measured = Measured {
+            members,
+            ..Measured::new([None])
+        };
+        let run = Run {
+            collective: sweep.collective,
+            program: sweep.program,
+            members,
+        };
         self.measure(&run, &mut measured, rounds, Some(table), out)?;
-        let Measured { nccl, mut candidates, .. } = measured;
-        Ok([nccl, candidates.pop().context("the table was not measured")?])
+        let Measured {
+            nccl,
+            mut candidates,
+            ..
+        } = measured;
+        Ok([
+            nccl,
+            candidates.pop().context("the table was not measured")?,
+        ])
     }
 
     /// Makes one more run for a record that is not dropped. A failed run is repeated once: ranks on
     /// other hosts write to the same output, so a line that splits another can make a good run
     /// unreadable. If the repetition fails too, a candidate is dropped, but for NCCL's own choice
     /// this is an error.
-    fn add(&mut self, run: &Run<'_>, record: &mut Record, table: Option<&Table>, out: &mut impl Write) -> Result<()> {
+    fn add(
+        &mut self,
+        run: &Run<'_>,
+        record: &mut Record,
+        table: Option<&Table>,
+        out: &mut impl Write,
+    ) -> Result<()> {
         if record.dropped.is_some() {
             return Ok(());
         }
@@ -337,7 +488,10 @@ impl<'a> Bench<'a> {
         {
             let reason = format!("{error:#}");
             let reason = reason.lines().next().unwrap_or_default();
-            say(out, &format!("{what}: a run failed and is repeated once: {reason}"))?;
+            say(
+                out,
+                &format!("{what}: a run failed and is repeated once: {reason}"),
+            )?;
             measured = attempt();
         }
         self.watch.step();
@@ -352,8 +506,17 @@ impl<'a> Bench<'a> {
             let facts = self.facts()?;
             let minutes = self.started.elapsed().as_secs_f64() * self.max_runs as f64 / 60.0;
             say(out, &facts.used)?;
-            say(out, &format!("hosts: {}, ranks: {}", facts.fingerprint, facts.ranks))?;
-            say(out, &format!("at most about {} min, estimated from the first run", minutes.ceil()))?;
+            say(
+                out,
+                &format!("hosts: {}, ranks: {}", facts.fingerprint, facts.ranks),
+            )?;
+            say(
+                out,
+                &format!(
+                    "at most about {} min, estimated from the first run",
+                    minutes.ceil()
+                ),
+            )?;
         }
         Ok(())
     }

@@ -26,7 +26,12 @@ pub struct Options {
     ranks: u16,
     /// Arguments for mpirun, to run across hosts, as in "-np 2 -H spark1,spark2". The nccl-tests
     /// programs, this program and the plugin must have the same paths on all hosts.
-    #[arg(long, value_name = "ARGUMENTS", conflicts_with = "ranks", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "ARGUMENTS",
+        conflicts_with = "ranks",
+        allow_hyphen_values = true
+    )]
     mpirun: Option<String>,
     /// Collectives to tune: all_reduce, all_gather, reduce_scatter, broadcast, reduce.
     #[arg(
@@ -44,10 +49,20 @@ pub struct Options {
     max_bytes: usize,
     /// Algorithms to try: ring, and tree for all_reduce, the only one of these collectives that
     /// NCCL runs over trees.
-    #[arg(long, value_name = "ALGORITHM,...", value_delimiter = ',', default_value = "ring")]
+    #[arg(
+        long,
+        value_name = "ALGORITHM,...",
+        value_delimiter = ',',
+        default_value = "ring"
+    )]
     algorithms: Vec<Algorithm>,
     /// Protocols to try.
-    #[arg(long, value_name = "PROTOCOL,...", value_delimiter = ',', default_value = "ll,ll128,simple")]
+    #[arg(
+        long,
+        value_name = "PROTOCOL,...",
+        value_delimiter = ',',
+        default_value = "ll,ll128,simple"
+    )]
     protocols: Vec<Protocol>,
     /// Numbers of channels to try; NCCL uses no more than the communicator has.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,2,3,4,8,16",
@@ -125,18 +140,26 @@ impl Options {
             )))?;
         }
         if self.min_bytes == 0 || self.min_bytes > self.max_bytes {
-            return Err(wrong(format!("--minbytes {}: must be 1 to --maxbytes {}", self.min_bytes, self.max_bytes)))?;
+            return Err(wrong(format!(
+                "--minbytes {}: must be 1 to --maxbytes {}",
+                self.min_bytes, self.max_bytes
+            )))?;
         }
         let named = lookup(keep::SETTINGS_FILE);
         let output = self.output.or_else(|| named.clone().map(PathBuf::from));
         let file = keep::place(output.clone(), None)?;
-        let before = if file.exists() { keep::check(&file)?.tuner.table } else { None };
+        let before = if file.exists() {
+            keep::check(&file)?.tuner.table
+        } else {
+            None
+        };
         let settings = keep::settings(named.as_deref())?;
         let (protocols, notes) = protocols(self.protocols, &settings, lookup)?;
         let algorithms = unique(self.algorithms);
         let candidates = candidates(&algorithms, &protocols, &unique(self.channels));
         let collectives = unique(self.collectives);
-        let is_without = |one: &&Collective| algorithms == [Algorithm::Tree] && **one != Collective::AllReduce;
+        let is_without =
+            |one: &&Collective| algorithms == [Algorithm::Tree] && **one != Collective::AllReduce;
         if let Some(without) = collectives.iter().find(is_without) {
             return Err(wrong(format!(
                 "--algorithms tree: NCCL runs {} over rings only; add ring, or leave it out of --collectives",
@@ -146,11 +169,30 @@ impl Options {
         let setting = self.scene.setting(program)?;
         let place = tests::Place::new(self.ranks, self.mpirun);
         let (folder, path) = (self.dir.as_deref(), lookup("PATH"));
-        let found = |collective: Collective| Ok((collective, tests::find(collective.word(), folder, path.as_deref())?));
-        let collectives = collectives.into_iter().map(found).collect::<Result<Vec<_>>>()?;
-        let numbers = [self.min_bytes, self.max_bytes, 2, self.iterations as usize, self.warmup as usize, 1];
-        let options = ["-b", "-e", "-f", "-n", "-w", "-c"].into_iter().zip(numbers);
-        let arguments = options.flat_map(|(name, number)| [name.to_owned(), number.to_string()]).collect();
+        let found = |collective: Collective| {
+            Ok((
+                collective,
+                tests::find(collective.word(), folder, path.as_deref())?,
+            ))
+        };
+        let collectives = collectives
+            .into_iter()
+            .map(found)
+            .collect::<Result<Vec<_>>>()?;
+        let numbers = [
+            self.min_bytes,
+            self.max_bytes,
+            2,
+            self.iterations as usize,
+            self.warmup as usize,
+            1,
+        ];
+        let options = ["-b", "-e", "-f", "-n", "-w", "-c"]
+            .into_iter()
+            .zip(numbers);
+        let arguments = options
+            .flat_map(|(name, number)| [name.to_owned(), number.to_string()])
+            .collect();
         Ok(Plan {
             conditions: tests::Conditions { place, setting },
             arguments,
@@ -174,15 +216,26 @@ impl Plan {
     /// Returns the candidates for a collective. Trees are only for all_reduce, as in NCCL
     /// (`ncclTopoTuneModel`, tuning.cc).
     pub fn candidates_of(&self, collective: Collective) -> impl Iterator<Item = Choice> {
-        let can = move |choice: &Choice| choice.algorithm != Algorithm::Tree || collective == Collective::AllReduce;
+        let can = move |choice: &Choice| {
+            choice.algorithm != Algorithm::Tree || collective == Collective::AllReduce
+        };
         self.candidates.iter().copied().filter(can)
     }
 }
 
 fn candidates(algorithms: &[Algorithm], protocols: &[Protocol], channels: &[u32]) -> Vec<Choice> {
-    let pairs = channels.iter().flat_map(|&channels| algorithms.iter().map(move |&algorithm| (channels, algorithm)));
-    let choice =
-        |(channels, algorithm)| protocols.iter().map(move |&protocol| Choice { algorithm, protocol, channels });
+    let pairs = channels.iter().flat_map(|&channels| {
+        algorithms
+            .iter()
+            .map(move |&algorithm| (channels, algorithm))
+    });
+    let choice = |(channels, algorithm)| {
+        protocols.iter().map(move |&protocol| Choice {
+            algorithm,
+            protocol,
+            channels,
+        })
+    };
     pairs.flat_map(choice).collect()
 }
 
@@ -192,7 +245,10 @@ fn protocols(
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(Vec<Protocol>, Vec<String>)> {
     let (mut protocols, mut notes) = (unique(wanted), Vec::new());
-    let is_ll128_off = settings.in_effect().iter().any(|held| held.row.name == "NCCL_SPARK_LL128" && held.value == "0");
+    let is_ll128_off = settings
+        .in_effect()
+        .iter()
+        .any(|held| held.row.name == "NCCL_SPARK_LL128" && held.value == "0");
     if is_ll128_off && protocols.contains(&Protocol::Ll128) {
         protocols.retain(|protocol| *protocol != Protocol::Ll128);
         notes.push("LL128 is not tried: NCCL_SPARK_LL128=0".to_owned());
@@ -203,7 +259,9 @@ fn protocols(
         );
     }
     if protocols.is_empty() {
-        Err(wrong("--protocols: NCCL_SPARK_LL128=0 excludes ll128, and nothing else is given"))?;
+        Err(wrong(
+            "--protocols: NCCL_SPARK_LL128=0 excludes ll128, and nothing else is given",
+        ))?;
     }
     for name in ["NCCL_ALGO", "NCCL_PROTO"] {
         if let Some(value) = lookup(name) {
@@ -214,7 +272,10 @@ fn protocols(
 }
 
 fn parse_gain(text: &str) -> Result<f64, String> {
-    let gain = text.parse::<f64>().ok().filter(|gain| (1.0..=100.0).contains(gain));
+    let gain = text
+        .parse::<f64>()
+        .ok()
+        .filter(|gain| (1.0..=100.0).contains(gain));
     gain.ok_or_else(|| "must be 1 to 100".to_owned())
 }
 
@@ -227,57 +288,122 @@ mod unit {
 
     fn plan(arguments: &str, environment: &[(&str, &str)]) -> Result<Plan> {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"] {
+        for name in [
+            "all_reduce",
+            "all_gather",
+            "reduce_scatter",
+            "broadcast",
+            "reduce",
+        ] {
             std::fs::write(folder.path().join(format!("{name}_perf")), "").unwrap();
         }
-        let line = format!("nccl-spark tune collectives --dry-run --dir {} {arguments}", folder.path().display());
+        let line = format!(
+            "nccl-spark tune collectives --dry-run --dir {} {arguments}",
+            folder.path().display()
+        );
         let cli = Cli::try_parse_from(line.split_whitespace())?;
-        let Command::Tune(options) = cli.command else { panic!("another command") };
-        let Some(What::Collectives(options)) = options.what else { panic!("plain tune") };
-        let lookup =
-            |wanted: &str| environment.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned());
+        let Command::Tune(options) = cli.command else {
+            panic!("another command")
+        };
+        let Some(What::Collectives(options)) = options.what else {
+            panic!("plain tune")
+        };
+        let lookup = |wanted: &str| {
+            environment
+                .iter()
+                .find(|(name, _)| *name == wanted)
+                .map(|(_, value)| (*value).to_owned())
+        };
         options.plan(Path::new("/nowhere/nccl-spark"), &lookup)
     }
 
     #[test]
     fn the_defaults_are_four_collectives_with_eighteen_candidates() {
         let plan = plan("", &[("HOME", "/nowhere")]).unwrap();
-        assert_eq!((plan.collectives.len(), plan.candidates.len(), plan.rounds), (4, 18, 3));
         assert_eq!(
-            plan.candidates[..2].iter().map(ToString::to_string).collect::<Vec<_>>(),
+            (plan.collectives.len(), plan.candidates.len(), plan.rounds),
+            (4, 18, 3)
+        );
+        assert_eq!(
+            plan.candidates[..2]
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>(),
             ["ring/ll/1", "ring/ll128/1"]
         );
-        assert_eq!(plan.arguments.join(" "), "-b 8192 -e 8388608 -f 2 -n 50 -w 5 -c 1");
+        assert_eq!(
+            plan.arguments.join(" "),
+            "-b 8192 -e 8388608 -f 2 -n 50 -w 5 -c 1"
+        );
         assert_eq!(plan.conditions.place, tests::Place::Here(2));
         assert_eq!(plan.conditions.setting.timeout.as_secs(), 120);
-        assert!(plan.collectives[0].1.ends_with("all_reduce_perf"), "{plan:?}");
+        assert!(
+            plan.collectives[0].1.ends_with("all_reduce_perf"),
+            "{plan:?}"
+        );
     }
 
     #[test]
     fn lists_are_given_once_and_hosts_go_to_mpirun() {
-        let plan = plan("--collectives reduce,reduce --protocols simple --channels 2,2,4 --mpirun=-np", &[]).unwrap();
-        assert_eq!((plan.collectives.len(), plan.candidates_of(Collective::Reduce).count()), (1, 2));
-        assert_eq!(plan.conditions.place, tests::Place::Hosts(vec!["-np".to_owned()]));
+        let plan = plan(
+            "--collectives reduce,reduce --protocols simple --channels 2,2,4 --mpirun=-np",
+            &[],
+        )
+        .unwrap();
+        assert_eq!(
+            (
+                plan.collectives.len(),
+                plan.candidates_of(Collective::Reduce).count()
+            ),
+            (1, 2)
+        );
+        assert_eq!(
+            plan.conditions.place,
+            tests::Place::Hosts(vec!["-np".to_owned()])
+        );
     }
 
     #[test]
     fn trees_are_tried_for_all_reduce_alone() {
-        let plan =
-            plan("--collectives all_reduce,all_gather --algorithms tree,ring --protocols ll --channels 2,4", &[]);
+        let plan = plan(
+            "--collectives all_reduce,all_gather --algorithms tree,ring --protocols ll --channels 2,4",
+            &[],
+        );
         let plan = plan.unwrap();
-        let of = |collective| plan.candidates_of(collective).map(|choice| choice.to_string()).collect::<Vec<_>>();
-        assert_eq!(of(Collective::AllReduce), ["tree/ll/2", "ring/ll/2", "tree/ll/4", "ring/ll/4"]);
+        let of = |collective| {
+            plan.candidates_of(collective)
+                .map(|choice| choice.to_string())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            of(Collective::AllReduce),
+            ["tree/ll/2", "ring/ll/2", "tree/ll/4", "ring/ll/4"]
+        );
         assert_eq!(of(Collective::AllGather), ["ring/ll/2", "ring/ll/4"]);
     }
 
     #[test]
     fn a_settings_file_named_by_a_variable_applies_to_all_hosts() {
-        let of = |arguments: &str| plan(arguments, &[("NCCL_SPARK_SETTINGS_FILE", "/no/where/a.conf")]).unwrap();
+        let of = |arguments: &str| {
+            plan(
+                arguments,
+                &[("NCCL_SPARK_SETTINGS_FILE", "/no/where/a.conf")],
+            )
+            .unwrap()
+        };
         let (by_variable, by_option) = (of("--mpirun=-np"), of("--mpirun=-np --output /b.conf"));
         let file = |path: &str| (Some(PathBuf::from(path)), PathBuf::from(path));
-        assert_eq!((by_variable.output, by_variable.file), file("/no/where/a.conf"));
+        assert_eq!(
+            (by_variable.output, by_variable.file),
+            file("/no/where/a.conf")
+        );
         assert_eq!((by_option.output, by_option.file), file("/b.conf"));
-        assert_eq!(plan("--mpirun=-np", &[("HOME", "/nowhere")]).unwrap().output, None);
+        assert_eq!(
+            plan("--mpirun=-np", &[("HOME", "/nowhere")])
+                .unwrap()
+                .output,
+            None
+        );
     }
 
     #[test]
@@ -285,13 +411,21 @@ mod unit {
         for (arguments, environment, words) in [
             ("--protocols ll129", &[][..], "not one of ll, ll128, simple"),
             ("--collectives alltoall", &[], "not one of broadcast"),
-            ("--algorithms tree --collectives all_gather", &[], "all_gather"),
+            (
+                "--algorithms tree --collectives all_gather",
+                &[],
+                "all_gather",
+            ),
             ("--algorithms chain", &[], "not one of tree, ring"),
             ("--gain 0.9", &[], "1 to 100"),
             ("--channels 65", &[], "1..=64"),
             ("-b 2M -e 1M", &[], "--minbytes"),
             ("-r 1", &[], "2..=16"),
-            ("", &[("NCCL_TUNER_PLUGIN", "other")], "would ask that tuner"),
+            (
+                "",
+                &[("NCCL_TUNER_PLUGIN", "other")],
+                "would ask that tuner",
+            ),
         ] {
             let text = plan(arguments, environment).unwrap_err().to_string();
             assert!(text.contains(words), "{arguments}: {text}");
@@ -301,14 +435,19 @@ mod unit {
 
     #[test]
     fn excluded_candidates_are_not_tried() {
-        let settings = |ll128: &str| Settings::gather(&[("NCCL_SPARK_LL128".into(), ll128.into())], &[]).unwrap();
+        let settings = |ll128: &str| {
+            Settings::gather(&[("NCCL_SPARK_LL128".into(), ll128.into())], &[]).unwrap()
+        };
         let all = || vec![Protocol::Ll, Protocol::Ll128];
         let (left, notes) = protocols(all(), &settings("0"), &|_| None).unwrap();
         assert_eq!((left, notes.len()), (vec![Protocol::Ll], 1));
         let proto = |name: &str| (name == "NCCL_PROTO").then(|| "^LL".to_owned());
         let (left, notes) = protocols(all(), &settings("1"), &proto).unwrap();
         assert!(left == all() && notes.len() == 2, "{notes:?}");
-        assert!(notes[0].contains("--litmus") && notes[1].contains("NCCL_PROTO=^LL is set"), "{notes:?}");
+        assert!(
+            notes[0].contains("--litmus") && notes[1].contains("NCCL_PROTO=^LL is set"),
+            "{notes:?}"
+        );
         assert!(protocols(vec![Protocol::Ll128], &settings("0"), &|_| None).is_err());
     }
 }

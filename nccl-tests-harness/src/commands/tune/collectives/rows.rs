@@ -14,12 +14,23 @@ pub fn rows(collective: Collective, ranks: usize, sizes: &[(u64, Option<Choice>)
     for (at, &(bytes, choice)) in sizes.iter().enumerate() {
         let Some(choice) = choice else { continue };
         let below = at.checked_sub(1).map(|below| sizes[below].0);
-        let from_bytes = below.map_or_else(|| lower_middle(bytes), |below| middle(below, bytes)) + 1;
-        let above = sizes.get(at + 1).map_or(bytes.saturating_mul(2), |above| above.0);
+        let from_bytes =
+            below.map_or_else(|| lower_middle(bytes), |below| middle(below, bytes)) + 1;
+        let above = sizes
+            .get(at + 1)
+            .map_or(bytes.saturating_mul(2), |above| above.0);
         let to_bytes = middle(bytes, above);
         match rows.last_mut() {
-            Some(last) if last.choice == choice && last.to_bytes + 1 == from_bytes => last.to_bytes = to_bytes,
-            _ => rows.push(Row { collective, ranks, from_bytes, to_bytes, choice }),
+            Some(last) if last.choice == choice && last.to_bytes + 1 == from_bytes => {
+                last.to_bytes = to_bytes
+            }
+            _ => rows.push(Row {
+                collective,
+                ranks,
+                from_bytes,
+                to_bytes,
+                choice,
+            }),
         }
     }
     rows
@@ -28,9 +39,16 @@ pub fn rows(collective: Collective, ranks: usize, sizes: &[(u64, Option<Choice>)
 /// Returns the rows of the older table `before` that this run does not replace: those for another
 /// number of ranks, or for a collective that is not in `measured`. Returns none if the table was
 /// not learned on hosts like `host`.
-pub fn kept(before: Option<&Table>, host: &Fingerprint, measured: &[Collective], ranks: usize) -> Vec<Row> {
+pub fn kept(
+    before: Option<&Table>,
+    host: &Fingerprint,
+    measured: &[Collective],
+    ranks: usize,
+) -> Vec<Row> {
     let is_here = |of: &Fingerprint| of.to_string() == host.to_string();
-    let Some(table) = before.filter(|table| table.fingerprint().is_some_and(is_here)) else { return Vec::new() };
+    let Some(table) = before.filter(|table| table.fingerprint().is_some_and(is_here)) else {
+        return Vec::new();
+    };
     let is_other = |row: &&Row| row.ranks != ranks || !measured.contains(&row.collective);
     table.rows().iter().filter(is_other).copied().collect()
 }
@@ -52,13 +70,23 @@ mod tests {
     use proptest::prelude::*;
 
     fn choices() -> Vec<Choice> {
-        ["ring/ll/1", "ring/ll128/2", "ring/simple/8"].map(|text| text.parse().unwrap()).to_vec()
+        ["ring/ll/1", "ring/ll128/2", "ring/simple/8"]
+            .map(|text| text.parse().unwrap())
+            .to_vec()
     }
 
     #[test]
     fn neighbours_that_agree_share_a_row() {
-        let [a, b, _] = choices()[..] else { panic!("three") };
-        let sizes = [(8192, Some(a)), (16384, Some(a)), (32768, None), (65536, Some(b)), (131_072, Some(a))];
+        let [a, b, _] = choices()[..] else {
+            panic!("three")
+        };
+        let sizes = [
+            (8192, Some(a)),
+            (16384, Some(a)),
+            (32768, None),
+            (65536, Some(b)),
+            (131_072, Some(a)),
+        ];
         let rows = rows(Collective::AllReduce, 2, &sizes);
         let text: Vec<String> = rows.iter().map(ToString::to_string).collect();
         assert_eq!(
@@ -75,9 +103,19 @@ mod tests {
     fn rows_not_measured_again_are_kept_on_the_same_hosts() {
         let text = "for=A/1x2/3;all_reduce@2:1-9=ring/ll/1;all_reduce@3:1-9=ring/ll/1;broadcast@2:1-9=ring/ll/1";
         let table: Table = text.parse().unwrap();
-        let kept = |host: &str| kept(Some(&table), &host.parse().unwrap(), &[Collective::AllReduce], 2);
+        let kept = |host: &str| {
+            kept(
+                Some(&table),
+                &host.parse().unwrap(),
+                &[Collective::AllReduce],
+                2,
+            )
+        };
         assert_eq!(kept("A/1x2/3"), [table.rows()[0], table.rows()[2]]);
-        assert!(kept("A/1x2/4").is_empty() && super::kept(None, table.fingerprint().unwrap(), &[], 2).is_empty());
+        assert!(
+            kept("A/1x2/4").is_empty()
+                && super::kept(None, table.fingerprint().unwrap(), &[], 2).is_empty()
+        );
         let anywhere: Table = text.replace("A/1x2/3", "*").parse().unwrap();
         assert!(super::kept(Some(&anywhere), table.fingerprint().unwrap(), &[], 2).is_empty());
     }
@@ -86,7 +124,10 @@ mod tests {
     fn the_smallest_and_the_largest_sizes_have_rows_too() {
         for bytes in [1, 2, 3, u64::MAX] {
             let rows = rows(Collective::Reduce, 3, &[(bytes, Some(choices()[0]))]);
-            assert!(rows[0].from_bytes <= bytes && bytes <= rows[0].to_bytes, "{bytes}: {rows:?}");
+            assert!(
+                rows[0].from_bytes <= bytes && bytes <= rows[0].to_bytes,
+                "{bytes}: {rows:?}"
+            );
         }
     }
 

@@ -13,14 +13,29 @@ use std::io::{self, Write};
 /// (or `-` for all three), and the remark `words`.
 fn cells(bytes: u64, nccl_us: f64, best: Option<(Choice, f64)>, words: &str) -> [String; 6] {
     let (choice, us, gain) = match best {
-        Some((choice, us)) => (choice.to_string(), significant(us), format!("{:.2}", nccl_us / us)),
+        Some((choice, us)) => (
+            choice.to_string(),
+            significant(us),
+            format!("{:.2}", nccl_us / us),
+        ),
         None => ("-".to_owned(), "-".to_owned(), "-".to_owned()),
     };
-    [bytes.to_string(), significant(nccl_us), choice, us, gain, words.to_owned()]
+    [
+        bytes.to_string(),
+        significant(nccl_us),
+        choice,
+        us,
+        gain,
+        words.to_owned(),
+    ]
 }
 
 fn start<W: Write>(out: W, title: &str) -> io::Result<Columns<W>> {
-    let mut table = Columns::new(out, "  ", [right(12), right(8), left(13), right(8), right(5), left(0)]);
+    let mut table = Columns::new(
+        out,
+        "  ",
+        [right(12), right(8), left(13), right(8), right(5), left(0)],
+    );
     table.remark("")?;
     table.remark(title)?;
     table.head(&["size (B)", "NCCL us", "choice", "us", "gain"])?;
@@ -30,28 +45,50 @@ fn start<W: Write>(out: W, title: &str) -> io::Result<Columns<W>> {
 pub fn sweep(sweep: &Sweep<'_>, out: &mut impl Write) -> io::Result<()> {
     let rounds = sweep.single.nccl.rounds.len();
     let name = sweep.collective;
-    let title = format!("{name}: median times, rounds: {rounds}; gain: NCCL's time / the choice's time");
+    let title =
+        format!("{name}: median times, rounds: {rounds}; gain: NCCL's time / the choice's time");
     let mut table = start(out, &title)?;
-    for &Judged { bytes, nccl_us, best, finding } in &sweep.judged {
+    for &Judged {
+        bytes,
+        nccl_us,
+        best,
+        finding,
+    } in &sweep.judged
+    {
         table.row(&cells(bytes, nccl_us, best, finding.words()))?;
     }
     for record in &sweep.single.candidates {
         if let (Some(choice), Some(Dropped::Failed(reason))) = (record.choice, &record.dropped) {
-            table.remark(&format!("{choice} not measured further: {}", reason.lines().next().unwrap_or_default()))?;
+            table.remark(&format!(
+                "{choice} not measured further: {}",
+                reason.lines().next().unwrap_or_default()
+            ))?;
         }
     }
-    let slow = sweep.single.candidates.iter().filter(|record| record.dropped == Some(Dropped::Slow)).count();
+    let slow = sweep
+        .single
+        .candidates
+        .iter()
+        .filter(|record| record.dropped == Some(Dropped::Slow))
+        .count();
     if slow > 0 {
         let count = sweep.single.candidates.len();
-        table.remark(&format!("candidates that were slow at every size: {slow} of {count}"))?;
+        table.remark(&format!(
+            "candidates that were slow at every size: {slow} of {count}"
+        ))?;
     }
     Ok(())
 }
 
 pub fn confirmation(sweep: &Sweep<'_>, out: &mut impl Write) -> io::Result<()> {
-    let Some(confirmation) = &sweep.confirmation else { return Ok(()) };
+    let Some(confirmation) = &sweep.confirmation else {
+        return Ok(());
+    };
     let rounds = confirmation.nccl.rounds.len();
-    let title = format!("{}: the whole table against NCCL's choice, rounds: {rounds}", sweep.collective);
+    let title = format!(
+        "{}: the whole table against NCCL's choice, rounds: {rounds}",
+        sweep.collective
+    );
     let mut table = start(out, &title)?;
     for line in &confirmation.sizes {
         let words = match (line.row.map(|(_, finding)| finding), line.differs) {
@@ -61,30 +98,59 @@ pub fn confirmation(sweep: &Sweep<'_>, out: &mut impl Write) -> io::Result<()> {
             (None, true) => "no row; times differ".to_owned(),
             (None, false) => "no row".to_owned(),
         };
-        let best = line.row.map(|(choice, _)| (choice, confirmation.table.median(line.bytes)));
+        let best = line
+            .row
+            .map(|(choice, _)| (choice, confirmation.table.median(line.bytes)));
         let best = best.filter(|(_, us)| us.is_finite());
-        table.row(&cells(line.bytes, confirmation.nccl.median(line.bytes), best, &words))?;
+        table.row(&cells(
+            line.bytes,
+            confirmation.nccl.median(line.bytes),
+            best,
+            &words,
+        ))?;
     }
     if let Some(Dropped::Failed(reason)) = &confirmation.table.dropped {
-        table.remark(&format!("no row is confirmed: {}", reason.lines().next().unwrap_or_default()))?;
+        table.remark(&format!(
+            "no row is confirmed: {}",
+            reason.lines().next().unwrap_or_default()
+        ))?;
     }
     Ok(())
 }
 
 /// Makes the comment above the table in the settings file. `date` is today's date.
 pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
-    let &Outcome { facts, sweeps, learned_rows, kept_rows, .. } = outcome;
-    let older = if kept_rows > 0 { format!("; older rows: {kept_rows}") } else { String::new() };
+    let &Outcome {
+        facts,
+        sweeps,
+        learned_rows,
+        kept_rows,
+        ..
+    } = outcome;
+    let older = if kept_rows > 0 {
+        format!("; older rows: {kept_rows}")
+    } else {
+        String::new()
+    };
     if learned_rows == 0 {
         return format!("nothing new on {date}{older}");
     }
-    let gains =
-        sweeps.iter().filter_map(|sweep| sweep.confirmation.as_ref()).flat_map(|confirmation| confirmation.gains());
+    let gains = sweeps
+        .iter()
+        .filter_map(|sweep| sweep.confirmation.as_ref())
+        .flat_map(|confirmation| confirmation.gains());
     let (least, most) = spread(&gains.collect::<Vec<_>>());
     let with_rows = |sweep: &&Sweep<'_>| {
-        sweep.confirmation.as_ref().is_some_and(|confirmation| confirmation.gains().next().is_some())
+        sweep
+            .confirmation
+            .as_ref()
+            .is_some_and(|confirmation| confirmation.gains().next().is_some())
     };
-    let names: Vec<&str> = sweeps.iter().filter(with_rows).map(|sweep| sweep.collective.word()).collect();
+    let names: Vec<&str> = sweeps
+        .iter()
+        .filter(with_rows)
+        .map(|sweep| sweep.collective.word())
+        .collect();
     format!(
         "{}, {} ranks: {least:.2} to {most:.2} times as fast as NCCL's choice ({}, measured {date}){older}",
         names.join(", "),
@@ -95,7 +161,13 @@ pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
 
 /// Makes the JSON of all results. A number that has a unit has the unit in its name.
 pub fn json(plan: &Plan, outcome: &Outcome<'_>) -> Value {
-    let &Outcome { fabric, facts, sweeps, table, .. } = outcome;
+    let &Outcome {
+        fabric,
+        facts,
+        sweeps,
+        table,
+        ..
+    } = outcome;
     json!({
         "command": "tune collectives",
         "version": env!("CARGO_PKG_VERSION"),
@@ -119,10 +191,15 @@ mod tests {
         let mut out = Vec::new();
         let mut table = start(&mut out, "title").unwrap();
         let best = Some(("ring/ll128/16".parse().unwrap(), 1234.5));
-        table.row(&cells(1 << 33, 123_456.7, best, "no row; times differ")).unwrap();
+        table
+            .row(&cells(1 << 33, 123_456.7, best, "no row; times differ"))
+            .unwrap();
         table.row(&cells(8192, 12.0, None, "no candidate")).unwrap();
         let text = String::from_utf8(out).unwrap();
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
-        assert!(text.lines().nth(3).unwrap().contains("ring/ll128/16") && text.contains("100.01"), "{text}");
+        assert!(
+            text.lines().nth(3).unwrap().contains("ring/ll128/16") && text.contains("100.01"),
+            "{text}"
+        );
     }
 }

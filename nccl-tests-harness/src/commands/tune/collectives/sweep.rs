@@ -42,7 +42,9 @@ pub struct Confirmed {
 
 impl Confirmed {
     pub fn choice(&self) -> Option<Choice> {
-        self.row.filter(|(_, finding)| *finding == Finding::Better).map(|(choice, _)| choice)
+        self.row
+            .filter(|(_, finding)| *finding == Finding::Better)
+            .map(|(choice, _)| choice)
     }
 }
 
@@ -69,14 +71,25 @@ impl Confirmation {
 
 impl Sweep<'_> {
     pub fn proposed(&self, ranks: usize) -> Vec<Row> {
-        let choice =
-            |judged: &Judged| judged.best.filter(|_| judged.finding == Finding::Better).map(|(choice, _)| choice);
-        let sizes: Vec<_> = self.judged.iter().map(|judged| (judged.bytes, choice(judged))).collect();
+        let choice = |judged: &Judged| {
+            judged
+                .best
+                .filter(|_| judged.finding == Finding::Better)
+                .map(|(choice, _)| choice)
+        };
+        let sizes: Vec<_> = self
+            .judged
+            .iter()
+            .map(|judged| (judged.bytes, choice(judged)))
+            .collect();
         rows::rows(self.collective, ranks, &sizes)
     }
 
     pub fn confirmed(&self, ranks: usize) -> Vec<Row> {
-        let lines = self.confirmation.iter().flat_map(|confirmation| &confirmation.sizes);
+        let lines = self
+            .confirmation
+            .iter()
+            .flat_map(|confirmation| &confirmation.sizes);
         let sizes: Vec<_> = lines.map(|line| (line.bytes, line.choice())).collect();
         rows::rows(self.collective, ranks, &sizes)
     }

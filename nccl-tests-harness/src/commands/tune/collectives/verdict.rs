@@ -63,8 +63,14 @@ pub fn text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok,
     serializer.collect_str(value)
 }
 
-fn text_or_null<S: Serializer>(value: &Option<impl Display>, serializer: S) -> Result<S::Ok, S::Error> {
-    value.as_ref().map(ToString::to_string).serialize(serializer)
+fn text_or_null<S: Serializer>(
+    value: &Option<impl Display>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    value
+        .as_ref()
+        .map(ToString::to_string)
+        .serialize(serializer)
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -119,11 +125,18 @@ impl Finding {
 
 impl Record {
     pub fn new(choice: Option<Choice>) -> Self {
-        Self { choice, rounds: Vec::new(), dropped: None }
+        Self {
+            choice,
+            rounds: Vec::new(),
+            dropped: None,
+        }
     }
 
     pub fn times(&self, bytes: u64) -> Vec<f64> {
-        self.rounds.iter().filter_map(|round| round.get(&bytes).copied()).collect()
+        self.rounds
+            .iter()
+            .filter_map(|round| round.get(&bytes).copied())
+            .collect()
     }
 
     /// Returns the median time for one size, or NaN if the size was not measured.
@@ -135,15 +148,25 @@ impl Record {
 impl Measured {
     /// Makes empty records for NCCL's choice and for each of `choices`, for single collectives.
     pub fn new(choices: impl IntoIterator<Item = Option<Choice>>) -> Self {
-        Self { members: 1, nccl: Record::new(None), candidates: choices.into_iter().map(Record::new).collect() }
+        Self {
+            members: 1,
+            nccl: Record::new(None),
+            candidates: choices.into_iter().map(Record::new).collect(),
+        }
     }
 
     pub fn winners(&self, gain: f64) -> Vec<Choice> {
         let is_better = |record: &&Record| {
-            let better = |&bytes: &u64| compare(&self.nccl.times(bytes), &record.times(bytes), gain) == Finding::Better;
+            let better = |&bytes: &u64| {
+                compare(&self.nccl.times(bytes), &record.times(bytes), gain) == Finding::Better
+            };
             record.dropped.is_none() && sizes(&self.nccl).iter().any(better)
         };
-        self.candidates.iter().filter(is_better).filter_map(|record| record.choice).collect()
+        self.candidates
+            .iter()
+            .filter(is_better)
+            .filter_map(|record| record.choice)
+            .collect()
     }
 
     /// Returns true if `choice` may stand in the tuner's row for `bytes`. The condition: each
@@ -152,12 +175,18 @@ impl Measured {
     /// measured group. Otherwise returns false for a candidate that was not measured in these
     /// groups, or was dropped.
     fn allows(&self, choice: Choice, bytes: u64) -> bool {
-        let record = self.candidates.iter().find(|record| record.choice == Some(choice) && record.dropped.is_none());
+        let record = self
+            .candidates
+            .iter()
+            .find(|record| record.choice == Some(choice) && record.dropped.is_none());
         let is_fast = |each: u64| {
             let with = record.map(|record| record.times(each)).unwrap_or_default();
             !with.is_empty() && !is_slower(&self.nccl.times(each), &with)
         };
-        sizes(&self.nccl).into_iter().filter(|&each| is_of_size(bytes, each, self.members)).all(is_fast)
+        sizes(&self.nccl)
+            .into_iter()
+            .filter(|&each| is_of_size(bytes, each, self.members))
+            .all(is_fast)
     }
 }
 
@@ -170,18 +199,34 @@ pub fn is_of_size(bytes: u64, each: u64, members: u32) -> bool {
 }
 
 pub fn sizes(nccl: &Record) -> Vec<u64> {
-    nccl.rounds.first().into_iter().flat_map(|round| round.keys().copied()).collect()
+    nccl.rounds
+        .first()
+        .into_iter()
+        .flat_map(|round| round.keys().copied())
+        .collect()
 }
 
 pub fn prune(nccl: &Record, candidates: &mut [Record]) {
     let sizes = sizes(nccl);
     let of_all = |bytes: u64, candidates: &[Record]| {
         let running = candidates.iter().filter(|record| record.dropped.is_none());
-        running.chain([nccl]).map(|record| record.median(bytes)).fold(f64::INFINITY, f64::min)
+        running
+            .chain([nccl])
+            .map(|record| record.median(bytes))
+            .fold(f64::INFINITY, f64::min)
     };
-    let best: Vec<(u64, f64)> = sizes.iter().map(|&bytes| (bytes, of_all(bytes, candidates))).collect();
-    for record in candidates.iter_mut().filter(|record| record.dropped.is_none()) {
-        if best.iter().all(|&(bytes, best_us)| record.median(bytes) > best_us * HOPELESS) {
+    let best: Vec<(u64, f64)> = sizes
+        .iter()
+        .map(|&bytes| (bytes, of_all(bytes, candidates)))
+        .collect();
+    for record in candidates
+        .iter_mut()
+        .filter(|record| record.dropped.is_none())
+    {
+        if best
+            .iter()
+            .all(|&(bytes, best_us)| record.median(bytes) > best_us * HOPELESS)
+        {
             record.dropped = Some(Dropped::Slow);
         }
     }
@@ -205,7 +250,11 @@ pub fn compare(without: &[f64], with: &[f64], gain: f64) -> Finding {
     };
     let slowest = sorted(with)[with.len() - 1 - with.len() / OUTLIERS];
     let fastest = sorted(without)[without.len() / OUTLIERS];
-    if slowest < fastest { Finding::Better } else { Finding::RoundsOverlap }
+    if slowest < fastest {
+        Finding::Better
+    } else {
+        Finding::RoundsOverlap
+    }
 }
 
 /// Compares the times of groups, measured `with` a choice (or the learned table) and `without` it.
@@ -231,36 +280,59 @@ pub fn differ(some: &[f64], others: &[f64], gain: f64) -> bool {
 /// as rarely as possible between sizes. Of several such series of choices, takes the one with the
 /// fewest channels in sum, and then the fastest one.
 pub fn judge(alone: &Measured, groups: &[Measured], gain: f64) -> Vec<Judged> {
-    let Measured { nccl, candidates, .. } = alone;
-    let running: Vec<(Choice, &Record)> = (candidates.iter().filter(|record| record.dropped.is_none()))
-        .filter_map(|record| Some((record.choice?, record)))
-        .collect();
+    let Measured {
+        nccl, candidates, ..
+    } = alone;
+    let running: Vec<(Choice, &Record)> =
+        (candidates.iter().filter(|record| record.dropped.is_none()))
+            .filter_map(|record| Some((record.choice?, record)))
+            .collect();
     let fastest = |bytes: u64, among: &dyn Fn(Choice) -> bool| {
-        let medians = running.iter().map(|(choice, record)| (*choice, record.median(bytes)));
-        medians.filter(|(choice, us)| us.is_finite() && among(*choice)).min_by(|a, b| a.1.total_cmp(&b.1))
+        let medians = running
+            .iter()
+            .map(|(choice, record)| (*choice, record.median(bytes)));
+        medians
+            .filter(|(choice, us)| us.is_finite() && among(*choice))
+            .min_by(|a, b| a.1.total_cmp(&b.1))
     };
-    let finding = |bytes: u64, record: &Record| compare(&nccl.times(bytes), &record.times(bytes), gain);
+    let finding =
+        |bytes: u64, record: &Record| compare(&nccl.times(bytes), &record.times(bytes), gain);
     let good = |bytes: u64| -> Vec<(Choice, f64)> {
         let allowed = |choice| groups.iter().all(|group| group.allows(choice, bytes));
-        let Some((_, best_us)) = fastest(bytes, &allowed) else { return Vec::new() };
-        let clear =
-            running.iter().filter(|(choice, record)| allowed(*choice) && finding(bytes, record) == Finding::Better);
+        let Some((_, best_us)) = fastest(bytes, &allowed) else {
+            return Vec::new();
+        };
+        let clear = running.iter().filter(|(choice, record)| {
+            allowed(*choice) && finding(bytes, record) == Finding::Better
+        });
         let ratios = clear.map(|(choice, record)| (*choice, record.median(bytes) / best_us));
         ratios.filter(|(_, ratio)| *ratio <= AS_GOOD).collect()
     };
     let sizes = sizes(nccl);
     let settled = choose_path(&sizes.iter().map(|&bytes| good(bytes)).collect::<Vec<_>>());
     let judged = sizes.iter().zip(settled).map(|(&bytes, winner)| {
-        let record_of = |wanted: Choice| running.iter().find(|(choice, _)| *choice == wanted).map(|(_, record)| record);
+        let record_of = |wanted: Choice| {
+            running
+                .iter()
+                .find(|(choice, _)| *choice == wanted)
+                .map(|(_, record)| record)
+        };
         let won = winner.and_then(|choice| Some((choice, record_of(choice)?.median(bytes))));
         let best = won.or_else(|| fastest(bytes, &|_| true));
-        let found = best.and_then(|(choice, _)| record_of(choice)).map(|record| finding(bytes, record));
+        let found = best
+            .and_then(|(choice, _)| record_of(choice))
+            .map(|record| finding(bytes, record));
         let finding = match (won, found) {
             // A clearly better choice fails to win only if a group excludes it.
             (None, Some(Finding::Better)) => Finding::SlowInGroups,
             (_, found) => found.unwrap_or(Finding::NoCandidate),
         };
-        Judged { bytes, nccl_us: nccl.median(bytes), best, finding }
+        Judged {
+            bytes,
+            nccl_us: nccl.median(bytes),
+            best,
+            finding,
+        }
     });
     judged.collect()
 }
@@ -291,7 +363,9 @@ impl ChoicePath {
 
     fn compare(&self, other: &Self) -> Ordering {
         let key = |path: &Self| (path.changes, path.channels);
-        key(self).cmp(&key(other)).then(self.slowness.total_cmp(&other.slowness))
+        key(self)
+            .cmp(&key(other))
+            .then(self.slowness.total_cmp(&other.slowness))
     }
 }
 
@@ -301,12 +375,24 @@ impl ChoicePath {
 fn choose_path(good: &[Vec<(Choice, f64)>]) -> Vec<Option<Choice>> {
     let mut paths = vec![ChoicePath::default()];
     for choices in good {
-        let next: Vec<Option<(Choice, f64)>> =
-            if choices.is_empty() { vec![None] } else { choices.iter().copied().map(Some).collect() };
-        let best_to = |end| paths.iter().map(|path| path.with(end)).min_by(ChoicePath::compare);
+        let next: Vec<Option<(Choice, f64)>> = if choices.is_empty() {
+            vec![None]
+        } else {
+            choices.iter().copied().map(Some).collect()
+        };
+        let best_to = |end| {
+            paths
+                .iter()
+                .map(|path| path.with(end))
+                .min_by(ChoicePath::compare)
+        };
         paths = next.into_iter().filter_map(best_to).collect();
     }
-    paths.into_iter().min_by(ChoicePath::compare).map(|path| path.choices).unwrap_or_default()
+    paths
+        .into_iter()
+        .min_by(ChoicePath::compare)
+        .map(|path| path.choices)
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -315,12 +401,26 @@ mod tests {
     use proptest::prelude::*;
 
     fn record(choice: &str, rounds: &[&[f64]]) -> Record {
-        let times = |round: &&[f64]| round.iter().enumerate().map(|(at, us)| (8192 << at, *us)).collect();
-        Record { choice: choice.parse().ok(), rounds: rounds.iter().map(times).collect(), dropped: None }
+        let times = |round: &&[f64]| {
+            round
+                .iter()
+                .enumerate()
+                .map(|(at, us)| (8192 << at, *us))
+                .collect()
+        };
+        Record {
+            choice: choice.parse().ok(),
+            rounds: rounds.iter().map(times).collect(),
+            dropped: None,
+        }
     }
 
     fn alone(nccl: Record, candidates: Vec<Record>) -> Measured {
-        Measured { members: 1, nccl, candidates }
+        Measured {
+            members: 1,
+            nccl,
+            candidates,
+        }
     }
 
     fn chosen(judged: &[Judged]) -> Vec<String> {
@@ -333,17 +433,42 @@ mod tests {
 
     #[test]
     fn a_row_needs_a_gain_and_rounds_that_do_not_overlap() {
-        assert_eq!(compare(&[10.0, 11.0, 10.5], &[9.0, 9.9, 9.5], 1.05), Finding::Better);
-        assert_eq!(compare(&[10.0, 11.0, 10.5], &[9.0, 10.0, 9.5], 1.05), Finding::RoundsOverlap);
-        assert_eq!(compare(&[10.0, 10.0], &[9.6, 9.6], 1.05), Finding::SmallGain);
+        assert_eq!(
+            compare(&[10.0, 11.0, 10.5], &[9.0, 9.9, 9.5], 1.05),
+            Finding::Better
+        );
+        assert_eq!(
+            compare(&[10.0, 11.0, 10.5], &[9.0, 10.0, 9.5], 1.05),
+            Finding::RoundsOverlap
+        );
+        assert_eq!(
+            compare(&[10.0, 10.0], &[9.6, 9.6], 1.05),
+            Finding::SmallGain
+        );
         assert_eq!(compare(&[10.5], &[10.0], 1.05), Finding::Better);
         let (nccl, four) = ([10.0, 10.1, 10.2, 8.0, 10.3], [9.0, 9.1, 9.2, 9.3, 12.0]);
-        assert_eq!(compare(&nccl, &four, 1.05), Finding::Better, "one outlier each");
-        assert_eq!(compare(&nccl, &[9.0, 9.1, 9.2, 11.0, 12.0], 1.05), Finding::RoundsOverlap, "two");
+        assert_eq!(
+            compare(&nccl, &four, 1.05),
+            Finding::Better,
+            "one outlier each"
+        );
+        assert_eq!(
+            compare(&nccl, &[9.0, 9.1, 9.2, 11.0, 12.0], 1.05),
+            Finding::RoundsOverlap,
+            "two"
+        );
         assert_eq!(compare(&[10.0], &[], 1.05), Finding::NoCandidate);
         assert_eq!(compare(&[], &[10.0], 1.05), Finding::NoCandidate);
-        assert!(is_slower(&[9.7, 9.0, 9.9], &[10.0]) && !is_slower(&[9.9], &[10.0]) && !is_slower(&[9.9], &[]));
-        assert!(differ(&[10.0], &[9.0], 1.05) && differ(&[9.0], &[10.0], 1.05) && !differ(&[10.0], &[9.6], 1.05));
+        assert!(
+            is_slower(&[9.7, 9.0, 9.9], &[10.0])
+                && !is_slower(&[9.9], &[10.0])
+                && !is_slower(&[9.9], &[])
+        );
+        assert!(
+            differ(&[10.0], &[9.0], 1.05)
+                && differ(&[9.0], &[10.0], 1.05)
+                && !differ(&[10.0], &[9.6], 1.05)
+        );
     }
 
     #[test]
@@ -351,10 +476,22 @@ mod tests {
         let nccl = record("nccl", &[&[30.0, 40.0, 50.0, 60.0]]);
         let ll = record("ring/ll/4", &[&[20.0, 30.0, 31.0, 59.0]]);
         let simple = record("ring/simple/2", &[&[29.9, 29.5, 30.0, 30.0]]);
-        let judged = judge(&alone(nccl.clone(), vec![ll.clone(), simple.clone()]), &[], 1.05);
+        let judged = judge(
+            &alone(nccl.clone(), vec![ll.clone(), simple.clone()]),
+            &[],
+            1.05,
+        );
         // For the second size, both choices give the same number of changes. The one with fewer
         // channels wins.
-        assert_eq!(chosen(&judged), ["ring/ll/4", "ring/simple/2", "ring/simple/2", "ring/simple/2"]);
+        assert_eq!(
+            chosen(&judged),
+            [
+                "ring/ll/4",
+                "ring/simple/2",
+                "ring/simple/2",
+                "ring/simple/2"
+            ]
+        );
         assert_eq!((judged[0].nccl_us, judged[0].best.unwrap().1), (30.0, 20.0));
         let other = record("ring/ll/1", &[&[99.0, 29.6, 99.0, 99.0]]);
         let judged = judge(&alone(nccl, vec![ll, simple, other]), &[], 1.05);
@@ -375,9 +512,17 @@ mod tests {
     fn a_choice_that_slows_groups_is_replaced_by_the_next_best() {
         // With members of 2, 4, 8 and 16 KiB, groups of four have sums of 8 to 64 KiB.
         let group = |choice: &str, rounds: &[&[f64]]| {
-            let quarter = |times: Times| times.into_iter().map(|(bytes, us)| (bytes / 4, us)).collect();
+            let quarter = |times: Times| {
+                times
+                    .into_iter()
+                    .map(|(bytes, us)| (bytes / 4, us))
+                    .collect()
+            };
             let record = record(choice, rounds);
-            Record { rounds: record.rounds.into_iter().map(quarter).collect(), ..record }
+            Record {
+                rounds: record.rounds.into_iter().map(quarter).collect(),
+                ..record
+            }
         };
         let nccl = record("nccl", &[&[30.0, 30.0, 30.0, 30.0]]);
         let single = alone(
@@ -392,23 +537,41 @@ mod tests {
         let fours = |simple: [f64; 4], ll: [f64; 4]| Measured {
             members: 4,
             nccl: group("nccl", &[&[5.0, 5.0, 5.0, 5.0]]),
-            candidates: vec![group("ring/simple/2", &[&simple]), group("ring/ll/4", &[&ll])],
+            candidates: vec![
+                group("ring/simple/2", &[&simple]),
+                group("ring/ll/4", &[&ll]),
+            ],
         };
-        let judged = judge(&single, &[fours([9.0, 9.0, 4.0, 9.0], [5.0, 5.0, 5.0, 9.0])], 1.05);
-        assert_eq!(chosen(&judged), ["SlowInGroups", "ring/ll/4", "ring/simple/2", "SlowInGroups"]);
+        let judged = judge(
+            &single,
+            &[fours([9.0, 9.0, 4.0, 9.0], [5.0, 5.0, 5.0, 9.0])],
+            1.05,
+        );
+        assert_eq!(
+            chosen(&judged),
+            ["SlowInGroups", "ring/ll/4", "ring/simple/2", "SlowInGroups"]
+        );
         // A choice that was not measured in the group, or failed there, gets no row.
         let mut failed = fours([4.0; 4], [4.0; 4]);
         failed.candidates[0].dropped = Some(Dropped::Failed("3 WRONG elements".into()));
         failed.candidates.pop();
-        assert_eq!(chosen(&judge(&single, &[failed], 1.05)), ["SlowInGroups"; 4]);
+        assert_eq!(
+            chosen(&judge(&single, &[failed], 1.05)),
+            ["SlowInGroups"; 4]
+        );
         // The sums of groups of three are not powers of two.
-        assert!(is_of_size(8192, 2730, 3) && is_of_size(16384, 4096, 3) && !is_of_size(8192, 4096, 3));
+        assert!(
+            is_of_size(8192, 2730, 3) && is_of_size(16384, 4096, 3) && !is_of_size(8192, 4096, 3)
+        );
     }
 
     #[test]
     fn groups_are_clearly_slower_only_if_their_rounds_do_not_overlap() {
         assert!(is_clearly_slower(&[9.0, 9.1, 9.2], &[10.0, 10.1, 9.3]));
-        assert!(!is_clearly_slower(&[9.0, 9.1, 9.5], &[10.0, 10.1, 9.3]) && !is_clearly_slower(&[9.9], &[10.0]));
+        assert!(
+            !is_clearly_slower(&[9.0, 9.1, 9.5], &[10.0, 10.1, 9.3])
+                && !is_clearly_slower(&[9.9], &[10.0])
+        );
     }
 
     #[test]
@@ -421,7 +584,10 @@ mod tests {
             record("ring/ll/8", &[&[99.0, 12.9]]),
         ];
         prune(&nccl, &mut candidates);
-        assert_eq!(candidates.each_ref().map(|one| one.dropped.is_some()), [false, true, false, false]);
+        assert_eq!(
+            candidates.each_ref().map(|one| one.dropped.is_some()),
+            [false, true, false, false]
+        );
     }
 
     proptest! {

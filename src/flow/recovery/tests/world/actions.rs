@@ -43,7 +43,13 @@ impl<const N: usize> World<N> {
                 self.next_generation += 1;
                 self.make(1, lane, generation)?;
                 let (end, epoch) = (end(generation), self.answer_with_keys(lane)?);
-                let answer = JoinAnswer { connector_gid: [1; 16], acceptor_gid: [2; 16], mtu_bytes: 1024, end, epoch };
+                let answer = JoinAnswer {
+                    connector_gid: [1; 16],
+                    acceptor_gid: [2; 16],
+                    mtu_bytes: 1024,
+                    end,
+                    epoch,
+                };
                 self.ends[1].answered(lane, Ok(answer), now);
             }
             Action::ConnectQps(lane, answer) => {
@@ -51,12 +57,22 @@ impl<const N: usize> World<N> {
                     return Err(format!("rail {lane} has no queue pairs to connect"));
                 }
                 if self.answered[lane.index()] != self.requests[lane.index()] {
-                    return Err(format!("rail {lane} is connected to queue pairs for an earlier request"));
+                    return Err(format!(
+                        "rail {lane} is connected to queue pairs for an earlier request"
+                    ));
                 }
                 self.messages.learn_epoch(lane, answer.epoch);
                 let fails = self.fails(0, lane);
                 self.new[0][lane.index()] = (!fails).then_some(answer.end.qps[0].number);
-                self.ends[0].connected(lane, if fails { Err("unreachable".to_owned()) } else { Ok(()) }, now);
+                self.ends[0].connected(
+                    lane,
+                    if fails {
+                        Err("unreachable".to_owned())
+                    } else {
+                        Ok(())
+                    },
+                    now,
+                );
             }
             Action::Activate(lane) => self.activate(side, lane)?,
             Action::DropQps(lane) => {
@@ -85,7 +101,9 @@ impl<const N: usize> World<N> {
     /// Returns true if the action is a step of an attempt, and the thread that executes it begins
     /// to hang (`Event::HangNext`).
     fn hangs(&mut self, side: usize, action: &Action) -> bool {
-        let (Action::OpenQps(lane) | Action::AnswerQps(lane, ..) | Action::ConnectQps(lane, _)) = action else {
+        let (Action::OpenQps(lane) | Action::AnswerQps(lane, ..) | Action::ConnectQps(lane, _)) =
+            action
+        else {
             return false;
         };
         let thread = &mut self.hung[side][lane.index()];
@@ -107,18 +125,27 @@ impl<const N: usize> World<N> {
         // A thread that hangs keeps its queue pairs until it returns.
         let is_kept = |(new, thread): (&Option<u32>, &Option<_>)| new.is_some() && thread.is_none();
         if !self.ends[side].recovers() && self.new[side].iter().zip(&self.hung[side]).any(is_kept) {
-            return Err(format!("side {side} no longer recovers rails, and keeps new queue pairs"));
+            return Err(format!(
+                "side {side} no longer recovers rails, and keeps new queue pairs"
+            ));
         }
         if self.ends[side].recovers() && self.closing[side].peer_is_away {
-            return Err(format!("side {side} recovers rails although its peer has closed"));
+            return Err(format!(
+                "side {side} recovers rails although its peer has closed"
+            ));
         }
         if self.closing[side].path_ended {
             return Ok(());
         }
         for (lane, rail) in LaneId::all(RAILS).zip(&self.ends[side].rails) {
-            let (is_up, is_used) = (matches!(rail.state, State::Up { .. }), self.used[side][lane.index()].is_some());
+            let (is_up, is_used) = (
+                matches!(rail.state, State::Up { .. }),
+                self.used[side][lane.index()].is_some(),
+            );
             if is_used && !is_up || is_up && !is_used && !self.losses[side][lane.index()] {
-                return Err(format!("rail {lane} of side {side} is in use: {is_used}, counts as up: {is_up}"));
+                return Err(format!(
+                    "rail {lane} of side {side} is in use: {is_used}, counts as up: {is_up}"
+                ));
             }
         }
         Ok(())
@@ -127,7 +154,10 @@ impl<const N: usize> World<N> {
     /// Ends the use of a rail's queue pairs. They continue until `Event::Stop`.
     pub(super) fn set_aside(&mut self, side: usize, lane: LaneId, is_removed: bool) {
         if let Some(generation) = self.used[side][lane.index()].take() {
-            self.lost[side][lane.index()] = Some(Lost { generation, is_removed });
+            self.lost[side][lane.index()] = Some(Lost {
+                generation,
+                is_removed,
+            });
         }
     }
 
@@ -147,7 +177,9 @@ impl<const N: usize> World<N> {
                 continue;
             }
             if self.used[side][lane.index()].is_some() {
-                return Err(format!("side {side} reports rail {lane} as lost while it carries"));
+                return Err(format!(
+                    "side {side} reports rail {lane} as lost while it carries"
+                ));
             }
             self.ends[side].rail_down(lane, "loss", self.now);
         }
@@ -183,7 +215,9 @@ impl<const N: usize> World<N> {
             && match failure {
                 Failure::NoFirstRail => *used == [None; RAILS] && !self.was_up[side],
                 Failure::NoRail(_) => *used == [None; RAILS] && self.was_up[side],
-                Failure::NotAcknowledged(lane) => used[lane.index()].is_none() && lost[lane.index()].is_none(),
+                Failure::NotAcknowledged(lane) => {
+                    used[lane.index()].is_none() && lost[lane.index()].is_none()
+                }
                 Failure::NotStopped(lane) => lost[lane.index()].is_some(),
                 Failure::Protocol(_) => false,
             };
@@ -215,26 +249,44 @@ impl<const N: usize> World<N> {
     }
 
     fn peer_closed(&mut self, side: usize, delivered: u64) -> Result<(), String> {
-        let has = if side == 0 { self.messages.first_undelivered() } else { 0 };
+        let has = if side == 0 {
+            self.messages.first_undelivered()
+        } else {
+            0
+        };
         if !self.closing[1 - side].has_closed || delivered != has {
-            return Err(format!("side {side} receives BYE with {delivered} receives delivered"));
+            return Err(format!(
+                "side {side} receives BYE with {delivered} receives delivered"
+            ));
         }
         self.closing[side].peer_is_away = true;
-        if side == 0 { self.messages.bye(delivered) } else { Ok(()) }
+        if side == 0 {
+            self.messages.bye(delivered)
+        } else {
+            Ok(())
+        }
     }
 
     fn activate(&mut self, side: usize, lane: LaneId) -> Result<(), String> {
         if self.closing[side].path_ended {
-            return Err(format!("side {side} activates rail {lane} after its data path has ended"));
+            return Err(format!(
+                "side {side} activates rail {lane} after its data path has ended"
+            ));
         }
         let Some(generation) = self.new[side][lane.index()].take() else {
-            return Err(format!("side {side} activates rail {lane} without queue pairs"));
+            return Err(format!(
+                "side {side} activates rail {lane} without queue pairs"
+            ));
         };
         if side == 0 && self.probed[lane.index()] != generation {
-            return Err(format!("the sender uses new queue pairs of rail {lane} without a test write"));
+            return Err(format!(
+                "the sender uses new queue pairs of rail {lane} without a test write"
+            ));
         }
         if side == 1 && self.activated[lane.index()] != generation {
-            return Err(format!("the receiver uses new queue pairs of rail {lane} before the sender does"));
+            return Err(format!(
+                "the receiver uses new queue pairs of rail {lane} before the sender does"
+            ));
         }
         self.used[side][lane.index()] = Some(generation);
         self.was_up[side] = true;
@@ -255,11 +307,15 @@ impl<const N: usize> World<N> {
 
     fn make(&mut self, side: usize, lane: LaneId, generation: u32) -> Result<(), String> {
         if self.may_write(side, lane) {
-            return Err(format!("side {side} makes queue pairs for rail {lane} before the old ones have stopped"));
+            return Err(format!(
+                "side {side} makes queue pairs for rail {lane} before the old ones have stopped"
+            ));
         }
         match self.new[side][lane.index()].replace(generation) {
             None => Ok(()),
-            Some(_) => Err(format!("side {side} makes queue pairs for rail {lane} beside others")),
+            Some(_) => Err(format!(
+                "side {side} makes queue pairs for rail {lane} beside others"
+            )),
         }
     }
 
@@ -274,14 +330,27 @@ impl<const N: usize> World<N> {
         if is_there {
             self.probed[lane.index()] = generation.unwrap_or_default();
         }
-        self.ends[0].probed(lane, if is_there { Ok(()) } else { Err("no answer".to_owned()) }, self.now);
+        self.ends[0].probed(
+            lane,
+            if is_there {
+                Ok(())
+            } else {
+                Err("no answer".to_owned())
+            },
+            self.now,
+        );
     }
 
     /// Returns true while a side has queue pairs of this generation, so that writes on them can
     /// land.
     pub(super) fn has_qps(&self, side: usize, lane: LaneId, generation: u32) -> bool {
         let lost = self.lost[side][lane.index()].map(|lost| lost.generation);
-        [self.used[side][lane.index()], self.new[side][lane.index()], lost].contains(&Some(generation))
+        [
+            self.used[side][lane.index()],
+            self.new[side][lane.index()],
+            lost,
+        ]
+        .contains(&Some(generation))
     }
 
     /// Returns true while a side's NIC may send on a rail: its queue pairs are in use, or are lost
@@ -292,14 +361,22 @@ impl<const N: usize> World<N> {
 }
 
 fn end(number: u32) -> LaneEnd {
-    LaneEnd { qps: vec![QpEnd { number, psn: 1 }], mailbox_rkey: 0 }
+    LaneEnd {
+        qps: vec![QpEnd { number, psn: 1 }],
+        mailbox_rkey: 0,
+    }
 }
 
 fn advert() -> RailAdvert {
     RailAdvert {
         name: String::new(),
         phys_port: String::new(),
-        attachment: Attachment { link: 0, link_mbps: 1, cable: 0, port_mbps: 1 },
+        attachment: Attachment {
+            link: 0,
+            link_mbps: 1,
+            cable: 0,
+            port_mbps: 1,
+        },
         speed_mbps: 1,
         mtu_bytes: 1024,
         addresses: Vec::new(),

@@ -11,8 +11,14 @@ impl<const N: usize> World<N> {
         let mut events = Vec::new();
         self.message_events(&mut events);
         for side in 0..2 {
-            events.extend((!self.frames[side].is_empty()).then_some(Event::ReceiveFrame { side, at: 0 }));
-            events.extend(self.losses[side].contains(&true).then_some(Event::Report { side }));
+            events.extend(
+                (!self.frames[side].is_empty()).then_some(Event::ReceiveFrame { side, at: 0 }),
+            );
+            events.extend(
+                self.losses[side]
+                    .contains(&true)
+                    .then_some(Event::Report { side }),
+            );
             for lane in lanes().filter(|lane| self.may_stop(side, *lane)) {
                 events.push(Event::Stop { side, lane });
             }
@@ -21,7 +27,10 @@ impl<const N: usize> World<N> {
             }
         }
         for lane in lanes() {
-            let is_probing = matches!(self.ends[0].rails[lane.index()].state, State::Probing { .. });
+            let is_probing = matches!(
+                self.ends[0].rails[lane.index()].state,
+                State::Probing { .. }
+            );
             events.extend((is_probing && !self.closing[0].has_left).then_some(Event::Probe(lane)));
             events.extend((!self.is_port_up[lane.index()]).then_some(Event::PortUp(lane)));
         }
@@ -40,19 +49,31 @@ impl<const N: usize> World<N> {
             !end.has_closed && !end.peer_is_away && !end.path_ended
         };
         if is_open(1) && self.messages.may_grant() {
-            events.extend(lanes().filter(|lane| self.used[1][lane.index()].is_some()).map(Event::Grant));
+            events.extend(
+                lanes()
+                    .filter(|lane| self.used[1][lane.index()].is_some())
+                    .map(Event::Grant),
+            );
         }
         for (at, grant) in self.messages.grants.iter().enumerate() {
             // Writes on one queue pair land in the order of their posts.
-            let is_next = |before: &GrantWrite| (before.lane, before.generation) != (grant.lane, grant.generation);
-            if self.messages.grants[..at].iter().all(is_next) && self.has_qps(0, grant.lane, grant.generation) {
+            let is_next = |before: &GrantWrite| {
+                (before.lane, before.generation) != (grant.lane, grant.generation)
+            };
+            if self.messages.grants[..at].iter().all(is_next)
+                && self.has_qps(0, grant.lane, grant.generation)
+            {
                 events.push(Event::LandGrant(at));
             }
         }
         let open = self.open_lanes(0);
         if is_open(0) && open != 0 {
             let usable = self.messages.lanes_to_send(open);
-            events.extend(lanes().filter(|lane| usable & lane.bit() != 0).map(Event::Post));
+            events.extend(
+                lanes()
+                    .filter(|lane| usable & lane.bit() != 0)
+                    .map(Event::Post),
+            );
             let may_cut = self.budget.cuts > 0 && usable.count_ones() as usize == RAILS;
             events.extend(may_cut.then_some(Event::PostCut));
         }
@@ -85,7 +106,8 @@ impl<const N: usize> World<N> {
             }
             // The same as `Watched::is_over` in `comm::recovery::service`, except that without a
             // BYE the service waits for a limited time.
-            let is_silent = !self.ends[side].is_waiting() || there.has_left || !self.tcp_is_open[side];
+            let is_silent =
+                !self.ends[side].is_waiting() || there.has_left || !self.tcp_is_open[side];
             let says_nothing = is_alone || self.ends[side].peer == Peer::Gone;
             let is_over = here.peer_is_away && is_silent || says_nothing;
             events.extend((here.has_closed && is_over).then_some(Event::Leave { side }));
@@ -96,7 +118,10 @@ impl<const N: usize> World<N> {
     /// Returns true if lost queue pairs may stop now. A removed device stops by itself. Otherwise
     /// the driver has them stopped once it has read the loss.
     fn may_stop(&self, side: usize, lane: LaneId) -> bool {
-        let is_fencing = matches!(self.ends[side].rails[lane.index()].state, State::Fencing { .. });
+        let is_fencing = matches!(
+            self.ends[side].rails[lane.index()].state,
+            State::Fencing { .. }
+        );
         self.lost[side][lane.index()].is_some_and(|lost| lost.is_removed || is_fencing)
     }
 
@@ -126,13 +151,16 @@ impl<const N: usize> World<N> {
             if self.budget.frames > 0 && !self.frames[side].is_empty() {
                 events.push(Event::DropFrame { side });
             }
-            let may_close =
-                self.budget.closes > 0 && !self.closing[side].has_closed && !self.closing[side].peer_is_away;
+            let may_close = self.budget.closes > 0
+                && !self.closing[side].has_closed
+                && !self.closing[side].peer_is_away;
             events.extend(may_close.then_some(Event::Close { side }));
             let may_be_late = self.budget.limits > 0 && self.limit(side).is_some();
             events.extend(may_be_late.then_some(Event::Limit { side }));
             // After the peer has closed, failed writes lose no rail.
-            let may_lose = |lane: &LaneId| self.used[side][lane.index()].is_some() && !self.closing[side].peer_is_away;
+            let may_lose = |lane: &LaneId| {
+                self.used[side][lane.index()].is_some() && !self.closing[side].peer_is_away
+            };
             for lane in lanes().filter(may_lose) {
                 events.extend((self.budget.losses > 0).then_some(Event::Lose { side, lane }));
                 events.extend((self.budget.removals > 0).then_some(Event::Remove { side, lane }));
@@ -149,7 +177,10 @@ impl<const N: usize> World<N> {
             events.push(Event::HangNext);
         }
         // A deadline beyond a limit does not pass early, because limits have their own budget.
-        let limit = (0..2).filter_map(|side| self.limit(side)).min().unwrap_or(u64::MAX);
+        let limit = (0..2)
+            .filter_map(|side| self.limit(side))
+            .min()
+            .unwrap_or(u64::MAX);
         let may_pass = |at: Option<u64>| self.budget.early > 0 && at.is_some_and(|at| at < limit);
         for lane in lanes().filter(|lane| may_pass(self.rail_deadline(*lane))) {
             events.push(Event::Expire(lane));
@@ -168,7 +199,11 @@ impl<const N: usize> World<N> {
     /// Returns true if a side can write into the peer's mailbox over a rail.
     pub(super) fn rail_carries(&self, side: usize) -> bool {
         let there = [self.used[1 - side], self.new[1 - side]];
-        let is_there = |lane: LaneId| there.iter().any(|at| at[lane.index()] == self.used[side][lane.index()]);
+        let is_there = |lane: LaneId| {
+            there
+                .iter()
+                .any(|at| at[lane.index()] == self.used[side][lane.index()])
+        };
         lanes().any(|lane| self.used[side][lane.index()].is_some() && is_there(lane))
     }
 }

@@ -108,7 +108,9 @@ impl<const N: usize> Messages<N> {
             Peek::Nothing => None,
             Peek::Found(head) => Some((head, open)),
             Peek::Search => {
-                let head = sends.search(&ring.0, 0).expect("the receiver does not lie")?;
+                let head = sends
+                    .search(&ring.0, 0)
+                    .expect("the receiver does not lie")?;
                 Some((head, sends.lanes_with_keys(open, &head)))
             }
         }
@@ -127,41 +129,75 @@ impl<const N: usize> Messages<N> {
 
     /// Returns the receive number of the next send to start; 0 on the receiver's side.
     pub(super) fn begun_sends(&self, side: usize) -> u64 {
-        if side == 0 { self.sends.message_range().1 } else { 0 }
+        if side == 0 {
+            self.sends.message_range().1
+        } else {
+            0
+        }
     }
 
     /// Returns the number of the first receive that lacks bytes; 0 on the sender's side.
     pub(super) fn delivered(&self, side: usize) -> u64 {
-        if side == 1 { self.receives.delivered() } else { 0 }
+        if side == 1 {
+            self.receives.delivered()
+        } else {
+            0
+        }
     }
 
     /// Returns the number of the first undelivered receive, by the model's own count.
     pub(super) fn first_undelivered(&self) -> u64 {
-        sequence_of::<N>(self.delivered.iter().take_while(|is_delivered| **is_delivered).count())
+        sequence_of::<N>(
+            self.delivered
+                .iter()
+                .take_while(|is_delivered| **is_delivered)
+                .count(),
+        )
     }
 
     pub(super) fn received(&self, side: usize) -> Received {
-        if side == 1 { self.receives.received() } else { Received::default() }
+        if side == 1 {
+            self.receives.received()
+        } else {
+            Received::default()
+        }
     }
 
     pub(super) fn is_running(&self, side: usize) -> bool {
-        if side == 0 { self.sends.is_running() } else { self.receives.is_awaited() }
+        if side == 0 {
+            self.sends.is_running()
+        } else {
+            self.receives.is_awaited()
+        }
     }
 
     pub(super) fn hash_state(&self, hasher: &mut impl Hasher) {
         self.sends.hash_state(hasher);
         self.receives.hash_state(hasher);
         for message in 0..MESSAGES {
-            let has_entry = [(&self.ring, !self.confirmed[message]), (&self.shadow, !self.delivered[message])];
+            let has_entry = [
+                (&self.ring, !self.confirmed[message]),
+                (&self.shadow, !self.delivered[message]),
+            ];
             for (ring, _) in has_entry.into_iter().filter(|(_, is_needed)| *is_needed) {
-                ring.entry(sequence_of::<N>(message)).map(|entry| *entry.words()).hash(hasher);
+                ring.entry(sequence_of::<N>(message))
+                    .map(|entry| *entry.words())
+                    .hash(hasher);
             }
         }
         (self.running, self.confirmed, self.landed, self.delivered).hash(hasher);
         for writes in [&self.shares, &self.unseen] {
             writes.len().hash(hasher);
             for it in writes {
-                (it.message, it.immediate.encode(), it.lane, it.generation, it.rkey, it.has_landed).hash(hasher);
+                (
+                    it.message,
+                    it.immediate.encode(),
+                    it.lane,
+                    it.generation,
+                    it.rkey,
+                    it.has_landed,
+                )
+                    .hash(hasher);
             }
         }
         (&self.grants, self.openings, self.answered).hash(hasher);
@@ -173,7 +209,8 @@ impl<const N: usize> Messages<N> {
 
     /// Drops the shares in `unseen` that have landed on `lane`, or all of them if `lane` is `None`.
     pub(super) fn drop_unseen(&mut self, lane: Option<LaneId>) {
-        self.unseen.retain(|write| lane.is_some_and(|lane| write.lane != lane));
+        self.unseen
+            .retain(|write| lane.is_some_and(|lane| write.lane != lane));
     }
 
     /// Gives the receiver's device on a lane new keys, because the device has returned.
@@ -193,14 +230,20 @@ impl<const N: usize> Messages<N> {
 
     fn test_sends(&mut self) -> Result<(), String> {
         for message in 0..MESSAGES {
-            let Some(request) = self.running[message] else { continue };
+            let Some(request) = self.running[message] else {
+                continue;
+            };
             match self.sends.test(request) {
                 Ok(None) => {}
                 Ok(Some(BYTES)) if self.landed[message] == ALL => {
                     self.running[message] = None;
                     self.confirmed[message] = true;
                 }
-                other => return Err(format!("the send of message {message} ends with {other:?} before it has landed")),
+                other => {
+                    return Err(format!(
+                        "the send of message {message} ends with {other:?} before it has landed"
+                    ));
+                }
             }
         }
         Ok(())
@@ -214,9 +257,13 @@ impl<const N: usize> Messages<N> {
             other => return Err(format!("a share of message {message} arrives as {other:?}")),
         }
         let mut size = 0;
-        let done = self.receives.test(write.immediate.slot, |_, bytes| size = bytes);
+        let done = self
+            .receives
+            .test(write.immediate.slot, |_, bytes| size = bytes);
         if done != Ok(true) || size != BYTES || self.landed[message] != ALL {
-            return Err(format!("message {message} is delivered without all of its bytes"));
+            return Err(format!(
+                "message {message} is delivered without all of its bytes"
+            ));
         }
         match std::mem::replace(&mut self.delivered[message], true) {
             false => Ok(()),
@@ -227,14 +274,19 @@ impl<const N: usize> Messages<N> {
 
 impl<const N: usize> World<N> {
     pub(super) fn open_lanes(&self, side: usize) -> u8 {
-        lanes().filter(|lane| self.used[side][lane.index()].is_some()).fold(0, |set, lane| set | lane.bit())
+        lanes()
+            .filter(|lane| self.used[side][lane.index()].is_some())
+            .fold(0, |set, lane| set | lane.bit())
     }
 
     /// Grants the first receives, before anything is lost.
     pub(super) fn grant_at_first(&mut self) {
         while self.messages.may_grant() && self.open_lanes(1) != 0 {
-            let used: Vec<_> = lanes().filter(|lane| self.used[1][lane.index()].is_some()).collect();
-            self.grant(used[self.messages.granted % used.len()]).expect("the first grant has the first keys");
+            let used: Vec<_> = lanes()
+                .filter(|lane| self.used[1][lane.index()].is_some())
+                .collect();
+            self.grant(used[self.messages.granted % used.len()])
+                .expect("the first grant has the first keys");
             self.land_grant(0);
         }
     }
@@ -242,12 +294,26 @@ impl<const N: usize> World<N> {
     pub(super) fn grant(&mut self, lane: LaneId) -> Result<(), String> {
         let it = &mut self.messages;
         let message = it.granted;
-        let grant = it.receives.grant([BYTES].into_iter(), false, lane).ok_or("there is no room for a receive")?;
+        let grant = it
+            .receives
+            .grant([BYTES].into_iter(), false, lane)
+            .ok_or("there is no room for a receive")?;
         it.granted += 1;
         let (addr, epoch) = (remote(message), it.receives.epoch());
-        let terms = Terms { addr, bytes: BYTES, tag: 0, parts: 1, part: 0, epoch };
-        let place = shadow::place(&it.shadow.0, grant.sequence, 0).ok_or("the slot has no entry")?;
-        shadow::store(place, &Entry::new(&terms, &it.keys(message), grant.sequence));
+        let terms = Terms {
+            addr,
+            bytes: BYTES,
+            tag: 0,
+            parts: 1,
+            part: 0,
+            epoch,
+        };
+        let place =
+            shadow::place(&it.shadow.0, grant.sequence, 0).ok_or("the slot has no entry")?;
+        shadow::store(
+            place,
+            &Entry::new(&terms, &it.keys(message), grant.sequence),
+        );
         self.write_grant(grant, lane, false)
     }
 
@@ -258,42 +324,75 @@ impl<const N: usize> World<N> {
         }
         let preferred = LaneId::first_in(self.open_lanes(1)).unwrap_or_default();
         let used = self.used[1];
-        while let Some(Repeat { grant, lane, .. }) =
-            self.messages.receives.next_repeat(preferred, |lane| used[lane.index()].is_some())
+        while let Some(Repeat { grant, lane, .. }) = self
+            .messages
+            .receives
+            .next_repeat(preferred, |lane| used[lane.index()].is_some())
         {
             self.write_grant(grant, lane, true)?;
         }
         Ok(())
     }
 
-    fn write_grant(&mut self, Grant { sequence, .. }: Grant, lane: LaneId, is_repeated: bool) -> Result<(), String> {
+    fn write_grant(
+        &mut self,
+        Grant { sequence, .. }: Grant,
+        lane: LaneId,
+        is_repeated: bool,
+    ) -> Result<(), String> {
         let it = &self.messages;
         let message = message_of::<N>(sequence);
-        let entry = it.shadow.entry(sequence).ok_or_else(|| format!("the grant of message {message} is not whole"))?;
+        let entry = it
+            .shadow
+            .entry(sequence)
+            .ok_or_else(|| format!("the grant of message {message} is not whole"))?;
         let keys = |lane: LaneId| (entry.rkey(lane), key(&it.openings, message, lane));
         // The new keys of a returned device are in use from the next answer to a JOIN on.
         let has_answered = |lane: &LaneId| it.openings[lane.index()] == it.answered[lane.index()];
         let has_old_key = |lane| keys(lane).0 != keys(lane).1;
         if entry.epoch().number() != it.epoch || lanes().filter(has_answered).any(has_old_key) {
-            return Err(format!("the grant of message {message} is written with keys of an old epoch"));
+            return Err(format!(
+                "the grant of message {message} is written with keys of an old epoch"
+            ));
         }
         let Some(generation) = self.used[1][lane.index()] else {
-            return Err(format!("the grant of message {message} is written on rail {lane}, which is not in use"));
+            return Err(format!(
+                "the grant of message {message} is written on rail {lane}, which is not in use"
+            ));
         };
-        let is_same_place = |other: &&GrantWrite| entry_word(other.sequence, 0) == entry_word(sequence, 0);
+        let is_same_place =
+            |other: &&GrantWrite| entry_word(other.sequence, 0) == entry_word(sequence, 0);
         let can_land = |other: &GrantWrite| self.has_qps(0, other.lane, other.generation);
-        if let Some(other) = it.grants.iter().filter(is_same_place).find(|other| can_land(other))
+        if let Some(other) = it
+            .grants
+            .iter()
+            .filter(is_same_place)
+            .find(|other| can_land(other))
             && (other.lane, other.generation) != (lane, generation)
         {
-            return Err(format!("the grant of message {message} is written while an older one can land after it"));
+            return Err(format!(
+                "the grant of message {message} is written while an older one can land after it"
+            ));
         }
         let words = *entry.words();
-        self.messages.grants.push(GrantWrite { sequence, is_repeated, lane, generation, words });
+        self.messages.grants.push(GrantWrite {
+            sequence,
+            is_repeated,
+            lane,
+            generation,
+            words,
+        });
         Ok(())
     }
 
     pub(super) fn land_grant(&mut self, at: usize) {
-        let GrantWrite { sequence, is_repeated, lane, generation, words } = self.messages.grants.remove(at);
+        let GrantWrite {
+            sequence,
+            is_repeated,
+            lane,
+            generation,
+            words,
+        } = self.messages.grants.remove(at);
         self.messages.ring.write(sequence, &words);
         if is_repeated && self.used[1][lane.index()] == Some(generation) {
             self.messages.receives.repeated(Slot::of(sequence));
@@ -312,33 +411,69 @@ impl<const N: usize> World<N> {
         let open = self.open_lanes(0);
         let it = &mut self.messages;
         let message = it.begun;
-        let Some((head, usable)) = Messages::next_send(&mut it.sends, &it.ring, open) else { return Ok(()) };
-        let Some(first) = LaneId::first_in(usable) else { return Ok(()) };
+        let Some((head, usable)) = Messages::next_send(&mut it.sends, &it.ring, open) else {
+            return Ok(());
+        };
+        let Some(first) = LaneId::first_in(usable) else {
+            return Ok(());
+        };
         it.begun += 1;
         let (source, ring) = ((local(message), message as u32), &it.ring.0);
         let mut writes = Vec::new();
         match lane.filter(|_| usable == open) {
             Some(lane) => {
-                let (request, immediate) =
-                    it.sends.start_single_write(head, source, BYTES, lane).ok_or("no request")?;
-                writes.push((request, Share { lane, offset: 0, bytes: BYTES }, immediate));
+                let (request, immediate) = it
+                    .sends
+                    .start_single_write(head, source, BYTES, lane)
+                    .ok_or("no request")?;
+                writes.push((
+                    request,
+                    Share {
+                        lane,
+                        offset: 0,
+                        bytes: BYTES,
+                    },
+                    immediate,
+                ));
             }
             None => {
-                let half = |offset, lane| Share { lane, offset, bytes: BYTES / 2 };
-                let halves: Vec<_> = (0..).zip(lanes()).map(|(offset, lane)| half(offset, lane)).collect();
-                let whole = [Share { lane: first, offset: 0, bytes: BYTES }];
-                let shares = if usable == open { &halves[..] } else { &whole[..] };
+                let half = |offset, lane| Share {
+                    lane,
+                    offset,
+                    bytes: BYTES / 2,
+                };
+                let halves: Vec<_> = (0..)
+                    .zip(lanes())
+                    .map(|(offset, lane)| half(offset, lane))
+                    .collect();
+                let whole = [Share {
+                    lane: first,
+                    offset: 0,
+                    bytes: BYTES,
+                }];
+                let shares = if usable == open {
+                    &halves[..]
+                } else {
+                    &whole[..]
+                };
                 let request = it.sends.start(&head, source, shares).ok_or("no request")?;
                 for (number, share) in shares.iter().enumerate() {
-                    let immediate = it.sends.post_share(request, number as u8, share).ok_or("no share")?;
+                    let immediate = it
+                        .sends
+                        .post_share(request, number as u8, share)
+                        .ok_or("no share")?;
                     writes.push((request, *share, immediate));
                 }
             }
         }
-        let keyed: Vec<_> = writes.into_iter().map(|write| (write, head.rkey(ring, write.1.lane))).collect();
+        let keyed: Vec<_> = writes
+            .into_iter()
+            .map(|write| (write, head.rkey(ring, write.1.lane)))
+            .collect();
         it.running[message] = keyed.first().map(|((request, ..), _)| *request);
         for ((request, share, immediate), rkey) in keyed {
-            let (local_addr, remote_addr) = (local(message) + share.offset, head.addr + share.offset);
+            let (local_addr, remote_addr) =
+                (local(message) + share.offset, head.addr + share.offset);
             let addrs = (local_addr, remote_addr, share.bytes);
             self.write_share((message, request), share.lane, addrs, rkey, immediate)?;
         }
@@ -353,16 +488,33 @@ impl<const N: usize> World<N> {
         let open = self.open_lanes(0);
         let preferred = LaneId::first_in(open).unwrap_or_default();
         let it = &mut self.messages;
-        it.sends.resend(&it.ring.0, open, |share| Some(LocalRoute { lane: share.lane(preferred), queue: 0, lkey: 0 }));
+        it.sends.resend(&it.ring.0, open, |share| {
+            Some(LocalRoute {
+                lane: share.lane(preferred),
+                queue: 0,
+                lkey: 0,
+            })
+        });
         for request in it.sends.waiting().collect::<Vec<_>>() {
             let of_request = |running: &Option<u16>| *running == Some(request);
-            let message = self.messages.running.iter().position(of_request).ok_or("a send that is done is resent")?;
+            let message = self
+                .messages
+                .running
+                .iter()
+                .position(of_request)
+                .ok_or("a send that is done is resent")?;
             for share in 0..self.messages.sends.shares_to_post(request) {
                 while let Some(next) = self.messages.sends.next_write(request, share, CHUNK) {
                     self.messages.sends.posted(request, share, &next);
                     let immediate = next.immediate.ok_or("a share is more than one write")?;
                     let addrs = (next.local_addr, next.remote_addr, u64::from(next.bytes));
-                    self.write_share((message, request), next.lane, addrs, next.route.rkey, immediate)?;
+                    self.write_share(
+                        (message, request),
+                        next.lane,
+                        addrs,
+                        next.route.rkey,
+                        immediate,
+                    )?;
                 }
             }
         }
@@ -377,14 +529,26 @@ impl<const N: usize> World<N> {
         rkey: u32,
         immediate: Immediate,
     ) -> Result<(), String> {
-        let is_same = |write: &&ShareWrite| write.message == message && write.immediate.share == immediate.share;
+        let is_same = |write: &&ShareWrite| {
+            write.message == message && write.immediate.share == immediate.share
+        };
         let can_land = |write: &ShareWrite| self.has_qps(1, write.lane, write.generation);
-        if let Some(before) = self.messages.shares.iter().filter(is_same).find(|before| can_land(before)) {
+        if let Some(before) = self
+            .messages
+            .shares
+            .iter()
+            .filter(is_same)
+            .find(|before| can_land(before))
+        {
             let (share, lane) = (immediate.share, before.lane);
-            return Err(format!("share {share} of message {message} is resent before the peer has fenced rail {lane}"));
+            return Err(format!(
+                "share {share} of message {message} is resent before the peer has fenced rail {lane}"
+            ));
         }
         let Some(generation) = self.used[0][lane.index()] else {
-            return Err(format!("message {message} is posted on rail {lane}, which is not in use"));
+            return Err(format!(
+                "message {message} is posted on rail {lane}, which is not in use"
+            ));
         };
         let write = ShareWrite {
             message,
@@ -405,17 +569,28 @@ impl<const N: usize> World<N> {
     pub(super) fn land(&mut self, at: usize) -> Result<(), String> {
         let write = self.messages.shares[at].clone();
         let it = &mut self.messages;
-        let ShareWrite { message, lane, local_addr, remote_addr, bytes, .. } = write;
+        let ShareWrite {
+            message,
+            lane,
+            local_addr,
+            remote_addr,
+            bytes,
+            ..
+        } = write;
         it.shares[at].has_landed = true;
         let offset = remote_addr.wrapping_sub(remote(message));
         if offset.saturating_add(bytes) > BYTES || local_addr != local(message) + offset {
             return Err(format!("message {message} lands wrong bytes: {write:?}"));
         }
         if write.rkey != key(&it.openings, message, lane) {
-            return Err(format!("message {message} is written on rail {lane} with a key of an old epoch"));
+            return Err(format!(
+                "message {message} is written on rail {lane} with a key of an old epoch"
+            ));
         }
         if it.delivered[message] {
-            return Err(format!("message {message} lands in a buffer that was given back"));
+            return Err(format!(
+                "message {message} lands in a buffer that was given back"
+            ));
         }
         it.landed[message] |= (offset..offset + bytes).fold(0, |set, byte| set | 1 << byte);
         if self.used[1][lane.index()] == Some(write.generation) {
@@ -427,7 +602,9 @@ impl<const N: usize> World<N> {
 
     /// Polls the completion of a share. The peer's BYE may have confirmed the share before.
     pub(super) fn confirm(&mut self, at: usize) -> Result<(), String> {
-        let ShareWrite { request, immediate, .. } = self.messages.shares.remove(at);
+        let ShareWrite {
+            request, immediate, ..
+        } = self.messages.shares.remove(at);
         match self.messages.sends.confirmed(request, immediate.share) {
             Err(error) if !self.closing[0].peer_is_away => Err(error.to_string()),
             _ => self.messages.test_sends(),
@@ -435,20 +612,33 @@ impl<const N: usize> World<N> {
     }
 
     /// Resends after both sides have stopped a rail. `received` lists the shares that the peer has.
-    pub(super) fn resend(&mut self, side: usize, lane: LaneId, received: &Received) -> Result<(), String> {
+    pub(super) fn resend(
+        &mut self,
+        side: usize,
+        lane: LaneId,
+        received: &Received,
+    ) -> Result<(), String> {
         if self.may_write(side, lane) {
-            return Err(format!("side {side} resends what it posted on rail {lane} before it has fenced the rail"));
+            return Err(format!(
+                "side {side} resends what it posted on rail {lane} before it has fenced the rail"
+            ));
         }
         if side == 1 {
             if self.may_write(0, lane) {
-                return Err(format!("the receiver repeats its grants before the sender has fenced rail {lane}"));
+                return Err(format!(
+                    "the receiver repeats its grants before the sender has fenced rail {lane}"
+                ));
             }
             self.messages.receives.lost(lane);
             return self.repeat_grants();
         }
-        let may_land = |write: &&ShareWrite| write.lane == lane && self.has_qps(1, lane, write.generation);
+        let may_land =
+            |write: &&ShareWrite| write.lane == lane && self.has_qps(1, lane, write.generation);
         if let Some(write) = self.messages.shares.iter().find(may_land) {
-            return Err(format!("message {} is resent before the peer has fenced rail {lane}", write.message));
+            return Err(format!(
+                "message {} is resent before the peer has fenced rail {lane}",
+                write.message
+            ));
         }
         self.messages.shares.retain(|write| write.lane != lane);
         self.messages.sends.lost(lane, received);
@@ -461,13 +651,15 @@ impl<const N: usize> World<N> {
         if side == 0 {
             return Ok(());
         }
-        let (here, elsewhere): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.messages.unseen).into_iter().partition(|write| write.lane == lane);
+        let (here, elsewhere): (Vec<_>, Vec<_>) = std::mem::take(&mut self.messages.unseen)
+            .into_iter()
+            .partition(|write| write.lane == lane);
         self.messages.unseen = elsewhere;
         if self.closing[1].path_ended {
             return Ok(());
         }
-        here.iter().try_for_each(|write| self.messages.arrive(write))
+        here.iter()
+            .try_for_each(|write| self.messages.arrive(write))
     }
 
     /// Answers a JOIN with the first epoch whose grants have valid keys for the lane. If the keys
@@ -478,7 +670,8 @@ impl<const N: usize> World<N> {
         if std::mem::replace(&mut it.answered[lane.index()], opening) != opening {
             it.epoch += 1;
             let openings = it.openings;
-            let keys_of = |grant: Grant, _| Ok::<_, String>(keys(&openings, message_of::<N>(grant.sequence)));
+            let keys_of =
+                |grant: Grant, _| Ok::<_, String>(keys(&openings, message_of::<N>(grant.sequence)));
             it.receives.take_new_keys(lane, &it.shadow.0, keys_of)?;
             self.repeat_grants()?;
         }
@@ -490,12 +683,19 @@ const ALL: u8 = (1 << BYTES) - 1;
 
 impl Ring {
     fn new<const N: usize>() -> Self {
-        Self((0..N * PARTS * ENTRY_WORDS).map(|_| AtomicU64::new(0)).collect())
+        Self(
+            (0..N * PARTS * ENTRY_WORDS)
+                .map(|_| AtomicU64::new(0))
+                .collect(),
+        )
     }
 
     fn entry(&self, sequence: u64) -> Option<Entry> {
         let place = &self.0[entry_word(sequence, 0)..];
-        Entry::whole(std::array::from_fn(|word| place[word].load(Ordering::Relaxed)), sequence)
+        Entry::whole(
+            std::array::from_fn(|word| place[word].load(Ordering::Relaxed)),
+            sequence,
+        )
     }
 
     fn write(&self, sequence: u64, words: &[u64; ENTRY_WORDS]) {
@@ -507,7 +707,12 @@ impl Ring {
 
 impl Clone for Ring {
     fn clone(&self) -> Self {
-        Self(self.0.iter().map(|word| AtomicU64::new(word.load(Ordering::Relaxed))).collect())
+        Self(
+            self.0
+                .iter()
+                .map(|word| AtomicU64::new(word.load(Ordering::Relaxed)))
+                .collect(),
+        )
     }
 }
 
@@ -523,7 +728,9 @@ fn sequence_of<const N: usize>(message: usize) -> u64 {
 }
 
 fn message_of<const N: usize>(sequence: u64) -> usize {
-    (0..MESSAGES).find(|message| sequence_of::<N>(*message) == sequence).expect("a message has this number")
+    (0..MESSAGES)
+        .find(|message| sequence_of::<N>(*message) == sequence)
+        .expect("a message has this number")
 }
 
 fn local(message: usize) -> u64 {
@@ -541,7 +748,11 @@ fn key(openings: &[u8; RAILS], message: usize, lane: LaneId) -> u32 {
 }
 
 fn keys(openings: &[u8; RAILS], message: usize) -> PackedKeys {
-    let key = |at| LaneId::new(at).filter(|lane| lane.index() < RAILS).map_or(0, |lane| key(openings, message, lane));
+    let key = |at| {
+        LaneId::new(at)
+            .filter(|lane| lane.index() < RAILS)
+            .map_or(0, |lane| key(openings, message, lane))
+    };
     const { assert!(MAX_RAILS == 8) };
     std::array::from_fn(|pair| u64::from(key(2 * pair)) | u64::from(key(2 * pair + 1)) << 32)
 }
