@@ -43,7 +43,8 @@ fn main() {
 unsafe fn move_bytes(net: &NetV8) {
     let mut handle = [0_u8; HANDLE_BYTES];
     let [mut listener, mut sender, mut receiver] = [null_mut::<c_void>(); 3];
-    let (mut from, mut to) = (vec![0_u8; BYTES], vec![0_u8; BYTES]);
+    let mut from = vec![0_u8; BYTES];
+    let mut to = vec![0_u8; BYTES];
     from.iter_mut()
         .enumerate()
         .for_each(|(at, byte)| *byte = (at % 251) as u8);
@@ -74,7 +75,8 @@ unsafe fn move_bytes(net: &NetV8) {
                 );
             }
         }
-        let (mut out, mut into) = (null_mut(), null_mut());
+        let mut out = null_mut();
+        let mut into = null_mut();
         check(
             "regMr",
             net.reg_mr.unwrap()(sender, from.as_mut_ptr().cast(), BYTES, PTR_HOST, &mut out),
@@ -84,7 +86,9 @@ unsafe fn move_bytes(net: &NetV8) {
             net.reg_mr.unwrap()(receiver, to.as_mut_ptr().cast(), BYTES, PTR_HOST, &mut into),
         );
 
-        let (mut data, mut size, mut tag) = (to.as_mut_ptr().cast::<c_void>(), BYTES as c_int, TAG);
+        let mut data = to.as_mut_ptr().cast::<c_void>();
+        let mut size = BYTES as c_int;
+        let mut tag = TAG;
         let [mut received, mut sent] = [null_mut::<c_void>(); 2];
         while received.is_null() {
             check(
@@ -107,7 +111,9 @@ unsafe fn move_bytes(net: &NetV8) {
                 net.isend.unwrap()(sender, from.as_mut_ptr().cast(), size, TAG, out, &mut sent),
             );
         }
-        let (mut is_sent, mut is_received, mut arrived) = (0, 0, 0);
+        let mut is_sent = 0;
+        let mut is_received = 0;
+        let mut arrived = 0;
         while is_sent == 0 || is_received == 0 {
             if is_sent == 0 {
                 check("test", net.test.unwrap()(sent, &mut is_sent, null_mut()));

@@ -382,7 +382,8 @@ fn wait_for_twins(config: &RailConfig, mut survey: Survey) -> Result<()> {
         if late.is_empty() {
             return Ok(());
         }
-        let (late, is_first) = (late.join(", "), WAITS_SINCE.get().is_none());
+        let late = late.join(", ");
+        let is_first = WAITS_SINCE.get().is_none();
         if WAITS_SINCE.get_or_init(Instant::now).elapsed() >= TWIN_WAIT {
             let used: Vec<&str> = survey
                 .rails
@@ -465,7 +466,8 @@ impl LeftOut {
 fn query_verbs(verbs_library: &str) -> Result<(Ports, LeftOut)> {
     let library = Library::load(verbs_library)?;
     let mut ports: Ports = Vec::new();
-    let (mut trouble, mut others_devices) = (Vec::new(), Vec::new());
+    let mut trouble = Vec::new();
+    let mut others_devices = Vec::new();
     for device in library.devices()? {
         let context = match device.open() {
             Ok(context) => context,
@@ -484,7 +486,8 @@ fn query_verbs(verbs_library: &str) -> Result<(Ports, LeftOut)> {
             }
         };
         for port in 1..=context.ports() {
-            let (name, guid) = (device.name().to_owned(), device.guid());
+            let name = device.name().to_owned();
+            let guid = device.guid();
             match context
                 .port(port)
                 .and_then(|info| Ok((info, context.gid_table(port)?)))

@@ -183,8 +183,10 @@ fn the_tables_name_the_network_and_have_null_for_missing_functions() {
 
 #[test]
 fn the_tuners_tables_have_a_name_and_all_but_get_chunk_size() {
-    let (v4, v5) = (&ncclTunerPlugin_v4, &ncclTunerPlugin_v5);
-    let (v6, v7) = (&ncclTunerPlugin_v6, &ncclTunerPlugin_v7);
+    let v4 = &ncclTunerPlugin_v4;
+    let v5 = &ncclTunerPlugin_v5;
+    let v6 = &ncclTunerPlugin_v6;
+    let v7 = &ncclTunerPlugin_v7;
     assert!(
         [v4.name, v5.name, v6.name, v7.name]
             .iter()
@@ -213,7 +215,8 @@ fn nccls_structs() -> BTreeMap<String, Struct> {
         let text = std::fs::read_to_string(common::repository("tests/abi").join(file)).unwrap();
         serde_json::from_str(&text).unwrap()
     };
-    let (net, tuner) = (of("nccl_net_abi.json"), of("nccl_tuner_abi.json"));
+    let net = of("nccl_net_abi.json");
+    let tuner = of("nccl_tuner_abi.json");
     assert_eq!(
         (net.len(), tuner.len()),
         (21, 7),

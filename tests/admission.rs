@@ -101,7 +101,8 @@ fn nonsense(old: &[Vec<u8>], listener: &Listener) -> Vec<Vec<u8>> {
 #[test]
 fn unauthenticated_clients_do_not_keep_an_honest_peer_out() {
     let _turn = turn();
-    let (old, hosts) = (old_handshake(), [host(0), host(1)]);
+    let old = old_handshake();
+    let hosts = [host(0), host(1)];
     let listener = Listener::open(&hosts[1]);
     let mut clients: Vec<TcpStream> = Vec::new();
     for (number, bytes) in nonsense(&old, &listener).into_iter().enumerate() {
@@ -148,7 +149,8 @@ fn is_over(stream: &mut TcpStream) -> bool {
 #[test]
 fn a_truncated_hello_is_not_admitted() {
     let _turn = turn();
-    let (old, hosts) = (old_handshake(), [host(0), host(1)]);
+    let old = old_handshake();
+    let hosts = [host(0), host(1)];
     let listener = Listener::open(&hosts[1]);
     let hello = hello_for(&old[0], &listener);
     for cut in 0..hello.len() {
@@ -166,7 +168,8 @@ fn a_truncated_hello_is_not_admitted() {
 #[test]
 fn slow_clients_do_not_delay_an_honest_peer() {
     let _turn = turn();
-    let (old, hosts) = (old_handshake(), [host(0), host(1)]);
+    let old = old_handshake();
+    let hosts = [host(0), host(1)];
     let listener = Listener::open(&hosts[1]);
     let slow = with_length(&hello_for(&old[0], &listener), 30_000);
     let is_over = AtomicBool::new(false);
@@ -233,11 +236,14 @@ fn thousands_of_silent_connections_use_few_descriptors_and_block_no_peer() {
     let mut most = 0;
     for round in 0..4 {
         let listener = Listener::open(&hosts[1]);
-        let (count, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let count = AtomicUsize::new(0);
+        let is_over = AtomicBool::new(false);
         let met = std::thread::scope(|scope| {
             // From the honest peer's address, and from others.
             for source in [[127, 0, 0, 1], [127, 0, 0, 2], [127, 0, 0, 3]] {
-                let (count, is_over, address) = (&count, &is_over, listener.known.address);
+                let count = &count;
+                let is_over = &is_over;
+                let address = listener.known.address;
                 scope.spawn(move || flood(address, source, count, is_over));
             }
             let guard = StopOnDrop(&is_over);
@@ -283,10 +289,8 @@ fn a_replayed_hello_is_refused_and_the_honest_peer_continues() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let listener = Listener::open(&hosts[1]);
-    let (real, listened) = (
-        listener.known.address,
-        std::sync::Arc::new(Mutex::new(Vec::new())),
-    );
+    let real = listener.known.address;
+    let listened = std::sync::Arc::new(Mutex::new(Vec::new()));
     let seen = std::sync::Arc::clone(&listened);
     // An eavesdropper replays the honest peer's HELLO as soon as the listener has answered it.
     let (handle, taken) = proxy(&listener, move |place, frame| {
@@ -335,7 +339,8 @@ fn a_replayed_hello_is_refused_and_the_honest_peer_continues() {
 #[test]
 fn claimed_lengths_allocate_no_memory() {
     let _turn = turn();
-    let (old, hosts) = (old_handshake(), [host(0), host(1)]);
+    let old = old_handshake();
+    let hosts = [host(0), host(1)];
     let listener = Listener::open(&hosts[1]);
     let before = memory_bytes();
     let hello = hello_for(&old[0], &listener);

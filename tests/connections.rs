@@ -123,11 +123,10 @@ fn a_full_window_of_groups_with_tags_out_of_order() {
 #[test]
 fn optional_receives_complete_immediately_and_lose_nothing() {
     let ends = default_ends();
-    let (from, to) = (Buffer::filled(64 * 512, 9), Buffer::blank(64 * 512));
-    let (out, into) = (
-        ends.send.register(from.memory()).unwrap(),
-        ends.recv.register(to.memory()).unwrap(),
-    );
+    let from = Buffer::filled(64 * 512, 9);
+    let to = Buffer::blank(64 * 512);
+    let out = ends.send.register(from.memory()).unwrap();
+    let into = ends.recv.register(to.memory()).unwrap();
     let mut sends = Vec::new();
     for at in (0..64).map(|n| n * 512) {
         let part = RecvPart {
@@ -156,7 +155,8 @@ fn optional_receives_complete_immediately_and_lose_nothing() {
 fn messages_of_2_gib_minus_one_byte_and_of_more_arrive_whole() {
     let ends = default_ends();
     let largest = (1 << 31) + 4097;
-    let (from, mut to) = (Buffer::filled(largest, 3), Buffer::blank(largest));
+    let from = Buffer::filled(largest, 3);
+    let mut to = Buffer::blank(largest);
     for bytes in [(1 << 31) - 1, largest] {
         to.0.fill(0xee);
         assert_eq!(transfer(&ends, &from, &to, bytes, bytes), bytes);
@@ -166,10 +166,12 @@ fn messages_of_2_gib_minus_one_byte_and_of_more_arrive_whole() {
 
 #[test]
 fn closing_in_any_order_leaves_nothing_behind() {
-    let (a, b) = (host(0, &[]), host(1, &[]));
+    let a = host(0, &[]);
+    let b = host(1, &[]);
     for order in 0..4 {
         let ends = ends(&a, &b);
-        let (from, to) = (Buffer::filled(5000, order), Buffer::blank(5000));
+        let from = Buffer::filled(5000, order);
+        let to = Buffer::blank(5000);
         assert_eq!(transfer(&ends, &from, &to, 5000, 5000), 5000);
         let open = RecvPart {
             addr: to.addr(),
@@ -206,11 +208,10 @@ fn closing_in_any_order_leaves_nothing_behind() {
 #[test]
 fn a_close_by_the_peer_is_reported_and_nothing_hangs() {
     let ends = default_ends();
-    let (from, to) = (Buffer::filled(100, 1), Buffer::blank(100));
-    let (out, into) = (
-        ends.send.register(from.memory()).unwrap(),
-        ends.recv.register(to.memory()).unwrap(),
-    );
+    let from = Buffer::filled(100, 1);
+    let to = Buffer::blank(100);
+    let out = ends.send.register(from.memory()).unwrap();
+    let into = ends.recv.register(to.memory()).unwrap();
     let part = RecvPart {
         addr: to.addr(),
         bytes: 100,
@@ -231,11 +232,10 @@ fn a_close_by_the_peer_is_reported_and_nothing_hangs() {
 #[test]
 fn invalid_calls_are_refused_and_lose_nothing() {
     let ends = default_ends();
-    let (from, to) = (Buffer::filled(4096, 1), Buffer::blank(4096));
-    let (out, into) = (
-        ends.send.register(from.memory()).unwrap(),
-        ends.recv.register(to.memory()).unwrap(),
-    );
+    let from = Buffer::filled(4096, 1);
+    let to = Buffer::blank(4096);
+    let out = ends.send.register(from.memory()).unwrap();
+    let into = ends.recv.register(to.memory()).unwrap();
     let part = RecvPart {
         addr: to.addr(),
         bytes: 1000,
@@ -277,7 +277,8 @@ fn invalid_calls_are_refused_and_lose_nothing() {
 
 #[test]
 fn registrations_are_shared_counted_and_safe_from_many_threads() {
-    let (a, b) = (host(0, &[]), host(1, &[]));
+    let a = host(0, &[]);
+    let b = host(1, &[]);
     let ends = ends(&a, &b);
     let buffer = Buffer::filled(1 << 20, 4);
     let first = ends.send.register(buffer.memory()).unwrap();
@@ -306,10 +307,12 @@ fn registrations_are_shared_counted_and_safe_from_many_threads() {
     }
     drop((first, received));
     assert_eq!(a.process().registrations.in_use(), 1);
-    let (from, to) = (Buffer::filled(70_000, 5), Buffer::blank(70_000));
+    let from = Buffer::filled(70_000, 5);
+    let to = Buffer::blank(70_000);
     std::thread::scope(|scope| {
         for thread in 0..3 {
-            let (send, keep) = (&ends.send, Buffer::filled(30_000, thread));
+            let send = &ends.send;
+            let keep = Buffer::filled(30_000, thread);
             scope.spawn(move || {
                 for _ in 0..50 {
                     drop(send.register(keep.memory()).unwrap());
@@ -337,10 +340,8 @@ fn several_queue_pairs_per_rail_and_many_connections() {
     let all: Vec<Ends> = (0..8).map(|_| ends(&a, &b)).collect();
     for (n, ends) in all.iter().enumerate() {
         for round in 0..6 {
-            let (from, to) = (
-                Buffer::filled(200_001, n as u64 * 7 + round),
-                Buffer::blank(200_001),
-            );
+            let from = Buffer::filled(200_001, n as u64 * 7 + round);
+            let to = Buffer::blank(200_001);
             assert_eq!(transfer(ends, &from, &to, 200_001, 200_001), 200_001);
             assert!(from.0 == to.0);
         }
@@ -349,16 +350,16 @@ fn several_queue_pairs_per_rail_and_many_connections() {
 
 #[test]
 fn the_last_message_arrives_although_its_sender_closes_after_a_long_wait() {
-    let (a, b) = (host(0, &[]), host(1, &[]));
-    let (from, to) = (Buffer::filled(1 << 20, 1), Buffer::blank(1 << 20));
+    let a = host(0, &[]);
+    let b = host(1, &[]);
+    let from = Buffer::filled(1 << 20, 1);
+    let to = Buffer::blank(1 << 20);
     for parity in 0..2 {
         let ends = ends(&a, &b);
         // One large message, so that every rail has been polled.
         assert_eq!(transfer(&ends, &from, &to, 1 << 20, 1 << 20), 1 << 20);
-        let (out, into) = (
-            ends.send.register(from.memory()).unwrap(),
-            ends.recv.register(to.memory()).unwrap(),
-        );
+        let out = ends.send.register(from.memory()).unwrap();
+        let into = ends.recv.register(to.memory()).unwrap();
         let part = RecvPart {
             addr: to.addr(),
             bytes: 8,
@@ -391,13 +392,13 @@ fn without_a_common_rail_both_ends_fail_immediately_and_list_both_sides() {
             .unwrap_or(&rails[side])
             .to_owned()
     };
-    let (near, far) = (name(0, 0), name(1, 1));
-    let (a, b) = (
-        host(0, &[("NCCL_IB_HCA", &near)]),
-        host(1, &[("NCCL_IB_HCA", &far)]),
-    );
+    let near = name(0, 0);
+    let far = name(1, 1);
+    let a = host(0, &[("NCCL_IB_HCA", &near)]);
+    let b = host(1, &[("NCCL_IB_HCA", &far)]);
     let (listener, mut handle) = b.listen().unwrap();
-    let (mut refused, mut refuser) = (None, None);
+    let mut refused = None;
+    let mut refuser = None;
     until(|| {
         refused = refused
             .take()
@@ -418,7 +419,8 @@ fn without_a_common_rail_both_ends_fail_immediately_and_list_both_sides() {
 
 #[test]
 fn a_bye_directly_after_the_handshake_is_received() {
-    let (a, b) = (host(0, &[]), host(1, &[]));
+    let a = host(0, &[]);
+    let b = host(1, &[]);
     let (listener, mut handle) = b.listen().unwrap();
     // The connecting side makes no further call once the accepting side has its connection. So the
     // connecting side has not finished its handshake.

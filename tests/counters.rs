@@ -96,7 +96,8 @@ fn a_jobs_counters_match_the_fabrics() {
     });
     job.write_line("pause");
     let done: u64 = job.wait_for_line("paused ").parse().unwrap();
-    let (records, fabric) = (job.records(), job.sent_by_fabric());
+    let records = job.records();
+    let fabric = job.sent_by_fabric();
     assert_eq!(
         records.len(),
         4,

@@ -54,11 +54,9 @@ fn warnings(log: &CapturedLog) -> Vec<String> {
 
 #[test]
 fn a_rail_lost_by_all_connections_is_one_warning_and_its_return_is_another() {
-    let (log, outages, begun) = (
-        CapturedLog::default(),
-        Arc::<RailOutages>::default(),
-        Instant::now(),
-    );
+    let log = CapturedLog::default();
+    let outages = Arc::<RailOutages>::default();
+    let begun = Instant::now();
     let at = |ms: u64| begun + Duration::from_millis(ms);
     log.capture(|| {
         let mut all = members(&outages, CONNECTIONS);
@@ -85,11 +83,9 @@ fn a_rail_lost_by_all_connections_is_one_warning_and_its_return_is_another() {
 
 #[test]
 fn losses_while_the_peer_may_have_ended_are_logged_only_if_it_answers() {
-    let (log, outages, begun) = (
-        CapturedLog::default(),
-        Arc::<RailOutages>::default(),
-        Instant::now(),
-    );
+    let log = CapturedLog::default();
+    let outages = Arc::<RailOutages>::default();
+    let begun = Instant::now();
     let at = |ms: u64| begun + Duration::from_millis(ms);
     log.capture(|| {
         let mut all = members(&outages, CONNECTIONS);
@@ -126,11 +122,9 @@ fn losses_while_the_peer_may_have_ended_are_logged_only_if_it_answers() {
 
 #[test]
 fn rails_that_only_other_connections_lost_still_count() {
-    let (log, outages, now) = (
-        CapturedLog::default(),
-        Arc::<RailOutages>::default(),
-        Instant::now(),
-    );
+    let log = CapturedLog::default();
+    let outages = Arc::<RailOutages>::default();
+    let now = Instant::now();
     log.capture(|| {
         let mut all = members(&outages, 2);
         all[0].lost(lane(0), "no answer", "retrying", now);
@@ -148,11 +142,9 @@ fn rails_that_only_other_connections_lost_still_count() {
 
 #[test]
 fn a_rail_that_a_connection_lacked_from_the_start_is_one_warning_when_others_lose_it() {
-    let (log, outages, now) = (
-        CapturedLog::default(),
-        Arc::<RailOutages>::default(),
-        Instant::now(),
-    );
+    let log = CapturedLog::default();
+    let outages = Arc::<RailOutages>::default();
+    let now = Instant::now();
     log.capture(|| {
         let mut all = members(&outages, 3);
         all[0].begins_without(lane(0), now);
@@ -172,11 +164,9 @@ fn a_rail_that_a_connection_lacked_from_the_start_is_one_warning_when_others_los
 
 #[test]
 fn a_connection_that_never_recovers_is_logged_and_hides_no_other_outage() {
-    let (log, outages, begun) = (
-        CapturedLog::default(),
-        Arc::<RailOutages>::default(),
-        Instant::now(),
-    );
+    let log = CapturedLog::default();
+    let outages = Arc::<RailOutages>::default();
+    let begun = Instant::now();
     let at = |s: u64| begun + Duration::from_secs(s);
     let settled = SETTLED.as_secs();
     log.capture(|| {
@@ -211,7 +201,8 @@ fn a_connection_that_never_recovers_is_logged_and_hides_no_other_outage() {
 
 #[test]
 fn a_state_common_to_all_connections_with_a_peer_lasts_until_the_last_is_closed() {
-    let (said, now) = (LogOnce::default(), Instant::now());
+    let said = LogOnce::default();
+    let now = Instant::now();
     let line = || Subject::Connected("over 2 rails".to_owned());
     let rail = RailId::new(0).unwrap();
     for _ in 0..2 {
@@ -255,7 +246,8 @@ fn host(side: usize) -> Arc<Host> {
 
 fn connected(hosts: &[Arc<Host>; 2]) -> (SendComm, RecvComm) {
     let (listener, mut handle) = hosts[1].listen().unwrap();
-    let (mut send, mut recv) = (None, None);
+    let mut send = None;
+    let mut recv = None;
     until(|| {
         send = send
             .take()

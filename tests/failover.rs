@@ -133,7 +133,8 @@ fn a_rail_missing_at_connect_joins_later() {
             stream.run(&bed, 20);
             if ports().all(|port| common::is_up(port)) {
                 set(RAILS[1 - rail], Action::Down);
-                let (begun, before) = (Instant::now(), stream.done);
+                let begun = Instant::now();
+                let before = stream.done;
                 while begun.elapsed() < Duration::from_millis(500) && stream.done < before + 100 {
                     stream.step(&bed).unwrap();
                 }

@@ -16,7 +16,8 @@ use std::sync::Arc;
 fn talk(fabric: &mut Fabric, pair: &mut Pair) {
     for _ in 0..10 {
         fabric.pass(1_000_000);
-        let (now, mut frames) = (fabric.now(), [Vec::<ControlFrame>::new(), Vec::new()]);
+        let now = fabric.now();
+        let mut frames = [Vec::<ControlFrame>::new(), Vec::new()];
         for (side, driver) in pair.drivers.iter_mut().enumerate() {
             driver.poll(now, false, &mut |frame| {
                 frames[1 - side].push(frame);
@@ -50,10 +51,8 @@ fn a_data_path_with_a_fault_does_not_say_that_it_has_stopped_a_rail() {
         let mut pair = fabric.connect(2, 1);
         talk(fabric, &mut pair);
         break_path(&pair, broken);
-        let (rail, now) = (
-            fabric.hosts[1 - broken].process().rails[1].clone(),
-            fabric.now(),
-        );
+        let rail = fabric.hosts[1 - broken].process().rails[1].clone();
+        let now = fabric.now();
         pair.drivers[1 - broken].port_changed(&rail, PortChange::Down, now);
         talk(fabric, &mut pair);
         let text = pair.drivers[1 - broken].text();

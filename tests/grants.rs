@@ -36,7 +36,8 @@ fn a_clear_to_send_of_one_buffer_travels_in_its_work_request_and_waits_while_the
 /// thread for polls, although no poll could repeat the grant.
 fn has_repeats_without_rails(fabric: &mut Fabric) -> bool {
     let pair = fabric.connect_over(&[0, 1], 1, Start::default());
-    let (addr, memory) = (fabric.to.as_ptr() as u64, &*fabric.into);
+    let addr = fabric.to.as_ptr() as u64;
+    let memory = &*fabric.into;
     let buffer = RecvPart {
         addr,
         bytes: BYTES,

@@ -145,7 +145,8 @@ impl Function<'_> {
 
     /// Returns the instructions reachable from `from`, up to those for which `ends` is true.
     fn reached(&self, from: u64, ends: impl Fn(&str) -> bool) -> BTreeSet<u64> {
-        let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
+        let mut seen = BTreeSet::new();
+        let mut open = vec![from];
         while let Some(at) = open.pop() {
             if self.instructions.contains_key(&at)
                 && seen.insert(at)

@@ -112,7 +112,8 @@ impl Bed {
 
     /// Makes `count` connections concurrently on one thread, like NCCL.
     fn connect(&self, count: usize) -> (Vec<String>, Duration) {
-        let (log, begun) = (CapturedLog::default(), Instant::now());
+        let log = CapturedLog::default();
+        let begun = Instant::now();
         let mut pending: Vec<Pending> = (0..count).map(|_| Pending::new(&self.hosts[1])).collect();
         log.capture(|| {
             until(|| {
@@ -314,7 +315,8 @@ fn an_abandoned_connection_blocks_no_path_for_others() {
         ("NCCL_SPARK_PROBE_TIMEOUT_MS", "60000"),
     ]);
     bed.set(Action::Path(PathFault::Silent, true));
-    let (path, process) = (bed.path(), bed.hosts[1].process());
+    let path = bed.path();
+    let process = bed.hosts[1].process();
     let ask = || {
         process.backoff.ask(
             path,

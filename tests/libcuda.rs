@@ -26,7 +26,8 @@ int cuDeviceGetName(char *name, int bytes, int device) { snprintf(name, bytes, \
 ";
 
 fn shared_object(text: &str, folder: &Path, name: &str) {
-    let (source, library) = (folder.join("library.c"), folder.join(name));
+    let source = folder.join("library.c");
+    let library = folder.join(name);
     std::fs::write(&source, text).unwrap();
     let path = |path: &Path| path.to_str().unwrap().to_owned();
     let output = common::cc(&["-shared", "-fPIC", "-o", &path(&library), &path(&source)]);

@@ -363,7 +363,8 @@ fn a_grant_of_foreign_memory_ends_the_connection_and_writes_nothing() {
     let mut stage = Stage::new(2);
     let to = stage.fabric().to.as_ptr() as u64;
     let real = stage.fabric().into.packed_keys(true);
-    let (outside, beyond) = (to + sim::fabric::ARENA as u64 + 8192, to + (1 << 40));
+    let outside = to + sim::fabric::ARENA as u64 + 8192;
+    let beyond = to + (1 << 40);
     for (addr, keys) in [
         (to, [0; 4]),
         (to, [u64::MAX; 4]),
@@ -438,7 +439,8 @@ fn no_grant_crashes_the_sender() {
             }
         }
         for _ in 0..20 {
-            let (bytes, tag) = (dice.below(5000) as usize, dice.below(2) as i32);
+            let bytes = dice.below(5000) as usize;
+            let tag = dice.below(2) as i32;
             if let Ok(Some(request)) = stage.isend(bytes, tag) {
                 stage.fabric().pass(1_000_000);
                 let mut path = stage.pair.send.enter().unwrap();
@@ -817,7 +819,8 @@ fn an_unsupported_path_mtu_keeps_a_lost_rail_lost_until_a_supported_one_is_offer
             lane(1),
             "pulled".to_owned(),
         );
-        let (mut told, log) = (0, CapturedLog::default());
+        let mut told = 0;
+        let log = CapturedLog::default();
         let lied = |frame: &mut ControlFrame| {
             if let Ok(ControlMessage::Joined {
                 lane,

@@ -58,7 +58,8 @@ fn many() {
 /// Sends messages without pause over `count` parallel connections, half of them in each direction,
 /// for `seconds` seconds, while rails flap.
 fn stream(name: &str, count: u64, seconds: u64) {
-    let (bed, seed) = (Bed::new(), wanted("SPARK_LOAD_SEED", 1));
+    let bed = Bed::new();
+    let seed = wanted("SPARK_LOAD_SEED", 1);
     println!(
         "{name}: {count} parallel connections for {seconds} s, a rail flaps every second (seed {seed})"
     );
@@ -73,7 +74,8 @@ fn stream(name: &str, count: u64, seconds: u64) {
     let ((before, carried_before), made_before) = (bed.sample(), bed.made());
     let opened = bed.tell(&order(0), "opened");
     let flaps = Flaps::start(bed.switches.clone(), seed);
-    let (begun, mut during) = (Instant::now(), [Vec::new(), Vec::new()]);
+    let begun = Instant::now();
+    let mut during = [Vec::new(), Vec::new()];
     let mut least_of_a_second = u64::MAX;
     let mut last = carried_before;
     while begun.elapsed() < Duration::from_secs(seconds) {
@@ -112,14 +114,16 @@ fn stream(name: &str, count: u64, seconds: u64) {
 #[ignore = "a load: tests/long/load.sh"]
 fn connections() {
     let _turn = turn();
-    let (bed, count) = (Bed::new(), wanted("SPARK_LOAD_CONNECTIONS", 60));
+    let bed = Bed::new();
+    let count = wanted("SPARK_LOAD_CONNECTIONS", 60);
     println!(
         "connections: {count}, one after the other, each opened, used for one message and closed"
     );
     bed.tell(&format!("churn 0 {WARM_UP}"), "churned");
     expect_nothing("connections", bed.settle());
     let ((before, carried_before), begun) = (bed.sample(), Instant::now());
-    let (mut during, mut took) = ([Vec::new(), Vec::new()], [Duration::ZERO; 3]);
+    let mut during = [Vec::new(), Vec::new()];
+    let mut took = [Duration::ZERO; 3];
     let at_a_time = count.div_ceil(SAMPLES).max(1);
     let mut first = 0;
     while first < count {
@@ -190,7 +194,8 @@ fn print_open(before: &Sample, during: &[Sample], count: u64, opened_us: u64) {
             .position(|quantity| quantity.name == name)
             .expect("a quantity")
     };
-    let (plugin, heap) = (each(at("plugin bytes")) / 1024.0, each(at("heap KiB")));
+    let plugin = each(at("plugin bytes")) / 1024.0;
+    let heap = each(at("heap KiB"));
     println!(
         "  opened in {:.1} ms; each open one takes up to {heap:.0} KiB of heap in a process, {plugin:.0} KiB of them the plugin's, and {:.1} descriptors",
         opened_us as f64 / 1e3,
@@ -199,10 +204,8 @@ fn print_open(before: &Sample, during: &[Sample], count: u64, opened_us: u64) {
 }
 
 fn print_carried(before: Carried, after: Carried, took: Duration) {
-    let (messages, bytes) = (
-        after.messages - before.messages,
-        (after.bytes - before.bytes) as f64 / 1e9,
-    );
+    let messages = after.messages - before.messages;
+    let bytes = (after.bytes - before.bytes) as f64 / 1e9;
     let seconds = took.as_secs_f64();
     println!(
         "  {messages} messages, {bytes:.3} GB, 0 wrong, in {seconds:.1} s ({:.3} GB/s)",

@@ -20,7 +20,8 @@ fn netplan_takes_the_guides_examples() {
     files.sort();
     assert_eq!(files.len(), 2 + 3 + 4);
     for file in files {
-        let (generated, text) = (generate(&file), fs::read_to_string(&file).unwrap());
+        let generated = generate(&file);
+        let text = fs::read_to_string(&file).unwrap();
         let addresses: Vec<&str> = text
             .split("addresses: [")
             .skip(1)

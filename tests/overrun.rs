@@ -35,7 +35,8 @@ fn an_overrun_ends_the_receivers_connection_with_an_error_that_the_sender_gets_t
         .unwrap()
         .0;
     let (listener, mut handle) = host.listen().unwrap();
-    let (mut send, mut recv) = (None, None);
+    let mut send = None;
+    let mut recv = None;
     let (send, recv) = until(|| {
         send = send
             .take()
@@ -47,16 +48,15 @@ fn an_overrun_ends_the_receivers_connection_with_an_error_that_the_sender_gets_t
             None
         }
     });
-    let (mut from, to) = (vec![0_u8; 4096], vec![0_u8; 4096]);
+    let mut from = vec![0_u8; 4096];
+    let to = vec![0_u8; 4096];
     fill(&mut from, 1);
     // SAFETY: both buffers live until the end of the test, after the connection; received bytes are
     // read after the receive is done.
     let memory =
         |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-    let (out, into) = (
-        send.register(memory(&from)).unwrap(),
-        recv.register(memory(&to)).unwrap(),
-    );
+    let out = send.register(memory(&from)).unwrap();
+    let into = recv.register(memory(&to)).unwrap();
     let part = || RecvPart {
         addr: to.as_ptr() as u64,
         bytes: to.len(),
@@ -119,10 +119,8 @@ fn until_granted(
 }
 
 fn overrun(completions: u32) {
-    let (dir, fabric) = (
-        std::env::var("SOFTVERBS_DIR").unwrap(),
-        std::env::var("SOFTVERBS_FABRIC").unwrap(),
-    );
+    let dir = std::env::var("SOFTVERBS_DIR").unwrap();
+    let fabric = std::env::var("SOFTVERBS_FABRIC").unwrap();
     RAILS.iter().for_each(|rail| {
         control(
             Path::new(&dir),

@@ -31,22 +31,24 @@ fn no_allocation_and_no_system_call_once_connected() {
             .unwrap()
             .0
     };
-    let (a, b) = (host(&a), host(&b));
+    let a = host(&a);
+    let b = host(&b);
     let (listener, mut handle) = b.listen().unwrap();
-    let (mut send, mut recv) = (None, None);
+    let mut send = None;
+    let mut recv = None;
     while send.is_none() || recv.is_none() {
         send = send.or_else(|| a.connect(&mut handle, None).unwrap());
         recv = recv.or_else(|| listener.accept().unwrap());
     }
-    let (send, recv) = (send.unwrap(), recv.unwrap());
-    let (from, to) = (vec![7u8; 1 << 20], vec![0u8; 1 << 20]);
+    let send = send.unwrap();
+    let recv = recv.unwrap();
+    let from = vec![7u8; 1 << 20];
+    let to = vec![0u8; 1 << 20];
     // SAFETY: both buffers outlive the connections, and are read only when nothing is in flight.
     let memory =
         |bytes: &Vec<u8>| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-    let (out, into) = (
-        send.register(memory(&from)).unwrap(),
-        recv.register(memory(&to)).unwrap(),
-    );
+    let out = send.register(memory(&from)).unwrap();
+    let into = recv.register(memory(&to)).unwrap();
     let one = |size: usize, parts: usize, optional: bool| {
         let part = RecvPart {
             addr: to.as_ptr() as u64,

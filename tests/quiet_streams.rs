@@ -31,23 +31,25 @@ fn no_allocation_by_tcp_once_connected() {
             .unwrap()
             .0
     };
-    let (a, b) = (host("rocep1s0f0"), host("roceP2p1s0f0"));
+    let a = host("rocep1s0f0");
+    let b = host("roceP2p1s0f0");
     let (listener, mut handle) = b.listen().unwrap();
-    let (mut send, mut recv) = (None, None);
+    let mut send = None;
+    let mut recv = None;
     while send.is_none() || recv.is_none() {
         send = send.or_else(|| a.connect(&mut handle, None).unwrap());
         recv = recv.or_else(|| listener.accept().unwrap());
     }
-    let (send, recv) = (send.unwrap(), recv.unwrap());
+    let send = send.unwrap();
+    let recv = recv.unwrap();
     assert!(matches!(send, SendComm::Streams(_)));
-    let (from, to) = (vec![7u8; 4 << 20], vec![0u8; 4 << 20]);
+    let from = vec![7u8; 4 << 20];
+    let to = vec![0u8; 4 << 20];
     // SAFETY: both buffers outlive the connections, and are read only when nothing is in flight.
     let memory =
         |bytes: &Vec<u8>| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-    let (out, into) = (
-        send.register(memory(&from)).unwrap(),
-        recv.register(memory(&to)).unwrap(),
-    );
+    let out = send.register(memory(&from)).unwrap();
+    let into = recv.register(memory(&to)).unwrap();
     let one = |size: usize, parts: usize, is_watched: bool| {
         let part = RecvPart {
             addr: to.as_ptr() as u64,

@@ -645,11 +645,9 @@ fn without_a_descriptor_one_connection_cannot_redial_and_the_next_one_can() {
     let _stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (accepted, client) = listener.accept().unwrap();
     let channel = Channel::new(accepted, client).unwrap();
-    let (mut redial_handle, warning, log) = (
-        RedialHandle::default(),
-        Arc::new(DescriptorWarning::default()),
-        captured_log::CapturedLog::default(),
-    );
+    let mut redial_handle = RedialHandle::default();
+    let warning = Arc::new(DescriptorWarning::default());
+    let log = captured_log::CapturedLog::default();
     let _turn = common::turn();
     let refused = common::without_files(|| {
         log.capture(|| [0, 1].map(|_| redial_handle.prepare_redial(&channel, &warning).1))

@@ -213,7 +213,8 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
     stage.talk(200, |_| {});
     stage.fabric().set_path(1, PathFault::Silent, true);
     stage.set(&[1], true);
-    let (mut asked, mut lost) = (0, 0);
+    let mut asked = 0;
+    let mut lost = 0;
     let mut on_frame = |frame: &mut ControlFrame| match ControlMessage::decode(&frame.message) {
         Ok(ControlMessage::Join { .. }) => asked += 1,
         Ok(ControlMessage::NotNow { why, .. }) => lost += u32::from(why.contains("test write")),
@@ -246,7 +247,8 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
 #[test]
 fn a_call_that_hangs_keeps_no_rail_under_test_and_no_second_thread_hangs_in_its_device() {
     for step in [0, 1, 2] {
-        let (mut stage, log) = (Stage::new(2, 2), CapturedLog::default());
+        let mut stage = Stage::new(2, 2);
+        let log = CapturedLog::default();
         let lose_and_return = |stage: &mut Stage| {
             stage.set(&[1], false);
             stage.talk(200, |_| {});
@@ -285,11 +287,9 @@ fn a_call_that_hangs_keeps_no_rail_under_test_and_no_second_thread_hangs_in_its_
 
 #[test]
 fn a_loss_over_a_device_that_was_cut_off_keeps_its_first_reason() {
-    let (mut stage, log, lane) = (
-        Stage::new(1, 2),
-        CapturedLog::default(),
-        LaneId::new(1).unwrap(),
-    );
+    let mut stage = Stage::new(1, 2);
+    let log = CapturedLog::default();
+    let lane = LaneId::new(1).unwrap();
     stage.fabric().move_to(1, Phase::Cut);
     let pair = &stage.pairs[0];
     pair.send
@@ -315,7 +315,8 @@ fn memory_freed_before_a_resend_ends_with_an_error_that_names_the_peer() {
     const BYTES: usize = 4096;
     let mut stage = Stage::new(1, 2);
     let Stage { fabric, pairs } = &mut stage;
-    let (fabric, pair) = (fabric.as_mut().unwrap(), &mut pairs[0]);
+    let fabric = fabric.as_mut().unwrap();
+    let pair = &mut pairs[0];
     let addr = fabric.to.as_ptr() as u64;
     let part = RecvPart {
         addr,
@@ -378,7 +379,8 @@ fn bye_counts_arrivals_in_the_queue_of_a_rail_that_is_being_stopped() {
     let mut stage = Stage::new(1, 1);
     let sent = begin_message(&mut stage, BYTES);
     let Stage { fabric, pairs } = &mut stage;
-    let (fabric, pair) = (fabric.as_mut().unwrap(), &mut pairs[0]);
+    let fabric = fabric.as_mut().unwrap();
+    let pair = &mut pairs[0];
     let is_sent = (0..10_000).any(|_| {
         fabric.pass(10_000);
         pair.send
@@ -423,7 +425,8 @@ fn bye_counts_arrivals_in_the_queue_of_a_rail_that_is_being_stopped() {
 fn a_loss_is_found_although_the_data_path_was_busy_at_the_wake_up() {
     let mut stage = Stage::new(1, 2);
     let Stage { fabric, pairs } = &mut stage;
-    let (fabric, pair) = (fabric.as_mut().unwrap(), &mut pairs[0]);
+    let fabric = fabric.as_mut().unwrap();
+    let pair = &mut pairs[0];
     let lane = LaneId::new(0).unwrap();
     pair.send.borrow().unwrap().lose_rail(
         &pair.contexts[0],
@@ -446,7 +449,8 @@ fn a_loss_is_found_although_the_data_path_was_busy_at_the_wake_up() {
 /// Begins the transfer of one message, and returns the sender's request.
 fn begin_message(stage: &mut Stage, bytes: usize) -> u16 {
     let Stage { fabric, pairs } = stage;
-    let (fabric, pair) = (fabric.as_mut().unwrap(), &pairs[0]);
+    let fabric = fabric.as_mut().unwrap();
+    let pair = &pairs[0];
     let part = RecvPart {
         addr: fabric.to.as_ptr() as u64,
         bytes,
@@ -516,7 +520,8 @@ fn a_failed_device_counts_as_running_whatever_the_kernel_reports() {
 #[test]
 fn a_failed_connection_reports_its_error_once_its_queue_pairs_have_stopped() {
     for returns in [true, false] {
-        let (mut stage, log) = (Stage::new(1, 2), CapturedLog::default());
+        let mut stage = Stage::new(1, 2);
+        let log = CapturedLog::default();
         threads::hang_fence_after(1);
         stage.pairs[0].drivers[0].give_up(Internal::PathPanicked.into());
         let poll = |stage: &mut Stage, ms: u64| {
@@ -557,10 +562,8 @@ fn warnings_after_a_close(answers_after: Option<u64>) -> Vec<String> {
         stage.pairs[0].drivers[0].tcp_closed_by_peer(now);
         for rail in 0..2 {
             stage.fabric().set(rail, false);
-            let (now, port) = (
-                stage.fabric().now(),
-                stage.fabric().hosts[0].process().rails[rail].clone(),
-            );
+            let now = stage.fabric().now();
+            let port = stage.fabric().hosts[0].process().rails[rail].clone();
             stage.pairs[0].drivers[0].port_changed(&port, PortChange::Down, now);
         }
         let talks_alone = |stage: &mut Stage, ms: u64| {

@@ -155,14 +155,16 @@ impl Pair {
     }
 
     fn make(bed: &Bed) -> (Self, Duration) {
-        let (mut pair, begun) = (Self::new(bed), Instant::now());
+        let mut pair = Self::new(bed);
+        let begun = Instant::now();
         until(|| pair.step(bed).unwrap().then_some(()));
         (pair, begun.elapsed())
     }
 
     /// Tries until both ends have failed. Returns the errors and the time.
     fn fail(bed: &Bed) -> ([Error; 2], Duration) {
-        let (mut pair, begun) = (Self::new(bed), Instant::now());
+        let mut pair = Self::new(bed);
+        let begun = Instant::now();
         let mut errors: [Option<Error>; 2] = Default::default();
         until(|| {
             if errors[0].is_none() {
@@ -179,17 +181,17 @@ impl Pair {
     /// Transfers a message of `bytes` bytes, over several rails if they are up, and checks the
     /// bytes that arrive.
     fn carries(&self, bytes: usize, seed: u64) {
-        let (send, recv) = (self.send.as_ref().unwrap(), self.recv.as_ref().unwrap());
-        let (mut from, to) = (vec![0; bytes], vec![0; bytes]);
+        let send = self.send.as_ref().unwrap();
+        let recv = self.recv.as_ref().unwrap();
+        let mut from = vec![0; bytes];
+        let to = vec![0; bytes];
         common::fill(&mut from, seed);
         // SAFETY: both buffers outlive their registrations and the message, and are not accessed
         // otherwise meanwhile.
         let memory =
             |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-        let (out, into) = (
-            send.register(memory(&from)).unwrap(),
-            recv.register(memory(&to)).unwrap(),
-        );
+        let out = send.register(memory(&from)).unwrap();
+        let into = recv.register(memory(&to)).unwrap();
         let part = RecvPart {
             addr: to.as_ptr() as u64,
             bytes,
@@ -374,7 +376,8 @@ fn a_connection_without_a_rail_fails_in_time_and_names_every_pair_and_attempt() 
 fn an_abandoned_connection_without_a_rail_is_given_up_and_its_peer_is_informed() {
     let bed = Bed::new(&[("NCCL_SPARK_PROBE_TIMEOUT_MS", "100")]);
     bed.both(Action::Path(PathFault::Silent, true));
-    let (mut pair, mut waiting) = (Pair::new(&bed), 0);
+    let mut pair = Pair::new(&bed);
+    let mut waiting = 0;
     // Each side writes this line once its handshake is finished and no rail works.
     until(|| {
         assert!(!pair.step(&bed).unwrap());

@@ -31,7 +31,8 @@ fn no_message_is_lost_or_duplicated_whatever_happens_to_the_rails() {
     };
     // The shortest limit, so that stalls are examined too.
     let mut fabric = Fabric::with_settings(&[("NCCL_SPARK_STALL_WARN_S", "1")]);
-    let (first, runs) = (number("SPARK_SIM_SEED"), number("SPARK_SIM_RUNS"));
+    let first = number("SPARK_SIM_SEED");
+    let runs = number("SPARK_SIM_RUNS");
     if first.is_some() && runs.is_none() {
         common::captured_log::show();
     }
@@ -40,7 +41,8 @@ fn no_message_is_lost_or_duplicated_whatever_happens_to_the_rails() {
         runs.unwrap_or(if first.is_some() { 1 } else { 2000 }),
     );
     let seeds = first..first + runs;
-    let (mut losses, mut messages) = (0, 0);
+    let mut losses = 0;
+    let mut messages = 0;
     for seed in seeds.clone() {
         let told = catch_unwind(AssertUnwindSafe(|| Run::new(&mut fabric, seed).play()));
         match told {
@@ -48,7 +50,8 @@ fn no_message_is_lost_or_duplicated_whatever_happens_to_the_rails() {
             Err(_) => panic!("seed {seed} (SPARK_SIM_SEED={seed} repeats it)"),
         }
     }
-    let (runs, hung) = (seeds.end - seeds.start, threads::total());
+    let runs = seeds.end - seeds.start;
+    let hung = threads::total();
     println!(
         "{runs} runs, {messages} messages, {losses} times a rail was lost, {hung} times a call hung"
     );

@@ -89,7 +89,8 @@ impl Bed {
 
     /// Lets this time pass, and calls `caller` in each round. Returns the lines about stalls.
     fn pass(&mut self, seconds: u64, mut caller: impl FnMut(&Self)) -> Lines {
-        let (log, begun) = (self.log.clone(), self.fabric.now_ns());
+        let log = self.log.clone();
+        let begun = self.fabric.now_ns();
         let mut lines = Vec::new();
         while self.fabric.now_ns() - begun < seconds * 1_000_000_000 {
             log.capture(|| {
@@ -194,7 +195,8 @@ impl Bed {
         };
         self.pairs.push(self.fabric.connect_over(&[0, 1], 1, start));
         let Pair { recv, contexts, .. } = &self.pairs[1];
-        let (addr, memory) = (self.fabric.from.as_ptr() as u64, &self.into_sender);
+        let addr = self.fabric.from.as_ptr() as u64;
+        let memory = &self.into_sender;
         let part = RecvPart {
             addr,
             bytes: BYTES,
@@ -223,7 +225,9 @@ impl Bed {
     /// Waits until both ends have failed. Both must name the fault, and the sender must log it.
     /// Returns the time in seconds until both had failed.
     fn wait_for_loss(&mut self, receive: u16, seconds: u64) -> u64 {
-        let (mut errors, mut failed_at, begun) = ([None, None], 0, self.fabric.now_ns());
+        let mut errors = [None, None];
+        let mut failed_at = 0;
+        let begun = self.fabric.now_ns();
         self.warnings.clear();
         let lines = self.pass(seconds, |bed| {
             let both = [bed.isend(0, 0).err(), bed.test_receive(0, receive).err()];
@@ -551,7 +555,8 @@ impl Bed {
 
     fn both_wait_for_each_other(&mut self) {
         self.connect(&[0, 1], 1);
-        let (receive, waiting) = (self.irecv(), self.connect_backward());
+        let receive = self.irecv();
+        let waiting = self.connect_backward();
         let lines = self.pass(80, |bed| {
             assert!(!bed.is_received(receive) && !bed.test_receive(1, waiting).unwrap());
         });

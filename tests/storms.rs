@@ -27,7 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn every_storm_ends() {
-    let (mut messages, mut events) = (0, 0);
+    let mut messages = 0;
+    let mut events = 0;
     for seed in seeds(20) {
         let mut dice = Dice::new(seed);
         let count = 1 + dice.below(5);
@@ -62,7 +63,8 @@ fn whole_nics_may_leave_and_return_twice() {
 #[test]
 #[ignore = "minutes in real time: tests/long/storms.sh"]
 fn in_real_time() {
-    let (mut messages, mut events) = (0, 0);
+    let mut messages = 0;
+    let mut events = 0;
     for seed in seeds(5) {
         let mut dice = Dice::new(seed);
         let count = 1 + dice.below(5);
@@ -92,7 +94,8 @@ fn in_real_time() {
 fn rage_in_a_fabric() {
     let given = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
     let seed = given("SPARK_STORM_SEED").parse().expect("a seed");
-    let (seconds, mut dice) = (given("SPARK_STORM_SECONDS"), Dice::new(seed));
+    let seconds = given("SPARK_STORM_SECONDS");
+    let mut dice = Dice::new(seed);
     let switches = live::Switches::new(given("SOFTVERBS_DIR").into(), given("SOFTVERBS_FABRIC"));
     if seconds == "twice" {
         switches.play(&twice(before(seed), &mut dice));
@@ -116,7 +119,8 @@ fn play(test: &str, seed: u64, storm: Storm, channels: &[Terms], dice: Dice) -> 
     // A process has one fabric in virtual time, so the tests take turns.
     static BED: Mutex<Option<bed::Bed>> = Mutex::new(None);
     let mut bed = BED.lock().unwrap_or_else(PoisonError::into_inner);
-    let (bed, text) = (bed.get_or_insert_with(bed::Bed::new), storm.to_string());
+    let bed = bed.get_or_insert_with(bed::Bed::new);
+    let text = storm.to_string();
     let played = catch_unwind(AssertUnwindSafe(|| {
         bed::Run::new(bed, storm, channels, dice).play()
     }));
@@ -134,7 +138,8 @@ fn seeds(otherwise: u64) -> std::ops::Range<u64> {
             .ok()
             .map(|text| text.parse::<u64>().expect("a number"))
     };
-    let (first, runs) = (number("SPARK_STORM_SEED"), number("SPARK_STORM_RUNS"));
+    let first = number("SPARK_STORM_SEED");
+    let runs = number("SPARK_STORM_RUNS");
     if first.is_some() && runs.is_none() {
         common::captured_log::show();
     }

@@ -51,7 +51,8 @@ fn every_size_arrives_whole_and_is_reported() {
             (1 << 22) + 13,
         ],
     );
-    let (from, to) = (Buffer::filled(64 << 20, 99), Buffer::blank(64 << 20));
+    let from = Buffer::filled(64 << 20, 99);
+    let to = Buffer::blank(64 << 20);
     assert_eq!(transfer(&ends, &from, &to, 64 << 20, 64 << 20), 64 << 20);
     assert!(from.0 == to.0);
 }
@@ -91,11 +92,10 @@ fn watched_receives_arrive_and_their_log_lines_are_whole() {
         let region =
             unsafe { nccl_net_spark::verbs::HostMemory::from_caller(to.as_ptr() as usize, bytes) };
         let mut from = Buffer::blank(bytes);
-        let (out, into) = (
-            ends.send.register(from.memory()).unwrap(),
-            ends.recv.register(region).unwrap(),
-        );
-        let (is_over, torn) = (AtomicBool::new(false), AtomicU64::new(0));
+        let out = ends.send.register(from.memory()).unwrap();
+        let into = ends.recv.register(region).unwrap();
+        let is_over = AtomicBool::new(false);
+        let torn = AtomicU64::new(0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
@@ -154,7 +154,8 @@ fn watched_receives_arrive_and_their_log_lines_are_whole() {
 
 #[test]
 fn many_connections_both_ways() {
-    let (a, b) = (host(NEAR, &[RING_TCP]), host(FAR, &[RING_TCP]));
+    let a = host(NEAR, &[RING_TCP]);
+    let b = host(FAR, &[RING_TCP]);
     let all: Vec<_> = (0..12)
         .map(|n| {
             if n % 2 == 0 {
@@ -174,10 +175,8 @@ fn many_connections_both_ways() {
         .collect();
     let mut running = Vec::new();
     for (ends, (from, to)) in all.iter().zip(&mut buffers) {
-        let (out, into) = (
-            ends.send.register(from.memory()).unwrap(),
-            ends.recv.register(to.memory()).unwrap(),
-        );
+        let out = ends.send.register(from.memory()).unwrap();
+        let into = ends.recv.register(to.memory()).unwrap();
         for place in 0..4 {
             let part = RecvPart {
                 addr: to.addr() + (place * BYTES) as u64,
@@ -222,11 +221,9 @@ fn many_connections_both_ways() {
 fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
     // A test of `refusals` makes faults on the rails that this one uses.
     let _turn = turn();
-    let (here, near, far) = (
-        host(NEAR, &[RING_TCP]),
-        host(NEAR, &[RING_TCP]),
-        host(FAR, &[RING_TCP]),
-    );
+    let here = host(NEAR, &[RING_TCP]);
+    let near = host(NEAR, &[RING_TCP]);
+    let far = host(FAR, &[RING_TCP]);
     let log = CapturedLog::default();
     let (by_rails, by_tcp, again) = log.capture(|| {
         (
@@ -276,11 +273,10 @@ fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
 fn sent_messages_arrive_although_the_sender_closes_with_unread_grants() {
     for bytes in [1000, 900_000] {
         let ends = apart();
-        let (from, to) = (Buffer::filled(bytes, 5), Buffer::blank(bytes));
-        let (out, into) = (
-            ends.send.register(from.memory()).unwrap(),
-            ends.recv.register(to.memory()).unwrap(),
-        );
+        let from = Buffer::filled(bytes, 5);
+        let to = Buffer::blank(bytes);
+        let out = ends.send.register(from.memory()).unwrap();
+        let into = ends.recv.register(to.memory()).unwrap();
         let receive = irecv(&ends.recv, &to, bytes, 0, &into);
         let send = until(|| ends.send.isend(from.addr(), bytes, 0, &out).unwrap());
         // The receiver reads nothing here. A send larger than the sockets' buffers would stay open.
@@ -324,15 +320,15 @@ fn sent_messages_arrive_although_the_sender_closes_with_unread_grants() {
 
 #[test]
 fn closing_in_any_order_leaves_nothing_behind() {
-    let (a, b) = (host(NEAR, &[RING_TCP]), host(FAR, &[RING_TCP]));
+    let a = host(NEAR, &[RING_TCP]);
+    let b = host(FAR, &[RING_TCP]);
     for order in 0..8 {
         let ends = connect(&a, &b).unwrap();
-        let (from, to) = (Buffer::filled(5000, order), Buffer::blank(5000));
+        let from = Buffer::filled(5000, order);
+        let to = Buffer::blank(5000);
         assert_eq!(transfer(&ends, &from, &to, 5000, 5000), 5000);
-        let (out, into) = (
-            ends.send.register(from.memory()).unwrap(),
-            ends.recv.register(to.memory()).unwrap(),
-        );
+        let out = ends.send.register(from.memory()).unwrap();
+        let into = ends.recv.register(to.memory()).unwrap();
         let open = (order & 2 != 0).then(|| irecv(&ends.recv, &to, 10, 0, &into));
         if order & 1 == 0 {
             ends.send.close();
@@ -366,11 +362,10 @@ fn closing_in_any_order_leaves_nothing_behind() {
 #[test]
 fn the_error_for_an_ended_peer_names_the_peer_the_interface_and_the_request() {
     let ends = apart();
-    let (from, to) = (Buffer::filled(100, 1), Buffer::blank(100));
-    let (out, into) = (
-        ends.send.register(from.memory()).unwrap(),
-        ends.recv.register(to.memory()).unwrap(),
-    );
+    let from = Buffer::filled(100, 1);
+    let to = Buffer::blank(100);
+    let out = ends.send.register(from.memory()).unwrap();
+    let into = ends.recv.register(to.memory()).unwrap();
     let receive = irecv(&ends.recv, &to, 100, 0, &into);
     // The kernel closes the sockets of a killed process, without a BYE. This drop does the same.
     drop(ends.send);
@@ -406,11 +401,10 @@ fn an_aborted_message_fails_its_receive() {
     let ends = apart();
     // More than the sockets' buffers take: the message is in progress when its sender closes.
     let bytes = 64 << 20;
-    let (from, to) = (Buffer::filled(bytes, 1), Buffer::blank(bytes));
-    let (out, into) = (
-        ends.send.register(from.memory()).unwrap(),
-        ends.recv.register(to.memory()).unwrap(),
-    );
+    let from = Buffer::filled(bytes, 1);
+    let to = Buffer::blank(bytes);
+    let out = ends.send.register(from.memory()).unwrap();
+    let into = ends.recv.register(to.memory()).unwrap();
     let receive = irecv(&ends.recv, &to, bytes, 0, &into);
     let send = until(|| ends.send.isend(from.addr(), bytes, 0, &out).unwrap());
     for _ in 0..100 {
@@ -431,11 +425,10 @@ fn an_aborted_message_fails_its_receive() {
 #[test]
 fn invalid_calls_are_refused_and_lose_nothing() {
     let ends = apart();
-    let (from, to) = (Buffer::filled(4096, 1), Buffer::blank(4096));
-    let (out, into) = (
-        ends.send.register(from.memory()).unwrap(),
-        ends.recv.register(to.memory()).unwrap(),
-    );
+    let from = Buffer::filled(4096, 1);
+    let to = Buffer::blank(4096);
+    let out = ends.send.register(from.memory()).unwrap();
+    let into = ends.recv.register(to.memory()).unwrap();
     let part = RecvPart {
         addr: to.addr(),
         bytes: 1000,

@@ -184,10 +184,8 @@ fn writes_arrive_whole_with_their_immediate() {
         };
         a.qp.write(&write).expect("a write");
         assert_eq!(b.wait(&mut buffer), (70, 0, Some((immediate, bytes))));
-        let (sent, got) = (
-            bytes_of(&a.region, bytes as usize),
-            bytes_of(&b.region, bytes as usize + 1),
-        );
+        let sent = bytes_of(&a.region, bytes as usize);
+        let got = bytes_of(&b.region, bytes as usize + 1);
         assert_eq!(sent, got[..bytes as usize], "{bytes} bytes");
         if bytes == 13 {
             assert_eq!(got[13], 0, "no byte more than was sent");
@@ -291,7 +289,8 @@ fn a_wrong_key_fails_the_write_and_a_failed_qp_flushes() {
 #[ignore = "needs two soft-RoCE devices (SPARK_TEST_RXE=a0,b0)"]
 fn a_full_send_queue_is_reported() {
     let (a, b) = device_names();
-    let (mut a, b) = (End::new(&a), End::new(&b));
+    let mut a = End::new(&a);
+    let b = End::new(&b);
     // No queue pair has this number, so nothing is ever acknowledged and the queue only fills.
     a.connect(0xff_ffff, &b.gid, 0, 0);
     let refused = (0..10_000).find_map(|_| {
@@ -348,7 +347,8 @@ fn callers_memory_is_registered_with_strict_and_relaxed_ordering() {
 #[ignore = "needs two soft-RoCE devices (SPARK_TEST_RXE=a0,b0)"]
 fn objects_can_be_dropped_in_any_order() {
     // A failing destructor, for example of an object in use, shows only in the log.
-    let (log, descriptors) = (CapturedLog::default(), open_descriptors());
+    let log = CapturedLog::default();
+    let descriptors = open_descriptors();
     log.capture(|| {
         for order in 0..4 {
             let (a, b) = connected();
@@ -422,9 +422,12 @@ fn a_port_that_goes_down_is_an_event() {
 
 fn connected() -> (End, End) {
     let (a, b) = device_names();
-    let (mut a, mut b) = (End::new(&a), End::new(&b));
-    let (a_qp, b_qp) = (a.qp.number(), b.qp.number());
-    let (a_gid, b_gid) = (a.gid, b.gid);
+    let mut a = End::new(&a);
+    let mut b = End::new(&b);
+    let a_qp = a.qp.number();
+    let b_qp = b.qp.number();
+    let a_gid = a.gid;
+    let b_gid = b.gid;
     a.connect(b_qp, &b_gid, 0xff_fffe, 1);
     b.connect(a_qp, &a_gid, 1, 0xff_fffe);
     (a, b)

@@ -109,7 +109,8 @@ fn serve(bootstrap: &Bootstrap, data: &[u8]) -> bool {
     };
     let mut client = TcpStream::connect(bootstrap.handle.address).expect("the port is open");
     client.set_nodelay(true).expect("TCP_NODELAY is set");
-    let (mut error, mut rest) = (None, &sent[..]);
+    let mut error = None;
+    let mut rest = &sent[..];
     for length in lengths {
         let (piece, remaining) = rest.split_at(length);
         rest = remaining;

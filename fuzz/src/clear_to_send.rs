@@ -128,7 +128,8 @@ impl Model<'_> {
     /// Writes the entries of one receive as the peer does, one entry for each part. The entries are
     /// correct except for the lies on the tape.
     fn grant(&mut self, tape: &mut Tape<'_>) {
-        let (shape, lies) = (tape.u8(), tape.u8());
+        let shape = tape.u8();
+        let lies = tape.u8();
         let parts = (shape & 7) + 1;
         let mut sequence = self.granted;
         if lies & 1 == 1 {
@@ -236,7 +237,8 @@ impl Model<'_> {
     }
 
     fn send(&mut self, tape: &mut Tape<'_>) {
-        let (how, tag) = (tape.u8(), i32::from(tape.u8() as i8));
+        let how = tape.u8();
+        let tag = i32::from(tape.u8() as i8);
         let wanted = u64::from(tape.u16());
         if self.has_said_bye || self.is_lost.iter().all(|lost| *lost) || !self.sends.has_room() {
             return;
@@ -480,7 +482,8 @@ impl Model<'_> {
     /// If the tape's lane is open, loses the lane, with any claim by the peer about received
     /// shares. If the lane is lost, brings it back.
     fn lose(&mut self, tape: &mut Tape<'_>) {
-        let (what, granted) = (tape.u8(), tape.u8());
+        let what = tape.u8();
+        let granted = tape.u8();
         let lost = lane(usize::from(what) % LANES);
         if self.is_lost[lost.index()] {
             self.is_lost[lost.index()] = false;

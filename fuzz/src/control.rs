@@ -105,7 +105,9 @@ fn check_mailbox(tape: &mut Tape<'_>, signed: bool) -> bool {
         sign(&mut words);
     }
     let Some(frame) = memory::bounded(FRAME_WORDS * 8, || ControlFrame::from_words(&words)) else {
-        let (number, received, sizes) = (words[0], words[1], words[2]);
+        let number = words[0];
+        let received = words[1];
+        let sizes = words[2];
         let possible = (number, received) != (0, 0)
             && sizes & 0xffff_ffff <= MAX_CONTROL_BYTES as u64
             && sizes >> 33 == 0;
@@ -139,8 +141,10 @@ fn check_mix(tape: &mut Tape<'_>) -> bool {
             tape.bytes(count).to_vec()
         },
     };
-    let (one, other) = (frame(), frame());
-    let (below, above) = (padded(&one), padded(&other));
+    let one = frame();
+    let other = frame();
+    let below = padded(&one);
+    let above = padded(&other);
     let mask = tape.u64();
     let mixed = std::array::from_fn(|at| {
         if mask >> (at % 64) & 1 == 1 {

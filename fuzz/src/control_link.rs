@@ -81,8 +81,9 @@ impl Model {
 
 /// Runs the input as a tape of this side's messages and of the peer's control frames.
 pub fn check(data: &[u8]) -> bool {
-    let (mut control_link, mut model, mut tape) =
-        (ControlLink::default(), Model::default(), Tape::new(data));
+    let mut control_link = ControlLink::default();
+    let mut model = Model::default();
+    let mut tape = Tape::new(data);
     let known = messages();
     let mut received_count = 0;
     while let Some(step) = tape.step() {

@@ -201,7 +201,8 @@ fn check_pairing(connector: &[RailAdvert], acceptor: &[RailAdvert], routes: &[Ro
     assert!(!pairing::describe(connector).is_empty());
     let mut ends = Vec::new();
     for (at, pair) in pairs.iter().enumerate() {
-        let (c, a) = (&connector[pair.connector], &acceptor[pair.acceptor]);
+        let c = &connector[pair.connector];
+        let a = &acceptor[pair.acceptor];
         let has = |rail: &RailAdvert, gid| rail.addresses.iter().any(|address| address.gid == gid);
         assert!(
             has(c, pair.connector_gid) && has(a, pair.acceptor_gid),
@@ -337,13 +338,11 @@ fn messages() -> Vec<(&'static str, Message)> {
         mtu_bytes: 1024,
         queue_pairs,
     };
-    let (connected, carries) = (
-        PairReady::Connected {
-            mailbox_rkey: 5,
-            qps: qps.clone(),
-        },
-        PairGo::Carries { mailbox_rkey: 9 },
-    );
+    let connected = PairReady::Connected {
+        mailbox_rkey: 5,
+        qps: qps.clone(),
+    };
+    let carries = PairGo::Carries { mailbox_rkey: 9 };
     let offer = Offer {
         name: "spark-2:77".into(),
         chunk_bytes: 1 << 30,
@@ -428,14 +427,13 @@ fn messages() -> Vec<(&'static str, Message)> {
 
 /// A connecting side's first message.
 pub fn hello(token: [u8; 16], rails: Vec<RailAdvert>) -> Hello {
-    let (name, by_tcp) = ("spark-1:4242".into(), ByTcp::Off);
-    let (gpu, priority) = (
-        "NVIDIA GB10".into(),
-        Priority {
-            traffic_class: 106,
-            service_level: 3,
-        },
-    );
+    let name = "spark-1:4242".into();
+    let by_tcp = ByTcp::Off;
+    let gpu = "NVIDIA GB10".into();
+    let priority = Priority {
+        traffic_class: 106,
+        service_level: 3,
+    };
     Hello {
         token,
         name,

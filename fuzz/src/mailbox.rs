@@ -42,7 +42,8 @@ pub fn check(data: &[u8]) -> bool {
         peer_addr: PEER_ADDR,
     };
     let mut tape = Tape::short(data);
-    let (mut inbox, mut taken) = (Inbox::Other, 0);
+    let mut inbox = Inbox::Other;
+    let mut taken = 0;
     while let Some(step) = tape.step() {
         match step % 5 {
             0 => {
@@ -61,7 +62,9 @@ pub fn check(data: &[u8]) -> bool {
                 inbox = Inbox::Other;
             }
             2 => {
-                let (at, word, signs) = (tape.below(FRAME_WORDS), tape.u64(), tape.u8() & 1 == 1);
+                let at = tape.below(FRAME_WORDS);
+                let word = tape.u64();
+                let signs = tape.u8() & 1 == 1;
                 let mut words = inbox_words(&mailbox);
                 words[at] = word;
                 if signs {
@@ -90,11 +93,9 @@ pub fn check(data: &[u8]) -> bool {
 }
 
 fn frame(tape: &mut Tape<'_>) -> ControlFrame {
-    let (number, received, awaits_confirmation) = (
-        u64::from(tape.u8()),
-        u64::from(tape.u8()),
-        tape.u8() & 1 == 1,
-    );
+    let number = u64::from(tape.u8());
+    let received = u64::from(tape.u8());
+    let awaits_confirmation = tape.u8() & 1 == 1;
     let count = usize::from(tape.u16() % 2100);
     ControlFrame {
         number,
@@ -156,15 +157,14 @@ fn put(mailbox: &Mailboxes, frame: &ControlFrame, keys: MailboxKeys) {
     after[OUTBOX - PROBE..][..words.len()].copy_from_slice(&words);
     let bytes = mailbox.put_frame(frame);
     assert_eq!((all(mailbox), bytes as usize), (after, words.len() * 8));
-    let (near, end) = (mailbox.region.addr(), MAILBOX_BYTES as u64);
+    let near = mailbox.region.addr();
+    let end = MAILBOX_BYTES as u64;
     for (write, most) in [
         (mailbox.frame_write(keys, bytes), FRAME_WORDS * 8),
         (mailbox.probe_write(keys, u32::MAX), PROBE_BYTES),
     ] {
-        let (from, to) = (
-            write.local_addr - near,
-            write.remote.addr - mailbox.peer_addr,
-        );
+        let from = write.local_addr - near;
+        let to = write.remote.addr - mailbox.peer_addr;
         assert!(
             write.bytes as usize <= most
                 && from + u64::from(write.bytes) <= end

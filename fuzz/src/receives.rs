@@ -73,7 +73,8 @@ struct Model {
 /// Runs the input as a tape of grants, immediates, tests and losses.
 pub fn check(data: &[u8]) -> bool {
     let mut tape = Tape::new(data);
-    let (slots, repeating) = (vec![None; SLOTS], vec![None; SLOTS]);
+    let slots = vec![None; SLOTS];
+    let repeating = vec![None; SLOTS];
     let mut model = Model {
         receives: Receives::new(CHUNK),
         slots,
@@ -100,11 +101,9 @@ pub fn check(data: &[u8]) -> bool {
 impl Model {
     fn grant(&mut self, tape: &mut Tape<'_>) {
         let how = tape.u8();
-        let (count, optional, lane) = (
-            usize::from(how & 7) + 1,
-            how & 8 == 8,
-            lane(usize::from(how >> 4) % LANES),
-        );
+        let count = usize::from(how & 7) + 1;
+        let optional = how & 8 == 8;
+        let lane = lane(usize::from(how >> 4) % LANES);
         let buffer_bytes = |tape: &mut Tape<'_>| match tape.u8() {
             255 => MAX_RECEIVE_BYTES,
             kib @ 128.. => u64::from(kib - 127) << 10,
@@ -152,11 +151,13 @@ impl Model {
     /// Delivers an immediate that fits a granted receive, except for the lies on the tape.
     fn arrives_nearly(&mut self, tape: &mut Tape<'_>) {
         let at = tape.below(SLOTS);
-        let (shape, lies) = (tape.u8(), tape.u8());
+        let shape = tape.u8();
+        let lies = tape.u8();
         let sequence = self.slots[at]
             .as_ref()
             .map_or(self.granted, |open| open.sequence);
-        let (shares, share) = (1 + (shape >> 5), shape >> 2 & 7);
+        let shares = 1 + (shape >> 5);
+        let share = shape >> 2 & 7;
         let mut immediate = Immediate {
             slot: slot(at),
             part: tape.u8() & 7,
@@ -233,7 +234,8 @@ impl Model {
             });
         }
         let share_bytes = u64::from(full_chunks) * CHUNK + bytes;
-        let (bytes, buffer_bytes) = (wanted.bytes() + share_bytes, wanted.buffer_bytes);
+        let bytes = wanted.bytes() + share_bytes;
+        let buffer_bytes = wanted.buffer_bytes;
         if bytes > buffer_bytes {
             return Err(Violation::Overrun {
                 bytes,
@@ -315,7 +317,8 @@ impl Model {
 
     /// Repeats a grant whose lane was lost, or confirms a repeated grant.
     fn repeat(&mut self, tape: &mut Tape<'_>) {
-        let (what, lane) = (tape.u8(), tape.lane(LANES));
+        let what = tape.u8();
+        let lane = tape.lane(LANES);
         if what & 0x80 == 0 {
             assert_eq!(self.receives.next_repeat(lane, |_| false), None);
             let is_due = |open: &&mut Open| open.to_repeat && !open.is_whole();

@@ -415,8 +415,10 @@ impl Caller {
             }
             Some(State::Answering) => {
                 self.rails[lane.index()] = if failed { stopped } else { Rail::Connected };
-                let (connector_gid, acceptor_gid, mtu_bytes, epoch) =
-                    ([1; 16], [2; 16], 1024, Epoch::default());
+                let connector_gid = [1; 16];
+                let acceptor_gid = [2; 16];
+                let mtu_bytes = 1024;
+                let epoch = Epoch::default();
                 let answer = JoinAnswer {
                     connector_gid,
                     acceptor_gid,

@@ -20,7 +20,8 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Self {
-        let (process, thread) = (std::process::id(), std::thread::current().id());
+        let process = std::process::id();
+        let thread = std::thread::current().id();
         // In a memory file system if possible, because the file is written for every input.
         let folder = if Path::new("/dev/shm").is_dir() {
             PathBuf::from("/dev/shm")

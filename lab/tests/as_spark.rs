@@ -180,10 +180,8 @@ fn a_sparks_graph_has_the_device_that_the_plugin_announces() {
         let report: serde_json::Value =
             serde_json::from_str(&real.out).unwrap_or_else(|_| panic!("{real:?}"));
         let network = &report["networks"][0];
-        let (device, speed) = (
-            network["device"].as_str().unwrap(),
-            network["speed_mbps"].as_u64().unwrap(),
-        );
+        let device = network["device"].as_str().unwrap();
+        let speed = network["speed_mbps"].as_u64().unwrap();
         let graph = script.run(&[], &format!("--profile {profile} --scale {scale}"));
         let net = format!("<nic><net name=\"{device}\" speed=\"{speed}\"/></nic>");
         assert!(

@@ -252,10 +252,8 @@ mod tests {
             .get_subcommands()
             .filter(|command| !command.is_hide_set())
         {
-            let (name, examples) = (
-                command.get_name(),
-                command.get_after_help().map(ToString::to_string),
-            );
+            let name = command.get_name();
+            let examples = command.get_after_help().map(ToString::to_string);
             let examples = examples.unwrap_or_else(|| panic!("{name} has no examples"));
             let joined = examples.replace("\\\n", "");
             let lines: Vec<&str> = joined

@@ -21,7 +21,8 @@ pub fn moment() -> String {
 }
 
 fn moment_at(seconds: u64) -> String {
-    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    let hours = seconds / 3600 % 24;
+    let minutes = seconds / 60 % 60;
     format!(
         "{} {hours:02}:{minutes:02}:{:02} UTC",
         date(seconds / 86_400),
@@ -33,7 +34,8 @@ fn moment_at(seconds: u64) -> String {
 fn date(days: u64) -> String {
     let is_leap =
         |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
-    let (mut year, mut day) = (1970, days);
+    let mut year = 1970;
+    let mut day = days;
     while day >= 365 + u64::from(is_leap(year)) {
         day -= 365 + u64::from(is_leap(year));
         year += 1;

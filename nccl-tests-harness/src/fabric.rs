@@ -413,7 +413,8 @@ mod tests {
     use crate::usage;
 
     fn request(kind: Option<Kind>) -> FabricRequest {
-        let (profile, scale) = ("spark-1cable".to_owned(), 1.0);
+        let profile = "spark-1cable".to_owned();
+        let scale = 1.0;
         FabricRequest {
             kind,
             profile,
@@ -443,7 +444,8 @@ mod tests {
             (Nic::SoftRoce, ": profile unpaced, as soft-roce; "),
         ] {
             // Any file works as the library, because nothing is loaded here.
-            let (profile, library) = (UNPACED.to_owned(), "/dev/null".into());
+            let profile = UNPACED.to_owned();
+            let library = "/dev/null".into();
             let fabric = set_up(
                 &FabricRequest {
                     profile,
@@ -498,7 +500,8 @@ mod tests {
     #[test]
     fn between_two_sparks_of_a_triangle_is_one_cable() {
         for profile in ["spark-triangle", "spark-ring"] {
-            let (profile, library) = (profile.to_owned(), "/dev/null".into());
+            let profile = profile.to_owned();
+            let library = "/dev/null".into();
             let fabric = set_up(
                 &FabricRequest {
                     profile,

@@ -147,7 +147,8 @@ fn end(number: i32) {
         0 => (GRACE, CLEAN_UP),
         wanted_s => (GRACE + NESTED_GRACE, Duration::from_secs(wanted_s)),
     };
-    let (mut asked, mut alone_since) = (HashSet::new(), start);
+    let mut asked = HashSet::new();
+    let mut alone_since = start;
     while alone_since.elapsed() < clean_up && start.elapsed() < grace + clean_up {
         // Also ends processes that start only now: a command may retry after a rank died.
         for child in children() {

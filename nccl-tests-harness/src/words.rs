@@ -12,7 +12,8 @@ use std::ffi::{OsStr, OsString};
 /// part of the option before it, as in `-b=-5`. Otherwise clap would take `-5` for an option. With
 /// `-b=-5`, clap's error names the option `-b` and the allowed values.
 pub fn prepared(program: &Command, words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
-    let (mut command, mut prepared) = (program, Vec::new());
+    let mut command = program;
+    let mut prepared = Vec::new();
     let mut words = words.into_iter().peekable();
     while let Some(word) = words.next() {
         command = command.find_subcommand(&word).unwrap_or(command);

@@ -283,10 +283,8 @@ fn rails_are_compared_with_the_capacity_of_links_and_cables() {
             "{json}"
         );
         for way in ["to_peer", "from_peer"] {
-            let (mbps, expected) = (
-                figures[way]["mbps"].as_f64().unwrap(),
-                path["expected_mbps"].as_f64().unwrap(),
-            );
+            let mbps = figures[way]["mbps"].as_f64().unwrap();
+            let expected = path["expected_mbps"].as_f64().unwrap();
             // Bytes that were queued before the measurement count too, but they are few.
             assert!(mbps > 0.0 && mbps < expected * 1.2, "{json}");
             grades.push(figures[way]["grade"].as_str().unwrap());
@@ -527,7 +525,8 @@ fn a_partner_that_dies_is_a_finding_and_earlier_measurements_are_kept() {
     }
     partner.process.kill().unwrap();
     partner.process.wait().unwrap();
-    let (mut out, mut err) = (String::new(), String::new());
+    let mut out = String::new();
+    let mut err = String::new();
     doctor
         .stdout
         .take()

@@ -419,11 +419,9 @@ fn root_removes_nothing_below_a_folder_that_another_user_can_replace() {
     const NOBODY: u32 = 65534;
     let place = Place::new();
     assert_eq!(place.install().status, Some(0));
-    let (folder, bin, files) = (
-        place.fake.folder().to_owned(),
-        place.file("bin"),
-        place.files(),
-    );
+    let folder = place.fake.folder().to_owned();
+    let bin = place.file("bin");
+    let files = place.files();
     let refused = |open: &Path, because: &str| {
         let cure = if because.contains("uid") {
             "as the user who installed it"

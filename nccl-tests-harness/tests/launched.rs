@@ -237,7 +237,8 @@ fn a_rank_says_what_it_waits_for() {
         .local_addr()
         .unwrap()
         .port();
-    let (free, nowhere) = (format!("127.0.0.1:{port}"), "no-such-host.invalid:9");
+    let free = format!("127.0.0.1:{port}");
+    let nowhere = "no-such-host.invalid:9";
     let (first, unresolved, quiet) = std::thread::scope(|scope| {
         let first = scope.spawn(|| alone(&free, 0));
         let unresolved = scope.spawn(|| alone(nowhere, 1));
@@ -333,7 +334,8 @@ fn free_place() -> String {
 fn an_impostor_on_rank_0s_port_runs_nothing() {
     let fake = Fake::compile(&[]);
     let source = fake.folder().join("marks.c");
-    let (marks, mark) = (fake.folder().join("marks.so"), fake.folder().join("mark"));
+    let marks = fake.folder().join("marks.so");
+    let mark = fake.folder().join("mark");
     let code = format!(
         "#include <fcntl.h>\n__attribute__((constructor)) static void mark(void) {{ open({:?}, O_CREAT, 0600); }}\n",
         mark.display().to_string()

@@ -121,10 +121,8 @@ fn networks_are_measured_in_turns_and_a_failing_one_is_reported() {
         Socket) [ "$NCCL_NET_PLUGIN" = none ] || exit 9; log_channel Socket; head; row 8 30 0.03 0; row 4096 50 1.60 0 ;;
         esac"#;
     let program = Program::new(body);
-    let (json, plots) = (
-        program.0.path().join("out.json"),
-        program.0.path().join("plots"),
-    );
+    let json = program.0.path().join("out.json");
+    let plots = program.0.path().join("plots");
     let output = program.run(&[
         "-r",
         "1",

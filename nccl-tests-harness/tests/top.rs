@@ -175,10 +175,8 @@ fn rates_are_differences_of_two_readings() {
         .find(|look| look["jobs"][0]["sent"]["bytes_per_s"] != 0.0)
         .unwrap();
     let job = &second["jobs"][0];
-    let (rate, interval) = (
-        job["sent"]["bytes_per_s"].as_f64().unwrap(),
-        job["interval_s"].as_f64().unwrap(),
-    );
+    let rate = job["sent"]["bytes_per_s"].as_f64().unwrap();
+    let interval = job["interval_s"].as_f64().unwrap();
     assert!((rate * interval - 1_000_000.0).abs() < 1.0, "{second}");
     assert_eq!(
         (&job["pid"], &job["rank"], &job["command"]),
@@ -826,10 +824,8 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
     }
     for (sender, receiver) in [(0, 1), (1, 0)] {
         let bytes = |job: &Value, side: &str| job[side]["bytes"].as_f64().unwrap();
-        let (sent, received) = (
-            bytes(&still[sender], "sent"),
-            bytes(&still[receiver], "received"),
-        );
+        let sent = bytes(&still[sender], "sent");
+        let received = bytes(&still[receiver], "received");
         assert!((sent - received).abs() < sent / 100.0, "{sent} {received}");
     }
     let device = &job.rails[0];

@@ -248,7 +248,8 @@ fn ring_of_routes(profile: &Profile, has: impl Fn(usize, &str) -> bool) -> Strin
         commands += &format!("ip link add {netdev} type veth peer name peer{index}\n");
         commands += &format!("ip link set {netdev} up; ip link set peer{index} up\n");
         for node in 0..4 {
-            let (own, table) = (address(node, index), 200 + 4 * index + node);
+            let own = address(node, index);
+            let table = 200 + 4 * index + node;
             commands += &format!(
                 "ip address add {own}/24 dev {netdev}; ip rule add pref 1 from {own} lookup {table}\n"
             );

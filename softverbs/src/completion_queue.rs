@@ -277,7 +277,8 @@ mod tests {
         let queue = CompletionQueue::new(&node, 0, 4).unwrap();
         let (serves, is_serving) = channel();
         let engine = {
-            let (node, queue) = (Arc::clone(&node), Arc::clone(&queue));
+            let node = Arc::clone(&node);
+            let queue = Arc::clone(&queue);
             std::thread::spawn(move || {
                 let _engine = lock(node.engine(0));
                 serves.send(()).unwrap();

@@ -356,7 +356,8 @@ fn set(rail_memory: &RailMemory, profile: &Profile, rail: usize, action: Action,
 pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
     let (memory, profile) = open_used(dir, fabric)?;
     let rail = |node: usize, index: usize| {
-        let (spec, rail_memory) = (&profile.rails[index], &memory.rails[node][index]);
+        let spec = &profile.rails[index];
+        let rail_memory = &memory.rails[node][index];
         let is_down = rail_memory.down.load(Ordering::Acquire) != 0;
         let is_unplugged = rail_memory.presence().phase != Phase::Here;
         let full_mbps = full_mbps(&profile, spec);
@@ -501,7 +502,8 @@ fn processes(memory: &FabricMemory) -> impl Iterator<Item = (usize, usize)> {
 /// Returns the lowest of the rates of a rail's line, PCIe link and cable, in Mb/s. `None` means
 /// that none of them has a limit.
 fn full_mbps(profile: &Profile, spec: &RailSpec) -> Option<f64> {
-    let (link, cable) = (&profile.links[spec.link], &profile.cables[spec.cable]);
+    let link = &profile.links[spec.link];
+    let cable = &profile.cables[spec.cable];
     let limits = [spec.line_mbps, link.payload_mbps, cable.payload_mbps];
     limits
         .into_iter()

@@ -74,11 +74,10 @@ impl Counter {
 pub(crate) fn publish(device: &Path, nic: Nic, counter: Counter, current: impl Fn() -> u64) {
     static FILES: AtomicU64 = AtomicU64::new(0);
     let number = FILES.fetch_add(1, Ordering::Relaxed);
-    let (file, new) = (
-        device.join("ports/1").join(counter.file(nic)),
-        format!(".new-{}-{number}", std::process::id()),
-    );
-    let (new, mut value) = (device.join(new), current());
+    let file = device.join("ports/1").join(counter.file(nic));
+    let new = format!(".new-{}-{number}", std::process::id());
+    let new = device.join(new);
+    let mut value = current();
     // An error is ignored: a removed device or a deleted fabric has no counters to show.
     while write(&file, &new, value).is_ok() && current() != value {
         value = current();

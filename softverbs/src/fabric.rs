@@ -305,7 +305,8 @@ impl Node {
     /// Resolves the address of the rail `to` for a device, as the kernel does: from the device's
     /// neighbour table, or by asking on the wire. Returns false if nothing answers.
     pub(crate) fn resolves(&self, device: usize, to: RailOf, is_ipv4: bool, now_ns: u64) -> bool {
-        let (own, peer) = (self.rail(device), self.rail_of(to));
+        let own = self.rail(device);
+        let peer = self.rail_of(to);
         let is_found = own.is_neighbour(to.node, to.device, is_ipv4)
             || !own.is_blocked(now_ns) && !peer.is_blocked(now_ns);
         if is_found {
@@ -364,7 +365,8 @@ impl Node {
             (&of_node[spec.link], &of_node[links + spec.cable])
         };
         let ((out_link, out_cable), (in_link, in_cable)) = (shared(from), shared(to));
-        let (out, home) = (&self.rail_of(from).line.tx, &self.rail_of(to).line.rx);
+        let out = &self.rail_of(from).line.tx;
+        let home = &self.rail_of(to).line.rx;
         [
             out,
             &out_link.tx,

@@ -225,10 +225,8 @@ mod tests {
         folder
             .open(Some(&Profile::load("unpaced", 1.0).unwrap()))
             .unwrap();
-        let (one, two) = (
-            folder.lock_as_user().unwrap(),
-            folder.lock_as_user().unwrap(),
-        );
+        let one = folder.lock_as_user().unwrap();
+        let two = folder.lock_as_user().unwrap();
         drop(membership);
         assert!(folder.is_used());
         drop(one);

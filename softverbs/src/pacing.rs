@@ -167,7 +167,8 @@ mod tests {
 
     #[test]
     fn the_slowest_part_of_the_path_sets_the_pace_and_lateness_is_kept() {
-        let (rail, qp) = (resource(8_000.0), resource(4_000.0));
+        let rail = resource(8_000.0);
+        let qp = resource(4_000.0);
         // 8000 Mb/s: a byte takes a nanosecond.
         assert_eq!(send(0, 1000, &[&rail]), 1000);
         assert_eq!(send(0, 1000, &[&rail]), 2000);
@@ -182,12 +183,10 @@ mod tests {
 
     #[test]
     fn two_queue_pairs_share_a_rail_and_no_rate_is_no_limit() {
-        let (rail, one, other, open) = (
-            resource(8_000.0),
-            resource(8_000.0),
-            resource(8_000.0),
-            resource(0.0),
-        );
+        let rail = resource(8_000.0);
+        let one = resource(8_000.0);
+        let other = resource(8_000.0);
+        let open = resource(0.0);
         assert_eq!(send(0, 1000, &[&rail, &one]), 1000);
         assert_eq!(send(0, 1000, &[&rail, &other]), 2000);
         assert_eq!(send(7, 1 << 40, &[&open]), 7);
@@ -217,7 +216,8 @@ mod tests {
 
     #[test]
     fn a_short_request_does_not_overtake_its_own_queue_pair() {
-        let (rail, qp) = (resource(8_000.0), resource(8_000.0));
+        let rail = resource(8_000.0);
+        let qp = resource(8_000.0);
         let route = |is_short| Route {
             queue_pair: &qp,
             shared: &[],

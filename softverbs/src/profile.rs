@@ -193,10 +193,8 @@ impl Profile {
     /// the wrong line, or lists the built-in names.
     pub fn load(name_or_path: &str, scale: f64) -> Result<Self, String> {
         if !crate::settings::SCALES.contains(&scale) {
-            let (low, high) = (
-                crate::settings::SCALES.start(),
-                crate::settings::SCALES.end(),
-            );
+            let low = crate::settings::SCALES.start();
+            let high = crate::settings::SCALES.end();
             return Err(format!("the scale must be {low} to {high}, not {scale}"));
         }
         let built_in = BUILT_IN.iter().find(|(name, _)| *name == name_or_path);
@@ -277,10 +275,8 @@ impl Profile {
 
     fn line(&mut self, line: &str) -> Result<(), String> {
         let mut words = line.split_whitespace();
-        let (kind, name) = (
-            words.next().unwrap_or_default(),
-            words.next().ok_or("no name")?.to_owned(),
-        );
+        let kind = words.next().unwrap_or_default();
+        let name = words.next().ok_or("no name")?.to_owned();
         let fields = Fields(
             words
                 .map(|w| w.split_once('=').ok_or(format!("{w:?} must be KEY=VALUE")))
@@ -289,7 +285,8 @@ impl Profile {
         match kind {
             "link" => {
                 fields.only(&["pci", "gts", "width", "payload"])?;
-                let (gts, width) = (fields.number("gts")?, fields.number("width")? as u32);
+                let gts = fields.number("gts")?;
+                let width = fields.number("width")? as u32;
                 self.links.push(Link {
                     name,
                     pci: fields.text("pci")?,
@@ -507,7 +504,8 @@ impl Profile {
             let _ = writeln!(text, "cable {} payload={}", c.name, c.payload_mbps);
         }
         for r in &self.rails {
-            let (link, cable) = (&self.links[r.link].name, &self.cables[r.cable].name);
+            let link = &self.links[r.link].name;
+            let cable = &self.cables[r.cable].name;
             let mtu = if r.mtu_bytes == MOST_MTU_BYTES {
                 String::new()
             } else {

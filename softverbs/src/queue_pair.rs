@@ -413,7 +413,8 @@ impl QueuePair {
     /// (`flush_recv_queue` in rxe_resp.c). The queue pair is in error or about to be, so a lost
     /// completion has no further effect.
     fn flush_all(&self, mut receives: impl Iterator<Item = u64>) {
-        let (status, qp_num) = (status::FLUSHED, self.number);
+        let status = status::FLUSHED;
+        let qp_num = self.number;
         let flushed = |wr_id| Completion {
             wr_id,
             status,
@@ -600,7 +601,10 @@ impl QueuePair {
             local.freed = local.reaped;
         }
         if completes {
-            let (wr_id, opcode, bytes, qp_num) = (sent.wr_id, sent.opcode, sent.bytes, self.number);
+            let wr_id = sent.wr_id;
+            let opcode = sent.opcode;
+            let bytes = sent.bytes;
+            let qp_num = self.number;
             let completion = Completion {
                 wr_id,
                 status,

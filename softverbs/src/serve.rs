@@ -310,19 +310,18 @@ impl QueuePair {
         peer: &QpMemory,
         request: &Request,
     ) -> (u64, Option<u64>) {
-        let (own, is_read) = (
-            RailOf {
-                node: self.node.node,
-                device: self.device,
-            },
-            request.is_read(),
-        );
+        let own = RailOf {
+            node: self.node.node,
+            device: self.device,
+        };
+        let is_read = request.is_read();
         let (from, to, sender) = if is_read {
             (own, remote.rail, self.memory())
         } else {
             (remote.rail, own, peer)
         };
-        let (from_rail, to_rail) = (self.node.rail_of(from), self.node.rail_of(to));
+        let from_rail = self.node.rail_of(from);
+        let to_rail = self.node.rail_of(to);
         let left = request.bytes - local.serving.cursor;
         let piece = left.min(BOUNCE_BYTES as u64);
         let packet_bytes = u64::from(sender.mtu_bytes.load(Ordering::Relaxed)).max(1);
@@ -515,7 +514,8 @@ impl QueuePair {
         let Some(receive) = local.serving.receive else {
             return Err(status::REMOTE_OPERATION);
         };
-        let (mut skip, mut left) = (cursor, bytes as u64);
+        let mut skip = cursor;
+        let mut left = bytes as u64;
         for sge in &receive.sges[..receive.count] {
             let room = u64::from(sge.bytes);
             if skip >= room {
@@ -593,7 +593,9 @@ impl QueuePair {
                 return None;
             }
         };
-        let (wr_id, qp_num, opcode) = (receive.wr_id, self.number(), status::RECEIVED);
+        let wr_id = receive.wr_id;
+        let qp_num = self.number();
+        let opcode = status::RECEIVED;
         Some((
             Completion {
                 wr_id,

@@ -71,7 +71,8 @@ fn a_write_takes_its_time_lands_whole_and_completes_on_both_sides() {
 #[test]
 fn two_rails_on_one_link_share_it_and_a_queue_pair_has_its_own_rate() {
     let bed = Bed::new();
-    let (one, other) = (bed.pair(0, 7), bed.pair(1, 7));
+    let one = bed.pair(0, 7);
+    let other = bed.pair(1, 7);
     one.a.write(40_000, None, &one.b);
     bed.at(41_000);
     assert_eq!(one.poll().0.len(), 1);
@@ -100,7 +101,8 @@ fn two_rails_on_one_link_share_it_and_a_queue_pair_has_its_own_rate() {
 #[test]
 fn a_busy_queue_pair_does_not_starve_another() {
     let bed = Bed::new();
-    let (bulk, small) = (bed.pair(0, 7), bed.pair(0, 7));
+    let bulk = bed.pair(0, 7);
+    let small = bed.pair(0, 7);
     // Four milliseconds of work, at a nanosecond for each byte.
     for _ in 0..8 {
         bulk.a.write(512 * 1024, None, &bulk.b);
@@ -752,7 +754,8 @@ fn fail_while_polling() {
         .store(0, Ordering::Release);
     for round in 0..2000u32 {
         let pair = bed.pair_on_one_queue(0);
-        let (a, b) = (&pair.a, &pair.b);
+        let a = &pair.a;
+        let b = &pair.b;
         a.post(
             Operation::Write,
             &[a.sge(0, 100)],

@@ -15,10 +15,8 @@ use std::path::Path;
 fn a_fabric_in_use_is_not_taken_over() {
     let name = format!("test-prepared-{}", std::process::id());
     let (dir, folder) = (dir(), dir().join(&name));
-    let (one, two) = (
-        Profile::load("spark-1cable", 1.0).unwrap(),
-        Profile::load("spark-2cable", 1.0).unwrap(),
-    );
+    let one = Profile::load("spark-1cable", 1.0).unwrap();
+    let two = Profile::load("spark-2cable", 1.0).unwrap();
     let prepared = prepare(&dir, &name, &one, 2).unwrap();
     let refused = prepare(&dir, &name, &two, 2).unwrap_err();
     assert!(
@@ -66,12 +64,12 @@ fn only_fabrics_that_no_process_uses_are_removed_and_only_used_ones_are_named() 
         )
         .unwrap()
     };
-    let (alive, dead, kept) = (make("alive"), make("dead"), make("kept"));
-    let (alive_at, dead_at, kept_at) = (
-        alive.folder().to_owned(),
-        dead.folder().to_owned(),
-        kept.folder().to_owned(),
-    );
+    let alive = make("alive");
+    let dead = make("dead");
+    let kept = make("kept");
+    let alive_at = alive.folder().to_owned();
+    let dead_at = dead.folder().to_owned();
+    let kept_at = kept.folder().to_owned();
     let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
     drop((dead, kept));
     let named = used(&dir());

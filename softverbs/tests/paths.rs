@@ -103,7 +103,8 @@ fn packets_on_a_silent_rail_are_lost_although_its_port_is_up() {
     };
     set(true);
     // The address resolves.
-    let (dead, late) = (bed.pair(0, 7), bed.pair(0, 7));
+    let dead = bed.pair(0, 7);
+    let late = bed.pair(0, 7);
     let is_quiet = |node: &Arc<Node>| node.port_up(0) && node.next_event(0).is_none();
     assert!(bed.nodes.iter().all(is_quiet), "a port reports the fault");
     dead.a.write(8, None, &dead.b);
@@ -324,7 +325,8 @@ fn a_switch_port_drops_all_frames_for_a_while_after_its_link_came_up_and_arp_wit
 #[test]
 fn packets_dropped_by_a_switch_port_arrive_when_resent() {
     let bed = Bed::new();
-    let (dead, late) = (connected(&bed, IPV4, 4096), connected(&bed, IPV4, 4096));
+    let dead = connected(&bed, IPV4, 4096);
+    let late = connected(&bed, IPV4, 4096);
     set(
         &bed,
         1,

@@ -109,7 +109,8 @@ fn a_cable_connects_rails_of_different_names_at_its_rate() {
 fn an_address_without_a_cable_times_out() {
     let bed = Bed::wired(Nic::Mlx5, &format!("{CROSSED}\nwire v ends=0.d,2.c"));
     let ends = |node: usize| [0, 1, 2].map(|device| End::new(&bed.nodes[node], device));
-    let (here, there) = (ends(0), ends(1));
+    let here = ends(0);
+    let there = ends(1);
     // The first machine's y1 leads to the third machine. The second machine's x0 has no cable: its
     // port is down, and has only a link-local address.
     assert_eq!(

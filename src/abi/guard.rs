@@ -150,7 +150,8 @@ mod tests {
 
     #[test]
     fn a_panic_breaks_its_own_comm_and_no_other() {
-        let (one, other) = (Health::default(), Health::default());
+        let one = Health::default();
+        let other = Health::default();
         let on = |health| call("test", |scope| scope.enter_comm(health));
         assert_eq!(
             (on(&one), on(&other)),

@@ -79,7 +79,8 @@ fn tuner_for(comm_id: Option<u64>, ranks: usize, nodes: usize) -> Option<Tuner> 
             Some(tuner)
         }
         Tuner::Inert { reason } => {
-            let (ranks, nodes) = (counted(ranks, "rank"), counted(nodes, "node"));
+            let ranks = counted(ranks, "rank");
+            let nodes = counted(nodes, "node");
             tracing::info!("tuner: not used for a communicator of {ranks} on {nodes}: {reason}");
             None
         }
@@ -175,7 +176,8 @@ fn once(is_logged: &AtomicBool, error: impl FnOnce() -> Box<Error>) -> Quick<()>
 }
 
 fn other_shape(num_algo: c_int, num_proto: c_int) -> Box<Error> {
-    let (algorithms, protocols) = (ALGORITHMS, PROTOCOLS);
+    let algorithms = ALGORITHMS;
+    let protocols = PROTOCOLS;
     Box::new(
         Argument::CostTable {
             num_algo,
@@ -293,7 +295,8 @@ mod tests {
     fn a_null_pointer_is_refused_or_ignored_as_documented() {
         let context = acting();
         let (mut costs, mut channels): (Costs, _) = ([1.0; ALGORITHMS * PROTOCOLS], UNTOUCHED);
-        let (table, place) = (costs.as_mut_ptr().cast(), &raw mut channels);
+        let table = costs.as_mut_ptr().cast();
+        let place = &raw mut channels;
         let null = ptr::null_mut();
         for (context, table, place) in [
             (context, ptr::null_mut(), place),

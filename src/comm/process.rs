@@ -293,7 +293,8 @@ mod tests {
         lock(&process.open).cpu_latency = CpuLatency::of(device, LatencyLimit::Us(7), "");
         let is_held = || lock(&process.open).cpu_latency.is_held();
         assert!(!is_held());
-        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let now = Instant::now();
+        let second = Duration::from_secs(1);
         for _ in 0..2 {
             process.opened("a");
             process.opened("b");

@@ -122,7 +122,8 @@ impl Unauthenticated {
                     }
                     match Channel::new(stream, from) {
                         Ok(channel) => {
-                            let (since, from) = (Instant::now(), from.ip());
+                            let since = Instant::now();
+                            let from = from.ip();
                             self.connections.push(Connection {
                                 since,
                                 from,
@@ -202,7 +203,8 @@ fn ask(mut connection: Connection, judge: Judge<'_>, rejections: &mut Rejections
                     }
                 }
                 Verdict::Reject => {
-                    let (who, kind) = (channel.peer(), message.kind());
+                    let who = channel.peer();
+                    let kind = message.kind();
                     rejections.tell(
                     &format!("bootstrap connection from {who} rejected: {kind} message without the token"),
                     Instant::now(),
@@ -255,7 +257,8 @@ mod tests {
 
     #[test]
     fn suppressed_lines_are_counted_and_a_minute_later_another_is_logged() {
-        let (mut rejections, now) = (Rejections::default(), Instant::now());
+        let mut rejections = Rejections::default();
+        let now = Instant::now();
         let unsaid =
             |Rejections { said, others }: &Rejections| (said.map(|said| said - now), *others);
         let second = Duration::from_secs(1);

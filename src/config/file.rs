@@ -72,7 +72,8 @@ impl SettingsFile {
     fn parse(path: PathBuf, text: &str) -> Result<Self> {
         let mut lines: Vec<SettingLine> = Vec::new();
         for (index, text) in text.lines().enumerate() {
-            let (number, text) = (index + 1, without_comment(text).trim());
+            let number = index + 1;
+            let text = without_comment(text).trim();
             if text.is_empty() {
                 continue;
             }
@@ -85,10 +86,8 @@ impl SettingsFile {
                 return Err(wrong("the line", text, SettingFault::NotALine));
             };
             // White space around `=` has no meaning: `NAME=#x` equals `NAME= #x`.
-            let (name, value) = (
-                name.trim().to_owned(),
-                without_comment(value).trim().to_owned(),
-            );
+            let name = name.trim().to_owned();
+            let value = without_comment(value).trim().to_owned();
             if let Some(first) = lines.iter().find(|line| line.name == name) {
                 return Err(wrong(&name, &value, SettingFault::SetBefore(first.number)));
             }
@@ -150,7 +149,8 @@ fn read(path: &Path) -> io::Result<(String, Option<String>)> {
 fn distrust(file: &Metadata) -> Option<String> {
     const BY_GROUP: u32 = 0o020;
     const BY_OTHERS: u32 = 0o002;
-    let (owner, mode) = (file.uid(), file.mode());
+    let owner = file.uid();
+    let mode = file.mode();
     // Where each user has an own group of the same number (Debian, Ubuntu), files are writable by
     // that group.
     let is_own_group = file.gid() == 0 || (file.gid() == owner && owner == geteuid().as_raw());

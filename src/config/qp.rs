@@ -32,8 +32,10 @@ impl QpConfig {
 
     /// Returns warnings about settings that lose rails too late or too easily.
     pub fn warnings(&self) -> Vec<String> {
-        let (mut warnings, silence) = (Vec::new(), self.silence_limit());
-        let (timeout, retries) = (self.timeout, self.retry_count);
+        let mut warnings = Vec::new();
+        let silence = self.silence_limit();
+        let timeout = self.timeout;
+        let retries = self.retry_count;
         if retries < ENOUGH_RETRIES {
             warnings.push(format!(
                 "NCCL_IB_RETRY_CNT={retries}: a few lost packets make a rail count as lost; set {ENOUGH_RETRIES} or more, or leave it unset"

@@ -132,10 +132,8 @@ fn variables_of_nccls_own_transports_are_named_where_they_are_set() {
 
 #[test]
 fn a_settings_file_named_by_a_variable_replaces_the_standard_ones() {
-    let (standard, named) = (
-        Written::new("NCCL_IB_TC=1\n"),
-        Written::new("NCCL_IB_SL=2\n"),
-    );
+    let standard = Written::new("NCCL_IB_TC=1\n");
+    let named = Written::new("NCCL_IB_SL=2\n");
     let variable = |path: &str| gather(&[("NCCL_SPARK_SETTINGS_FILE", path)], &[standard.path()]);
     let setup = variable(named.path().to_str().unwrap())
         .unwrap()

@@ -504,7 +504,8 @@ mod tests {
                 },
             ],
         );
-        let (fresh, mut of_second) = (read(&counting), Vec::new());
+        let fresh = read(&counting);
+        let mut of_second = Vec::new();
         of_second.extend(fresh.records.iter().filter(|record| record.connection == 2));
         // KEPT records stay unchanged; the next connection gets new ones.
         assert_eq!(
@@ -578,7 +579,8 @@ mod tests {
             ..lane("a:1")
         };
         let connection = counting.connection(Direction::Send, "b", &[without]);
-        let (record, now) = (connection.record(0), Instant::now());
+        let record = connection.record(0);
+        let now = Instant::now();
         let mut outages = Outages::of(&record);
         outages.lost(now);
         outages.lost(now + Duration::from_secs(1));

@@ -465,7 +465,8 @@ mod tests {
 
     #[test]
     fn a_record_that_changes_while_it_is_read_is_skipped() {
-        let (before, after) = (file(|_| ()), file(|words| words[HEADER_WORDS] = 4));
+        let before = file(|_| ());
+        let after = file(|words| words[HEADER_WORDS] = 4);
         assert_eq!(
             Counters::parse(&before, &after).unwrap().passed_over,
             1,

@@ -269,10 +269,8 @@ mod tests {
                 "{length} bytes"
             );
         }
-        let (last, beyond) = (
-            Place::in_file(&file, RECORDS - 1, ()),
-            Place::in_file(&file, RECORDS, ()),
-        );
+        let last = Place::in_file(&file, RECORDS - 1, ());
+        let beyond = Place::in_file(&file, RECORDS, ());
         beyond[RECORD_WORDS - 1].store(78, Ordering::Relaxed);
         last[RECORD_WORDS - 1].store(77, Ordering::Relaxed);
         drop(file);

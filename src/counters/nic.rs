@@ -155,7 +155,8 @@ pub fn losses_text(growth: &PortCounters) -> Option<String> {
             .fold(0, |sum: u64, n| sum.saturating_add(*n))
     };
     let text = |direction: &DirectionCounters| {
-        let (lost, packets) = (sum(&direction.lost), sum(&direction.packets));
+        let lost = sum(&direction.lost);
+        let packets = sum(&direction.packets);
         let is_too_high =
             lost >= MIN_LOST && packets > 0 && lost.saturating_mul(TOLERATED_LOSS_ONE_IN) > packets;
         is_too_high.then(|| {

@@ -64,7 +64,8 @@ impl Summary {
                 .values()
                 .fold(0_u64, |sum, rail| sum.wrapping_add(of(rail)))
         };
-        let (sent, received) = (sum(|rail| rail.sent_bytes), sum(|rail| rail.received_bytes));
+        let sent = sum(|rail| rail.sent_bytes);
+        let received = sum(|rail| rail.received_bytes);
         if (sent, received, tcp_messages) == (0, 0, 0) {
             return Vec::new();
         }
@@ -90,10 +91,8 @@ impl Summary {
                 recoveries,
                 lost,
             } = rail;
-            let (sent, received) = (
-                percent(*sent_bytes, sent),
-                percent(*received_bytes, received),
-            );
+            let sent = percent(*sent_bytes, sent);
+            let received = percent(*received_bytes, received);
             let outages = match losses {
                 0 => "never lost".to_owned(),
                 _ => format!(

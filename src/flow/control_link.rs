@@ -153,7 +153,8 @@ mod tests {
 
     #[test]
     fn a_message_is_answered_once_and_then_no_frame_is_sent() {
-        let (mut one, mut other) = (ControlLink::default(), ControlLink::default());
+        let mut one = ControlLink::default();
+        let mut other = ControlLink::default();
         assert_eq!(
             [1, 2].map(|at| one.queue(ControlMessage::Live { lane: lane(at) })),
             [1, 2],
@@ -183,7 +184,8 @@ mod tests {
 
     #[test]
     fn messages_that_were_sent_ahead_arrive_without_acknowledgements() {
-        let (mut one, mut other) = (ControlLink::default(), ControlLink::default());
+        let mut one = ControlLink::default();
+        let mut other = ControlLink::default();
         let message = |at| ControlMessage::Live { lane: lane(at) };
         (0..3).for_each(|at| _ = one.queue(message(at)));
         let frames = one.send_ahead();

@@ -60,7 +60,8 @@ mod tests {
 
     #[test]
     fn entries_of_earlier_epochs_have_no_key_for_a_lane_whose_device_returned() {
-        let (mut receiver, mut sender) = (Epochs::default(), Epochs::default());
+        let mut receiver = Epochs::default();
+        let mut sender = Epochs::default();
         let first = receiver.newest();
         receiver.begin(lane(1));
         assert!(sender.learn(lane(1), receiver.first_valid(lane(1))));

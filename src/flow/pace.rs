@@ -327,7 +327,8 @@ mod tests {
 
     #[test]
     fn a_slower_rail_and_its_return_are_detected_within_eight_writes() {
-        let (mut pace, mut now) = (Alone::default(), 0);
+        let mut pace = Alone::default();
+        let mut now = 0;
         run(&mut pace, &mut now, [100; 40]);
         run(&mut pace, &mut now, [400; 8]);
         assert!(
@@ -344,7 +345,8 @@ mod tests {
 
     #[test]
     fn noise_changes_the_pace_little() {
-        let (mut pace, mut now) = (Alone::default(), 0);
+        let mut pace = Alone::default();
+        let mut now = 0;
         // Some writes find the rail free, others wait for other connections: 133 ns on average.
         let mut dice = 1_u64;
         let noise = std::iter::from_fn(|| {

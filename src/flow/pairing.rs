@@ -63,8 +63,8 @@ impl Pair {
         (ai, a): (usize, &RailAdvert),
         (connector_gid, acceptor_gid): Gids,
     ) -> Self {
-        let (mtu_bytes, speed_mbps) =
-            (c.mtu_bytes.min(a.mtu_bytes), c.speed_mbps.min(a.speed_mbps));
+        let mtu_bytes = c.mtu_bytes.min(a.mtu_bytes);
+        let speed_mbps = c.speed_mbps.min(a.speed_mbps);
         let is_usable = c.is_usable && a.is_usable;
         let is_routed =
             !are_link_local(&connector_gid, &acceptor_gid) && same_subnet(c, a).is_none();
@@ -502,7 +502,8 @@ fn in_one_subnet(one: &Address, other: &Address) -> bool {
     if one.is_link_local() || other.is_link_local() {
         return false;
     }
-    let (x, y) = (Ipv6Addr::from(one.gid), Ipv6Addr::from(other.gid));
+    let x = Ipv6Addr::from(one.gid);
+    let y = Ipv6Addr::from(other.gid);
     let ipv4 = x.to_ipv4_mapped().is_some();
     if ipv4 != y.to_ipv4_mapped().is_some() {
         return false;

@@ -156,8 +156,10 @@ fn divide_among_all(
     if lanes.len() > most {
         return None;
     }
-    let (mut rate, mut work) = (0.0, bytes as f64);
-    let (mut last_rate, mut last_backlog) = (0.0, 0.0);
+    let mut rate = 0.0;
+    let mut work = bytes as f64;
+    let mut last_rate = 0.0;
+    let mut last_backlog = 0.0;
     for lane in lanes {
         let backlog = lane.backlog_bytes as f64;
         rate += lane.bytes_per_us;
@@ -221,8 +223,8 @@ impl LanesByTime {
             let free = known.backlog_bytes as f64 / known.bytes_per_us;
             let mut at = order.count;
             let is_after = |other: usize, order: &Self| {
-                let (other_free, other) =
-                    (order.free_at_us[other], &lanes[order.lane[other].index()]);
+                let other_free = order.free_at_us[other];
+                let other = &lanes[order.lane[other].index()];
                 other_free > free || other_free == free && other.bytes_per_us < known.bytes_per_us
             };
             while at > 0 && is_after(at - 1, &order) {
@@ -249,7 +251,10 @@ impl LanesByTime {
         most: usize,
         accepted_delay_us: f64,
     ) -> (usize, f64) {
-        let (mut rate, mut work, mut level, mut members) = (0.0, bytes as f64, 0.0, 0);
+        let mut rate = 0.0;
+        let mut work = bytes as f64;
+        let mut level = 0.0;
+        let mut members = 0;
         let mut levels = [0.0; MAX_RAILS];
         for (lane, &free) in self
             .lane
@@ -391,7 +396,8 @@ mod tests {
         let mut level = f64::INFINITY;
         // `level` falls with each round. Another lane may then be free too late for a share.
         for _ in 0..lanes.len() {
-            let (mut rate, mut work) = (0.0, bytes as f64);
+            let mut rate = 0.0;
+            let mut work = bytes as f64;
             for lane in lanes
                 .iter()
                 .filter(|lane| lane.backlog_bytes as f64 <= level * lane.bytes_per_us)

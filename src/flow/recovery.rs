@@ -563,7 +563,8 @@ impl Recovery {
             (ControlMessage::Fenced { received, .. }, Role::Sender)
                 if !received.is_possible(begun) =>
             {
-                let (granted, open) = (received.granted, received.open.len());
+                let granted = received.granted;
+                let open = received.open.len();
                 Err(format!(
                     "FENCED claims {granted} granted receives, {open} of them open, but this side started only {begun} sends"
                 ))
@@ -637,7 +638,8 @@ impl Recovery {
     }
 
     fn not_now(&mut self, lane: LaneId, cause: Cause, now: u64) {
-        let (attempt, why) = (self.rails[lane.index()].join_number, cause.to_string());
+        let attempt = self.rails[lane.index()].join_number;
+        let why = cause.to_string();
         self.set_down(lane, cause, now);
         self.link
             .queue(ControlMessage::NotNow { lane, attempt, why });

@@ -189,7 +189,8 @@ mod tests {
 
     #[test]
     fn a_connection_that_breaks_again_and_again_is_dialled_with_pauses() {
-        let (mut redial, mut found) = (Attempts::default(), Vec::new());
+        let mut redial = Attempts::default();
+        let mut found = Vec::new();
         for ms in 20_000..40_000 {
             if redial.poll(Need::Urgent, ms * MILLISECOND).is_some() {
                 redial.succeeded(ms * MILLISECOND);

@@ -531,7 +531,9 @@ impl<const N: usize, const R: usize> Sends<N, R> {
 
     /// Returns the progress of all sends, for stall messages. `ring` has the peer's CTS entries.
     pub fn progress(&self, ring: &[AtomicU64]) -> Progress {
-        let (mut running, mut lanes, mut untested) = (0, 0, 0);
+        let mut running = 0;
+        let mut lanes = 0;
+        let mut untested = 0;
         for (request, shares) in self.requests.iter().zip(self.shares.iter()) {
             match request {
                 Request::Free => continue,

@@ -39,8 +39,11 @@ pub(super) fn replace_keys(
     let Some(old) = Entry::whole(words, sequence) else {
         return;
     };
-    let (addr, bytes, tag, parts, part) =
-        (old.addr(), old.bytes(), old.tag(), old.parts(), old.part());
+    let addr = old.addr();
+    let bytes = old.bytes();
+    let tag = old.tag();
+    let parts = old.parts();
+    let part = old.part();
     store(
         place,
         &Entry::new(

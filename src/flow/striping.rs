@@ -334,7 +334,9 @@ impl Striping {
     /// Returns the accepted delay of a message, in microseconds, in exchange for fewer shares.
     #[inline(always)]
     fn accepted_delay_us(&self, lanes: &[LaneLoad], others: &impl OtherConnections) -> f64 {
-        let (mut wait_us, mut busy_bytes, mut bytes_per_us) = (f64::INFINITY, 0, 0.0);
+        let mut wait_us = f64::INFINITY;
+        let mut busy_bytes = 0;
+        let mut bytes_per_us = 0.0;
         for (lane, known) in LaneId::all(self.count)
             .zip(lanes)
             .filter(|(_, known)| known.bytes_per_us > 0.0)
@@ -415,7 +417,8 @@ impl Striping {
         others: &impl OtherConnections,
     ) -> LaneId {
         self.refresh(others);
-        let (home, rate) = (self.favourite, self.rates[self.favourite.index()]);
+        let home = self.favourite;
+        let rate = self.rates[self.favourite.index()];
         let every_ns = if rate < SLOWED * before {
             TRIAL_EVERY_NS
         } else {

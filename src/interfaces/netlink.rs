@@ -52,7 +52,8 @@ pub fn request(message_type: u16, family: &[u8], attributes: &[(u16, &[u8])]) ->
 
 pub(super) fn decode(reply: &[u8]) -> Result<(u16, Vec<u8>)> {
     let message = NetlinkBuffer::new_checked(reply).map_err(Error::other)?;
-    let (message_type, payload) = (message.message_type(), message.payload());
+    let message_type = message.message_type();
+    let payload = message.payload();
     if i32::from(message_type) == libc::NLMSG_ERROR {
         // Netlink negates the error number.
         let errno = payload

@@ -32,7 +32,9 @@ fn question(interface: u32, from: [u8; 16], to: [u8; 16]) -> Vec<u8> {
     // flags.
     let mut header = vec![family as u8, bits, from_bits, 0, 0, 0, 0, 0];
     header.extend(libc::RTM_F_FIB_MATCH.to_ne_bytes());
-    let (from, to, interface) = (address(&from), address(&to), interface.to_ne_bytes());
+    let from = address(&from);
+    let to = address(&to);
+    let interface = interface.to_ne_bytes();
     let mut attributes = vec![(libc::RTA_DST, &to[..]), (libc::RTA_OIF, &interface)];
     if is_ipv4 {
         attributes.push((libc::RTA_SRC, &from));

@@ -137,7 +137,8 @@ fn may_answer_for_each_other(
             .filter_map(ipv4_subnet)
             .collect::<Vec<_>>()
     };
-    let (here, there) = (subnets(one), subnets(other));
+    let here = subnets(one);
+    let there = subnets(other);
     if here.is_empty() || there.is_empty() {
         return false;
     }

@@ -58,7 +58,8 @@ pub fn check_sysfs(sysfs: &Path) -> Result<()> {
         Ok(_) if sysfs.join("class").is_dir() => return Ok(()),
         Ok(_) => "it has no folder `class`".to_owned(),
     };
-    let (name, value) = ("NCCL_SPARK_SYSFS".to_owned(), sysfs.display().to_string());
+    let name = "NCCL_SPARK_SYSFS".to_owned();
+    let value = sysfs.display().to_string();
     Err(Error::Setting {
         name,
         value,

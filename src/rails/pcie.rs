@@ -170,7 +170,9 @@ pub(super) fn parse_link_rate(width: &str, speed: &str) -> Option<LinkRate> {
 pub(super) fn parse_address(name: &str) -> Option<(u32, &str, u8)> {
     let (slot, function) = name.split_once('.')?;
     let mut parts = slot.split(':');
-    let (domain, bus, device) = (parts.next()?, parts.next()?, parts.next()?);
+    let domain = parts.next()?;
+    let bus = parts.next()?;
+    let device = parts.next()?;
     let hexadecimal =
         |text: &str, digits| text.len() == digits && text.chars().all(|c| c.is_ascii_hexdigit());
     if parts.next().is_some()

@@ -40,7 +40,8 @@ impl<'a> Port<'a> {
         interfaces: &[Interface],
         filter: &HcaFilter,
     ) -> Self {
-        let (device, port) = (facts.device.as_str(), facts.port);
+        let device = facts.device.as_str();
+        let port = facts.port;
         let function_netdevs = sysfs::function_netdevs(sysfs, device, port);
         let owned: Vec<OwnedGid> = roce_v2(facts)
             .map(|entry| (entry, owner_of(sysfs, facts, entry, interfaces)))

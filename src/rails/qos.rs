@@ -86,7 +86,8 @@ impl Survey {
     /// has reported priorities. The second list has the interface and the error for each failed
     /// query. A rail without a visible interface, or whose driver has no priorities, is in neither.
     pub fn qos(&self) -> (Vec<RailQos>, Vec<(String, io::Error)>) {
-        let (mut found, mut errors) = (Vec::new(), Vec::new());
+        let mut found = Vec::new();
+        let mut errors = Vec::new();
         for (rail, netdev) in self
             .rails
             .iter()

@@ -57,7 +57,8 @@ fn merged(survey: &Survey) -> String {
         Limit::Cables => "the cables",
         Limit::PcieLinks => "the PCIe links",
     };
-    let (rate, bytes_rate) = (gbps(payload.mbps), f64::from(payload.mbps) / 8_000.0);
+    let rate = gbps(payload.mbps);
+    let bytes_rate = f64::from(payload.mbps) / 8_000.0;
     let expected =
         format!("expected payload: {rate} ({bytes_rate:.1} GB/s) each way, limited by {limit}");
     let announced = format!(

@@ -216,10 +216,8 @@ pub(super) fn interface(
         address: SocketAddr::new(ip, 0),
         prefix: Some(prefix),
     };
-    let (name, addresses) = (
-        name.to_owned(),
-        addresses.into_iter().map(address).collect(),
-    );
+    let name = name.to_owned();
+    let addresses = addresses.into_iter().map(address).collect();
     Interface {
         name,
         index,
@@ -348,7 +346,8 @@ fn write_pci(sysfs: &Path, folder: &Path, address: &str, function: &Function) {
         );
         return;
     }
-    let (width, max_width) = (function.width.to_string(), function.max_width.to_string());
+    let width = function.width.to_string();
+    let max_width = function.max_width.to_string();
     write_link(
         folder,
         &width,

@@ -40,10 +40,8 @@ impl Cq {
         static COUNT: AtomicUsize = AtomicUsize::new(1);
         let count = i32::try_from(entries).unwrap_or(i32::MAX);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let (data, no_channel) = (
-            std::ptr::without_provenance_mut(number),
-            std::ptr::null_mut(),
-        );
+        let data = std::ptr::without_provenance_mut(number);
+        let no_channel = std::ptr::null_mut();
         // SAFETY: the context is open. The user data is never dereferenced. No channel, no events.
         let raw = unsafe {
             (context.library.create_cq)(context.raw.as_ptr(), count, data, no_channel, 0)

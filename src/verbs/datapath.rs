@@ -66,7 +66,8 @@ impl Qp {
         if bytes.bytes > self.inline_bytes() {
             return Err(self.too_long_for_inline(bytes.bytes));
         }
-        let (local_addr, bytes) = (bytes.addr, bytes.bytes);
+        let local_addr = bytes.addr;
+        let bytes = bytes.bytes;
         // The provider copies the bytes with loads of this processor.
         order_loads();
         self.post_write(

@@ -115,10 +115,8 @@ fn each_device_logs_once_if_its_queue_pairs_have_thread_domains() {
                 thread_domains,
                 ..ALL
             });
-            let (pd, cq) = (
-                Pd::new(&context).expect("a domain"),
-                Cq::new(&context, 16).expect("a CQ"),
-            );
+            let pd = Pd::new(&context).expect("a domain");
+            let cq = Cq::new(&context, 16).expect("a CQ");
             let caps = QpCaps {
                 send_requests: 4,
                 receive_requests: 4,

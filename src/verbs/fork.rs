@@ -223,7 +223,8 @@ pub mod tests {
         watch_for_fork().unwrap();
         let [one, mut other] = tcp_pair();
         let [stranger, mut strangers_peer] = tcp_pair();
-        let (number, strangers_number) = (one.as_raw_fd(), stranger.as_raw_fd());
+        let number = one.as_raw_fd();
+        let strangers_number = stranger.as_raw_fd();
         let name = |socket: RawFd| {
             std::fs::read_link(format!("/proc/self/fd/{socket}"))
                 .unwrap()

@@ -110,7 +110,9 @@ impl StallReport {
     }
 
     fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let (number, idle_ms, rail_changes) = (r.u32()?, r.u64()?, r.u32()?);
+        let number = r.u32()?;
+        let idle_ms = r.u64()?;
+        let rail_changes = r.u32()?;
         let rail_changes = (rail_changes != Self::UNKNOWN).then_some(rail_changes);
         Ok(Self {
             number,
@@ -475,7 +477,9 @@ impl ControlFrame {
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let (number, received, awaits_confirmation) = (r.u64()?, r.u64()?, r.u8()?);
+        let number = r.u64()?;
+        let received = r.u64()?;
+        let awaits_confirmation = r.u8()?;
         if awaits_confirmation > 1 {
             return Err(Malformed::Value {
                 what: "confirmation flag",

@@ -176,7 +176,10 @@ impl Entry {
     /// # Errors
     /// A [`Violation`] describes the first invalid field.
     pub fn check(&self, place: u8) -> Result<(), Violation> {
-        let (addr, bytes, parts, part) = (self.addr(), self.bytes(), self.parts(), self.part());
+        let addr = self.addr();
+        let bytes = self.bytes();
+        let parts = self.parts();
+        let part = self.part();
         if parts == 0 || usize::from(parts) > PARTS {
             Err(Violation::Parts(parts))
         } else if part != place || part >= parts {
@@ -310,7 +313,9 @@ mod tests {
             entry.words[word] >> shift & 0xffff_ffff
         };
         let keys = std::array::from_fn(|pair| key(2 * pair) | key(2 * pair + 1) << 32);
-        let (addr, bytes, tag) = (entry.addr(), entry.bytes(), entry.tag());
+        let addr = entry.addr();
+        let bytes = entry.bytes();
+        let tag = entry.tag();
         (
             Terms {
                 addr,
@@ -353,7 +358,8 @@ mod tests {
 
     #[test]
     fn epochs_wrap_around() {
-        let (mut epoch, mut before) = (Epoch::default(), Vec::new());
+        let mut epoch = Epoch::default();
+        let mut before = Vec::new();
         for _ in 0..300 {
             before.push(epoch);
             epoch = epoch.next();

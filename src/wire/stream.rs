@@ -117,8 +117,12 @@ impl StreamFrame {
             u64::from(MARK),
             u64::from(MARK),
         )?;
-        let (kind, part, word) = (r.u8()?, r.u8()?, r.u32()?);
-        let (sequence, first, second) = (r.u64()?, r.u64()?, r.u64()?);
+        let kind = r.u8()?;
+        let part = r.u8()?;
+        let word = r.u32()?;
+        let sequence = r.u64()?;
+        let first = r.u64()?;
+        let second = r.u64()?;
         match kind {
             DATA => Data::checked(sequence, part, word, first, second).map(Self::Data),
             GRANT => {

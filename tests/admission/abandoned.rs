@@ -48,7 +48,8 @@ fn dialled(from: &Arc<Host>) -> (TcpListener, [u8; HANDLE_BYTES]) {
 #[test]
 fn abandoned_handshakes_leave_no_descriptor_and_their_next_call_fails() {
     let _turn = turn();
-    let (old, hosts) = (old_handshake(), [host(0), host(1)]);
+    let old = old_handshake();
+    let hosts = [host(0), host(1)];
     let before = until(|| {
         // The service threads of the earlier connection may still be ending.
         let count = descriptors();

@@ -143,10 +143,8 @@ fn a_hello_with_an_unknown_path_mtu_is_not_admitted() {
     for mtu in NO_MTUS {
         let listener = Listener::open(&hosts[1]);
         let log = CapturedLog::default();
-        let (mut hello, told) = (
-            hello_of(&hosts, &listener),
-            format!("path MTU {mtu} is not 256, 512, 1024"),
-        );
+        let mut hello = hello_of(&hosts, &listener);
+        let told = format!("path MTU {mtu} is not 256, 512, 1024");
         hello.rails[0].mtu_bytes = mtu;
         let mut client = dial(listener.known.address);
         client.write_all(&Message::Hello(hello).encode()).unwrap();

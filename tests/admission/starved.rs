@@ -92,7 +92,8 @@ impl ListenerLog {
     /// Calls each listener's `accept` `calls` times, and asserts that no call returns a connection.
     /// Returns the largest number of attempts in one call.
     fn poll_listeners(&mut self, listeners: &[&Listener], calls: usize) -> usize {
-        let (log, mut most) = (CapturedLog::default(), 0);
+        let log = CapturedLog::default();
+        let mut most = 0;
         for _ in 0..calls {
             for listener in listeners {
                 let before = self.tries;
@@ -112,7 +113,8 @@ impl ListenerLog {
 /// True if a client in this port's queue has sent exactly this many bytes: the kernel lists them as
 /// received and not yet read.
 fn has_sent(port: u16, bytes: usize) -> bool {
-    let (local, sent) = (format!(":{port:04X}"), format!(":{bytes:08X}"));
+    let local = format!(":{port:04X}");
+    let sent = format!(":{bytes:08X}");
     let lines = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
     let fields = |line: &str| {
         line.split_whitespace()
@@ -153,7 +155,8 @@ fn starved_process() {
     let before = clients(&listeners);
     let (mut handle, taken) = send_hello(&hosts[0], listeners[0]);
     let after = clients(&listeners);
-    let (mut listener_log, mut hoard) = (ListenerLog::default(), Hoard::take());
+    let mut listener_log = ListenerLog::default();
+    let mut hoard = Hoard::take();
 
     without_any(&mut listener_log, &listeners);
     other.check(2);
@@ -162,7 +165,8 @@ fn starved_process() {
     // The peer, which is in this process, needs descriptors too.
     hoard.0.truncate(hoard.0.len() - 20);
     let log = CapturedLog::default();
-    let (mut send, mut recv) = (None, None);
+    let mut send = None;
+    let mut recv = None;
     until(|| {
         send = send
             .take()

@@ -18,7 +18,8 @@ pub const CHECKED: [usize; 6] = [0, 1, 100, 5000, 300_000, 3_000_001];
 impl Ends {
     pub fn check(&self, seed: u64) {
         for bytes in CHECKED {
-            let (from, to) = (Buffer::filled(bytes, seed), Buffer::blank(bytes + 64));
+            let from = Buffer::filled(bytes, seed);
+            let to = Buffer::blank(bytes + 64);
             assert_eq!(transfer(self, &from, &to, bytes, bytes + 64), bytes);
             assert!(is_filled(&to.0[..bytes], seed), "{bytes} bytes differ");
             assert!(
@@ -41,7 +42,8 @@ pub fn meet(
     listener: &ListenComm,
     mut handle: [u8; HANDLE_BYTES],
 ) -> Result<Ends, Error> {
-    let (mut send, mut recv) = (None, None);
+    let mut send = None;
+    let mut recv = None;
     until(|| {
         if send.is_none() {
             match from.connect(&mut handle, None) {
@@ -92,10 +94,8 @@ impl Buffer {
 /// Sends a message of `bytes` bytes into a receive whose buffer has `room` bytes. Returns the size
 /// that the receiver reports.
 pub fn transfer(ends: &Ends, from: &Buffer, to: &Buffer, bytes: usize, room: usize) -> usize {
-    let (out, into) = (
-        ends.send.register(from.memory()).unwrap(),
-        ends.recv.register(to.memory()).unwrap(),
-    );
+    let out = ends.send.register(from.memory()).unwrap();
+    let into = ends.recv.register(to.memory()).unwrap();
     let part = RecvPart {
         addr: to.addr(),
         bytes: room,
@@ -104,7 +104,8 @@ pub fn transfer(ends: &Ends, from: &Buffer, to: &Buffer, bytes: usize, room: usi
     };
     let receive = until(|| ends.recv.irecv(&[part], false).unwrap());
     let send = until(|| ends.send.isend(from.addr(), bytes, 5, &out).unwrap());
-    let (mut received, mut sent) = (None, None);
+    let mut received = None;
+    let mut sent = None;
     until(|| {
         received = received.take().or_else(|| sizes(&ends.recv, receive));
         sent = sent.or_else(|| ends.send.test(send).unwrap());
@@ -128,7 +129,8 @@ pub fn sizes(recv: &RecvComm, request: u16) -> Option<Vec<usize>> {
 pub fn every_size(ends: &Ends, sizes: &[usize]) {
     for (round, &bytes) in sizes.iter().enumerate() {
         for room in [bytes, bytes + 1000] {
-            let (from, to) = (Buffer::filled(bytes, round as u64 + 1), Buffer::blank(room));
+            let from = Buffer::filled(bytes, round as u64 + 1);
+            let to = Buffer::blank(room);
             assert_eq!(
                 transfer(ends, &from, &to, bytes, room),
                 bytes,
@@ -151,14 +153,10 @@ pub fn full_window(ends: &Ends, piece: usize, wait: impl Fn(Vec<u16>, Vec<u16>, 
     const SLOTS: usize = 32;
     const PARTS: usize = 8;
     let expected: Vec<usize> = (0..PARTS).map(|part| piece - part / 2).collect();
-    let (from, to) = (
-        Buffer::filled(SLOTS * PARTS * piece, 1),
-        Buffer::blank(SLOTS * PARTS * piece),
-    );
-    let (out, into) = (
-        ends.send.register(from.memory()).unwrap(),
-        ends.recv.register(to.memory()).unwrap(),
-    );
+    let from = Buffer::filled(SLOTS * PARTS * piece, 1);
+    let to = Buffer::blank(SLOTS * PARTS * piece);
+    let out = ends.send.register(from.memory()).unwrap();
+    let into = ends.recv.register(to.memory()).unwrap();
     for round in 0..3 {
         let receive = |slot: usize| {
             // Tags 0, 0, 1, 1, 2, 2, 3, 3: sends and receives with equal tags match in order.
@@ -201,7 +199,8 @@ pub fn full_window(ends: &Ends, piece: usize, wait: impl Fn(Vec<u16>, Vec<u16>, 
         );
         wait(sends, receives, &expected);
         for (at, (a, b)) in from.0.iter().zip(&to.0).enumerate() {
-            let (part, within) = (at / piece % PARTS, at % piece);
+            let part = at / piece % PARTS;
+            let within = at % piece;
             assert!(
                 within >= piece - part / 2 || a == b,
                 "byte {at} in round {round}"

@@ -243,7 +243,9 @@ fn choose_rails(profile: &str) -> TestRails {
             .expect("SPARK_TEST_RAILS=\"a0,a1;b0,b1\" names both ends' devices");
         return ([a.to_owned(), b.to_owned()], Vec::new());
     }
-    let (built, dir, fabric) = (fabric_library(), fabric_folder(), fabric_name());
+    let built = fabric_library();
+    let dir = fabric_folder();
+    let fabric = fabric_name();
     let mut profile = profile.to_owned();
     if profile.contains('\n') {
         let file = dir.join(&fabric).join("wanted");
@@ -311,7 +313,8 @@ pub fn is_filled(bytes: &[u8], seed: u64) -> bool {
 /// Returns the number of bytes that each rail of a host has sent, from the counters that the host
 /// publishes for other processes.
 pub fn sent_bytes(host: &nccl_net_spark::comm::Host) -> Vec<u64> {
-    let (process, records) = (host.process(), records(host));
+    let process = host.process();
+    let records = records(host);
     let sent = |rail: String| {
         let is_of = |record: &&Record| record.rail == rail && record.direction == Direction::Send;
         records

@@ -28,10 +28,8 @@ impl Job {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let (said, answers) = (
-            lines(child.stderr.take().unwrap()),
-            lines(child.stdout.take().unwrap()),
-        );
+        let said = lines(child.stderr.take().unwrap());
+        let answers = lines(child.stdout.take().unwrap());
         let job = Self {
             child,
             lines: answers,
@@ -149,7 +147,8 @@ impl Drop for Job {
 
 /// Reads a counter file (memfd) as readers do. Returns `None` once the job's process has ended.
 pub fn read(path: &Path) -> Option<Counters> {
-    let (first, second) = (std::fs::read(path).ok()?, std::fs::read(path).ok()?);
+    let first = std::fs::read(path).ok()?;
+    let second = std::fs::read(path).ok()?;
     Some(Counters::parse(&first, &second).unwrap_or_else(|why| panic!("{}: {why}", path.display())))
 }
 

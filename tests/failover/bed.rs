@@ -67,7 +67,8 @@ impl Bed {
     ) -> Self {
         let (listener, handle) = hosts[1].listen().unwrap();
         let mut handle = map_handle(handle);
-        let (mut send, mut recv) = (None, None);
+        let mut send = None;
+        let mut recv = None;
         until(|| {
             if send.is_none() {
                 send = hosts[0].connect(&mut handle, None).unwrap();
@@ -77,7 +78,8 @@ impl Bed {
             }
             (send.is_some() && recv.is_some()).then_some(())
         });
-        let (send, recv) = (send.unwrap(), recv.unwrap());
+        let send = send.unwrap();
+        let recv = recv.unwrap();
         Self {
             hosts,
             send,
@@ -135,10 +137,8 @@ pub fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
 }
 
 pub fn set(rail: &str, action: Action) {
-    let (dir, fabric) = (
-        std::env::var("SOFTVERBS_DIR").unwrap(),
-        std::env::var("SOFTVERBS_FABRIC").unwrap(),
-    );
+    let dir = std::env::var("SOFTVERBS_DIR").unwrap();
+    let fabric = std::env::var("SOFTVERBS_FABRIC").unwrap();
     control(Path::new(&dir), &fabric, None, rail, action).unwrap();
 }
 
@@ -173,18 +173,14 @@ struct Message {
 
 impl Stream {
     pub fn new(bed: &Bed) -> Self {
-        let (from, to) = (
-            vec![0_u8; WINDOW * SLOT_BYTES],
-            vec![0_u8; WINDOW * SLOT_BYTES],
-        );
+        let from = vec![0_u8; WINDOW * SLOT_BYTES];
+        let to = vec![0_u8; WINDOW * SLOT_BYTES];
         // SAFETY: both live as long as the stream, which the tests keep until the connection is
         // closed; bytes written by the NIC are read only after the receive is done.
         let memory =
             |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-        let (out, into) = (
-            bed.send.register(memory(&from)).unwrap(),
-            bed.recv.register(memory(&to)).unwrap(),
-        );
+        let out = bed.send.register(memory(&from)).unwrap();
+        let into = bed.recv.register(memory(&to)).unwrap();
         Self {
             from,
             to,
@@ -232,7 +228,8 @@ impl Stream {
             let place = Self::place(self.next);
             fill(&mut self.from[place.clone()], self.next);
             self.to[place.clone()].fill(0xee);
-            let (addr, bytes) = (self.to.as_ptr() as u64 + place.start as u64, place.len());
+            let addr = self.to.as_ptr() as u64 + place.start as u64;
+            let bytes = place.len();
             let part = RecvPart {
                 addr,
                 bytes,
@@ -265,7 +262,8 @@ impl Stream {
         {
             let place = Self::place(message.number);
             let addr = self.from.as_ptr() as u64 + place.start as u64;
-            let (longest, out) = (&mut self.longest, &self.out);
+            let longest = &mut self.longest;
+            let out = &self.out;
             message.send =
                 timed(longest, || bed.send.isend(addr, place.len(), 3, out)).map_err(|e| *e)?;
         }
@@ -283,7 +281,8 @@ impl Stream {
                 message.is_reported = timed(&mut self.longest, test).map_err(|e| *e)?;
             }
         }
-        let (to, done) = (&self.to, &mut self.done);
+        let to = &self.to;
+        let done = &mut self.done;
         let mut place = vec![0; SLOT_BYTES];
         self.under_way.retain(|message| {
             if message.is_sent && message.is_reported {

@@ -38,8 +38,10 @@ fn a_device_that_hangs_blocks_neither_nccls_thread_nor_other_connections() {
     let attempt = || {
         let bed = Bed::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "120")]);
         let other = Bed::over(bed.hosts.clone());
-        let (mut stream, mut others) = (Stream::new(&bed), Stream::new(&other));
-        let (mut is_served, mut id) = (false, 0);
+        let mut stream = Stream::new(&bed);
+        let mut others = Stream::new(&other);
+        let mut is_served = false;
+        let mut id = 0;
         std::thread::scope(|scope| {
             // NCCL's thread.
             scope.spawn(|| {

@@ -56,7 +56,8 @@ pub fn uses(modules: &Modules) -> Uses<'_> {
     let mut uses = Uses::new();
     for (id, module) in modules.all.iter().enumerate() {
         for (defined_in, line) in used_by_module(modules, id, &module.scope) {
-            let (from, to) = (module.file.as_str(), modules.all[defined_in].file.as_str());
+            let from = module.file.as_str();
+            let to = modules.all[defined_in].file.as_str();
             if from != to {
                 let first = uses.entry(from).or_default().entry(to).or_insert(line);
                 *first = line.min(*first);

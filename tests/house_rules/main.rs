@@ -126,7 +126,8 @@ fn check_file(file: &File, is_test_code: bool, rooms: &Rooms) -> Vec<String> {
 
 /// Returns the numbers of lines whose comment is too wide. Code blocks in comments may be wider.
 fn wide_comments(text: &str) -> Vec<usize> {
-    let (mut wide, mut is_code_block) = (Vec::new(), false);
+    let mut wide = Vec::new();
+    let mut is_code_block = false;
     for (number, line) in (1..)
         .zip(text.lines())
         .filter(|(_, line)| line.trim_start().starts_with("//"))

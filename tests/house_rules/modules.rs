@@ -77,10 +77,8 @@ impl Modules {
         parent: Option<Id>,
         files: &BTreeMap<&str, &File>,
     ) -> Id {
-        let (inline, declared) = (
-            std::mem::take(&mut scope.inline),
-            std::mem::take(&mut scope.files),
-        );
+        let inline = std::mem::take(&mut scope.inline);
+        let declared = std::mem::take(&mut scope.files);
         let id = self.all.len();
         self.all.push(Module {
             file: file.to_owned(),

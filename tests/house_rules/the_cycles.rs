@@ -74,10 +74,8 @@ fn a_path_that_names_no_item_of_the_other_file_is_no_import() {
 fn the_report_names_a_shortest_cycle_and_counts_all_its_files() {
     let c = ("src/c.rs", "pub struct C; use crate::a::A;");
     let root = ("src/main.rs", "mod a; mod b; mod c;");
-    let (a, b) = (
-        ("src/a.rs", "use crate::b::B; pub struct A;"),
-        ("src/b.rs", "pub struct B; use crate::c::C;"),
-    );
+    let a = ("src/a.rs", "use crate::b::B; pub struct A;");
+    let b = ("src/b.rs", "pub struct B; use crate::c::C;");
     let lines = check(&[root, a, b, c]);
     cycle(
         &lines,
@@ -101,10 +99,8 @@ fn each_group_is_reported_once() {
         ("src/c/y.rs", "use super::x::X; pub struct Y;"),
     );
     let root = ("src/lib.rs", "mod a; mod b; mod c;");
-    let (a, b) = (
-        ("src/a.rs", "use crate::b::B; pub struct A;"),
-        ("src/b.rs", USES_A),
-    );
+    let a = ("src/a.rs", "use crate::b::B; pub struct A;");
+    let b = ("src/b.rs", USES_A);
     let lines = check(&[root, a, b, c, x, y]);
     assert_eq!(lines.len(), 2, "{lines:?}");
     assert!(
@@ -210,10 +206,8 @@ fn a_parent_that_only_declares_and_reexports_uses_no_child() {
     ] {
         none(&check_a_and_b(a, "use crate::a::{A, C};", &[child]));
     }
-    let (child_of, grand) = (
-        ("src/a/child.rs", "pub mod grand;"),
-        ("src/a/child/grand.rs", "use crate::a::A; pub struct G;"),
-    );
+    let child_of = ("src/a/child.rs", "pub mod grand;");
+    let grand = ("src/a/child/grand.rs", "use crate::a::A; pub struct G;");
     none(&check_a_and_b(
         "mod child; pub use child::grand::G; pub struct A;",
         "",
@@ -238,10 +232,8 @@ fn a_parent_that_only_declares_and_reexports_uses_no_child() {
 fn children_that_import_each_other_through_the_parent_form_a_cycle_without_it() {
     let facade = ("src/a/mod.rs", "mod x; mod y; pub use x::X; pub use y::Y;");
     let root = ("src/lib.rs", "mod a;");
-    let (x, y) = (
-        ("src/a/x.rs", "pub struct X;"),
-        ("src/a/y.rs", "use super::X; pub struct Y;"),
-    );
+    let x = ("src/a/x.rs", "pub struct X;");
+    let y = ("src/a/y.rs", "use super::X; pub struct Y;");
     none(&check(&[root, facade, x, y]));
     let x = ("src/a/x.rs", "use super::Y; pub struct X;");
     cycle(

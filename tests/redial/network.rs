@@ -128,12 +128,11 @@ fn carry(shared: &Arc<Shared>, stream: TcpStream, target: SocketAddr) {
     });
     shared.live.lock().unwrap().push(Arc::clone(&carried));
     for side in [0, 1] {
-        let (shared, carried) = (Arc::clone(shared), Arc::clone(&carried));
+        let shared = Arc::clone(shared);
+        let carried = Arc::clone(&carried);
         std::thread::spawn(move || {
-            let (mut from, mut to) = (
-                carried.ends[side].try_clone().unwrap(),
-                carried.ends[1 - side].try_clone().unwrap(),
-            );
+            let mut from = carried.ends[side].try_clone().unwrap();
+            let mut to = carried.ends[1 - side].try_clone().unwrap();
             while let Some(frame) = read_frame(&mut from) {
                 if carried.is_silent.load(Ordering::Acquire) {
                     continue;

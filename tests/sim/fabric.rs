@@ -144,10 +144,8 @@ impl Fabric {
 
     fn of(text: &str, more: &[(&str, &str)]) -> Self {
         super::threads::replace();
-        let (dir, fabric) = (
-            std::env::temp_dir().join("spark-tests"),
-            format!("test-{}", std::process::id()),
-        );
+        let dir = std::env::temp_dir().join("spark-tests");
+        let fabric = format!("test-{}", std::process::id());
         std::fs::create_dir_all(&dir).unwrap();
         let profile = dir.join(format!("{fabric}.profile"));
         std::fs::write(&profile, text).unwrap();
@@ -174,31 +172,28 @@ impl Fabric {
             .iter()
             .map(|rail| rail.snapshot(&interfaces).unwrap())
             .collect();
-        let (from, to) = (
-            vec![0; ARENA].into_boxed_slice(),
-            vec![0; ARENA].into_boxed_slice(),
-        );
+        let from = vec![0; ARENA].into_boxed_slice();
+        let to = vec![0; ARENA].into_boxed_slice();
         // SAFETY: both live as long as the fabric, which outlives every connection over them. One
         // thread drives the fabric, and it reads the written bytes only between steps.
         let memory =
             |bytes: &[u8]| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-        let (out, into) = (
-            hosts[0]
-                .process()
-                .register(memory(&from), Purpose::Send)
-                .unwrap(),
-            hosts[1]
-                .process()
-                .register(memory(&to), Purpose::Receive)
-                .unwrap(),
-        );
+        let out = hosts[0]
+            .process()
+            .register(memory(&from), Purpose::Send)
+            .unwrap();
+        let into = hosts[1]
+            .process()
+            .register(memory(&to), Purpose::Receive)
+            .unwrap();
         let nics = hosts[0]
             .process()
             .rails
             .iter()
             .map(|rail| Cq::new(rail.device.pd().unwrap().context(), 1).unwrap())
             .collect();
-        let (begun, sysfs) = (Instant::now(), dir.join(&fabric).join("sys"));
+        let begun = Instant::now();
+        let sysfs = dir.join(&fabric).join("sys");
         Self {
             node,
             hosts,
@@ -453,7 +448,8 @@ impl Fabric {
         let [sender, receiver] = [(0, Role::Sender), (1, Role::Receiver)]
             .map(|(side, role)| Lane::open(&self.hosts[side].process().rails[0], role, 1).unwrap());
         let mut lanes = [vec![sender], vec![receiver]];
-        let (mtu_bytes, priority) = (1024, Priority::default());
+        let mtu_bytes = 1024;
+        let priority = Priority::default();
         lanes[1][0].peer_rail = "a rail".to_owned();
         liar.connect(lanes[1][0].ends()[0], gid);
         let ends = [liar.end()];
@@ -484,7 +480,8 @@ impl Fabric {
             let gid = snapshot.addresses[0].gid;
             let ends = [pair[0].ends(), pair[1].ends()];
             for (side, role) in [(1, Role::Receiver), (0, Role::Sender)] {
-                let (mtu_bytes, priority) = (1024, Priority::default());
+                let mtu_bytes = 1024;
+                let priority = Priority::default();
                 let route = Route {
                     snapshot,
                     gid,
@@ -589,10 +586,8 @@ impl Fabric {
                 region: Arc::clone(&mailboxes[side]),
                 peer_addr: far[side],
             };
-            let (process, context) = (
-                Arc::clone(self.hosts[hosts[side]].process()),
-                Arc::clone(&contexts[side]),
-            );
+            let process = Arc::clone(self.hosts[hosts[side]].process());
+            let context = Arc::clone(&contexts[side]);
             let terms = Terms {
                 role,
                 priority: Priority::default(),

@@ -66,7 +66,8 @@ impl Liar {
     }
 
     pub fn connect(&mut self, to: QpEnd, gid: [u8; 16]) {
-        let (remote_qp, receive_psn) = (to.number, to.psn);
+        let remote_qp = to.number;
+        let receive_psn = to.psn;
         let to_receive = Change::ReadyToReceive {
             mtu_bytes: 1024,
             remote_qp,
@@ -104,7 +105,10 @@ impl Liar {
         let sges = if bytes == 0 { &sge[..0] } else { &sge };
         let (remote_addr, rkey) = to;
         let imm = imm.map(u32::to_be);
-        let (wr_id, signaled, inline, solicited) = (1, true, None, false);
+        let wr_id = 1;
+        let signaled = true;
+        let inline = None;
+        let solicited = false;
         let request = SendRequest {
             wr_id,
             operation,

@@ -113,8 +113,10 @@ impl Removals {
     pub fn new(left: u64, seed: u64, fabric: &Fabric, dice: &mut Dice) -> Self {
         let opened = std::array::from_fn(|rail| fabric.presence(rail).generation);
         let check_interval = [0, 1].map(|_| if dice.one_in(2) { 4 } else { 64 });
-        let (is_used, plan, unread, hangs) =
-            (false, Vec::new(), Default::default(), Hangs::new(seed));
+        let is_used = false;
+        let plan = Vec::new();
+        let unread = Default::default();
+        let hangs = Hangs::new(seed);
         Self {
             left,
             is_used,
@@ -219,7 +221,8 @@ impl Removals {
         side: usize,
         now: Instant,
     ) -> Vec<(Arc<Rail>, PortChange)> {
-        let (process, mut changes) = (fabric.hosts[side].process(), Vec::new());
+        let process = fabric.hosts[side].process();
+        let mut changes = Vec::new();
         if !self.is_used || !dice.one_in(self.check_interval[side]) {
             return changes;
         }

@@ -107,9 +107,11 @@ impl<'f> Run<'f> {
             },
         );
         fabric.give_path_faults(not_yet, &mut Dice::new(seed ^ 0xfa17));
-        let (goal, pulls_left) = (4 + dice.below(60) as usize, dice.below(8));
-        let (refusals_left, failures_left, silences_left) =
-            (dice.below(5), dice.below(5), dice.below(3));
+        let goal = 4 + dice.below(60) as usize;
+        let pulls_left = dice.below(8);
+        let refusals_left = dice.below(5);
+        let failures_left = dice.below(5);
+        let silences_left = dice.below(3);
         // Separate dice, so that this draw does not change the others.
         let mut later_dice = Dice::new(!seed);
         let after = 1 + later_dice.below(goal as u64) as usize;
@@ -428,7 +430,8 @@ impl<'f> Run<'f> {
     /// Runs both drivers in random order, or only one of them. Delivers due control frames and
     /// events.
     fn watch(&mut self) {
-        let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
+        let now_ns = self.fabric.now_ns();
+        let now = self.fabric.now();
         self.lose_functions(now);
         self.close_tcp();
         let first = self.dice.below(2) as usize;
@@ -458,7 +461,8 @@ impl<'f> Run<'f> {
                 }
             }
             let has_news = self.pair.wakers[side].take() || self.dice.one_in(16);
-            let (tcp, dice) = (&mut self.tcp, &mut self.dice);
+            let tcp = &mut self.tcp;
+            let dice = &mut self.dice;
             self.pair.drivers[side].poll(now, has_news, &mut |frame| {
                 tcp.send(side, frame, now_ns, dice)
             });
@@ -585,9 +589,11 @@ impl<'f> Run<'f> {
 
     /// Closes one side of the connection.
     fn close(&mut self, side: usize) {
-        let (now_ns, now) = (self.fabric.now_ns(), self.fabric.now());
+        let now_ns = self.fabric.now_ns();
+        let now = self.fabric.now();
         // Separate dice, so that this draw does not change the others.
-        let (tcp, mut dice) = (&mut self.tcp, Dice::new(self.seed ^ 0xb1e));
+        let tcp = &mut self.tcp;
+        let mut dice = Dice::new(self.seed ^ 0xb1e);
         while !self.pair.drivers[side].close(now, now, &mut |frame| {
             tcp.send(side, frame, now_ns, &mut dice)
         }) {}

@@ -99,7 +99,8 @@ impl Tcp {
             back_ns: returns.then(|| at_ns + dice.below(3_000_000_000)),
         });
         let (packets, notices, first_alive, attempts, last_attempt) = Default::default();
-        let (states, breaks_left) = ([TcpState::Open(0); 2], dice.below(3));
+        let states = [TcpState::Open(0); 2];
+        let breaks_left = dice.below(3);
         let mut closing_dice = Dice::new(seed.rotate_left(29));
         let closings_left = closing_dice.below(4);
         Self {

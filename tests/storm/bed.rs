@@ -148,7 +148,8 @@ impl Bed {
     /// Sets up the fabric. A process must do this only once.
     pub fn new() -> Self {
         threads::replace();
-        let (dir, name) = (fabric_folder(), fabric_name());
+        let dir = fabric_folder();
+        let name = fabric_name();
         std::fs::create_dir_all(&dir).unwrap();
         let profile = Profile::load("spark-2cable", SCALE).unwrap();
         let prepared = prepare(&dir, &name, &profile, 2).unwrap();
@@ -310,10 +311,8 @@ impl Bed {
                 region: Arc::clone(&mailboxes[side]),
                 peer_addr: mailboxes[1 - side].addr(),
             };
-            let (process, context) = (
-                Arc::clone(nodes[side].host.process()),
-                Arc::clone(&contexts[side]),
-            );
+            let process = Arc::clone(nodes[side].host.process());
+            let context = Arc::clone(&contexts[side]);
             side += 1;
             let terms = DriverTerms {
                 role,
@@ -451,7 +450,8 @@ fn steps(change: &Change) -> Vec<(u64, usize, usize, Step)> {
         what,
         is_return,
     } = *change;
-    let (at_ns, step_ns) = (at_ms * MS, REMOVAL_STEP.as_nanos() as u64);
+    let at_ns = at_ms * MS;
+    let step_ns = REMOVAL_STEP.as_nanos() as u64;
     let steps = match (what, is_return) {
         (What::Port, _) => vec![(0, Step::Port(is_return))],
         (What::Function, true) => vec![(2 * step_ns, Step::Return)],
@@ -538,7 +538,8 @@ impl<'b> Run<'b> {
             .steps
             .back()
             .map_or(self.bed.now_ns, |(at_ns, ..)| *at_ns);
-        let (mut is_ending, mut quiet) = (false, 0);
+        let mut is_ending = false;
+        let mut quiet = 0;
         loop {
             let moved = self
                 .progress()
@@ -639,7 +640,8 @@ impl<'b> Run<'b> {
     }
 
     fn round(&mut self, node: usize) {
-        let (now_ns, now) = (self.bed.now_ns, self.bed.now());
+        let now_ns = self.bed.now_ns;
+        let now = self.bed.now();
         let process = Arc::clone(self.bed.nodes[node].host.process());
         let changes = self.bed.nodes[node].devices.round(&process, now);
         process.tick(now);

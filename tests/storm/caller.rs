@@ -97,7 +97,8 @@ struct RecvSide<R> {
 impl<S: Sending, R: Receiving> Channel<S, R> {
     pub fn new(terms: Terms, rank: u64, send: S, recv: R) -> Result<Self, Error> {
         let words = STEPS as usize * terms.parts * terms.place_words;
-        let (from, to) = (Memory::new(words), Memory::new(words));
+        let from = Memory::new(words);
+        let to = Memory::new(words);
         let send_registration = send.register(from.host_memory())?;
         let recv_registration = recv.register(to.host_memory())?;
         let requests = vec![None; STEPS as usize * terms.parts];

@@ -54,7 +54,8 @@ impl Storm {
 
     /// Changes of all events, in the order of their times.
     pub fn changes(&self) -> Vec<Change> {
-        let (mut changes, mut start_ms) = (Vec::new(), 0);
+        let mut changes = Vec::new();
+        let mut start_ms = 0;
         for event in &self.0 {
             start_ms += event.after_ms;
             changes.extend(event.changes(start_ms));

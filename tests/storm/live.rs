@@ -43,7 +43,8 @@ struct Process {
 
 impl Bed {
     pub fn new() -> Self {
-        let (dir, name) = (fabric_folder(), format!("{}-live", fabric_name()));
+        let dir = fabric_folder();
+        let name = format!("{}-live", fabric_name());
         std::fs::create_dir_all(&dir).unwrap();
         let profile = Profile::load("spark-2cable", SCALE).unwrap();
         let prepared = prepare(&dir, &name, &profile, 2).unwrap();
@@ -103,7 +104,8 @@ impl Bed {
     /// Waits for a line of each process that begins with `begin`, and returns its numbers.
     /// Meanwhile forwards the lines for the other process.
     fn answers(&mut self, begin: &str, limit: Duration) -> Result<[Vec<u64>; 2], String> {
-        let (start, mut found) = (Instant::now(), [None, None]);
+        let start = Instant::now();
+        let mut found = [None, None];
         while found.iter().any(Option::is_none) {
             for (node, found) in found.iter_mut().enumerate() {
                 match self.processes[node].lines.try_recv() {
@@ -158,12 +160,14 @@ impl Switches {
     }
 
     fn rage(&self, changes: &[Change]) {
-        let (begun, mut running) = (Instant::now(), Vec::new());
+        let begun = Instant::now();
+        let mut running = Vec::new();
         for change in changes {
             let at = Duration::from_millis(change.at_ms);
             std::thread::sleep(at.saturating_sub(begun.elapsed()));
             // On a thread of its own: a removal takes its time, and several may begin together.
-            let (switches, change) = (self.clone(), *change);
+            let switches = self.clone();
+            let change = *change;
             running.push(std::thread::spawn(move || switches.change(&change)));
         }
         running

@@ -40,7 +40,8 @@ pub struct Carried {
 
 impl Bed {
     pub fn new() -> Self {
-        let (dir, fabric) = (fabric_folder(), fabric_name());
+        let dir = fabric_folder();
+        let fabric = fabric_name();
         let switches = Switches { dir, fabric };
         let [(mut first, tell_first), (mut second, tell_second)] =
             [0, 1].map(|side| Process::start(side, &switches));
@@ -77,7 +78,8 @@ impl Bed {
     }
 
     pub fn sample(&self) -> ([Sample; 2], Carried) {
-        let (at_s, mut carried) = (self.begun.elapsed().as_secs_f64(), Carried::default());
+        let at_s = self.begun.elapsed().as_secs_f64();
+        let mut carried = Carried::default();
         let samples = self
             .tell("gauge", "gauge")
             .into_iter()
@@ -130,7 +132,8 @@ impl Bed {
     pub fn settle(&self) -> Vec<String> {
         let begun = Instant::now();
         loop {
-            let (queue_pairs, mut off) = (self.queue_pairs(), Vec::new());
+            let queue_pairs = self.queue_pairs();
+            let mut off = Vec::new();
             if queue_pairs > 0 {
                 off.push(format!("{queue_pairs} queue pairs are left"));
             }
@@ -180,7 +183,8 @@ impl Drop for Bed {
 
 impl Process {
     fn start(side: usize, switches: &Switches) -> (Self, ChildStdout) {
-        let (dir, fabric) = (&switches.dir, &switches.fabric);
+        let dir = &switches.dir;
+        let fabric = &switches.fabric;
         let sysfs = dir.join(fabric).join("sys");
         let mut child = Command::new(std::env::current_exe().expect("the test's own path"))
             .args([

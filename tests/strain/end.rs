@@ -79,7 +79,8 @@ impl Process {
                 .try_for_each(|line| tell.send(line))
         });
         // The memory is written here, so that all samples count its pages.
-        let (from, to) = (vec![0x11; MEMORY], vec![0xee; MEMORY]);
+        let from = vec![0x11; MEMORY];
+        let to = vec![0xee; MEMORY];
         let (received, orders) = Default::default();
         Self {
             side,
@@ -252,8 +253,9 @@ impl Process {
     }
 
     fn churn(&mut self, numbers: Range<u64>) {
-        let (mut opening, mut using, mut closing) =
-            (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+        let mut opening = Duration::ZERO;
+        let mut using = Duration::ZERO;
+        let mut closing = Duration::ZERO;
         for number in numbers {
             let begun = Instant::now();
             let mut connection = self.connect(number..number + 1, CHURN_PLACES).remove(0);

@@ -107,7 +107,8 @@ impl Sample {
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd"))
             .expect("the process's file descriptors")
             .count() as u64;
-        let (private, shared) = (number("RssAnon:"), number("RssFile:") + number("RssShmem:"));
+        let private = number("RssAnon:");
+        let shared = number("RssFile:") + number("RssShmem:");
         let threads = number("Threads:");
         let SelfReported {
             heap_bytes,
@@ -154,11 +155,11 @@ impl History {
     /// Returns the rise of the regression line during the load, and the samples' root-mean-square
     /// distance from the line.
     fn slope(&self, quantity: usize) -> (f64, f64) {
-        let (count, value) = (self.during.len() as f64, |sample: &Sample| {
-            sample.values[quantity] as f64
-        });
+        let count = self.during.len() as f64;
+        let value = |sample: &Sample| sample.values[quantity] as f64;
         let mean = |of: &dyn Fn(&Sample) -> f64| self.during.iter().map(of).sum::<f64>() / count;
-        let (when, what) = (mean(&|sample| sample.at_s), mean(&value));
+        let when = mean(&|sample| sample.at_s);
+        let what = mean(&value);
         let spread = mean(&|sample| (sample.at_s - when).powi(2));
         if self.during.len() < 2 || spread <= 0.0 {
             return (0.0, 0.0);
@@ -185,12 +186,11 @@ impl History {
             },
         ) in QUANTITIES.iter().enumerate()
         {
-            let (before, after) = (self.before.values[at], self.after.values[at]);
+            let before = self.before.values[at];
+            let after = self.after.values[at];
             let during = || self.during.iter().map(|sample| sample.values[at]);
-            let (least, most) = (
-                during().min().unwrap_or(before),
-                during().max().unwrap_or(before),
-            );
+            let least = during().min().unwrap_or(before);
+            let most = during().max().unwrap_or(before);
             let (slope, residual) = self.slope(at);
             let rises = self.during.len() >= MIN_SLOPE_SAMPLES
                 && slope > *may_rise_during_load as f64 + 2.0 * residual;

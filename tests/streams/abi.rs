@@ -49,15 +49,15 @@ fn bytes_move_over_the_c_interface() {
     });
     let (send, recv) = a.connect(&b);
     for bytes in [0, 1, 4096, 1_000_000] {
-        let (mut from, mut to) = (vec![0_u8; bytes + 1], vec![0xee_u8; bytes + 1]);
+        let mut from = vec![0_u8; bytes + 1];
+        let mut to = vec![0xee_u8; bytes + 1];
         fill(&mut from[..bytes], bytes as u64);
-        let (out, into) = (
-            a.register(send, &mut from, PTR_HOST).unwrap(),
-            b.register(recv, &mut to, PTR_HOST).unwrap(),
-        );
+        let out = a.register(send, &mut from, PTR_HOST).unwrap();
+        let into = b.register(recv, &mut to, PTR_HOST).unwrap();
         let receive = until(|| b.irecv(recv, &mut to, bytes, into, false));
         let request = until(|| a.isend(send, &mut from, bytes, out));
-        let (mut sent, mut received) = (None, None);
+        let mut sent = None;
+        let mut received = None;
         until(|| {
             sent = sent.or_else(|| a.test(request));
             received = received.or_else(|| b.test(receive));
@@ -73,7 +73,8 @@ fn bytes_move_over_the_c_interface() {
         let optional = until(|| b.irecv(recv, &mut to, bytes, into, true));
         assert_eq!(b.test(optional), None);
         let request = until(|| a.isend(send, &mut from, bytes, out));
-        let (mut sent, mut received) = (None, None);
+        let mut sent = None;
+        let mut received = None;
         until(|| {
             sent = sent.or_else(|| a.test(request));
             received = received.or_else(|| b.test(optional));
@@ -124,12 +125,10 @@ impl Library {
                 .as_ref()
                 .unwrap()
         };
-        let (mut context, config) = (
-            ptr::null_mut(),
-            CommConfig {
-                traffic_class: UNDEFINED,
-            },
-        );
+        let mut context = ptr::null_mut();
+        let config = CommConfig {
+            traffic_class: UNDEFINED,
+        };
         // SAFETY: here and below all arguments live for the length of the call, and a comm until it
         // is closed.
         let result = unsafe { table.init.unwrap()(&mut context, 1, &config, None, None) };
@@ -179,7 +178,8 @@ impl Library {
 
     fn register(&self, comm: Raw, memory: &mut [u8], kind: c_int) -> Result<Raw, NcclResult> {
         let mut handle = ptr::null_mut();
-        let (start, length) = (memory.as_mut_ptr().cast(), memory.len());
+        let start = memory.as_mut_ptr().cast();
+        let length = memory.len();
         // SAFETY: as in `load`.
         match unsafe { self.table.reg_mr.unwrap()(comm, start, length, kind, &mut handle) } {
             NcclResult::SUCCESS => Ok(handle),
@@ -243,7 +243,8 @@ impl Library {
         } else {
             ptr::null_mut()
         };
-        let (mut data, mut tag) = (to.as_mut_ptr().cast(), 3);
+        let mut data = to.as_mut_ptr().cast();
+        let mut tag = 3;
         let irecv = self.table.irecv.unwrap();
         // SAFETY: as in `isend`.
         let result = unsafe {
@@ -263,7 +264,8 @@ impl Library {
     }
 
     fn test(&self, request: Raw) -> Option<c_int> {
-        let (mut done, mut size) = (0, -1);
+        let mut done = 0;
+        let mut size = -1;
         // SAFETY: as in `load`.
         assert_eq!(
             unsafe { self.table.test.unwrap()(request, &mut done, &mut size) },
@@ -276,7 +278,9 @@ impl Library {
         let mut request = ptr::null_mut();
         // SAFETY: as in `load`; the arrays are not read.
         unsafe {
-            let (data, sizes, memory) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+            let data = ptr::null_mut();
+            let sizes = ptr::null_mut();
+            let memory = ptr::null_mut();
             self.table.iflush.unwrap()(comm, 1, data, sizes, memory, &mut request)
         }
     }

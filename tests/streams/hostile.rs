@@ -40,9 +40,14 @@ fn receive_message(stream: &mut TcpStream) -> Message {
 }
 
 fn hello(token: [u8; 16], host: &Host) -> Hello {
-    let (name, tuner_hash) = ("liar:1".to_owned(), host.process().tuner.hash);
-    let (chunk_bytes, qps_per_rail, rails) = (1 << 20, 0, Vec::new());
-    let (by_tcp, gpu, priority) = (ByTcp::Allowed, String::new(), Priority::default());
+    let name = "liar:1".to_owned();
+    let tuner_hash = host.process().tuner.hash;
+    let chunk_bytes = 1 << 20;
+    let qps_per_rail = 0;
+    let rails = Vec::new();
+    let by_tcp = ByTcp::Allowed;
+    let gpu = String::new();
+    let priority = Priority::default();
     Hello {
         token,
         name,
@@ -334,7 +339,8 @@ fn a_lying_receiver_is_refused_with_an_error() {
 fn valid_frames_arrive_however_they_are_cut_and_over_any_stream() {
     let (recv, mut streams) = lying_sender();
     for is_watched in [false, true] {
-        let (to, total) = (Buffer::blank(5000), 3000_usize);
+        let to = Buffer::blank(5000);
+        let total = 3000_usize;
         let into = recv.register(to.memory()).unwrap();
         let part = RecvPart {
             addr: to.addr(),
@@ -349,7 +355,8 @@ fn valid_frames_arrive_however_they_are_cut_and_over_any_stream() {
         // Sends the last chunk first, and writes each byte separately.
         for (stream, from, until_byte) in [(3, 2944, 3000), (1, 128, 2944), (2, 0, 128)] {
             let chunk = &message[from..until_byte];
-            let (bytes, offset) = (chunk.len() as u32, from as u64);
+            let bytes = chunk.len() as u32;
+            let offset = from as u64;
             let frame = StreamFrame::Data(Data {
                 sequence,
                 part: 0,

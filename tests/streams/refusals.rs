@@ -43,25 +43,22 @@ fn the_setting_on_one_side_alone_is_refused_whatever_the_rails() {
 #[test]
 fn rails_in_common_are_used_and_rails_that_do_not_carry_fail() {
     let _turn = turn();
-    let (a, b) = (
-        host(NEAR, &[RING_TCP]),
-        host(&format!("{NEAR},{FAR}"), &[RING_TCP]),
-    );
+    let a = host(NEAR, &[RING_TCP]);
+    let b = host(&format!("{NEAR},{FAR}"), &[RING_TCP]);
     let ends = connect(&a, &b).unwrap();
     assert!(!is_by_tcp(&ends));
     ends.check(1);
     // The rails pair, but their port is down, so they carry nothing.
-    let (dir, fabric) = (
-        std::env::var("SOFTVERBS_DIR").unwrap(),
-        std::env::var("SOFTVERBS_FABRIC").unwrap(),
-    );
+    let dir = std::env::var("SOFTVERBS_DIR").unwrap();
+    let fabric = std::env::var("SOFTVERBS_FABRIC").unwrap();
     let set = |action| control(Path::new(&dir), &fabric, None, NEAR, action).unwrap();
     let quick = [
         RING_TCP,
         ("NCCL_SPARK_PROBE_TIMEOUT_MS", "200"),
         ("NCCL_SPARK_CONNECT_TIMEOUT_S", "2"),
     ];
-    let (c, d) = (host(NEAR, &quick), host(NEAR, &quick));
+    let c = host(NEAR, &quick);
+    let d = host(NEAR, &quick);
     set(Action::Down);
     until(|| (!common::is_up(&c.process().rails[0])).then_some(()));
     let error = connect(&c, &d).err().map(|error| error.to_string());
@@ -81,7 +78,8 @@ fn wifi_is_a_warning() {
         .find(|(name, _)| name == "NCCL_SPARK_SYSFS")
         .unwrap()
         .1;
-    let (own, radio) = (tempfile::tempdir().unwrap(), "class/net/lo/phy80211");
+    let own = tempfile::tempdir().unwrap();
+    let radio = "class/net/lo/phy80211";
     for entry in std::fs::read_dir(&sysfs)
         .unwrap()
         .flatten()
@@ -101,7 +99,8 @@ fn wifi_is_a_warning() {
     }
     std::fs::create_dir_all(own.path().join(radio)).unwrap();
     let settings = [RING_TCP, ("NCCL_SPARK_SYSFS", own.path().to_str().unwrap())];
-    let (a, b) = (host(NEAR, &settings), host(FAR, &settings));
+    let a = host(NEAR, &settings);
+    let b = host(FAR, &settings);
     let log = CapturedLog::default();
     log.capture(|| (connect(&a, &b).unwrap(), connect(&a, &b).unwrap()));
     let said = log.take();
@@ -121,7 +120,8 @@ fn wifi_is_a_warning() {
 
 #[test]
 fn streams_connect_under_load_and_only_for_their_peer() {
-    let (a, b) = (host(NEAR, &[RING_TCP]), host(FAR, &[RING_TCP]));
+    let a = host(NEAR, &[RING_TCP]);
+    let b = host(FAR, &[RING_TCP]);
     for _ in 0..3 {
         let (listener, mut handle) = b.listen().unwrap();
         let address = nccl_net_spark::wire::handle::Handle::decode(&handle)
@@ -139,7 +139,8 @@ fn streams_connect_under_load_and_only_for_their_peer() {
                     }
                 }
             });
-            let (mut send, mut recv) = (None, None);
+            let mut send = None;
+            let mut recv = None;
             until(|| {
                 send = send
                     .take()

@@ -154,7 +154,8 @@ fn machine(profile: &Profile) -> Machine {
         let Link {
             pci, gts, width, ..
         } = &profile.links[rail.link];
-        let (device, slot) = (rail.name.clone(), pci.clone());
+        let device = rail.name.clone();
+        let slot = pci.clone();
         Function {
             device,
             slot,

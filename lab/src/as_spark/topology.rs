@@ -141,7 +141,8 @@ mod tests {
 
     fn machine() -> Machine {
         let function = |device: &str, slot: &str, number| {
-            let (device, slot) = (device.to_owned(), slot.to_owned());
+            let device = device.to_owned();
+            let slot = slot.to_owned();
             Function {
                 device,
                 slot,

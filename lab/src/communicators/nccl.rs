@@ -110,7 +110,8 @@ impl Nccl {
     /// Returns only after all ranks have called `join`.
     pub fn join(self: &Rc<Self>, id: &Id, rank: usize, ranks: usize) -> Result<Communicator> {
         let mut raw = ptr::null_mut();
-        let (rank, ranks) = (c_int::try_from(rank)?, c_int::try_from(ranks)?);
+        let rank = c_int::try_from(rank)?;
+        let ranks = c_int::try_from(ranks)?;
         // SAFETY: `raw` is valid for writes for the length of the call; the id is passed by value.
         let code = unsafe { (self.init_rank)(&mut raw, ranks, *id, rank) };
         self.check("ncclCommInitRank", code)?;
@@ -138,7 +139,8 @@ impl Communicator {
     /// `None` without a colour. Returns only after all ranks have called `split`.
     pub fn split(&self, colour: Option<u16>, key: usize) -> Result<Option<Self>> {
         // NCCL_SPLIT_NOCOLOR is -1.
-        let (number, key) = (colour.map_or(-1, c_int::from), c_int::try_from(key)?);
+        let number = colour.map_or(-1, c_int::from);
+        let key = c_int::try_from(key)?;
         let mut raw = ptr::null_mut();
         // SAFETY: the communicator is alive; `raw` is valid for writes for the length of the call;
         // a NULL configuration means the parent's.

@@ -166,7 +166,8 @@ impl Rank {
         let world = self.join()?;
         self.check(&world, rank, ranks, LARGE)?;
         // Pairs of ranks, each in reverse order. If the number of ranks is odd, the last is alone.
-        let (pair, first) = (rank / 2, rank / 2 * 2);
+        let pair = rank / 2;
+        let first = rank / 2 * 2;
         let size = (ranks - first).min(2);
         let reversed = world
             .split(Some(pair as u16), ranks - rank)?
@@ -291,7 +292,9 @@ impl Rank {
             folder,
             ..
         } = &self.task;
-        let (rank, ranks, folder) = (*rank, *ranks, folder.clone());
+        let rank = *rank;
+        let ranks = *ranks;
+        let folder = folder.clone();
         let first = self.join()?;
         let mut longest = Duration::ZERO;
         // Only rank 0 looks for the mark `Returned`, and tells the others by an all-reduce, because
@@ -380,7 +383,8 @@ impl Rank {
         size: usize,
         count: usize,
     ) -> Result<()> {
-        let (stream, salt) = (Arc::clone(&self.stream), self.steps);
+        let stream = Arc::clone(&self.stream);
+        let salt = self.steps;
         self.steps += 1;
         let sum = self.start(communicator, index, count, salt, &stream)?;
         self.compare(&sum, size, salt, &stream)?;

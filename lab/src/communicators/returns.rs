@@ -112,10 +112,8 @@ impl Director<'_> {
         if !Mark::SecondInUse.wait(self.folder, || self.is_over())? {
             return Ok(None);
         }
-        let (after, twice) = (
-            self.queue_pairs(ranks)?,
-            before.iter().map(|count| 2 * count).collect::<Vec<_>>(),
-        );
+        let after = self.queue_pairs(ranks)?;
+        let twice = before.iter().map(|count| 2 * count).collect::<Vec<_>>();
         ensure!(
             after == twice,
             "a second communicator should have as many queue pairs as the first ({before:?} by rank), but both together \
@@ -183,10 +181,8 @@ mod tests {
     /// No process uses the fabric, so no queue pair is lost with a device.
     #[test]
     fn ranks_end_when_removed_devices_have_no_effect() {
-        let (folder, library) = (
-            tempfile::tempdir().unwrap(),
-            tempfile::NamedTempFile::new().unwrap(),
-        );
+        let folder = tempfile::tempdir().unwrap();
+        let library = tempfile::NamedTempFile::new().unwrap();
         let request = FabricRequest {
             kind: Some(Kind::Soft),
             profile: UNPACED.to_owned(),

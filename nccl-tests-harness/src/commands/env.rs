@@ -170,7 +170,8 @@ fn qos_installer(rails: &[RailQos]) -> Result<String> {
         .first()
         .context("no rail of this host has an interface with priorities (DCB)")?
         .port;
-    let (dscp, priority) = (first.lossless_dscp(), first.lossless());
+    let dscp = first.lossless_dscp();
+    let priority = first.lossless();
     let mut mappings = format!("{dscp}:{priority}");
     if dscp != NOTIFICATIONS_DSCP {
         mappings += &format!(" {NOTIFICATIONS_DSCP}:{NOTIFICATIONS_PRIORITY}");

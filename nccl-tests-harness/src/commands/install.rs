@@ -76,7 +76,8 @@ impl Install {
             );
         }
         let prefix = std::path::absolute(&self.prefix).context("make the prefix absolute")?;
-        let (items, old) = (self.items(program, command_line)?, manifest::read(&prefix)?);
+        let items = self.items(program, command_line)?;
+        let old = manifest::read(&prefix)?;
         let done = if old.is_some() {
             "Upgraded"
         } else {

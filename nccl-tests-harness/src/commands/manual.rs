@@ -70,7 +70,8 @@ impl Manual {
 }
 
 fn completions(all: &Command, shell: Shell) -> Vec<u8> {
-    let (mut command, mut text) = (visible(all), Vec::new());
+    let mut command = visible(all);
+    let mut text = Vec::new();
     command.set_bin_name(NAME);
     command.build();
     shell.generate(&command, &mut text);
@@ -100,7 +101,8 @@ pub fn files(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
 
 /// Returns the file name and the text of each manual page. The program's own page is the last.
 fn pages(all: &Command) -> io::Result<Vec<(String, Vec<u8>)>> {
-    let (mut command, mut pages) = (visible(all).disable_help_subcommand(true), Vec::new());
+    let mut command = visible(all).disable_help_subcommand(true);
+    let mut pages = Vec::new();
     command.build();
     add_pages(command, &mut pages)?;
     Ok(pages)
@@ -240,7 +242,8 @@ mod tests {
         fs::write(file.path(), completions(&Cli::command(), Shell::Bash)).unwrap();
         let complete = |words: [&str; 4], cword: usize| {
             let words_text = words.join(" ");
-            let (current, before) = (words[cword], words[cword - 1]);
+            let current = words[cword];
+            let before = words[cword - 1];
             let script = format!(
                 "source {}; COMP_WORDS=({words_text}); COMP_CWORD={cword}; \
                  _nccl__spark nccl-spark \"{current}\" \"{before}\"; echo \"${{COMPREPLY[@]}}\"",

@@ -142,10 +142,8 @@ fn on_fabric(
 fn lines(survey: &Survey) -> String {
     let unknown = || "-".to_owned();
     let used = survey.rails.iter().map(|rail| {
-        let (name, netdev) = (
-            format!("{}:{}", rail.device, rail.port),
-            rail.netdev.clone(),
-        );
+        let name = format!("{}:{}", rail.device, rail.port);
+        let netdev = rail.netdev.clone();
         let rate = gbps(rail.speed_mbps);
         [
             name,

@@ -97,7 +97,8 @@ fn tune(tune: &Tune, program: &Path, out: &mut impl Write) -> Result<TuneReport>
     writeln!(out, "# the best settings again, in turns with the defaults")?;
     let mut again = bench.measure([None, Some(proposed)].into_iter(), FINAL_ROUNDS, out)?;
     watch.end();
-    let (defaults, again) = (again.remove(0), again.remove(0));
+    let defaults = again.remove(0);
+    let again = again.remove(0);
     ensure!(
         again.failed.is_none(),
         "the proposed settings fail: {}",

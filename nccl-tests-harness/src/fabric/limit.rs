@@ -146,10 +146,8 @@ mod tests {
     /// cables, and with a rail slowed to a quarter of 112 Mb/s.
     #[test]
     fn the_limit_is_the_minimum_cut() {
-        let (one, two) = (
-            spark(&[(0, 0), (1, 0)], true),
-            spark(&[(0, 0), (0, 1), (1, 0), (1, 1)], true),
-        );
+        let one = spark(&[(0, 0), (1, 0)], true);
+        let two = spark(&[(0, 0), (0, 1), (1, 0), (1, 1)], true);
         let payload =
             |profile: &Profile, rails: &[(usize, f64)]| of_rails(profile, rails).payload_mbps;
         assert_eq!(payload(&one, &[(0, 1.0), (1, 1.0)]), Some(195.0));

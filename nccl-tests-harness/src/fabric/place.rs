@@ -198,7 +198,8 @@ mod tests {
     #[test]
     fn a_folder_that_others_control_is_refused() {
         let outer = tempfile::tempdir().unwrap();
-        let (folder, link) = (outer.path().join("folder"), outer.path().join("link"));
+        let folder = outer.path().join("folder");
+        let link = outer.path().join("link");
         fs::create_dir(&folder).unwrap();
         symlink(&folder, &link).unwrap();
         let refused = |dir: &Path| format!("{:#}", place(dir).check(1).unwrap_err());

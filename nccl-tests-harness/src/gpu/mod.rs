@@ -105,16 +105,15 @@ pub(crate) fn self_check_lines(gpu: &Rc<Gpu>) -> Result<()> {
         kernels.store(&round)?;
         end()?;
         for (at, stored) in words.all().iter().enumerate() {
-            let (line, index) = ((at / WORDS) as u32, at % WORDS);
+            let line = (at / WORDS) as u32;
+            let index = at % WORDS;
             let is_inside = (round.first..round.first + round.lines).contains(&line);
-            let (stored, expected) = (
-                stored.load(SeqCst),
-                if is_inside {
-                    word(round.sequence, line, index)
-                } else {
-                    0
-                },
-            );
+            let stored = stored.load(SeqCst);
+            let expected = if is_inside {
+                word(round.sequence, line, index)
+            } else {
+                0
+            };
             ensure!(
                 stored == expected,
                 "{name} stores {stored:#x} as word {index} of line {line} instead of {expected:#x}"

@@ -329,7 +329,8 @@ mod tests {
 
     #[test]
     fn memory_of_the_heap_is_zeroed_and_alone_on_its_pages() {
-        let (one, other) = (Heap::new(8).unwrap(), Heap::new(PAGE_BYTES + 1).unwrap());
+        let one = Heap::new(8).unwrap();
+        let other = Heap::new(PAGE_BYTES + 1).unwrap();
         let page = |heap: &Heap| heap.start.as_ptr().addr() / PAGE_BYTES;
         assert!(!(page(&other)..page(&other) + 2).contains(&page(&one)));
         let buffer = Buffer::of(other);

@@ -134,10 +134,8 @@ impl Plugin {
     /// Fails when the library cannot be loaded, or has no such interface.
     pub fn load(path: &Path, version: Option<u32>) -> Result<Rc<Self>> {
         let library = open(path)?;
-        let (newest, oldest) = (
-            version.unwrap_or(*abi::VERSIONS.end()),
-            version.unwrap_or(*abi::VERSIONS.start()),
-        );
+        let newest = version.unwrap_or(*abi::VERSIONS.end());
+        let oldest = version.unwrap_or(*abi::VERSIONS.start());
         let found = (oldest..=newest)
             .rev()
             .find_map(|version| Some((version, symbol(&library, version)?)));
@@ -292,7 +290,8 @@ impl Context {
 
     /// Listens on device `dev`. Returns the listening comm, and the handle for its peer.
     pub fn listen(self: &Rc<Self>, dev: i32) -> Result<(Listener, Handle)> {
-        let (mut handle, mut raw) = ([0; HANDLE_BYTES], ptr::null_mut());
+        let mut handle = [0; HANDLE_BYTES];
+        let mut raw = ptr::null_mut();
         let place = handle.as_mut_ptr().cast();
         // SAFETY: the context is from `init`. `handle` has the length that the interface promises.
         // `handle` and `raw` are valid for writes during the call.
@@ -317,7 +316,8 @@ impl Context {
     /// memory, because the plugin may keep its state of the connection in `handle`. Returns `None`
     /// until connected.
     pub fn connect(self: &Rc<Self>, dev: i32, handle: &mut Handle) -> Result<Option<SendComm>> {
-        let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
+        let mut raw = ptr::null_mut();
+        let mut device_handle = ptr::null_mut();
         let handle = handle.as_mut_ptr().cast();
         // SAFETY: as in `listen`; a NULL device handle asks for no offload.
         self.plugin
@@ -361,7 +361,8 @@ impl Listener {
     /// Starts or continues to accept a connection. Returns `None` until a peer has connected.
     pub fn accept(&self) -> Result<Option<RecvComm>> {
         let plugin = &self.context.plugin;
-        let (mut raw, mut device_handle) = (ptr::null_mut(), ptr::null_mut());
+        let mut raw = ptr::null_mut();
+        let mut device_handle = ptr::null_mut();
         // SAFETY: the listen comm is open; both results are valid for writes during the call.
         plugin.call("accept", plugin.table.accept, |accept| unsafe {
             accept(self.raw.as_ptr(), &mut raw, &mut device_handle)
@@ -444,12 +445,14 @@ impl SendComm {
     ) -> Result<Option<Request>> {
         let address = memory.address(&self.0, offset, bytes)?;
         let plugin = &self.0.context.plugin;
-        let (mut raw, short) = (ptr::null_mut(), plugin.short(bytes)?);
+        let mut raw = ptr::null_mut();
+        let short = plugin.short(bytes)?;
         // SAFETY: the range lies in memory registered with this comm. Until the request is done,
         // the range stays mapped, and this program does not write to it (`Request::start`), except
         // by atomics if the memory is shared (`Words`). A profiler's handle may be NULL.
         plugin.call("isend", plugin.table.isend, |isend| unsafe {
-            let (comm, memory) = (self.0.raw.as_ptr(), memory.raw);
+            let comm = self.0.raw.as_ptr();
+            let memory = memory.raw;
             match isend {
                 Isend::V8(isend) => isend(comm, address, short, tag, memory, &mut raw),
                 Isend::V9(isend) => isend(comm, address, bytes, tag, memory, &mut raw),
@@ -520,8 +523,10 @@ impl RecvComm {
     ) -> Result<Option<Request>> {
         let mut address = memory.address(&self.0, offset, bytes)?;
         let plugin = &self.0.context.plugin;
-        let (mut size, mut short, mut tag, mut handle) =
-            (bytes, plugin.short(bytes)?, tag, memory.raw);
+        let mut size = bytes;
+        let mut short = plugin.short(bytes)?;
+        let mut tag = tag;
+        let mut handle = memory.raw;
         let mut profiler = ptr::null_mut();
         // SAFETY: each pointer is to an array of one element that is valid during the call. The
         // memory is as in `isend`, but this program does not read the range either, except by
@@ -615,7 +620,8 @@ impl Request {
             .raw
             .context("a request that is done was tested again")?;
         let plugin = &self.registration.comm.context.plugin;
-        let (mut done, mut size) = (0, 0);
+        let mut done = 0;
+        let mut size = 0;
         // SAFETY: the request is in flight and has one part, so `size` has room for its size.
         plugin.call("test", plugin.table.test, |test| unsafe {
             test(raw.as_ptr(), &mut done, &mut size)

@@ -186,10 +186,8 @@ fn powers(sizes: impl Iterator<Item = u64>) -> Range<f64> {
     let (least, most) = sizes.fold((u64::MAX, 1), |(least, most), bytes| {
         (least.min(bytes), most.max(bytes))
     });
-    let (from, to) = (
-        least.min(most).max(1).ilog2(),
-        most.next_power_of_two().ilog2(),
-    );
+    let from = least.min(most).max(1).ilog2();
+    let to = most.next_power_of_two().ilog2();
     2_f64.powi(from as i32)..2_f64.powi(to.max(from + 1) as i32)
 }
 

@@ -83,7 +83,8 @@ impl Observer {
         let stuck = call == self.last_call;
         self.last_call = call;
         let mut doing = STAGE.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (ticks, messages) = (TICKS.load(Relaxed), MESSAGES.load(Relaxed));
+        let ticks = TICKS.load(Relaxed);
+        let messages = MESSAGES.load(Relaxed);
         if messages > 0 {
             let done = ticks.wrapping_sub(TICKS_BEFORE.load(Relaxed)).min(messages);
             doing += &format!(", {done} of {messages} messages done");

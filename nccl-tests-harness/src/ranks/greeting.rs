@@ -191,11 +191,9 @@ impl<T: DeserializeOwned + Send + 'static> Arrivals<T> {
             self.unauthenticated.fetch_sub(1, Ordering::Relaxed);
             return self.receiver.try_recv().ok();
         }
-        let (sender, trust, unauthenticated) = (
-            self.sender.clone(),
-            self.trust.clone(),
-            Arc::clone(&self.unauthenticated),
-        );
+        let sender = self.sender.clone();
+        let trust = self.trust.clone();
+        let unauthenticated = Arc::clone(&self.unauthenticated);
         std::thread::spawn(move || {
             let admitted = admit(stream, address, &trust);
             unauthenticated.fetch_sub(1, Ordering::Relaxed);

@@ -127,7 +127,8 @@ impl<W: Work> Job<W> {
                 ),
             };
             let (sender, mut receiver) = control::split(socket)?;
-            let (doing, last_message) = ("starting".to_owned(), Instant::now());
+            let doing = "starting".to_owned();
+            let last_message = Instant::now();
             job.ranks.push(Rank {
                 process,
                 sender,
@@ -319,7 +320,8 @@ impl<W: Work> Job<W> {
     /// Returns the error of the first rank to fail, and the errors that follow shortly after. Ranks
     /// that died come first, because the other errors are often consequences.
     fn failure(&mut self, number: usize, reason: Option<String>) -> anyhow::Error {
-        let (mut died, mut failed) = (Vec::new(), Vec::new());
+        let mut died = Vec::new();
+        let mut failed = Vec::new();
         let until = Instant::now() + LAST_WORDS;
         let mut next = Some((number, reason));
         while let Some((number, reason)) = next {
@@ -428,10 +430,8 @@ fn by_reason(failures: Vec<(usize, String)>) -> Vec<String> {
     }
     let line = |(mut ranks, reason): (Vec<usize>, String)| {
         ranks.sort_unstable();
-        let (word, numbers) = (
-            if ranks.len() == 1 { "rank" } else { "ranks" },
-            ranks.iter().map(usize::to_string),
-        );
+        let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+        let numbers = ranks.iter().map(usize::to_string);
         format!(
             "{word} {}: {reason}",
             numbers.collect::<Vec<_>>().join(", ")
@@ -479,7 +479,10 @@ mod tests {
     fn texts_of_a_guest_reach_nothing_as_they_are() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let rank = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (version, job, host, machine) = ("0".into(), "test".into(), "far".into(), "m".into());
+        let version = "0".into();
+        let job = "test".into();
+        let host = "far".into();
+        let machine = "m".into();
         let hello = Hello {
             version,
             job,

@@ -96,7 +96,8 @@ pub(crate) fn detect(
                 size_names[0]
             );
         };
-        let (rank, ranks) = (number(rank_name, &rank)?, number(size_name, &size)?);
+        let rank = number(rank_name, &rank)?;
+        let ranks = number(size_name, &size)?;
         if ranks == 1 {
             return Ok(None);
         }

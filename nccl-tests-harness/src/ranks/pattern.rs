@@ -87,7 +87,8 @@ impl Sum {
     pub fn compare(&self, offset: usize, bytes: &[u8]) -> Mismatch {
         let mut mismatch = Mismatch::default();
         for (index, within, at) in words(offset, bytes.len()) {
-            let (word, chunk) = (self.word(index), &bytes[at..at + within.len()]);
+            let word = self.word(index);
+            let chunk = &bytes[at..at + within.len()];
             if *chunk == word[within.clone()] {
                 continue;
             }
@@ -244,7 +245,8 @@ mod tests {
         assert!(Sum::new(1..4, 5).compare(0, &sum).wrong > 4000);
         for now in [4, 6, 69, 132] {
             for ranks in 2..6 {
-                let (mut stale, sum) = (vec![0_u8; LEN], Sum::new(0..ranks, now));
+                let mut stale = vec![0_u8; LEN];
+                let sum = Sum::new(0..ranks, now);
                 for rank in 0..ranks {
                     stale
                         .iter_mut()

@@ -99,7 +99,8 @@ impl Rendezvous {
                 .check_address(address.ip())
                 .with_context(|| format!("rank 0 does not listen at {host}:{port}"))?;
         }
-        let (mut listeners, mut foreign) = (Vec::new(), None);
+        let mut listeners = Vec::new();
+        let mut foreign = None;
         for address in places_to_listen(&meeting, found) {
             match TcpListener::bind(address) {
                 Ok(listener) => listeners.push(listener),
@@ -127,7 +128,9 @@ impl Rendezvous {
     pub(crate) fn gather(self, welcome: impl Fn(&Hello) -> Result<Welcome>) -> Result<Vec<Guest>> {
         let start = Instant::now();
         let deadline = start + self.meeting.timeout;
-        let (mut guests, mut refused, mut has_remarked) = (BTreeMap::new(), Vec::new(), false);
+        let mut guests = BTreeMap::new();
+        let mut refused = Vec::new();
+        let mut has_remarked = false;
         while guests.len() + 1 < self.meeting.ranks {
             let arrival = self.arrivals.next();
             ensure!(
@@ -188,8 +191,9 @@ impl Rendezvous {
             timeout,
             ..
         } = &self.meeting;
-        let (timeout_s, absent, hint) =
-            (timeout.as_secs(), self.absent(guests), self.loopback_hint());
+        let timeout_s = timeout.as_secs();
+        let absent = self.absent(guests);
+        let hint = self.loopback_hint();
         remark(&format!(
             "rank 0 waits up to {timeout_s} s at {host}:{port} for ranks {absent}{hint}"
         ));

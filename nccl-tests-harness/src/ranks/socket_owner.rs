@@ -11,10 +11,8 @@ const LISTS: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
 /// Fails unless a process of this user owns the other end of `stream`. The other end must have sent
 /// something, so that it has been accepted.
 pub fn check(stream: &TcpStream) -> Result<()> {
-    let (own, peer) = (
-        canonical(stream.local_addr()?),
-        canonical(stream.peer_addr()?),
-    );
+    let own = canonical(stream.local_addr()?);
+    let peer = canonical(stream.peer_addr()?);
     let mut uid = None;
     for list in LISTS {
         // A kernel without IPv6 has only one of the lists.
@@ -105,10 +103,8 @@ mod tests {
     #[cfg(target_endian = "little")]
     fn lines_of_the_kernel_are_read() {
         let line = "   1: 0100007F:1F90 0100007F:D431 01 00000000:00000000 00:00000000 00000000  1000        0 4711 1";
-        let (listener, client) = (
-            "127.0.0.1:8080".parse().unwrap(),
-            "127.0.0.1:54321".parse().unwrap(),
-        );
+        let listener = "127.0.0.1:8080".parse().unwrap();
+        let client = "127.0.0.1:54321".parse().unwrap();
         assert_eq!(owner(line, listener, client), Some(1000));
         assert_eq!(owner(line, client, listener), None);
         assert_eq!(

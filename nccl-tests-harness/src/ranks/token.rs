@@ -142,7 +142,8 @@ mod tests {
 
     #[test]
     fn a_proof_is_valid_for_its_token_side_numbers_and_message_alone() {
-        let (token, other) = (Token::new().unwrap(), Token::new().unwrap());
+        let token = Token::new().unwrap();
+        let other = Token::new().unwrap();
         let proof = token.prove(Side::Listening, NONCES, "m");
         assert!(token.is_proved(Side::Listening, NONCES, "m", &proof));
         assert!(!other.is_proved(Side::Listening, NONCES, "m", &proof));

@@ -47,10 +47,8 @@ impl Fakes {
 /// Any machine that links Rust programs has `cc`.
 pub fn shared_object(source: &str, library: &Path, defines: &[&str]) {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (source, include) = (
-        package.join("../nccl-tests-harness/tests").join(source),
-        package.join("../include"),
-    );
+    let source = package.join("../nccl-tests-harness/tests").join(source);
+    let include = package.join("../include");
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     let mut command = Command::new(compiler);
     command

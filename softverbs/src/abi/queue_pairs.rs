@@ -214,8 +214,8 @@ fn modified(
                 handle.core.change(initial(&after))?;
             }
             handle.core.change(ready_to_receive(&after)?)?;
-            let (traffic_class, service_level) =
-                (after.ah_attr.grh.traffic_class, after.ah_attr.sl);
+            let traffic_class = after.ah_attr.grh.traffic_class;
+            let service_level = after.ah_attr.sl;
             handle.core.memory().priority.store(
                 u32::from_le_bytes([traffic_class, service_level, 0, 0]),
                 Ordering::Relaxed,

@@ -86,7 +86,8 @@ mod tests {
     use super::*;
 
     fn asked(send: u32, receive: u32, inline: u32) -> ibv_qp_cap {
-        let (max_send_sge, max_recv_sge) = (1, 1);
+        let max_send_sge = 1;
+        let max_recv_sge = 1;
         ibv_qp_cap {
             max_send_wr: send,
             max_recv_wr: receive,

@@ -190,7 +190,8 @@ fn window(
         iov_base: std::ptr::null_mut(),
         iov_len: 0,
     }; super::shm::MAX_SGES];
-    let (mut count, mut left) = (0, bytes as u64);
+    let mut count = 0;
+    let mut left = bytes as u64;
     for &(addr, len) in pieces.iter().take(all.len()) {
         if offset >= len {
             offset -= len;
@@ -235,7 +236,8 @@ mod tests {
                 let mut to = vec![0xaau8; 1000];
                 // SAFETY: the target has room.
                 unsafe { place(&words, offset, asked, to.as_mut_ptr() as u64 + shift) };
-                let (shift, bytes) = (shift as usize, asked.min(expected.len() - offset));
+                let shift = shift as usize;
+                let bytes = asked.min(expected.len() - offset);
                 assert_eq!(&to[shift..shift + bytes], &expected[offset..offset + bytes]);
                 assert!(
                     to[..shift]

@@ -320,10 +320,8 @@ pub fn map(file: &File) -> Result<&'static FabricMemory, String> {
     let bytes = size_of::<FabricMemory>();
     file.set_len(bytes as u64)
         .map_err(|e| format!("no room for the fabric's file of {bytes} bytes (sparse): {e}"))?;
-    let (access, flags) = (
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_SHARED | libc::MAP_NORESERVE,
-    );
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
     // SAFETY: a new mapping of a file that is this large, at an address of the kernel's choice.
     let place = unsafe {
         libc::mmap(
@@ -378,10 +376,8 @@ impl QpMemory {
     /// Returns the number of bytes in unfinished requests whose remote address is in the range
     /// `to`. The number is exact only while no process posts or serves.
     pub fn waiting_bytes(&self, to: &Range<u64>) -> u64 {
-        let (posted, done) = (
-            self.posted.load(Ordering::Acquire),
-            self.done.load(Ordering::Acquire),
-        );
+        let posted = self.posted.load(Ordering::Acquire);
+        let done = self.done.load(Ordering::Acquire);
         let waiting = (done..posted)
             .take(SEND_SLOTS)
             .map(|number| self.slot(number));

@@ -15,10 +15,8 @@ impl Profile {
                 "devices/pci{domain}:00/{}.{}",
                 link.pci, rail.function
             ));
-            let (infiniband, net) = (
-                function.join("infiniband").join(&rail.name),
-                function.join("net").join(&rail.netdev),
-            );
+            let infiniband = function.join("infiniband").join(&rail.name);
+            let net = function.join("net").join(&rail.netdev);
             let speed = format!("{:.1} GT/s PCIe\n", link.gts);
             for name in ["current_link_speed", "max_link_speed"] {
                 put(&function.join(name), &speed)?;
@@ -70,8 +68,10 @@ impl Profile {
 
     /// Adds or removes a rail's RDMA device. A new entry has a new inode, as in sysfs.
     pub fn show_device(&self, root: &Path, rail: usize, is_there: bool) -> Result<(), String> {
-        let (class, rail) = (root.join("class/infiniband"), &self.rails[rail]);
-        let (entry, link) = (class.join(&rail.name), &self.links[rail.link]);
+        let class = root.join("class/infiniband");
+        let rail = &self.rails[rail];
+        let entry = class.join(&rail.name);
+        let link = &self.links[rail.link];
         let domain = link.pci.split(':').next().unwrap_or("0000");
         let function = root.join(format!(
             "devices/pci{domain}:00/{}.{}",

@@ -24,7 +24,8 @@ pub fn open(path: &str) -> *mut c_void {
 
 /// Looks a symbol up. Returns null if the library does not have it in exactly this version.
 pub fn look_up(library: *mut c_void, name: &str, version: &str) -> *mut c_void {
-    let (name, version) = (CString::new(name).unwrap(), CString::new(version).unwrap());
+    let name = CString::new(name).unwrap();
+    let version = CString::new(version).unwrap();
     // SAFETY: the library is open, and both are C strings.
     unsafe { libc::dlvsym(library, name.as_ptr(), version.as_ptr()) }
 }
@@ -345,7 +346,8 @@ impl End {
     }
 
     pub fn post_receive(&self, mut piece: ibv_sge, wr_id: u64) -> c_int {
-        let (mut bad, next) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let mut bad = std::ptr::null_mut();
+        let next = std::ptr::null_mut();
         let mut request = ibv_recv_wr {
             wr_id,
             next,
@@ -380,7 +382,8 @@ impl End {
 }
 
 pub fn connected(context: *mut ibv_context, channel: *mut ibv_comp_channel) -> (End, End) {
-    let (a, b) = (End::new(context, channel), End::new(context, channel));
+    let a = End::new(context, channel);
+    let b = End::new(context, channel);
     for (end, peer) in [(&a, &b), (&b, &a)] {
         assert_eq!((end.to_init(), end.to_rtr(peer), end.to_rts()), (0, 0, 0));
     }

@@ -30,7 +30,8 @@ fn each_function_has_the_version_that_rdma_core_gives_it() {
         );
     }
     let mut version = "";
-    let (mut functions, mut compared) = (0, 0);
+    let mut functions = 0;
+    let mut compared = 0;
     for line in include_str!("../../ibverbs.map").lines() {
         if let Some(begun) = line.strip_suffix(" {") {
             version = begun;
@@ -197,7 +198,8 @@ fn bytes_go_both_ways_by_each_operation() {
         ),
         0
     );
-    let (sent, received) = (a.completion(), b.completion());
+    let sent = a.completion();
+    let received = b.completion();
     assert_eq!(
         (sent.wr_id, sent.status, sent.opcode, sent.qp_num),
         (1, 0, IBV_WC_RDMA_WRITE, a.number())
@@ -285,7 +287,8 @@ fn bytes_go_both_ways_by_each_operation() {
 #[test]
 fn states_are_reported_and_wrong_transitions_refused() {
     let context = open_device(0);
-    let (a, b) = (End::new(context, null_mut()), End::new(context, null_mut()));
+    let a = End::new(context, null_mut());
+    let b = End::new(context, null_mut());
     assert_eq!(a.to_rtr(&b), libc::EINVAL, "reset to RTR");
     assert_eq!(
         a.post(IBV_WR_RDMA_WRITE, 0, a.piece(0, 8), &b, 0, 1),
@@ -426,7 +429,8 @@ fn a_channel_announces_a_queue_once_for_each_request() {
         unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) },
         0
     );
-    let (mut queue, mut data) = (null_mut(), null_mut());
+    let mut queue = null_mut();
+    let mut data = null_mut();
     let mut next = || {
         (
             call!(ibv_get_cq_event(channel, &raw mut queue, &raw mut data)),

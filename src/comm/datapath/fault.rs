@@ -38,8 +38,10 @@ impl Fault {
     #[cold]
     #[inline(never)]
     pub fn of_completion(completion: &Completion) -> Box<Self> {
-        let (text, status) = (completion.status_text(), completion.status());
-        let (vendor, qp) = (completion.vendor_error(), completion.qp_num());
+        let text = completion.status_text();
+        let status = completion.status();
+        let vendor = completion.vendor_error();
+        let qp = completion.qp_num();
         let why = format!("{text} (status {status}, vendor error {vendor:#x}, QP {qp})");
         Box::new(match completion.blame() {
             Blame::Path => Self::Rail(why),

@@ -300,7 +300,8 @@ impl Lane {
     /// than the port has.
     pub fn connect(&mut self, role: Role, config: QpConfig, route: &Route<'_>) -> Result<()> {
         if route.ends.len() != self.queues.len() {
-            let (theirs, ours) = (route.ends.len(), self.queues.len());
+            let theirs = route.ends.len();
+            let ours = self.queues.len();
             return Err(Violation::QueuePairs { theirs, ours }.into());
         }
         let most = route.snapshot.port.active_mtu_bytes;
@@ -615,7 +616,8 @@ fn random_psn() -> Result<u32> {
 #[cold]
 pub fn lanes_text(lanes: &[Lane]) -> String {
     let one = |lane: &Lane| {
-        let (here, there) = (lane.rail.name(), &lane.peer_rail);
+        let here = lane.rail.name();
+        let there = &lane.peer_rail;
         match (
             lane.record.read(Word::Bytes),
             lane.record.read(Word::Writes),

@@ -29,10 +29,8 @@ impl Mailboxes {
             .get(INBOX_AT / 8..INBOX_AT / 8 + FRAME_WORDS)?;
         // Acquire: everything done because of the frame comes after this load. The digest detects a
         // torn frame, so the order of the NIC's stores and of the other loads does not matter.
-        let (number, received) = (
-            inbox[0].load(Ordering::Acquire),
-            inbox[1].load(Ordering::Relaxed),
-        );
+        let number = inbox[0].load(Ordering::Acquire);
+        let received = inbox[1].load(Ordering::Relaxed);
         if number == 0 && received == 0 {
             return None;
         }

@@ -227,7 +227,8 @@ fn failed_on(
     let Lane {
         rail, peer_rail, ..
     } = &lanes[lane.index()];
-    let (peer, peer_rail) = (context.peer.name.clone(), peer_rail.clone());
+    let peer = context.peer.name.clone();
+    let peer_rail = peer_rail.clone();
     Box::new(OnRail {
         rail: rail.name(),
         peer,

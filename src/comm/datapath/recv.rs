@@ -463,7 +463,8 @@ fn absorb_all(
     context: &PathContext,
     completions: &[Completion],
 ) -> std::result::Result<Found, Box<Fault>> {
-    let (mut found, mut fault) = (Found::Nothing, None);
+    let mut found = Found::Nothing;
+    let mut fault = None;
     for completion in completions {
         if completion.status() != 0 {
             let next = failed(context, completion);

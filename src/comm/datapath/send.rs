@@ -336,7 +336,8 @@ impl SendPath {
             }
         }
         let lane = &mut self.rails.lanes[by.index()];
-        let (lkey, inline_bytes) = (send.lkey(lane), lane.inline_bytes());
+        let lkey = send.lkey(lane);
+        let inline_bytes = lane.inline_bytes();
         let Some(slot) = lane.next_slot() else {
             return self.send_queued(context, head, send, by, now_ns);
         };
@@ -462,16 +463,15 @@ impl SendPath {
         };
         self.given_ns[usize::from(request) % REQUESTS] = now_ns.unwrap_or_default();
         for (number, share) in shares.iter().enumerate() {
-            let (by, number) = (share.lane, number as u8);
+            let by = share.lane;
+            let number = number as u8;
             let timed = now_ns.is_some() && self.rails.striping.is_counted(share.bytes);
             let lane = &mut self.rails.lanes[by.index()];
             let now = now_ns.filter(|_| timed).map(|now_ns| lane.moment(now_ns));
             self.rails.striping.record_queued(by, share.bytes, now);
-            let (queue, lkey, rkey) = (
-                lane.next_queue(),
-                send.lkey(lane),
-                head.rkey(self.ring.words(), by),
-            );
+            let queue = lane.next_queue();
+            let lkey = send.lkey(lane);
+            let rkey = head.rkey(self.ring.words(), by);
             let Some(slot) = lane.slot(queue).filter(|_| share.bytes <= self.chunk_bytes) else {
                 self.sends.keep_share(
                     request,
@@ -522,7 +522,8 @@ impl SendPath {
                 let Some(slot) = self.rails.lanes[next.lane.index()].slot(next.route.queue) else {
                     break;
                 };
-                let (last, timed) = (next.immediate.is_some(), next.route.timed);
+                let last = next.immediate.is_some();
+                let timed = next.route.timed;
                 let write = LaneWrite {
                     work: if last {
                         Work::Share {

@@ -145,8 +145,10 @@ impl Stalled {
         let peer = || context.peer.name.clone();
         let gone = match context.peer.presence() {
             PeerState::Here if timer.should_warn(waited, context.stall_warn) => {
-                let (what, count, peer, lanes) =
-                    (self.what, self.count, &context.peer.name, lanes_text(lanes));
+                let what = self.what;
+                let count = self.count;
+                let peer = &context.peer.name;
+                let lanes = lanes_text(lanes);
                 tracing::debug!(
                     "{what} ({count}) with {peer} has made no progress for {waited:.0?}; {lanes}"
                 );
@@ -199,7 +201,8 @@ mod tests {
 
     #[test]
     fn a_stall_counts_once_and_its_length_grows() {
-        let (mut stall, seconds) = (StallTimer::default(), Duration::from_secs);
+        let mut stall = StallTimer::default();
+        let seconds = Duration::from_secs;
         let counting = crate::counters::Counting::new(false);
         let (rail, peer_rail) = Default::default();
         let lane = CountedLane {

@@ -229,7 +229,8 @@ mod tests {
     fn the_first_error_is_kept_and_returned_once_the_queue_pairs_have_stopped() {
         let mut status = Status::default();
         assert!(status.check().is_ok() && !status.has_failed());
-        let (first, another) = (Error::from(Network::SetupEnded), Error::from(Usage::Closed));
+        let first = Error::from(Network::SetupEnded);
+        let another = Error::from(Usage::Closed);
         status.end(first.clone().into());
         assert!(
             status.has_failed() && status.is_ending() && status.check().is_ok(),

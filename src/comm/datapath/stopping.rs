@@ -147,7 +147,8 @@ impl LostQueues {
     /// Polls until every queue pair is flushed.
     fn drain(mut self: Box<Self>) -> Stopped {
         let mut until = Instant::now() + DRAIN_LIMIT;
-        let (mut asked, mut has_posted) = (Instant::now(), false);
+        let mut asked = Instant::now();
+        let mut has_posted = false;
         while !self.flushed.iter().all(|is_flushed| *is_flushed) {
             let is_broken = match self.poll() {
                 Ok(true) => continue,
@@ -162,7 +163,8 @@ impl LostQueues {
                 std::thread::yield_now();
                 continue;
             }
-            let (asks, is_late) = (Instant::now(), Instant::now() > until);
+            let asks = Instant::now();
+            let is_late = Instant::now() > until;
             let presence = self.query_presence();
             asked = Instant::now();
             // While the device does not answer, it need not return completions either.

@@ -78,7 +78,8 @@ impl LaneTest {
         now: Instant,
     ) -> Result<Self> {
         let acknowledged = vec![0; lane.queue_count()];
-        let (rewrite_at, deadline) = (Some(now + limit / 3), now + limit);
+        let rewrite_at = Some(now + limit / 3);
+        let deadline = now + limit;
         let was_small_only = false;
         let mut test = Self {
             lane,

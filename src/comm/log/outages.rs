@@ -103,11 +103,9 @@ impl RailOutages {
                     recovered,
                     ..
                 } = &*outage;
-                let (back, all, left) = (
-                    recovered.len(),
-                    recovered.len() + without.len(),
-                    without.len(),
-                );
+                let back = recovered.len();
+                let all = recovered.len() + without.len();
+                let left = without.len();
                 tracing::warn!(
                     "rail {rail} to {peer} recovered for {back} of {all} connections (peer rail {peer_rail}); {left} still retrying"
                 );
@@ -118,7 +116,8 @@ impl RailOutages {
 
 impl Outage {
     fn new(path: RailPair, peer: String, connection: u64, logged: Logged, now: Instant) -> Self {
-        let (without, recovered) = (vec![connection], Vec::new());
+        let without = vec![connection];
+        let recovered = Vec::new();
         Self {
             path,
             peer,
@@ -177,7 +176,8 @@ impl ConnectionOutages {
             peer_host: host.to_owned(),
             peer_rail,
         };
-        let (paths, peer) = (rails.map(path).collect(), peer.to_owned());
+        let paths = rails.map(path).collect();
+        let peer = peer.to_owned();
         let id = outages.members.fetch_add(1, Ordering::Relaxed);
         let outages = Arc::clone(outages);
         Self {
@@ -239,7 +239,8 @@ impl ConnectionOutages {
                 true
             }
         };
-        let (left, of) = (self.in_use(&open), self.paths.len());
+        let left = self.in_use(&open);
+        let of = self.paths.len();
         drop(open);
         let (
             RailPair {
@@ -311,9 +312,11 @@ impl ConnectionOutages {
             return;
         }
         let outage = open.swap_remove(at);
-        let (in_use, of) = (self.in_use(&open), self.paths.len());
+        let in_use = self.in_use(&open);
+        let of = self.paths.len();
         drop(open);
-        let (peer, seconds) = (&outage.peer, outage.seconds());
+        let peer = &outage.peer;
+        let seconds = outage.seconds();
         tracing::warn!(
             "rail {rail} to {peer} recovered after {seconds:.1} s (peer rail {peer_rail}); {in_use} of {of} rails in use"
         );

@@ -158,7 +158,8 @@ fn losses(rail: &str, netdev: &str, before: Settings, now: Settings) -> Vec<Stri
              it again: switches.md"
         ));
     }
-    let (before, now) = (before.mtu_bytes, now.mtu_bytes);
+    let before = before.mtu_bytes;
+    let now = now.mtu_bytes;
     if now < before {
         texts.push(format!(
             "rail {rail}: its device is back with MTU {now} in place of {before}, so its packets are small; after the job: ip link \

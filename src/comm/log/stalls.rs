@@ -109,10 +109,8 @@ impl Stalls {
                 continue;
             };
             if of.logged != Some(worst.cause) {
-                let (waited, why) = (
-                    now.saturating_duration_since(worst.since),
-                    of.explained(&worst.why),
-                );
+                let waited = now.saturating_duration_since(worst.since);
+                let why = of.explained(&worst.why);
                 (of.logged, of.due) = (Some(worst.cause), now + window);
                 let connections = match of.stalled.len() {
                     1 => "1 connection".to_owned(),
@@ -198,7 +196,9 @@ impl ConnectionStall {
             .iter()
             .position(|of| of.peer == self.peer)
             .unwrap_or_else(|| {
-                let (peer, stalled, awaited) = (self.peer.clone(), Vec::new(), Vec::new());
+                let peer = self.peer.clone();
+                let stalled = Vec::new();
+                let awaited = Vec::new();
                 peers.push(PeerStalls {
                     peer,
                     stalled,
@@ -305,7 +305,8 @@ mod tests {
         let stalls = Arc::new(Stalls::default());
         let [mut asked, mut lost, late, other] =
             ["a:1", "a:1", "a:1", "b:1"].map(|of| ConnectionStall::new(&stalls, of));
-        let (now, idle) = (Instant::now(), SECOND);
+        let now = Instant::now();
+        let idle = SECOND;
         let waits = |why| StallCause::PeerWaits {
             why: Box::new(why),
             idle,

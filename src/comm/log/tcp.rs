@@ -106,12 +106,10 @@ impl TcpOutage {
     }
 
     fn end(&self, last_return: Instant) {
-        let (peer, seconds) = (
-            &self.peer,
-            last_return
-                .saturating_duration_since(self.since)
-                .as_secs_f64(),
-        );
+        let peer = &self.peer;
+        let seconds = last_return
+            .saturating_duration_since(self.since)
+            .as_secs_f64();
         if self.was_logged {
             tracing::info!("bootstrap connections with {peer} are back after {seconds:.1} s");
         } else {

@@ -164,7 +164,8 @@ impl Wish {
     }
 
     fn log_refusal(&self, error: &std::io::Error) {
-        let (device, latency_us) = (self.device.display(), self.latency_us);
+        let device = self.device.display();
+        let latency_us = self.latency_us;
         if self.is_automatic {
             tracing::info!(
                 "processors may sleep deeply between collectives, which delays the first one after a pause by some 0.5 ms: {device}: \

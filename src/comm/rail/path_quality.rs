@@ -131,7 +131,9 @@ mod tests {
     #[test]
     fn open_connections_share_the_quality_of_their_path() {
         let rail = PathQualities::default();
-        let (one, other, elsewhere) = (rail.of([1; 16]), rail.of([1; 16]), rail.of([2; 16]));
+        let one = rail.of([1; 16]);
+        let other = rail.of([1; 16]);
+        let elsewhere = rail.of([2; 16]);
         one.add(0.5);
         assert_eq!(
             (

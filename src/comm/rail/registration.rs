@@ -121,20 +121,16 @@ impl Registration {
     #[inline(always)]
     pub fn covers(&self, addr: u64, bytes: usize) -> bool {
         // An address below the start wraps around to an offset above every length.
-        let (offset, room) = (
-            (addr as usize).wrapping_sub(self.memory.addr()),
-            self.memory.len(),
-        );
+        let offset = (addr as usize).wrapping_sub(self.memory.addr());
+        let room = self.memory.len();
         offset <= room && bytes <= room - offset || bytes == 0
     }
 
     /// Returns true if a peer may write to the `bytes` bytes at `addr`, or if `bytes` is 0.
     #[inline(always)]
     pub fn allows_write(&self, addr: u64, bytes: usize) -> bool {
-        let (offset, room) = (
-            (addr as usize).wrapping_sub(self.memory.addr()),
-            self.writable_bytes,
-        );
+        let offset = (addr as usize).wrapping_sub(self.memory.addr());
+        let room = self.writable_bytes;
         offset <= room && bytes <= room - offset || bytes == 0
     }
 
@@ -337,7 +333,8 @@ impl Registrations {
         memory: HostMemory,
         purpose: Purpose,
     ) -> Result<Arc<Registration>> {
-        let (addr, bytes) = (memory.addr(), memory.len());
+        let addr = memory.addr();
+        let bytes = memory.len();
         let range = memory.range().ok_or(Argument::Range { addr, bytes })?;
         let rails = &rails[..rails.len().min(MAX_OFFERED_RAILS)];
         let registration = self.share(range, purpose, |id| {
@@ -383,7 +380,8 @@ impl Registrations {
         let first = list.iter().find_map(|known| known.of(&range, purpose));
         if first.is_none() {
             list.retain(|known| known.held.strong_count() > 0);
-            let (held, renewal) = (Arc::downgrade(&made), Arc::clone(&made.renewal));
+            let held = Arc::downgrade(&made);
+            let renewal = Arc::clone(&made.renewal);
             list.push(CacheEntry {
                 id: made.id,
                 range,
@@ -450,7 +448,8 @@ fn register_to_send(rail: &Rail, pd: &Arc<Pd>, memory: HostMemory) -> Result<(Mr
         }) => {
             let made = Mr::register(pd, memory, access | Access::LOCAL_WRITE)?;
             if !rail.needed_local_write.swap(true, Ordering::Relaxed) {
-                let (name, why) = (rail.name(), Error::Os { call, errno });
+                let name = rail.name();
+                let why = Error::Os { call, errno };
                 tracing::info!(
                     "rail {name}: sends are registered with LOCAL_WRITE, because without it: {why}"
                 );
@@ -529,7 +528,8 @@ mod tests {
             first = Some(other.unwrap());
             Ok(registration(id, &range))
         });
-        let (first, second) = (first.unwrap(), second.unwrap());
+        let first = first.unwrap();
+        let second = second.unwrap();
         assert!(
             Arc::ptr_eq(&first, &second) && Arc::strong_count(&first) == 2 && all.in_use() == 1
         );
@@ -548,7 +548,8 @@ mod tests {
 
     #[test]
     fn a_send_may_share_a_receives_registration_but_not_the_reverse() {
-        let (all, range) = (Registrations::default(), 0x1000..0x2000);
+        let all = Registrations::default();
+        let range = 0x1000..0x2000;
         let make = |id| Ok(registration(id, &range));
         let sent = all.share(range.clone(), Purpose::Send, make).unwrap();
         let received = all.share(range.clone(), Purpose::Receive, make).unwrap();

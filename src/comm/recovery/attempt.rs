@@ -183,7 +183,8 @@ pub struct NewQueuePairs {
 impl ManagedRail {
     /// Returns the state for `lane`, which has `queue_count` queue pairs or gets them later.
     pub fn of(lane: &Lane, queue_count: usize) -> Self {
-        let (rail, peer_rail) = (Arc::clone(&lane.rail), lane.peer_rail.clone());
+        let rail = Arc::clone(&lane.rail);
+        let peer_rail = lane.peer_rail.clone();
         let generation = lane.is_open().then_some(lane.generation());
         // The first CTS entries will carry the keys of the device that is present now.
         let cts_generation =

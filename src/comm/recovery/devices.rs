@@ -187,7 +187,8 @@ impl Watch {
         }
         if self.rail.device.is_return_due(now) {
             let (tell, returning) = sync_channel(1);
-            let (process, rail) = (Arc::clone(process), Arc::clone(&self.rail));
+            let process = Arc::clone(process);
+            let rail = Arc::clone(&self.rail);
             threads::detach("spark-device", move || {
                 // Fails if the service thread has ended. The device's own state has the result too.
                 let _ = tell.send(process.look_for_return(&rail, now));

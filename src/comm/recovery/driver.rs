@@ -140,7 +140,8 @@ impl Driver {
             config.loss_timeout,
             names,
         );
-        let (loss, probe) = (nanos(config.loss_timeout), nanos(config.probe_timeout));
+        let loss = nanos(config.loss_timeout);
+        let probe = nanos(config.probe_timeout);
         let limits = Limits {
             loss,
             probe,
@@ -439,7 +440,8 @@ impl Driver {
     }
 
     fn write_to_mailboxes(&mut self, frame: &ControlFrame) {
-        let (bytes, mailboxes) = (self.mailboxes.put_frame(frame), self.mailboxes.clone());
+        let bytes = self.mailboxes.put_frame(frame);
+        let mailboxes = self.mailboxes.clone();
         let up: Vec<_> = self.recovery.rails_up().collect();
         // A frame that is not written now is repeated later.
         let _ = self.on_path(|path, context| {

@@ -96,8 +96,8 @@ impl RedialHandle {
         let listener = TcpListener::bind(address).map_err(trouble)?;
         listener.set_nonblocking(true).map_err(trouble)?;
         let at = listener.local_addr().map_err(trouble)?;
-        let (unauthenticated, descriptors) =
-            (Unauthenticated::new(listener), Arc::clone(descriptors));
+        let unauthenticated = Unauthenticated::new(listener);
+        let descriptors = Arc::clone(descriptors);
         self.opened = Some(RedialListener {
             unauthenticated,
             descriptors,

@@ -187,7 +187,8 @@ impl Service {
         let (waker, wakened) = UnixStream::pair().map_err(trouble)?;
         waker.set_nonblocking(true).map_err(trouble)?;
         wakened.set_nonblocking(true).map_err(trouble)?;
-        let (process, theirs) = (Arc::clone(&self.process), Arc::clone(&self.shared));
+        let process = Arc::clone(&self.process);
+        let theirs = Arc::clone(&self.shared);
         threads::spawn("spark-service", move || serve(&process, &theirs, wakened))
             .map_err(trouble)?;
         shared.waker = Some(waker);
@@ -285,7 +286,8 @@ fn do_round(
     listener: &mut Option<RedialListener>,
     devices: &mut Devices,
 ) {
-    let (mut closed, mut is_woken) = (Vec::new(), false);
+    let mut closed = Vec::new();
+    let mut is_woken = false;
     // Adds new connections to `watched` before all other work. If that work panics, `abandon` fails
     // the connections in `watched`, and so the new ones too.
     for command in commands {
@@ -379,7 +381,9 @@ fn abandon(watched: &mut Vec<Arc<Mutex<Watched>>>, fault: &str) {
 }
 
 fn wait(watched: &[Arc<Mutex<Watched>>], devices: &Devices, wakened: &UnixStream) {
-    let (mut is_busy, mut due, mut sockets) = (devices.is_busy(), None, Vec::new());
+    let mut is_busy = devices.is_busy();
+    let mut due = None;
+    let mut sockets = Vec::new();
     for each in watched {
         let each = lock(each);
         is_busy |= each.must_close || each.driver.is_busy();

@@ -27,10 +27,8 @@ impl Stall {
             recovery,
             ..
         } = &process.config;
-        let (warn, abort) = (
-            data_path.stall_warn,
-            recovery.stall_abort_s.map(Duration::from_secs),
-        );
+        let warn = data_path.stall_warn;
+        let abort = recovery.stall_abort_s.map(Duration::from_secs);
         let limits = StallLimits {
             warn: nanos(warn),
             abort: abort.map(nanos),

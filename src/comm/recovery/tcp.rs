@@ -94,7 +94,8 @@ impl Redialling {
         };
         address.set_port(port.get());
         let (attempts, dialled) = Default::default();
-        let (origin, descriptors) = (Instant::now(), Arc::clone(descriptors));
+        let origin = Instant::now();
+        let descriptors = Arc::clone(descriptors);
         Self::Dials(Box::new(Dialler {
             address,
             token,
@@ -225,7 +226,8 @@ impl Tcp {
                     }
                 }
                 Ok(Received::Message(other)) => {
-                    let (name, kind) = (&driver.peer().name, other.kind());
+                    let name = &driver.peer().name;
+                    let kind = other.kind();
                     tracing::warn!("{name} sent an unexpected {kind} message: ignored");
                 }
                 Ok(Received::Nothing) => return,

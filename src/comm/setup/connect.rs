@@ -151,7 +151,8 @@ enum ConnectStep {
 impl Connecting {
     fn begin(handle: Handle, process: &Process, traffic_class: Option<u8>) -> Result<Self> {
         let channel = dial(process, &handle)?;
-        let (started, priority) = (Instant::now(), process.priority(traffic_class));
+        let started = Instant::now();
+        let priority = process.priority(traffic_class);
         let handshake = Handshake {
             channel,
             started,
@@ -508,7 +509,8 @@ impl AcceptedOffer {
             left_out,
         } = self;
         if go.pairs.len() != offered.len() {
-            let (theirs, ours) = (go.pairs.len(), offered.len());
+            let theirs = go.pairs.len();
+            let ours = offered.len();
             return Err(Violation::RailCount { peer, theirs, ours }.into());
         }
         let mut pairs = Vec::new();
@@ -553,7 +555,8 @@ impl AcceptedOffer {
                 lane,
             });
         }
-        let (role, peer_addr) = (Role::Sender, go.mailbox_addr);
+        let role = Role::Sender;
+        let peer_addr = go.mailbox_addr;
         let agreed = Agreed {
             role,
             peer,

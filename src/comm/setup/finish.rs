@@ -105,7 +105,8 @@ impl<P: Shareable> AwaitingRail<P> {
         let Some(endpoint) = &self.endpoint else {
             return Ok(None);
         };
-        let (process, peer) = (&endpoint.process, &endpoint.context.peer);
+        let process = &endpoint.process;
+        let peer = &endpoint.context.peer;
         let Some(mut path) = endpoint.path.enter() else {
             return Ok(not_entered(&endpoint.path).map(|()| None)?);
         };
@@ -177,7 +178,8 @@ pub fn finish<P: Shareable + 'static>(
         .map(|pair| negotiate::is_routed(&pair.rail, pair.choice.peer_gid))
         .collect();
     let mut striping = negotiate::striping(&process, &paths);
-    let (mut lanes, mut rails) = (Vec::new(), Vec::new());
+    let mut lanes = Vec::new();
+    let mut rails = Vec::new();
     let counted = counted(&process, role, &peer, &pairs);
     for (
         id,
@@ -226,7 +228,8 @@ pub fn finish<P: Shareable + 'static>(
         .setup
         .connect_timeout
         .saturating_sub(started.elapsed());
-    let (shared, watched) = (Arc::clone(&process), Arc::clone(&context));
+    let shared = Arc::clone(&process);
+    let watched = Arc::clone(&context);
     let terms = Terms {
         role,
         priority,

@@ -82,7 +82,8 @@ impl Joining {
             rail: lane.rail.id,
             peer_gid: route.choice.peer_gid,
         };
-        let (mtu_bytes, until) = (route.choice.mtu_bytes, Instant::now() + limit(process));
+        let mtu_bytes = route.choice.mtu_bytes;
+        let until = Instant::now() + limit(process);
         Self {
             path,
             mtu_bytes,

@@ -147,7 +147,8 @@ pub fn listen(setup: &Arc<Setup>) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
         waiting_since: None,
         ticket: None,
     };
-    let (state, pending) = (Mutex::new(listening), Pending::new(AcceptProgress::peer));
+    let state = Mutex::new(listening);
+    let pending = Pending::new(AcceptProgress::peer);
     Ok((
         ListenComm {
             setup: Arc::clone(setup),
@@ -419,7 +420,8 @@ impl OfferMade {
         let chunk_bytes = rails.chunk_bytes().min(hello.chunk_bytes);
         let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
         let mut left_out = negotiate::unpaired(&rails, &paired, Role::Receiver);
-        let (mut offers, mut all) = (Vec::new(), Vec::new());
+        let mut offers = Vec::new();
+        let mut all = Vec::new();
         let dead = |pair: &Pair| {
             negotiate::dead_path_reason(
                 process,
@@ -429,7 +431,8 @@ impl OfferMade {
         };
         for ((pair, ends), queue_count) in pairs.into_iter().zip(ends).zip(queue_pairs) {
             let known = &rails.known[pair.acceptor];
-            let (rail, theirs) = (&known.rail, &hello.rails[pair.connector]);
+            let rail = &known.rail;
+            let theirs = &hello.rails[pair.connector];
             let opened = open(known, theirs, dead(&pair), queue_count)?;
             if opened.is_ok() {
                 warn_of_mtu(
@@ -470,10 +473,8 @@ impl OfferMade {
                 Some((pair.ends[0].rail, pair.opened.as_ref().err()?.why.clone()))
             };
             left_out.extend(all.iter().filter_map(why));
-            let (peer, rails) = (
-                hello.name.clone(),
-                negotiate::left_out_text(process, &left_out),
-            );
+            let peer = hello.name.clone();
+            let rails = negotiate::left_out_text(process, &left_out);
             return Err(Missing::QueuePairs { peer, rails }.into());
         }
         let offer = Offer {
@@ -498,7 +499,8 @@ impl OfferMade {
     /// Starts to connect this side's queue pairs. [`Probing`] tests them afterwards.
     fn connect(self, process: &Process, peer: &str, ready: Ready) -> Result<Probing> {
         if ready.pairs.len() != self.pairs.len() {
-            let (theirs, ours) = (ready.pairs.len(), self.pairs.len());
+            let theirs = ready.pairs.len();
+            let ours = self.pairs.len();
             return Err(Violation::RailCount {
                 peer: peer.to_owned(),
                 theirs,
@@ -610,9 +612,11 @@ fn open(
 }
 
 fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailAdvert, peer: &str) {
-    let (here, there) = (ours.mtu_bytes, theirs.mtu_bytes);
+    let here = ours.mtu_bytes;
+    let there = theirs.mtu_bytes;
     if here != there && process.log.is_first(peer, Subject::PathMtu(rail.id)) {
-        let (rail, their_rail) = (rail.name(), &theirs.name);
+        let rail = rail.name();
+        let their_rail = &theirs.name;
         tracing::warn!(
             "rail {rail} to {peer}: path MTU {here} here, {there} on peer rail {their_rail}; using the smaller: set the same MTU on both ports"
         );
@@ -631,13 +635,11 @@ impl ProbedPair {
             peer_gid,
             mtu_bytes,
         } = path_choice(&self.pair);
-        let (path, limit) = (
-            PathId {
-                rail: self.rail.id,
-                peer_gid,
-            },
-            process.config.recovery.probe_timeout,
-        );
+        let path = PathId {
+            rail: self.rail.id,
+            peer_gid,
+        };
+        let limit = process.config.recovery.probe_timeout;
         LaneTest::start(
             lane,
             path,
@@ -672,7 +674,8 @@ impl ProbedPair {
                 self.rail.device.query_presence(self.rail.info.port) != DevicePresence::Here,
             ),
             TestResult::Silent(why) => {
-                let (netdev, pair) = (self.rail.info.netdev.as_deref(), &self.pair);
+                let netdev = self.rail.info.netdev.as_deref();
+                let pair = &self.pair;
                 let sent_to =
                     neighbours::sent_to(netdev, pair.connector_gid, theirs, pair.connector, peer);
                 not_yet(
@@ -745,7 +748,8 @@ impl Probing {
         let Mailboxes { region, peer_addr } = mailboxes;
         let is_final = |pair: &ProbedPair| matches!(&pair.state, Probed::NotYet(not_yet) if !not_yet.is_temporary);
         let is_hopeless = probed.iter().all(is_final);
-        let (mut pairs, mut go_pairs) = (Vec::new(), Vec::new());
+        let mut pairs = Vec::new();
+        let mut go_pairs = Vec::new();
         for ProbedPair {
             rail,
             pair,

@@ -61,7 +61,8 @@ pub fn check_tuner(process: &Process, hello: &Hello) -> Result<()> {
 /// # Errors
 /// [`Error::Usage`] if the values differ.
 pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
-    let (ours, theirs) = (process.config.setup.ring_tcp, hello.by_tcp != ByTcp::Off);
+    let ours = process.config.setup.ring_tcp;
+    let theirs = hello.by_tcp != ByTcp::Off;
     if ours == theirs {
         return Ok(());
     }
@@ -81,7 +82,9 @@ pub fn check_ring_tcp(process: &Process, hello: &Hello) -> Result<()> {
 /// classes if this host's settings have none: NCCL may have set the peer's class for the
 /// communicator.
 pub fn warn_of_priority(process: &Process, hello: &Hello) {
-    let (ours, theirs, peer) = (process.priority(None), hello.priority, &hello.name);
+    let ours = process.priority(None);
+    let theirs = hello.priority;
+    let peer = &hello.name;
     let differs = process
         .config
         .setup
@@ -128,7 +131,9 @@ impl LocalRails {
     pub fn query(process: &Process) -> Result<Self> {
         process.look_for_returned(Instant::now());
         let interfaces = interfaces::all()?;
-        let (mut known, mut adverts, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
+        let mut known = Vec::new();
+        let mut adverts = Vec::new();
+        let mut unknown = Vec::new();
         for rail in process.rails.iter().take(MAX_OFFERED_RAILS) {
             let (snapshot, problem) = match rail.snapshot(&interfaces) {
                 Ok(snapshot) => (snapshot, None),
@@ -282,7 +287,8 @@ pub fn report_connected(process: &Process, peer: &str, role: Role, lanes: &[Lane
     let rails: Vec<String> = live
         .map(|lane| format!("{} to {}", lane.rail.name(), lane.peer_rail))
         .collect();
-    let (count, plural) = (rails.len(), if rails.len() == 1 { "" } else { "s" });
+    let count = rails.len();
+    let plural = if rails.len() == 1 { "" } else { "s" };
     let direction = match role {
         Role::Sender => "send",
         Role::Receiver => "receive",
@@ -438,7 +444,8 @@ pub fn no_usable_rail(process: &Process, peer: &str, left_out: &[(RailId, String
 /// # Errors
 /// [`Error::TimedOut`], which names `waiting_for`.
 pub fn in_time(process: &Process, started: Instant, waiting_for: &str) -> Result<()> {
-    let (waited, limit) = (started.elapsed(), process.config.setup.connect_timeout);
+    let waited = started.elapsed();
+    let limit = process.config.setup.connect_timeout;
     if waited < limit {
         return Ok(());
     }
@@ -501,7 +508,9 @@ mod tests {
             cable: 0,
             port_mbps: 1,
         };
-        let (name, phys_port, addresses) = ("x0:1".to_owned(), String::new(), Vec::new());
+        let name = "x0:1".to_owned();
+        let phys_port = String::new();
+        let addresses = Vec::new();
         let advert = RailAdvert {
             name,
             phys_port,

@@ -84,7 +84,8 @@ impl<T: Send + 'static> Pending<T> {
         }
         drop(table);
         // The service thread does not keep the table alive: without an owner, no call will come.
-        let (weak, peer) = (Arc::downgrade(&self.table), self.peer);
+        let weak = Arc::downgrade(&self.table);
+        let peer = self.peer;
         let chore = move |now| {
             weak.upgrade()
                 .is_none_or(|table| give_up_abandoned(&table, peer, now))
@@ -154,7 +155,8 @@ mod tests {
 
     #[test]
     fn the_service_thread_gives_up_only_what_is_abandoned() {
-        let (service, state) = (service(), Arc::new(()));
+        let service = service();
+        let state = Arc::new(());
         let pending = Pending::new(|_: &Arc<()>| "spark-2".to_owned());
         // In the second round, the service thread of the first round may have ended.
         for _ in 0..2 {

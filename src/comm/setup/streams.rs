@@ -79,7 +79,8 @@ impl Gathering {
     pub fn new(process: &Process) -> Result<(Self, Streams)> {
         let mut token = [0; TOKEN_BYTES];
         getrandom::fill(&mut token)?;
-        let (name, channels) = (process.name.clone(), [const { None }; STREAMS - 1]);
+        let name = process.name.clone();
+        let channels = [const { None }; STREAMS - 1];
         Ok((
             Self {
                 token,

@@ -158,7 +158,8 @@ mod tests {
         assert_eq!(&all, b"headbody");
         one.write_all(b"0123456789").unwrap();
         while other.peek(&mut [0; 16]).unwrap() < 10 {}
-        let (mut first, mut rest) = ([0; 6], [0; 8]);
+        let mut first = [0; 6];
+        let mut rest = [0; 8];
         assert_eq!(receive(&other, memory(&mut first), &mut rest).unwrap(), 10);
         assert_eq!((&first, &rest), (b"012345", b"6789\0\0\0\0"));
         let would_block =

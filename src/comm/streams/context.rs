@@ -124,7 +124,8 @@ impl Waiting {
         };
         match silent {
             Some(silent) if silent >= UNACKNOWLEDGED => {
-                let (tcp, waited) = (context.sockets.tcp.clone(), self.after(waited));
+                let tcp = context.sockets.tcp.clone();
+                let waited = self.after(waited);
                 Err(Box::new(
                     Network::Silent {
                         tcp,

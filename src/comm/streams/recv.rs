@@ -278,7 +278,8 @@ impl StreamRecvPath {
             }
         }
         if found == Polled::InPart {
-            let (first, count) = (self.hot, self.streams.len());
+            let first = self.hot;
+            let count = self.streams.len();
             for stream in (first + 1..first + count).map(|stream| stream % count) {
                 if self.take_in(context, stream)? != Polled::Nothing {
                     self.hot = stream;

@@ -175,10 +175,8 @@ impl StreamSendPath {
             count: bytes,
         };
         if self.peer_has_closed {
-            let (tcp, waited) = (
-                context.sockets.tcp.clone(),
-                waiting.after(self.stall.elapsed()),
-            );
+            let tcp = context.sockets.tcp.clone();
+            let waited = waiting.after(self.stall.elapsed());
             return Err(self
                 .failure
                 .record(context, PeerGone::StreamsClosed { tcp, waited }.into()));

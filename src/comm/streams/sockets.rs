@@ -25,10 +25,8 @@ impl Sockets {
     /// Takes over the channels of the handshake. The first channel must be the one that has carried
     /// HELLO.
     pub fn new(channels: Vec<Channel>, tcp: TcpPath) -> Result<Opened> {
-        let (mut streams, mut read) = (
-            Vec::with_capacity(channels.len()),
-            Vec::with_capacity(channels.len()),
-        );
+        let mut streams = Vec::with_capacity(channels.len());
+        let mut read = Vec::with_capacity(channels.len());
         for channel in channels {
             let (stream, rest) = channel.into_stream()?;
             streams.push(stream);
@@ -58,7 +56,8 @@ impl Sockets {
     /// Converts an error of a stream to the plugin's error.
     #[cold]
     pub fn failed(&self, number: usize, error: &std::io::Error) -> Error {
-        let (tcp, why) = (self.tcp.clone(), error.to_string());
+        let tcp = self.tcp.clone();
+        let why = error.to_string();
         match error.kind() {
             ErrorKind::ConnectionReset
             | ErrorKind::ConnectionAborted

@@ -148,7 +148,8 @@ fn every_second_attempt_goes_by_link_local_addresses() {
         );
         is_link_local(&pair.connector_gid)
     };
-    let (here, there) = (&spark(1)[0], &spark(2)[0]);
+    let here = &spark(1)[0];
+    let there = &spark(2)[0];
     assert_eq!(
         [1, 2, 3, 4].map(|attempt| is_by_link_local(here, there, attempt)),
         [false, true, false, true]
@@ -377,7 +378,8 @@ fn a_routed_pair_shows_no_cable() {
         rails[1].is_usable = false;
         rails
     };
-    let (one, other) = (bare(spark(1)), bare(far()));
+    let one = bare(spark(1));
+    let other = bare(far());
     let found = pair(&one, &other, &asked(&one, &other, |_, _| true));
     assert_eq!(
         found
@@ -390,7 +392,8 @@ fn a_routed_pair_shows_no_cable() {
 
 #[test]
 fn a_routed_pair_returns_by_its_route() {
-    let (one, other) = (&spark(1)[0], &far()[0]);
+    let one = &spark(1)[0];
+    let other = &far()[0];
     let [one_slice, other_slice] = [one, other].map(std::slice::from_ref);
     let again =
         |routes: &[Route], attempt| pair_again(one, other, routes, attempt).expect("it is a pair");

@@ -13,7 +13,8 @@ impl<const N: usize> Receives<N> {
     /// Returns the progress of all receives.
     pub fn progress(&self) -> Progress {
         let (delivered, granted) = self.message_range();
-        let (mut arrived, mut untested) = (0, 0);
+        let mut arrived = 0;
+        let mut untested = 0;
         for (receive, seen) in self.granted() {
             match receive.unfinished {
                 0 => untested += 1,

@@ -298,7 +298,8 @@ fn a_grant_of_a_lost_lane_is_repeated_and_holds_its_slot() {
 
 #[test]
 fn grants_with_old_keys_are_repeated_by_their_own_lanes() {
-    let (mut receives, shadow) = (<Receives>::new(CHUNK), shadow());
+    let mut receives = <Receives>::new(CHUNK);
+    let shadow = shadow();
     let by_one = receives.grant([8].into_iter(), false, lane(1)).unwrap();
     let by_other = receives.grant([8, 8].into_iter(), false, lane(2)).unwrap();
     let by_lost = receives.grant([8].into_iter(), false, lane(0)).unwrap();
@@ -358,7 +359,8 @@ fn grants_with_old_keys_are_repeated_by_their_own_lanes() {
 
 #[test]
 fn new_keys_replace_those_of_pending_entries_alone() {
-    let (mut receives, shadow) = (<Receives>::new(CHUNK), shadow());
+    let mut receives = <Receives>::new(CHUNK);
+    let shadow = shadow();
     let mut grant = |tag| {
         let grant = receives.grant([8].into_iter(), false, lane(0)).unwrap();
         let terms = Terms {
@@ -375,7 +377,8 @@ fn new_keys_replace_those_of_pending_entries_alone() {
         );
         grant
     };
-    let (done, pending) = (grant(4), grant(5));
+    let done = grant(4);
+    let pending = grant(5);
     receives.arrived(&immediate(done, 0, (0, 1), 0), 8).unwrap();
     receives
         .take_new_keys(lane(1), &shadow, |_, _| Ok::<_, ()>([7; 4]))

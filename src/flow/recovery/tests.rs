@@ -132,7 +132,8 @@ impl End {
 
 #[test]
 fn a_lost_rail_is_asked_for_tried_and_used() {
-    let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
+    let mut end = End::new(Role::Sender);
+    let mut now = 20 * SECOND;
     end.loses_a_rail(now);
     end.recovery.tick(now + RETRY_PAUSE_NS - 1);
     assert_eq!(end.actions(), []);
@@ -167,7 +168,8 @@ fn a_lost_rail_is_asked_for_tried_and_used() {
 
 #[test]
 fn failed_attempts_become_rare_and_a_port_that_comes_up_is_tried_immediately() {
-    let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
+    let mut end = End::new(Role::Sender);
+    let mut now = 20 * SECOND;
     end.loses_a_rail(now);
     for pause in [
         RETRY_PAUSE_NS,
@@ -189,7 +191,8 @@ fn failed_attempts_become_rare_and_a_port_that_comes_up_is_tried_immediately() {
 
 #[test]
 fn a_call_that_does_not_return_ends_its_attempt() {
-    let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
+    let mut end = End::new(Role::Sender);
+    let mut now = 20 * SECOND;
     end.loses_a_rail(now);
     let waits_without_answer = |end: &mut End, now: &mut u64| {
         end.recovery.tick(*now + STEP - 1);
@@ -244,7 +247,8 @@ fn a_call_that_does_not_return_ends_its_attempt() {
 
 #[test]
 fn a_peer_that_does_not_answer_is_logged_once_and_its_late_answer_changes_nothing() {
-    let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
+    let mut end = End::new(Role::Sender);
+    let mut now = 20 * SECOND;
     end.loses_a_rail(now);
     now += RETRY_PAUSE_NS;
     end.recovery.tick(now);
@@ -270,7 +274,8 @@ fn a_peer_that_does_not_answer_is_logged_once_and_its_late_answer_changes_nothin
 
 #[test]
 fn an_abandoned_request_ends_its_slow_answer() {
-    let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
+    let mut end = End::new(Role::Receiver);
+    let now = 20 * SECOND;
     end.loses_a_rail(now);
     let join = |attempt| ControlMessage::Join {
         lane: lane(0),
@@ -295,7 +300,8 @@ fn an_abandoned_request_ends_its_slow_answer() {
 
 #[test]
 fn an_answer_to_an_abandoned_attempt_changes_nothing() {
-    let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
+    let mut end = End::new(Role::Sender);
+    let mut now = 20 * SECOND;
     end.loses_a_rail(now);
     let asks_again = |end: &mut End, now: &mut u64| {
         *now += STEP;
@@ -352,7 +358,8 @@ fn without_any_first_rail_all_rails_are_asked_for_after_the_same_pause() {
 
 #[test]
 fn each_loss_soon_after_a_return_doubles_the_pause() {
-    let (mut end, mut now) = (End::new(Role::Sender), 20 * SECOND);
+    let mut end = End::new(Role::Sender);
+    let mut now = 20 * SECOND;
     let losses = [
         (0, RETRY_PAUSE_NS),
         (STEADY, 2 * RETRY_PAUSE_NS),
@@ -402,7 +409,8 @@ fn the_accepting_side_uses_new_queue_pairs_after_live_and_drops_them_after_not_n
             Action::DropQps(lane(0)),
         ),
     ] {
-        let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
+        let mut end = End::new(Role::Receiver);
+        let now = 20 * SECOND;
         end.receive(
             &ControlMessage::Fenced {
                 lane: lane(0),
@@ -435,7 +443,8 @@ fn the_accepting_side_uses_new_queue_pairs_after_live_and_drops_them_after_not_n
 
 #[test]
 fn without_a_rail_the_connection_fails_after_the_limit_and_once() {
-    let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
+    let mut end = End::new(Role::Receiver);
+    let now = 20 * SECOND;
     end.lose(lane(0), now);
     end.lose(lane(1), now);
     end.recovery.tick(now);
@@ -448,7 +457,8 @@ fn without_a_rail_the_connection_fails_after_the_limit_and_once() {
 
 #[test]
 fn a_loss_that_the_peer_does_not_acknowledge_fails_the_connection() {
-    let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
+    let mut end = End::new(Role::Sender);
+    let now = 20 * SECOND;
     end.lose(lane(1), now);
     end.recovery.tick(now + LIMITS.loss);
     assert_eq!(end.actions(), []);
@@ -461,7 +471,8 @@ fn a_loss_that_the_peer_does_not_acknowledge_fails_the_connection() {
 
 #[test]
 fn a_peer_whose_tcp_closed_counts_as_dead_unless_it_answers() {
-    let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
+    let mut end = End::new(Role::Sender);
+    let now = 20 * SECOND;
     end.recovery.bootstrap_closed(now);
     assert_eq!(end.next_message(now), Some(ControlMessage::AreYouThere));
     end.recovery.tick(now + SIGN_OF_LIFE);
@@ -495,7 +506,8 @@ fn a_peer_that_has_answered_counts_as_alive_while_later_messages_wait() {
 #[test]
 fn a_peer_whose_tcp_closed_may_answer_over_new_tcp_without_a_rail() {
     for answers in [true, false] {
-        let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
+        let mut end = End::new(Role::Sender);
+        let now = 20 * SECOND;
         [0, 1].into_iter().for_each(|at| end.lose(lane(at), now));
         end.actions();
         end.recovery.bootstrap_closed(now);
@@ -521,7 +533,8 @@ fn a_peer_whose_tcp_closed_may_answer_over_new_tcp_without_a_rail() {
 #[test]
 fn without_tcp_the_peer_is_asked_periodically_over_the_rails() {
     for role in [Role::Sender, Role::Receiver] {
-        let (mut end, now) = (End::new(role), 20 * SECOND);
+        let mut end = End::new(role);
+        let now = 20 * SECOND;
         let asks = |end: &mut End, is_unreachable, now| {
             end.recovery.bootstrap_away(is_unreachable, now);
             let says = end.next_message(now);
@@ -548,7 +561,8 @@ fn without_tcp_the_peer_is_asked_periodically_over_the_rails() {
 
 #[test]
 fn silent_tcp_is_redialled_where_it_alone_carries_frames() {
-    let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
+    let mut end = End::new(Role::Sender);
+    let now = 20 * SECOND;
     end.lose(lane(0), now);
     assert!(end.next_message(now).is_some());
     assert_eq!(
@@ -588,7 +602,8 @@ fn silent_tcp_is_redialled_where_it_alone_carries_frames() {
 
 #[test]
 fn a_peer_whose_tcp_was_closed_is_dialled_in_time() {
-    let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
+    let mut end = End::new(Role::Sender);
+    let now = 20 * SECOND;
     assert_eq!(end.recovery.bootstrap_need(false, now), Need::NotUrgent);
     // Urgent, because the rails may already be lost.
     end.recovery.bootstrap_closed(now);
@@ -671,7 +686,8 @@ const RECEIVES: Progress = Progress::Receiver {
 
 #[test]
 fn a_question_about_a_stall_gets_its_answer() {
-    let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
+    let mut end = End::new(Role::Sender);
+    let now = 20 * SECOND;
     let report = |number, progress| StallReport {
         number,
         idle_ms: 5,
@@ -699,7 +715,8 @@ fn a_question_about_a_stall_gets_its_answer() {
 
 #[test]
 fn changes_of_rails_count_once_they_are_complete_on_both_sides() {
-    let (mut end, now) = (End::new(Role::Receiver), 20 * SECOND);
+    let mut end = End::new(Role::Receiver);
+    let now = 20 * SECOND;
     let report = StallReport {
         number: 1,
         idle_ms: 0,
@@ -776,7 +793,8 @@ fn changes_of_rails_count_once_they_are_complete_on_both_sides() {
 
 #[test]
 fn an_unconfirmed_frame_is_sent_again() {
-    let (mut end, now) = (End::new(Role::Sender), 20 * SECOND);
+    let mut end = End::new(Role::Sender);
+    let now = 20 * SECOND;
     end.lose(lane(0), now);
     let Some(Frame::First(first)) = end.recovery.poll_frame(now) else {
         panic!("no frame to send")

@@ -12,7 +12,8 @@ fn ring() -> Vec<AtomicU64> {
 fn grant(ring: &[AtomicU64], sequence: u64, tags: &[i32]) {
     for (part, &tag) in tags.iter().enumerate() {
         let addr = 0x1000 * (part as u64 + 1);
-        let (parts, part) = (tags.len() as u8, part as u8);
+        let parts = tags.len() as u8;
+        let part = part as u8;
         put(
             ring,
             sequence,
@@ -83,7 +84,8 @@ fn take(sends: &mut Sends, ring: &[AtomicU64], tag: i32) -> Option<(u64, u8)> {
 
 #[test]
 fn tags_choose_within_a_group_and_equal_tags_match_in_order() {
-    let (mut sends, ring) = (<Sends>::default(), ring());
+    let mut sends = <Sends>::default();
+    let ring = ring();
     assert_eq!(take(&mut sends, &ring, 7), None);
     grant(&ring, 0, &[7, 9, 7]);
     grant(&ring, 1, &[7]);
@@ -102,7 +104,8 @@ fn tags_choose_within_a_group_and_equal_tags_match_in_order() {
 
 #[test]
 fn a_group_is_seen_only_when_all_of_it_has_arrived() {
-    let (mut sends, ring) = (<Sends>::default(), ring());
+    let mut sends = <Sends>::default();
+    let ring = ring();
     grant(&ring, 0, &[1, 2, 3]);
     let hole = entry_word(0, 2) + 4;
     let word = ring[hole].swap(0, Ordering::Relaxed);
@@ -113,7 +116,8 @@ fn a_group_is_seen_only_when_all_of_it_has_arrived() {
 
 #[test]
 fn an_invalid_entry_in_the_ring_is_named() {
-    let (mut sends, ring) = (<Sends>::default(), ring());
+    let mut sends = <Sends>::default();
+    let ring = ring();
     grant(&ring, 0, &[1, 2]);
     put(
         &ring,
@@ -130,7 +134,8 @@ fn an_invalid_entry_in_the_ring_is_named() {
 
 #[test]
 fn a_send_is_cut_into_chunks_and_done_when_every_share_is_confirmed() {
-    let (mut sends, ring) = (<Sends>::default(), ring());
+    let mut sends = <Sends>::default();
+    let ring = ring();
     grant(&ring, 0, &[0]);
     let bytes = 40_000;
     let head = find(&mut sends, &ring, 0).unwrap().unwrap();
@@ -334,14 +339,12 @@ fn shares_missing_from_a_lost_lane_are_resent_on_another() {
         None,
         "no other lane is available"
     );
-    let (mut asked, source) = (
-        Vec::new(),
-        LocalRoute {
-            lane: lane(2),
-            queue: 6,
-            lkey: 22,
-        },
-    );
+    let mut asked = Vec::new();
+    let source = LocalRoute {
+        lane: lane(2),
+        queue: 6,
+        lkey: 22,
+    };
     sends.resend(&ring, 0b101, |share| {
         asked.push((share.bytes, share.registration_id));
         assert_eq!(
@@ -400,7 +403,8 @@ fn shares_missing_from_a_lost_lane_are_resent_on_another() {
 
 #[test]
 fn a_lost_share_waits_for_an_entry_with_a_key_for_an_open_lane() {
-    let (mut sends, ring) = (<Sends>::default(), ring());
+    let mut sends = <Sends>::default();
+    let ring = ring();
     grant(&ring, 0, &[0]);
     let head = find(&mut sends, &ring, 0).unwrap().unwrap();
     let (request, _) = sends

@@ -416,7 +416,8 @@ impl Bed {
     }
 
     fn ask(&mut self, asker: usize, question: &StallReport) {
-        let (peer, now) = (1 - asker, self.now * SECOND);
+        let peer = 1 - asker;
+        let now = self.now * SECOND;
         self.sample(peer);
         self.watches[peer].peer_asked(question, now);
         let answer = self.watches[peer].report(question.number, now).unwrap();

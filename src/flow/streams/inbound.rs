@@ -168,7 +168,8 @@ impl Inbound {
         if *landed < *total {
             return false;
         }
-        let (full_chunks, rest) = ((*total / UNIT_BYTES) as u16, (*total % UNIT_BYTES) as u32);
+        let full_chunks = (*total / UNIT_BYTES) as u16;
+        let rest = (*total % UNIT_BYTES) as u32;
         *place = InboundPart::Closed;
         let generation = Immediate::generation_of(receive.sequence);
         let whole = Immediate {

@@ -114,7 +114,8 @@ impl Outbound {
     /// does not exceed [`Head::buffer_bytes`]. Returns the request number, or `None` while there is
     /// no room ([`Outbound::has_room`]).
     pub fn start(&mut self, head: Head, bytes: u64) -> Option<u16> {
-        let (sequence, part) = (head.sequence, head.part);
+        let sequence = head.sequence;
+        let part = head.part;
         let (request, _) = self
             .sends
             .start_single_write(head, (0, 0), bytes, LaneId::default())?;

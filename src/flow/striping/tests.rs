@@ -83,7 +83,8 @@ impl Run {
     /// Runs for `seconds` with `window` messages of `bytes` under way. Returns the throughput in
     /// MB/s.
     fn run(&mut self, seconds: f64, window: usize, bytes: u64) -> f64 {
-        let (end, before) = (self.now_us + seconds * 1e6, self.done_bytes);
+        let end = self.now_us + seconds * 1e6;
+        let before = self.done_bytes;
         while self.now_us < end {
             while self.unfinished.len() < window {
                 self.send(bytes);
@@ -322,7 +323,8 @@ fn trials_are_rare_when_all_rails_are_equal() {
     let mut run = Run::new(&[100_000; 4], &[10_000.0; 4]);
     run.latency_us = 10.0;
     run.run(4.0, 8, 4096);
-    let (mut trials, mut trying) = (0, false);
+    let mut trials = 0;
+    let mut trying = false;
     for _ in 0..20_000 {
         run.run(50e-6, 8, 4096);
         let tries = matches!(run.striping.trials, Trials::Trial { .. });

@@ -28,7 +28,9 @@ fn address(n: u8, device: &str) -> String {
 /// Host `n` with routes to the opposite host. Between hosts 0 and 2, the first twins are routed by
 /// host 1, and the second twins by host 3. With a 32-bit prefix, neighbours need host routes too.
 fn ring_host(n: u8, prefix: u8) -> Routed {
-    let (next, opposite, before) = ((n + 1) % 4, (n + 2) % 4, (n + 3) % 4);
+    let next = (n + 1) % 4;
+    let opposite = (n + 2) % 4;
+    let before = (n + 3) % 4;
     let addresses =
         [F0, P2F0, F1, P2F1].map(|device| (device, format!("{}/{prefix}", address(n, device))));
     let addresses: Vec<(&str, &str)> = addresses
@@ -56,10 +58,8 @@ fn ring_host(n: u8, prefix: u8) -> Routed {
 /// Pairs rails for a connection from `one` to `other`. Returns each pair as text, `RAIL - RAIL`.
 fn connect(one: &Routed, other: &Routed) -> Vec<String> {
     let routes = pairing::existing_routes(&one.adverts, &other.adverts, |route| {
-        let (rail, to) = (
-            &other.adverts[route.acceptor].name,
-            Ipv6Addr::from(route.connector_gid).to_canonical(),
-        );
+        let rail = &other.adverts[route.acceptor].name;
+        let to = Ipv6Addr::from(route.connector_gid).to_canonical();
         other
             .routes
             .iter()
@@ -68,10 +68,8 @@ fn connect(one: &Routed, other: &Routed) -> Vec<String> {
     let name = |rail: &RailAdvert| rail.name.trim_end_matches(":1").to_owned();
     let text = |pair: &Pair| {
         // The connector must have a route back for a routed pair: without one it refuses the pair.
-        let (here, to) = (
-            &one.adverts[pair.connector],
-            Ipv6Addr::from(pair.acceptor_gid).to_canonical().to_string(),
-        );
+        let here = &one.adverts[pair.connector];
+        let to = Ipv6Addr::from(pair.acceptor_gid).to_canonical().to_string();
         let own = here
             .addresses
             .iter()

@@ -28,12 +28,13 @@ pub(super) fn adverts(survey: &Survey) -> Vec<RailAdvert> {
             .collect(),
         is_usable: true,
     };
-    let (token, name, gpu, by_tcp) = ([1; 16], "spark:1".to_owned(), String::new(), ByTcp::Off);
-    let (rails, chunk_bytes, priority) = (
-        survey.rails.iter().map(advert).collect(),
-        1 << 20,
-        Priority::default(),
-    );
+    let token = [1; 16];
+    let name = "spark:1".to_owned();
+    let gpu = String::new();
+    let by_tcp = ByTcp::Off;
+    let rails = survey.rails.iter().map(advert).collect();
+    let chunk_bytes = 1 << 20;
+    let priority = Priority::default();
     let hello = Hello {
         token,
         name,
@@ -63,7 +64,8 @@ struct Meeting {
 /// Pairs the rails of two hosts. Panics if the pairs depend on which host connects.
 #[track_caller]
 fn pair_hosts(one: &TestHost, other: &TestHost) -> Meeting {
-    let (ours, theirs) = (adverts(&one.survey("")), adverts(&other.survey("")));
+    let ours = adverts(&one.survey(""));
+    let theirs = adverts(&other.survey(""));
     let pairs = pairing::pair(&ours, &theirs, &[]);
     let text = |[c, a]: [&[RailAdvert]; 2], pair: &Pair| -> [String; 2] {
         let end = |rail: &RailAdvert, gid: [u8; 16]| match Ipv6Addr::from(gid) {
@@ -112,7 +114,8 @@ fn pair_hosts(one: &TestHost, other: &TestHost) -> Meeting {
 
 fn ends(ours: &[RailAdvert], theirs: &[RailAdvert], pairs: &[Pair]) -> Vec<[End; 2]> {
     let end = |rails: &[RailAdvert], at: usize| {
-        let (rail, attachment) = (RailId::new(at).unwrap(), rails[at].attachment);
+        let rail = RailId::new(at).unwrap();
+        let attachment = rails[at].attachment;
         End { rail, attachment }
     };
     pairs
@@ -187,11 +190,9 @@ fn two_sparks_with_two_cables_straight_and_crossed() {
             .collect();
         host(&spark_with(n, &[0, 1], &addresses))
     };
-    let (one, straight, crossed) = (
-        four(1, [100, 101, 102, 103]),
-        four(2, [100, 101, 102, 103]),
-        four(2, [102, 103, 100, 101]),
-    );
+    let one = four(1, [100, 101, 102, 103]);
+    let straight = four(2, [100, 101, 102, 103]);
+    let crossed = four(2, [102, 103, 100, 101]);
     assert_quiet(&[&one, &straight, &crossed]);
     let nets = [
         (F0, F0, 100),
@@ -257,10 +258,8 @@ fn two_cables_in_one_subnet() {
     two.iter_mut()
         .filter(|f| f.device == P2F0)
         .for_each(|f| *f = f.clone().down());
-    let (ours, theirs) = (
-        adverts(&host(&one).survey("")),
-        adverts(&host(&two).survey("")),
-    );
+    let ours = adverts(&host(&one).survey(""));
+    let theirs = adverts(&host(&two).survey(""));
     let names = |pair: &Pair| {
         [&ours[pair.connector], &theirs[pair.acceptor]]
             .map(|rail| rail.name.trim_end_matches(":1").to_owned())
@@ -348,7 +347,8 @@ fn both_twins_in_one_subnet() {
     ] {
         let functions =
             |n: u8, [first, second]: [&str; 2]| spark_with(n, &[0], &[(F0, first), (P2F0, second)]);
-        let (one, two) = (host(&functions(1, ours)), host(&functions(2, theirs)));
+        let one = host(&functions(1, ours));
+        let two = host(&functions(2, theirs));
         assert_quiet(&[&one, &two]);
         let ip = |address: &str| address.split('/').next().unwrap().to_owned();
         let rail = |device: &str, at: usize| {
@@ -692,7 +692,8 @@ fn a_ring_of_four_has_no_rails_on_its_diagonals() {
     for hosts in [ring(true), ring(false)] {
         assert_quiet(&hosts.each_ref());
         for n in 0..4 {
-            let (next, across) = (&hosts[(n + 1) % 4], &hosts[(n + 2) % 4]);
+            let next = &hosts[(n + 1) % 4];
+            let across = &hosts[(n + 2) % 4];
             let found = pair_hosts(&hosts[n], next);
             assert_eq!(
                 (found.rails.len(), found.mbps),
@@ -827,13 +828,11 @@ fn a_spark_with_a_workstation() {
             .iter_mut()
             .filter(|f| f.device.ends_with("f0"))
             .for_each(|f| f.speed_mbps = speed_mbps);
-        let (spark, other) = (
-            host(&functions),
-            host(&[Function {
-                netdev_mtu: 1500,
-                ..workstation(0)
-            }]),
-        );
+        let spark = host(&functions);
+        let other = host(&[Function {
+            netdev_mtu: 1500,
+            ..workstation(0)
+        }]);
         assert_quiet(&[&spark]);
         let said = other.survey("").warnings;
         assert!(

@@ -104,7 +104,8 @@ pub fn run(library: &Path, plan: &Plan) -> Result<(), String> {
 /// then all sends, then tests the oldest request of each side until all are done.
 fn messages(pair: &mut Pair, mut phase: Phase, counting: bool) -> Result<Phase, String> {
     let counts = |what| counting && (phase.counted == Counted::All || phase.counted == what);
-    let (bytes, window) = (phase.bytes, phase.window);
+    let bytes = phase.bytes;
+    let window = phase.window;
     for batch in 0..phase.messages / window {
         let mark = (batch % 255) as u8 + 1;
         pair.source()[..bytes * window].fill(mark);

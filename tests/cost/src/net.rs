@@ -83,7 +83,8 @@ impl Pair {
             bytes: vec![0; bytes],
             handle: ptr::null_mut(),
         };
-        let (source, target) = (memory(), memory());
+        let source = memory();
+        let target = memory();
         let null = ptr::null_mut();
         let mut pair = Self {
             table,
@@ -105,14 +106,13 @@ impl Pair {
     }
 
     fn start(&mut self) -> Result<(), String> {
-        let (mut context, mut devices) = (ptr::null_mut(), 0);
+        let mut context = ptr::null_mut();
+        let mut devices = 0;
         let config = CommConfig {
             traffic_class: UNDEFINED,
         };
-        let (init, count) = (
-            has("init", self.table().init)?,
-            has("devices", self.table().devices)?,
-        );
+        let init = has("init", self.table().init)?;
+        let count = has("devices", self.table().devices)?;
         // SAFETY: here and below all arguments live for the length of the call, and a comm until it
         // is closed; the logger is a function of this program, and a profiler may be absent.
         check("init", unsafe {
@@ -126,7 +126,8 @@ impl Pair {
         self.connect_ends(context)?;
         let register = has("regMr", self.table().reg_mr)?;
         for (comm, memory) in [(self.send, &mut self.source), (self.recv, &mut self.target)] {
-            let (start, length) = (memory.bytes.as_mut_ptr().cast(), memory.bytes.len());
+            let start = memory.bytes.as_mut_ptr().cast();
+            let length = memory.bytes.len();
             // SAFETY: as above; the memory stays where it is.
             check("regMr", unsafe {
                 register(comm, start, length, PTR_HOST, &mut memory.handle)
@@ -139,10 +140,8 @@ impl Pair {
         let mut handle = [0u8; HANDLE_BYTES];
         let handle = handle.as_mut_ptr().cast();
         let listen = has("listen", self.table().listen)?;
-        let (connect, accept) = (
-            has("connect", self.table().connect)?,
-            has("accept", self.table().accept)?,
-        );
+        let connect = has("connect", self.table().connect)?;
+        let accept = has("accept", self.table().accept)?;
         let mut listener = ptr::null_mut();
         // SAFETY: as in `start`; the handle has the length that the interface promises.
         check("listen", unsafe {
@@ -195,8 +194,11 @@ impl Pair {
         counts: bool,
     ) -> Result<Option<Request>, String> {
         let call = has("irecv", self.table().irecv)?;
-        let (comm, mut handle) = (self.recv, self.target.handle);
-        let (mut size, mut tag, mut request) = (bytes, 0, ptr::null_mut());
+        let comm = self.recv;
+        let mut handle = self.target.handle;
+        let mut size = bytes;
+        let mut tag = 0;
+        let mut request = ptr::null_mut();
         let mut place: Raw = self.target.bytes[offset..offset + bytes]
             .as_mut_ptr()
             .cast();
@@ -228,7 +230,9 @@ impl Pair {
         counts: bool,
     ) -> Result<Option<Request>, String> {
         let call = has("isend", self.table().isend)?;
-        let (comm, handle, mut request) = (self.send, self.source.handle, ptr::null_mut());
+        let comm = self.send;
+        let handle = self.source.handle;
+        let mut request = ptr::null_mut();
         let place = self.source.bytes[offset..offset + bytes]
             .as_mut_ptr()
             .cast();
@@ -243,7 +247,8 @@ impl Pair {
     /// Tests a request. A request that is done is invalid afterwards.
     pub fn test(&mut self, request: Request, counts: bool) -> Result<bool, String> {
         let call = has("test", self.table().test)?;
-        let (mut done, mut size) = (0, 0);
+        let mut done = 0;
+        let mut size = 0;
         // SAFETY: the request is under way, and has one part.
         check(
             "test",

@@ -31,7 +31,8 @@ impl Dump {
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut dump = Self::default();
         let mut place = Place::default();
-        let (mut called_object, mut called) = (None, String::new());
+        let mut called_object = None;
+        let mut called = String::new();
         let mut count: Option<u64> = None;
         for (at, line) in text.lines().enumerate() {
             let bad = || format!("line {}: {line:?}", at + 1);

@@ -107,10 +107,8 @@ pub fn table(ours: &Costs, theirs: Option<&Costs>, options: &Options) -> bool {
             [Counted::All, Counted::Receive, Counted::Send, Counted::Test].map(own)
         };
         let [all, receive, send, test] = parts(ours);
-        let (libc, verbs) = (
-            ours.libc(phase).unwrap_or_default(),
-            ours.verbs(phase).unwrap_or_default(),
-        );
+        let libc = ours.libc(phase).unwrap_or_default();
+        let verbs = ours.verbs(phase).unwrap_or_default();
         let tests = phase.tests as f64 / phase.messages as f64;
         let mut line = format!(
             "{:9} {:6} | {all:8.1} {receive:6.1} {send:6.1} {test:6.1} | {libc:5.1} {verbs:7.0} {tests:6.2} |",
@@ -121,7 +119,8 @@ pub fn table(ours: &Costs, theirs: Option<&Costs>, options: &Options) -> bool {
             && let Some((other, _)) = theirs.find(phase, Counted::All)
         {
             let [against, receive, send, test] = parts(theirs);
-            let (tests, ratio) = (other.tests as f64 / other.messages as f64, all / against);
+            let tests = other.tests as f64 / other.messages as f64;
+            let ratio = all / against;
             line += &format!(
                 " {against:8.1} {receive:6.1} {send:6.1} {test:6.1} {tests:6.2} | {ratio:5.2}"
             );
@@ -207,10 +206,8 @@ pub fn functions(costs: &Costs, most: usize) {
             sum.instructions += calls.instructions;
         }
         for (function, calls) in outside {
-            let (count, cost) = (
-                a_message(calls.count, phase),
-                a_message(calls.instructions, phase),
-            );
+            let count = a_message(calls.count, phase);
+            let cost = a_message(calls.instructions, phase);
             println!("    {cost:8.1}  in {count:.2} calls of {function}, not the plugin's");
         }
     }

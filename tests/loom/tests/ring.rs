@@ -154,9 +154,11 @@ fn a_group_is_taken_once_all_its_entries_have_arrived() {
         ]
         .concat()
     };
-    let (old, new) = (all(LAP_BEFORE), all(0));
+    let old = all(LAP_BEFORE);
+    let new = all(0);
     for backwards in [false, true] {
-        let (old, new) = (old.clone(), new.clone());
+        let old = old.clone();
+        let new = new.clone();
         model(move || {
             let ring = ring_of(&old);
             let mut sends = sends();

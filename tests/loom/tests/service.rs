@@ -104,7 +104,8 @@ fn a_chore_is_repeated_until_it_is_done() {
             let service = Arc::clone(&service);
             thread::spawn(move || {
                 let log = Arc::new(CallLog::default());
-                let (mut rounds, end) = (0, Arc::clone(&log));
+                let mut rounds = 0;
+                let end = Arc::clone(&log);
                 // The chore needs two rounds: the caller runs the first, the service thread the
                 // second.
                 let chore = move |_| {

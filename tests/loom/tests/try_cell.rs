@@ -39,7 +39,8 @@ fn users_are_exclusive_and_see_earlier_changes() {
             let path = Arc::clone(&path);
             thread::spawn(move || u32::from(use_it(&path)) + u32::from(use_it(&path)))
         };
-        let (first, second) = (user(), user());
+        let first = user();
+        let second = user();
         let used = first.join().unwrap() + second.join().unwrap();
         assert!(used >= 2, "a thread was refused while the path was free");
         let held = path.enter().expect("nobody holds it");
@@ -115,7 +116,8 @@ fn a_data_path_that_panicked_stays_unusable() {
             let path = Arc::clone(&path);
             thread::spawn(move || u32::from(use_it(&path)))
         };
-        let (first, second) = (user(), user());
+        let first = user();
+        let second = user();
         let broke = path.enter().is_some_and(|mut held| {
             held.0 += 1;
             loom_std::thread::as_if_panicking(|| drop(held));

@@ -308,7 +308,9 @@ mod tests {
     use crate::commands::collectives::Collective;
 
     fn measurement(seconds: f64, wrong: Option<u64>) -> Measurement {
-        let (p50_s, p99_s, longest_pause_s) = (seconds / 20.0, seconds / 5.0, seconds / 2.0);
+        let p50_s = seconds / 20.0;
+        let p99_s = seconds / 5.0;
+        let longest_pause_s = seconds / 2.0;
         Measurement {
             seconds,
             p50_s,

@@ -219,7 +219,8 @@ pub fn run(channels: &mut [Channel], shape: Shape, pauses: &mut Pauses) -> Resul
     let messages = |channel: &Channel| channel.sends.slices.len() + channel.receives.slices.len();
     activity::start_messages(channels.iter().map(messages).sum());
     loop {
-        let (mut moved, mut done) = (false, true);
+        let mut moved = false;
+        let mut done = true;
         for (number, channel) in channels
             .iter_mut()
             .enumerate()

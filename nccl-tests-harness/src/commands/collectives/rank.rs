@@ -251,7 +251,8 @@ impl Rank {
         let RunParameters {
             collective, ranks, ..
         } = self.terms;
-        let (mut wrong, mut first_wrong) = (0, None);
+        let mut wrong = 0;
+        let mut first_wrong = None;
         for Part {
             of,
             data_offset,
@@ -268,7 +269,9 @@ impl Rank {
             })?;
             wrong += mismatch.wrong;
             first_wrong = first_wrong.or(mismatch.first.map(|byte| {
-                let (offset, found, sent) = (byte.offset, byte.found, byte.sent);
+                let offset = byte.offset;
+                let found = byte.found;
+                let sent = byte.sent;
                 let whose = match of.len() {
                     1 => format!("rank {}'s data", of.start),
                     _ => "the sum".to_owned(),

@@ -173,7 +173,8 @@ impl Builder {
         let first = self.schedule.sends.len();
         for (index, piece) in self.pieces[block].iter().enumerate() {
             let after = self.received[block].map(|receive| receive + index);
-            let (offset, bytes) = (piece.start, piece.len());
+            let offset = piece.start;
+            let bytes = piece.len();
             self.schedule.sends.push(Slice {
                 buffer,
                 offset,
@@ -193,7 +194,8 @@ impl Builder {
         let first = self.schedule.receives.len();
         for (index, piece) in self.pieces[block].iter().enumerate() {
             let after = self.passed_on[block].map(|send| send + index);
-            let (offset, bytes) = (piece.start, piece.len());
+            let offset = piece.start;
+            let bytes = piece.len();
             self.schedule.receives.push(Slice {
                 buffer: Buffer::Recv,
                 offset,

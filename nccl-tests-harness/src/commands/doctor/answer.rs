@@ -177,7 +177,8 @@ fn mapped(place: &Place, pid: u32, not_seen: &mut Vec<NotSeen>) -> Option<Proces
 fn other_network(place: &Place, pid: u32) -> Option<NotSeen> {
     let namespace =
         |process: &str| std::fs::read_link(place.path(format!("/proc/{process}/ns/net"))).ok();
-    let (own, its) = (namespace("self"), namespace(&pid.to_string()));
+    let own = namespace("self");
+    let its = namespace(&pid.to_string());
     let what = format!("the network interfaces of process {pid}: those of this shell are judged");
     let why = "it is in another network namespace: run nccl-spark doctor in its container";
     (own != its).then(|| NotSeen::new(what, why))

@@ -121,7 +121,8 @@ impl Options {
                     "--peer {peer}: a token is for ADDRESS:PORT; ssh brings one itself"
                 )));
             }
-            let (host, interface) = (peer.to_owned(), self.interface.clone());
+            let host = peer.to_owned();
+            let interface = self.interface.clone();
             return Ok(Peer::ByHost {
                 host,
                 ssh: ssh.clone(),

@@ -25,7 +25,8 @@ pub fn picture(survey: &Survey) -> Vec<String> {
         let on_cable: Vec<usize> = (0..survey.rails.len())
             .filter(|other| survey.rails[*other].cable == rail.cable)
             .collect();
-        let (is_first, is_last) = (on_cable.first() == Some(&at), on_cable.last() == Some(&at));
+        let is_first = on_cable.first() == Some(&at);
+        let is_last = on_cable.last() == Some(&at);
         let bracket = match (is_first, is_last) {
             (true, true) => "---",
             (true, false) => "-.",

@@ -167,10 +167,8 @@ mod tests {
         assert!(place.read("/usr/lib").is_err());
         symlink("/usr", root.path().join("opt")).unwrap();
         assert_eq!(place.missing_reason("/opt/lib/../lib/libx.so.2"), None);
-        let (linked, direct) = (
-            Path::new("/opt/lib/libx.so.2"),
-            Path::new("/usr/lib/libx.so.2.1"),
-        );
+        let linked = Path::new("/opt/lib/libx.so.2");
+        let direct = Path::new("/usr/lib/libx.so.2.1");
         assert_eq!(place.resolve(linked).as_deref(), Some(direct));
         assert!(
             place

@@ -126,7 +126,8 @@ pub fn pairs(
     has_route: impl Fn(&RailSheet, Ipv6Addr, Ipv6Addr) -> bool,
 ) -> Vec<Pair> {
     let adverts = |rails: &[RailSheet]| rails.iter().map(RailSheet::advert).collect::<Vec<_>>();
-    let (ours, theirs) = (adverts(here), adverts(there));
+    let ours = adverts(here);
+    let theirs = adverts(there);
     let exists = |route: &Route| {
         has_route(
             &here[route.acceptor],

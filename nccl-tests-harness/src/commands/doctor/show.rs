@@ -77,7 +77,8 @@ fn read(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
 }
 
 fn unshown(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
-    let (read, not_seen) = (answer.facts.len(), answer.not_seen.len());
+    let read = answer.facts.len();
+    let not_seen = answer.not_seen.len();
     if read + not_seen == 0 {
         return String::new();
     }
@@ -139,11 +140,9 @@ fn verdict(answer: &Answer, is_env_alone: bool) -> String {
     } else {
         "The plugin"
     };
-    let (broken, slow, fragile) = (
-        count(Severity::Broken),
-        count(Severity::Slow),
-        count(Severity::Fragile),
-    );
+    let broken = count(Severity::Broken);
+    let slow = count(Severity::Slow);
+    let fragile = count(Severity::Fragile);
     match answer.verdict {
         Verdict::Good if is_env_alone => format!("{what} is not blocked."),
         Verdict::Good if answer.peer.is_some() => {
@@ -178,7 +177,9 @@ mod tests {
         const ODD: &str = "x\x1b]0;pwned\x07\nBROKEN: forged\r\u{9b}2J";
         let odd = || ODD.to_owned();
         let finding = Id::NoRail.finding(ODD).at(Severity::Note).cured_by(ODD);
-        let (here, there, outcome) = (vec![odd()], vec![odd()], Outcome::Failed(odd()));
+        let here = vec![odd()];
+        let there = vec![odd()];
+        let outcome = Outcome::Failed(odd());
         let path = Path {
             here,
             there,

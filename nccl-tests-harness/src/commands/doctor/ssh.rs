@@ -84,7 +84,8 @@ impl Ssh {
         let mut ssh = command
             .spawn()
             .with_context(|| format!("start {}", self.words[0]))?;
-        let (output, errors) = (follow(ssh.stdout.take()), follow(ssh.stderr.take()));
+        let output = follow(ssh.stdout.take());
+        let errors = follow(ssh.stderr.take());
         Ok(Remote {
             host: host.to_owned(),
             _input: ssh.stdin.take(),

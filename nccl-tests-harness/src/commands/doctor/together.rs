@@ -109,7 +109,8 @@ impl Path {
                 latency_us,
                 ..
             }) => {
-                let (there, back) = (rate(*to_peer), rate(*from_peer));
+                let there = rate(*to_peer);
+                let back = rate(*from_peer);
                 format!(
                     "{there} there, {back} back, {} us",
                     significant(*latency_us)

@@ -183,7 +183,8 @@ fn others_can_change(found: &Metadata) -> bool {
     const STICKY: u32 = 0o1000;
     const BY_GROUP: u32 = 0o020;
     const BY_OTHERS: u32 = 0o002;
-    let (mode, is_link) = (found.mode(), found.is_symlink());
+    let mode = found.mode();
+    let is_link = found.is_symlink();
     let is_open = mode & BY_OTHERS != 0 || (mode & BY_GROUP != 0 && found.gid() != 0);
     found.uid() != 0 || (is_open && mode & STICKY == 0 && !is_link)
 }
@@ -197,7 +198,8 @@ fn remove_files(
     paths: BTreeSet<&str>,
     manifest: &Manifest,
 ) -> Result<(usize, Vec<String>)> {
-    let (mut removed, mut kept) = (0, Vec::new());
+    let mut removed = 0;
+    let mut kept = Vec::new();
     for path in paths {
         let file = prefix.join(path);
         match present(prefix, path, manifest, None)? {

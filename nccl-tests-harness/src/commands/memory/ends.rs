@@ -101,7 +101,8 @@ impl Wire {
     /// Moves a message from one end's memory to the other's. This loop has no time limit: the
     /// command ends a process that makes no progress for the seconds of `--timeout`.
     pub fn move_message(&self, bytes: usize) -> Result<()> {
-        let (mut receiving, mut sending) = (Step::NotPosted, Step::NotPosted);
+        let mut receiving = Step::NotPosted;
+        let mut sending = Step::NotPosted;
         loop {
             let received = receiving
                 .advance(|| self.recv.irecv(&self.into, 0, bytes, TAG))

@@ -140,7 +140,8 @@ fn connect_with_itself(context: &Rc<Context>) -> Result<(SendComm, RecvComm)> {
 fn allocate(setup: &Setup, gpus: Result<[Rc<Gpu>; 2], String>) -> Result<Result<Ends, String>> {
     activity::stage(format!("allocating {}", setup.kind.name()));
     let bytes = setup.sizes.last().context("no sizes")?;
-    let (from, into) = (*bytes, bytes + GUARD_BYTES);
+    let from = *bytes;
+    let into = bytes + GUARD_BYTES;
     if setup.kind == Kind::Malloc {
         // An end uses its GPU if the GPU can access pageable memory, and the CPU otherwise.
         let gpus = gpus.ok().map(|gpus| gpus.map(Some)).unwrap_or_default();
@@ -199,7 +200,8 @@ fn without_managed(gpu: &str, has_it: bool, bytes: usize, free: usize) -> Option
 
 fn exchange(ends: &Ends, wire: &Wire, kind: Kind, bytes: usize, seed: u32) -> Result<Message> {
     let name = kind.name();
-    let (sent, stale) = (Pattern { seed, flip: 0 }, Pattern { seed, flip: 0xff });
+    let sent = Pattern { seed, flip: 0 };
+    let stale = Pattern { seed, flip: 0xff };
     activity::stage(format!(
         "writing {bytes} bytes of {name} by {}",
         ends.from.name()

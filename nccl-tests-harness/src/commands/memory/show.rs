@@ -52,7 +52,8 @@ pub fn head(out: &mut impl Write) -> io::Result<()> {
 }
 
 pub fn row(out: &mut impl Write, kind: Kind, result: &TestResult) -> io::Result<()> {
-    let (name, mut table) = (kind.name(), table(out));
+    let name = kind.name();
+    let mut table = table(out);
     match result {
         TestResult::NotTried { reason } => {
             table.row(&[name, "not tried", "-", "-", "-", "-"])?;

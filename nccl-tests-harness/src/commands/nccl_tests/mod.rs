@@ -155,7 +155,8 @@ fn once(
     outcome: &mut Outcome,
     (out, watch): (&mut impl Write, &Watch),
 ) -> Result<Vec<Row>> {
-    let (network, name) = (outcome.network, outcome.name());
+    let network = outcome.network;
+    let name = outcome.name();
     let is_first = outcome.rounds.is_empty();
     if is_first {
         let shown = environment
@@ -166,7 +167,8 @@ fn once(
     }
     // For one network, the program's own output is shown; for several networks, one table for all.
     let alone = plan.networks.len() == 1;
-    let (mut rows, mut last) = (Vec::new(), None);
+    let mut rows = Vec::new();
+    let mut last = None;
     for arguments in &plan.arguments {
         let call = Call {
             program,

@@ -203,7 +203,8 @@ fn parse_sweep(text: &str) -> Result<Sweep, String> {
     let (from, to) = text
         .split_once('-')
         .ok_or("must be FROM-TO, as in 8K-16M")?;
-    let (from, to) = (sizes::parse(from)?, sizes::parse(to)?);
+    let from = sizes::parse(from)?;
+    let to = sizes::parse(to)?;
     match 1 <= from && from <= to {
         true => Ok(Sweep { from, to }),
         false => Err(format!(

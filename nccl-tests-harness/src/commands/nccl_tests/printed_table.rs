@@ -146,7 +146,8 @@ impl Heading {
     ) -> Result<Option<(String, Option<Row>)>> {
         let joined = format!("{}{text}", begun.unwrap_or_default());
         // Rows are indented. Text without an indent may be a row that was cut within its indent.
-        let (is_indented, is_blank) = (text.starts_with(' '), text.trim().is_empty());
+        let is_indented = text.starts_with(' ');
+        let is_blank = text.trim().is_empty();
         let is_first = begun.is_none() && !is_log;
         match self.fit(&joined) {
             Fit::Wrong if is_first && is_indented => {

@@ -20,7 +20,8 @@ pub fn run(
     used: &mut Used,
     mut on_line: impl FnMut(&str, Option<&str>) -> Result<()>,
 ) -> Result<Vec<Row>> {
-    let (mut table, mut last) = (PrintedTable::default(), String::new());
+    let mut table = PrintedTable::default();
+    let mut last = String::new();
     let end = mpirun::run(call, &scene.fabric, environment, own, |line| {
         scene.log(who, line.trim_end())?;
         let is_log = used.note(line);

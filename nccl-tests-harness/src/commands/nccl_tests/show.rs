@@ -30,7 +30,11 @@ const COMPARABLE_ROUNDS: usize = 3;
 
 impl Outcome {
     pub fn new(network: Network) -> Self {
-        let (rounds, used, channels, version, failure) = (Vec::new(), None, None, None, None);
+        let rounds = Vec::new();
+        let used = None;
+        let channels = None;
+        let version = None;
+        let failure = None;
         Self {
             network,
             is_control: false,
@@ -109,9 +113,11 @@ impl Ratio<'_> {
     /// times overlap.
     fn words(&self, bytes: u64) -> String {
         let ratio = self.at(bytes);
-        let (first, second) = (self.first.time(bytes), self.second.time(bytes));
+        let first = self.first.time(bytes);
+        let second = self.second.time(bytes);
         let is_told = first.len().min(second.len()) >= COMPARABLE_ROUNDS;
-        let (first, second) = (spread(&first), spread(&second));
+        let first = spread(&first);
+        let second = spread(&second);
         let is_same = is_told && first.0 <= second.1 && second.0 <= first.1;
         match ratio.is_finite() {
             true => format!("{}{ratio:.3}", if is_same { "~" } else { "" }),
@@ -180,7 +186,8 @@ pub fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     })?;
     for bytes in sizes(outcomes) {
         for (number, outcome) in outcomes.iter().enumerate() {
-            let (time, busbw) = (outcome.time(bytes), outcome.busbw(bytes));
+            let time = outcome.time(bytes);
+            let busbw = outcome.busbw(bytes);
             let size = if number == 0 {
                 bytes.to_string()
             } else {
@@ -263,7 +270,8 @@ pub fn json(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) -> 
         let points = sizes(std::slice::from_ref(outcome))
             .into_iter()
             .map(|bytes| {
-                let (time, busbw) = (median(&outcome.time(bytes)), median(&outcome.busbw(bytes)));
+                let time = median(&outcome.time(bytes));
+                let busbw = median(&outcome.busbw(bytes));
                 json!({ "bytes": bytes, "time_us": number(time), "busbw_gb_s": number(busbw) })
             });
         json!({

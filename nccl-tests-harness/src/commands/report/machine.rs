@@ -110,7 +110,8 @@ fn hardware(place: &Place, facts: &Facts) -> Json {
             .map(Name::product)
     };
     let cuda = facts.cuda.iter().flatten().map(|gpu| {
-        let (direct, dma_buf) = (gpu.has_gpu_direct_rdma, gpu.has_dma_buf);
+        let direct = gpu.has_gpu_direct_rdma;
+        let dma_buf = gpu.has_dma_buf;
         json!({ "integrated": gpu.is_integrated, "gpu_direct_rdma": direct, "dma_buf": dma_buf })
     });
     json!({

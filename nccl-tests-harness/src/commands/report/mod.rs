@@ -143,8 +143,9 @@ fn part(
         _ if interrupt::status().is_some() => not_run(State::Interrupted),
         Err(state) => not_run(*state),
         Ok(Order::Read) => {
-            let (place, program, variables) =
-                (place.clone(), program.to_owned(), variables.to_vec());
+            let place = place.clone();
+            let program = program.to_owned();
+            let variables = variables.to_vec();
             run::read(
                 move || machine::read(&place, &program, variables),
                 step.limit,

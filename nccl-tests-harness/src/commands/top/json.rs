@@ -132,7 +132,8 @@ mod tests {
         };
         let json =
             |by_peer| serde_json::to_value(SnapshotJson::new(&snapshot, by_peer, 5.0)).unwrap();
-        let (by_rail, by_peer) = (json(false), json(true));
+        let by_rail = json(false);
+        let by_peer = json(true);
         assert_eq!(
             (&by_rail["schema"], &by_rail["hidden_processes"]),
             (&1.into(), &2.into())

@@ -92,7 +92,8 @@ pub fn remarks(snapshot: &Snapshot) -> Vec<String> {
         ));
     }
     for job in &snapshot.jobs {
-        let (pid, lanes) = (job.seen.pid, job.seen.counters.not_counted);
+        let pid = job.seen.pid;
+        let lanes = job.seen.counters.not_counted;
         if let Some(pinned) = job.seen.pinned_bytes.filter(|bytes| *bytes > 0) {
             remarks.push(format!(
                 "process {pid}: {} MB of memory pinned for devices",
@@ -154,13 +155,13 @@ mod tests {
             pid: 9,
             reason: "a reason".to_owned(),
         }];
-        let (mut lines, mut first, mut second) = (Lines::default(), Vec::new(), Vec::new());
+        let mut lines = Lines::default();
+        let mut first = Vec::new();
+        let mut second = Vec::new();
         lines.write(&mut first, &snapshot, false, "now").unwrap();
         lines.write(&mut second, &snapshot, true, "then").unwrap();
-        let (first, second) = (
-            String::from_utf8(first).unwrap(),
-            String::from_utf8(second).unwrap(),
-        );
+        let first = String::from_utf8(first).unwrap();
+        let second = String::from_utf8(second).unwrap();
         assert!(
             first.starts_with("# now: 1 job\n# 12 processes of other users cannot be read: "),
             "{first}"

@@ -115,7 +115,8 @@ impl Reader {
         } else {
             self.only.clone()
         };
-        let (mut reading, mut found) = (Reading::default(), BTreeMap::new());
+        let mut reading = Reading::default();
+        let mut found = BTreeMap::new();
         for pid in pids {
             if let Err(reason) = self.read_process(pid, &mut reading, &mut found) {
                 reading.passed_over.push(SkippedProcess { pid, reason });
@@ -135,7 +136,8 @@ impl Reader {
             let known = self.ranks.get(&(pid, file)).copied();
             let rank = known.unwrap_or_else(|| process::rank(pid));
             ranks.insert((pid, file), rank);
-            let (command, pinned_bytes) = (process::command(pid), process::pinned_bytes(pid));
+            let command = process::command(pid);
+            let pinned_bytes = process::pinned_bytes(pid);
             reading.jobs.push(Job {
                 pid,
                 command,
@@ -183,7 +185,8 @@ impl Reader {
         });
         let named = ports.map(|(device, port)| (format!("{device}:{port}"), device, port));
         let of_jobs = named.filter(|(rail, ..)| rails.contains(rail.as_str()));
-        let (mut read, mut uncounted) = (BTreeMap::new(), Vec::new());
+        let mut read = BTreeMap::new();
+        let mut uncounted = Vec::new();
         for (rail, device, port) in of_jobs {
             let counters = nic::read(&self.sysfs, &device, port, nic::is_known);
             if !counters.is_empty() {

@@ -112,11 +112,9 @@ mod tests {
         // Reading fails with EIO when no process has the other side open.
         let _ = File::from(pty.master).read_to_end(&mut text);
         let text = String::from_utf8_lossy(&text).into_owned();
-        let (enter, leave, message) = (
-            text.find("\x1b[?1049h"),
-            text.find("\x1b[?1049l"),
-            text.find("planted"),
-        );
+        let enter = text.find("\x1b[?1049h");
+        let leave = text.find("\x1b[?1049l");
+        let message = text.find("planted");
         assert!(
             enter.is_some() && enter < leave && leave < message,
             "{text:?}"

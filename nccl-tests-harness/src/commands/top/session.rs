@@ -42,7 +42,8 @@ impl Session {
 
     /// Prints readings as lines or JSON until a signal comes, or --count readings are printed.
     pub fn print(&mut self, is_json: bool, by_peer: bool) -> Result<()> {
-        let (mut lines, mut out) = (Lines::default(), output::standard());
+        let mut lines = Lines::default();
+        let mut out = output::standard();
         // The first reading only starts the first interval.
         self.read()?;
         let mut next = Instant::now() + self.interval;

@@ -127,7 +127,8 @@ impl Line {
 
 impl View {
     pub fn new(by_peer: bool, interval: Duration, has_colours: bool) -> Self {
-        let (order, scroll) = (Order::default(), 0);
+        let order = Order::default();
+        let scroll = 0;
         Self {
             snapshot: None,
             by_peer,

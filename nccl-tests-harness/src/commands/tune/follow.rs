@@ -161,7 +161,8 @@ mod tests {
             .local_addr()
             .unwrap()
             .port();
-        let (job, timeout) = ("test".to_owned(), Duration::from_secs(20));
+        let job = "test".to_owned();
+        let timeout = Duration::from_secs(20);
         let trust = placement::trust(None, false);
         let meeting = Meeting {
             host: "127.0.0.1".into(),

@@ -158,7 +158,8 @@ fn revise(old: &str, part: &Part, chosen: &[Pair], remark: &str) -> String {
     for (name, value) in chosen {
         block += &format!("{name}={value}\n");
     }
-    let (mut text, mut placed) = (String::new(), false);
+    let mut text = String::new();
+    let mut placed = false;
     for line in old.lines() {
         match owned(line) {
             true if !placed => {
@@ -330,7 +331,8 @@ mod tests {
     #[test]
     fn a_file_is_replaced_atomically_and_keeps_its_permissions() {
         let folder = tempfile::tempdir().unwrap();
-        let (file, link) = (folder.path().join("a.conf"), folder.path().join("b.conf"));
+        let file = folder.path().join("a.conf");
+        let link = folder.path().join("b.conf");
         fs::write(&file, "NCCL_IB_TC=106\n").unwrap();
         fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();

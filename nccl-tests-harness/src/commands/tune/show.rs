@@ -37,10 +37,8 @@ pub fn introduction(tune: &Tune, out: &mut impl Write) -> io::Result<()> {
         env!("CARGO_PKG_VERSION")
     )?;
     writeln!(out, "# nRanks {ranks} nChannels {channels} iters: {iters}")?;
-    let (settings, rounds) = (
-        count(tune.candidates.len(), "setting"),
-        count(tune.rounds as usize, "round"),
-    );
+    let settings = count(tune.candidates.len(), "setting");
+    let rounds = count(tune.rounds as usize, "round");
     writeln!(
         out,
         "# comparing {settings} with the defaults in {rounds}; at most {} runs",
@@ -176,9 +174,11 @@ pub fn verdict(
 }
 
 pub fn remark(report: &TuneReport, verdict: &Verdict) -> String {
-    let (first, last) = (report.sizes_bytes.first(), report.sizes_bytes.last());
+    let first = report.sizes_bytes.first();
+    let last = report.sizes_bytes.last();
     let size = |bytes: Option<&usize>| size(bytes.copied().unwrap_or_default());
-    let (gain, ranks) = (percent(verdict.gain), report.ranks);
+    let gain = percent(verdict.gain);
+    let ranks = report.ranks;
     format!(
         "{gain} over the defaults, all-gather of {} to {}, {ranks} ranks",
         size(first),

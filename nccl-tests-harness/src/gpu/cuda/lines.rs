@@ -49,7 +49,8 @@ impl Lines {
         );
         let tally = Allocation::new(&gpu.context, Kind::Device, size_of::<[u64; 6]>())?;
         let memory = gpu.address(block, words.start())?;
-        let (gpu, words) = (Rc::clone(gpu), Rc::clone(words));
+        let gpu = Rc::clone(gpu);
+        let words = Rc::clone(words);
         let mut lines = Self {
             stream: ptr::null_mut(),
             tally,
@@ -58,7 +59,8 @@ impl Lines {
             gpu,
         };
         let zeroes = [0_u64; 6];
-        let (place, bytes) = (lines.tally.address(), size_of_val(&zeroes));
+        let place = lines.tally.address();
+        let bytes = size_of_val(&zeroes);
         // SAFETY: the tally has room for these bytes; both sides live until the call returns.
         let copy_in = |functions: &Functions| unsafe {
             (functions.copy_in)(place, zeroes.as_ptr().cast(), bytes)
@@ -101,8 +103,9 @@ impl Lines {
             ..
         } = *round;
         let mut memory = self.place(round)?;
-        let (mut spins, mut limit_ns, mut tally) =
-            (SPINS, wait.as_nanos() as u64, self.tally.address());
+        let mut spins = SPINS;
+        let mut limit_ns = wait.as_nanos() as u64;
+        let mut tally = self.tally.address();
         let mut arguments = arguments![memory, first, lines, sequence, spins, limit_ns, tally];
         self.launch(self.gpu.module.litmus_load, LOAD_BLOCKS, &mut arguments)
     }
@@ -124,7 +127,8 @@ impl Lines {
     pub fn tally(&self) -> Result<Tally> {
         ensure!(self.is_idle()?, "{} is still loading", self.name());
         let mut found = [0_u64; 6];
-        let (to, bytes) = (found.as_mut_ptr().cast(), size_of_val(&found));
+        let to = found.as_mut_ptr().cast();
+        let bytes = size_of_val(&found);
         // SAFETY: as in `new`, but from the tally to `found`; no kernel runs.
         let copy_out = |functions: &Functions| unsafe {
             (functions.copy_out)(to, self.tally.address(), bytes)

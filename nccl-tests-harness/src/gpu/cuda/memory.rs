@@ -101,7 +101,9 @@ unsafe impl Memory for Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let (context, start, address) = (&self.context, self.start.as_ptr(), self.address());
+        let context = &self.context;
+        let start = self.start.as_ptr();
+        let address = self.address();
         match self.kind {
             Kind::Malloc => {}
             Kind::HostAlloc => {

@@ -125,7 +125,8 @@ impl Gpu {
     }
 
     pub(crate) fn free_bytes(&self) -> Result<usize> {
-        let (mut free, mut total) = (0, 0);
+        let mut free = 0;
+        let mut total = 0;
         // SAFETY: both are valid for writes during the call.
         self.context.call("cuMemGetInfo", |functions| unsafe {
             (functions.memory_info)(&mut free, &mut total)
@@ -151,7 +152,8 @@ impl Gpu {
 
     pub fn check(&self, block: &Block, range: Range<usize>, pattern: Pattern) -> Result<Wrong> {
         let mut tally = [0, u32::MAX];
-        let (place, bytes) = (self.tally.address(), size_of_val(&tally));
+        let place = self.tally.address();
+        let bytes = size_of_val(&tally);
         // SAFETY: the tally has room for these bytes; both sides live until the call returns.
         let copy_in = |functions: &Functions| unsafe {
             (functions.copy_in)(place, tally.as_ptr().cast(), bytes)
@@ -178,12 +180,14 @@ impl Gpu {
         pattern: Pattern,
     ) -> Result<()> {
         let (mut first, mut count) = span(&range, block.buffer.bytes())?;
-        let (mut seed, mut flip) = (pattern.seed, u32::from(pattern.flip));
+        let mut seed = pattern.seed;
+        let mut flip = u32::from(pattern.flip);
         let mut tally = self.tally.address();
         block.buffer.alone(|start| {
             let mut memory = self.address(block, start)? + range.start as u64;
             let mut arguments = arguments![memory, first, count, seed, flip, tally];
-            let (none, arguments) = (ptr::null_mut(), arguments.as_mut_ptr());
+            let none = ptr::null_mut();
+            let arguments = arguments.as_mut_ptr();
             // SAFETY: the arguments are those of both kernels, in their order and sizes (`fill`
             // does not take the last one), and are read during the call. A kernel touches the
             // tally, and `count` bytes at `memory`, which lie in the block. Nothing else uses the

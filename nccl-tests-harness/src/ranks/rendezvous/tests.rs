@@ -156,7 +156,8 @@ fn a_missing_rank_0_is_reported() {
 
 #[test]
 fn a_guest_without_the_token_or_with_another_one_takes_no_part() {
-    let (token, other) = (Token::new().unwrap(), Token::new().unwrap());
+    let token = Token::new().unwrap();
+    let other = Token::new().unwrap();
     let (rendezvous, port) = open(with_token(meeting(0, 2, 20_000), &token));
     let gathering = std::thread::spawn(move || rendezvous.gather(welcome));
     for stranger in [

@@ -28,11 +28,10 @@ impl Driver {
         }: &Changed,
         now: Instant,
     ) {
-        let (lane, at) = (*lane, *at);
-        let (peer, name) = (
-            Arc::clone(&self.context.peer),
-            self.rails[lane.index()].rail.name(),
-        );
+        let lane = *lane;
+        let at = *at;
+        let peer = Arc::clone(&self.context.peer);
+        let name = self.rails[lane.index()].rail.name();
         tracing::trace!(
             "rail {name} to {}: {from:?}, then {to:?}, {cause}",
             peer.name

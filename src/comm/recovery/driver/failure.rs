@@ -12,14 +12,10 @@ use std::time::Duration;
 
 impl Driver {
     pub(super) fn fail(&mut self, failure: &Failure) {
-        let (peer, limit) = (
-            self.context.peer.name.clone(),
-            self.process.config.recovery.loss_timeout.as_secs(),
-        );
-        let (rail, rails) = (
-            |lane: &LaneId| self.rails[lane.index()].rail.name(),
-            self.text(),
-        );
+        let peer = self.context.peer.name.clone();
+        let limit = self.process.config.recovery.loss_timeout.as_secs();
+        let rail = |lane: &LaneId| self.rails[lane.index()].rail.name();
+        let rails = self.text();
         let error = match failure {
             Failure::Protocol(why) => broken_protocol(&peer, why).into(),
             Failure::NotStopped(lane) => TimedOut::NotStopped {

@@ -41,7 +41,8 @@ impl Driver {
         for lane in self.lanes() {
             self.poll_fence(lane, now);
         }
-        let (peer, mut failure) = (Arc::clone(&self.context.peer), None);
+        let peer = Arc::clone(&self.context.peer);
+        let mut failure = None;
         self.unused_fences
             .retain_mut(|fence| match fence.poll(&peer.name) {
                 Ok(is_over) => !is_over,

@@ -31,10 +31,8 @@ impl Driver {
         let seconds = due.as_secs();
         let peer = &self.context.peer.name;
         if self.process.log.is_first(peer, Subject::NoRailYet(seconds)) {
-            let (tries, limit) = (
-                self.tries_text(),
-                self.process.config.setup.connect_timeout.as_secs(),
-            );
+            let tries = self.tries_text();
+            let limit = self.process.config.setup.connect_timeout.as_secs();
             tracing::warn!(
                 "no rail to {peer} works after {seconds} s, still trying until NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}"
             );
@@ -55,10 +53,8 @@ impl Driver {
     }
 
     pub(super) fn no_first_rail(&self) -> Error {
-        let (peer, limit) = (
-            self.context.peer.name.clone(),
-            self.process.config.setup.connect_timeout.as_secs(),
-        );
+        let peer = self.context.peer.name.clone();
+        let limit = self.process.config.setup.connect_timeout.as_secs();
         Network::NoFirstRail {
             peer,
             limit,
@@ -73,7 +69,8 @@ impl Driver {
     /// [`NotBorrowed::Busy`] if the data path has not been given the reason yet.
     pub(super) fn ends_without_rail(&mut self) -> Result<(), NotBorrowed> {
         if !self.recovery.was_up() && !self.recovery.has_failed() {
-            let (peer, rails) = (self.context.peer.name.clone(), self.tries_text());
+            let peer = self.context.peer.name.clone();
+            let rails = self.tries_text();
             self.give_up(PeerGone::Left { peer, rails }.into());
         }
         if self.waiting.error.is_some() {

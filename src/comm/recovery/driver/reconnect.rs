@@ -227,8 +227,8 @@ impl Driver {
                 self.process
                     .backoff
                     .connected(path, outcome.as_ref().err(), now);
-                let (limit, mailboxes) =
-                    (self.process.config.recovery.probe_timeout, &self.mailboxes);
+                let limit = self.process.config.recovery.probe_timeout;
+                let mailboxes = &self.mailboxes;
                 let test = outcome.and_then(|()| {
                     LaneTest::start(*new, path, mailboxes, choice.mtu_bytes, limit, trial, now)
                 });
@@ -285,11 +285,9 @@ impl Driver {
         now: Instant,
         now_ns: u64,
     ) {
-        let (process, peer, managed) = (
-            &self.process,
-            &self.context.peer.name,
-            &mut self.rails[lane.index()],
-        );
+        let process = &self.process;
+        let peer = &self.context.peer.name;
+        let managed = &mut self.rails[lane.index()];
         let Some(Attempt::Testing(test)) = &mut managed.attempt else {
             return;
         };
@@ -435,10 +433,8 @@ impl Job {
             |_| &snapshot,
         );
         let pair = pairing::pair_again(theirs, &ours, &routes, answers).ok_or_else(|| {
-            let (theirs, ours) = (
-                pairing::describe(std::slice::from_ref(theirs)),
-                pairing::describe(&[ours]),
-            );
+            let theirs = pairing::describe(std::slice::from_ref(theirs));
+            let ours = pairing::describe(&[ours]);
             Missing::Subnet { ours, theirs }
         })?;
         Ok((snapshot, pair))

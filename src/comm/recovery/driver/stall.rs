@@ -157,10 +157,8 @@ impl Driver {
         let Some(verdict) = self.stall.watch.verdict(at).copied() else {
             return self.show_no_stall();
         };
-        let (waited, why) = (
-            Duration::from_nanos(self.stall.watch.waited(at)),
-            self.stall_cause(&verdict, at),
-        );
+        let waited = Duration::from_nanos(self.stall.watch.waited(at));
+        let why = self.stall_cause(&verdict, at);
         self.show_in_counters(stall_word(verdict.cause as u8, waited.as_secs()));
         if let Some(limit) = self
             .process
@@ -169,10 +167,8 @@ impl Driver {
             .stall_abort_s
             .filter(|_| self.stall.watch.must_abort(at))
         {
-            let (peer, why) = (
-                self.context.peer.name.clone(),
-                self.stall.log.explained(why, now),
-            );
+            let peer = self.context.peer.name.clone();
+            let why = self.stall.log.explained(why, now);
             return self.give_up(
                 TimedOut::Stalled {
                     peer,
@@ -188,7 +184,8 @@ impl Driver {
     }
 
     fn fail_with_lost_data(&mut self, now: Instant) {
-        let (peer, rails) = (self.context.peer.name.clone(), self.text());
+        let peer = self.context.peer.name.clone();
+        let rails = self.text();
         let error = match self.role {
             Role::Sender => {
                 // The peer's program may wait for the data, and other connections for the program.

@@ -38,7 +38,9 @@ use std::collections::HashMap;
 fn search<const N: usize>(budget: Budget, most: usize) -> Result<usize, String> {
     let first = World::<N>::new(budget);
     let mut known: HashMap<u128, u32> = HashMap::from([(first.key(), 0)]);
-    let (mut came, mut done, mut edges) = (vec![(0, None)], Vec::new(), Vec::new());
+    let mut came = vec![(0, None)];
+    let mut done = Vec::new();
+    let mut edges = Vec::new();
     let mut open = vec![(0, first)];
     while let Some((at, world)) = open.pop() {
         if world.is_done() {
@@ -67,7 +69,8 @@ fn search<const N: usize>(budget: Budget, most: usize) -> Result<usize, String> 
     }
     let stuck = first_stuck(came.len(), &done, edges);
     stuck.map_or(Ok(came.len()), |at| {
-        let (events, mut world) = (way_to(&came, at), World::<N>::new(budget));
+        let events = way_to(&came, at);
+        let mut world = World::<N>::new(budget);
         for event in &events {
             world.happen(*event)?;
         }

@@ -91,7 +91,8 @@ impl Crowd {
     /// Runs until the connections have sent `each` messages on average. Every connection always has
     /// `window` messages under way. Returns the throughput in bytes per microsecond.
     fn run(&mut self, each: usize, window: usize, bytes: u64) -> f64 {
-        let (begin, before) = (self.now_us, self.done_bytes);
+        let begin = self.now_us;
+        let before = self.done_bytes;
         (self.messages, self.shares) = (0, 0);
         while self.done_bytes - before < (each * self.stripings.len()) as u64 * bytes {
             for connection in 0..self.stripings.len() {
@@ -107,7 +108,8 @@ impl Crowd {
     /// Sends `each` messages on each connection, at most two at a time. Returns the time until all
     /// rails are idle, in microseconds.
     fn burst(&mut self, each: usize, bytes: u64) -> f64 {
-        let (begin, mut left) = (self.now_us, vec![each; self.stripings.len()]);
+        let begin = self.now_us;
+        let mut left = vec![each; self.stripings.len()];
         loop {
             for (connection, left) in left.iter_mut().enumerate() {
                 while *left > 0 && self.unfinished[connection].len() < 2 {
@@ -360,7 +362,8 @@ fn a_burst_of_messages_of_any_size_ends_on_all_rails_within_5_percent_of_the_bes
     for rates_mbps in fabrics {
         println!("rails of {rates_mbps:?} Mb/s");
         for kib in [8, 16, 32, 43, 58, 64, 87, 128, 174, 256, 512, 1024, 4096] {
-            let (mut worst, mut shares) = (1.0_f64, 0.0);
+            let mut worst = 1.0_f64;
+            let mut shares = 0.0;
             for (connections, each) in
                 (1..=32).flat_map(|connections| [1, 2, 4, 8].map(|each| (connections, each)))
             {

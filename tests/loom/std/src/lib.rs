@@ -152,7 +152,8 @@ pub mod os {
 
             impl UnixStream {
                 pub fn pair() -> io::Result<(Self, Self)> {
-                    let (one, other) = (Arc::new(Pipe::default()), Arc::new(Pipe::default()));
+                    let one = Arc::new(Pipe::default());
+                    let other = Arc::new(Pipe::default());
                     let first = Self {
                         to_me: Arc::clone(&one),
                         to_other: Arc::clone(&other),

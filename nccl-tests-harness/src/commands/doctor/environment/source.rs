@@ -87,7 +87,8 @@ pub fn with_files(
             if !variables.iter().any(|one| one.name == name)
                 && PREFIXES.iter().any(|prefix| name.starts_with(prefix))
             {
-                let (name, value) = (name.to_owned(), value.to_owned());
+                let name = name.to_owned();
+                let value = value.to_owned();
                 variables.push(Variable {
                     name,
                     value,

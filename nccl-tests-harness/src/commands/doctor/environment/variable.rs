@@ -82,7 +82,8 @@ pub(super) fn judge(
     plugin: &str,
     missing_reason: MissingReason<'_>,
 ) -> Judged {
-    let (name, value) = (variable.name.as_str(), variable.value.trim());
+    let name = variable.name.as_str();
+    let value = variable.value.trim();
     let (effect, text, fault) = match name {
         "NCCL_NET" => network(value),
         "NCCL_NET_PLUGIN" => plugins(value, plugin, missing_reason),

@@ -79,7 +79,8 @@ impl PairCounts {
         if ends[1] & 1 == 0 {
             return None;
         }
-        let (mut order, mut set) = (vec![0], 1);
+        let mut order = vec![0];
+        let mut set = 1;
         while set != all {
             let last = *order.last()?;
             let next = (0..count).find(|next| is_next(&ends, set, last, *next, &joins))?;

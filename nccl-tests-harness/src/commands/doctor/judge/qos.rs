@@ -39,7 +39,8 @@ pub(super) fn cure(facts: &Facts, devices: &[&str]) -> String {
     for RailQos { netdev, port, .. } in rails {
         traffic_class = port.lossless_traffic_class();
         if port.dscp.is_none() {
-            let (dscp, priority) = (port.lossless_dscp(), port.lossless());
+            let dscp = port.lossless_dscp();
+            let priority = port.lossless();
             commands.push(format!(
                 "sudo dcb app replace dev {netdev} dscp-prio {dscp}:{priority}"
             ));

@@ -124,7 +124,9 @@ fn dynamic<'data, R: ReadRef<'data>>(
     file: &object::read::elf::ElfFile64<'data, object::Endianness, R>,
     library: &mut Library,
 ) -> object::Result<()> {
-    let (endian, header, data) = (file.endian(), file.elf_header(), file.data());
+    let endian = file.endian();
+    let header = file.elf_header();
+    let data = file.data();
     let sections = header.sections(endian, data)?;
     let Some((entries, strings)) = sections.dynamic(endian, data)? else {
         return Ok(());

@@ -221,7 +221,8 @@ fn plugin(loader: &Loader, job: &Job) -> Option<Plugin> {
 /// and Python's packages, and at paths that the job's variables name.
 fn copies(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>) -> Vec<Plugin> {
     const NAME: &str = "libnccl-net-spark.so";
-    let (list, library_path) = (job.text("NCCL_NET_PLUGIN"), job.text("LD_LIBRARY_PATH"));
+    let list = job.text("NCCL_NET_PLUGIN");
+    let library_path = job.text("LD_LIBRARY_PATH");
     let mut candidates: Vec<PathBuf> = job.own_plugin.iter().cloned().collect();
     candidates.extend(
         list.split(',')

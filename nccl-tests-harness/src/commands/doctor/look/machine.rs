@@ -77,10 +77,8 @@ pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSee
                 .join(" "),
         )
     };
-    let (product, bios) = (
-        two("sys_vendor", "product_name"),
-        two("bios_version", "bios_date"),
-    );
+    let product = two("sys_vendor", "product_name");
+    let bios = two("bios_version", "bios_date");
     let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
     let modules = place.text("/proc/modules").unwrap_or_default();
     let of_interest = |name: &&str| {

@@ -155,7 +155,8 @@ fn kernel_log(place: &Place) -> io::Result<String> {
         .read(true)
         .custom_flags(nix::libc::O_NONBLOCK)
         .open(place.path("/dev/kmsg"))?;
-    let (mut text, mut record) = (Vec::new(), [0; 8192]);
+    let mut text = Vec::new();
+    let mut record = [0; 8192];
     while text.len() < MOST_BYTES {
         match file.read(&mut record) {
             Ok(0) => break,

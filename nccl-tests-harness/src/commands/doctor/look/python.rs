@@ -100,11 +100,9 @@ mod tests {
                 .map(|path| path.to_string_lossy().into_owned())
                 .collect()
         };
-        let (venv, local, system) = (
-            "/venv/lib/python3.12/site-packages",
-            "/usr/local/lib/python3.12/dist-packages",
-            "/usr/lib/python3/dist-packages",
-        );
+        let venv = "/venv/lib/python3.12/site-packages";
+        let local = "/usr/local/lib/python3.12/dist-packages";
+        let system = "/usr/lib/python3/dist-packages";
         assert_eq!(names("/venv/bin/python3"), [venv]);
         let own = "/home/me/.local/lib/python3.12/site-packages";
         assert_eq!(names("/usr/bin/python3"), [own, system, local]);

@@ -17,7 +17,8 @@ pub fn compare(here: &Sheet, there: &Sheet, pairs: &[Pair]) -> Vec<Finding> {
 }
 
 fn versions(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
-    let (a, b) = (&here.host, &there.host);
+    let a = &here.host;
+    let b = &there.host;
     if here.program != there.program {
         let text = format!(
             "nccl-spark is {} on {a} and {} on {b}: nothing is measured",
@@ -51,7 +52,8 @@ fn versions(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
                 "NCCL is {version} on {a} and {others} on {b}: {follows}"
             )));
         } else if one.build_id != other.build_id {
-            let (id, others) = (&one.build_id, &other.build_id);
+            let id = &one.build_id;
+            let others = &other.build_id;
             let text = format!(
                 "NCCL {version} is another build on {a} (build id {id}) than on {b} ({others})"
             );
@@ -106,7 +108,8 @@ fn gpus(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
 fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
     let names: BTreeSet<&String> = here.settings.keys().chain(there.settings.keys()).collect();
     for name in names {
-        let (one, other) = (here.settings.get(name), there.settings.get(name));
+        let one = here.settings.get(name);
+        let other = there.settings.get(name);
         if one == other {
             continue;
         }
@@ -161,9 +164,11 @@ fn short(value: &str) -> String {
 }
 
 fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) {
-    let (a, b) = (&here.host, &there.host);
+    let a = &here.host;
+    let b = &there.host;
     if pairs.is_empty() {
-        let (own, theirs) = (addresses(here), addresses(there));
+        let own = addresses(here);
+        let theirs = addresses(there);
         let text = format!(
             "no rail of {a} shares a subnet with a rail of {b}, or has a route to one: {own}; {theirs}"
         );
@@ -172,7 +177,8 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
         return;
     }
     for pair in pairs {
-        let (one, other) = (&here.rails[pair.here], &there.rails[pair.there]);
+        let one = &here.rails[pair.here];
+        let other = &there.rails[pair.there];
         let names = format!("{} of {a} and {} of {b}", one.name, other.name);
         if one.mtu_bytes != other.mtu_bytes {
             let text = format!(
@@ -236,7 +242,8 @@ fn without_a_pair(
         .filter(is_lonely)
         .map(|at| &host.rails[at].name)
     {
-        let (own, other) = (&host.host, &other.host);
+        let own = &host.host;
+        let other = &other.host;
         let text = format!(
             "{rail} of {own} has no counterpart on {other}, although the other function of its port has one: half of the cable's PCIe links are unused"
         );

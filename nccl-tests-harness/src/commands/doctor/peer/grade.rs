@@ -123,10 +123,8 @@ fn worst(path: &Path) -> Option<Grade> {
 }
 
 fn share_of_expected(path: &Path) -> Option<f64> {
-    let (figures, expected) = (
-        path.figures()?,
-        path.expected_mbps.filter(|expected| *expected > 0.0)?,
-    );
+    let figures = path.figures()?;
+    let expected = path.expected_mbps.filter(|expected| *expected > 0.0)?;
     Some(figures.to_peer.mbps.min(figures.from_peer.mbps) / expected)
 }
 
@@ -135,7 +133,8 @@ fn share_of_expected(path: &Path) -> Option<f64> {
 const POWER_CYCLE: &str = "sudo poweroff    # then the power cable out for a minute, the network cable in; on both machines";
 
 fn slow_together(host: &str, pairs: &[Path], merged: &Path) -> Option<Finding> {
-    let (figures, expected) = (merged.figures()?, merged.expected_mbps?);
+    let figures = merged.figures()?;
+    let expected = merged.expected_mbps?;
     // A failed or slow rail has its own finding, which explains the slow total.
     let is_bad = |path: &Path| path.figures().is_none() || worst(path) == Some(Grade::Bad);
     if worst(merged)? != Grade::Bad || pairs.iter().any(is_bad) {

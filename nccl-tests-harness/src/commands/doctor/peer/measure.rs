@@ -117,10 +117,8 @@ impl Measurements<'_> {
     /// one. An outer error comes from the partner.
     fn both_ways(&mut self, path: &mut MeasuredPath) -> Result<Result<Figures, String>> {
         let mut measured = |sends_here| -> Result<Result<OneWay, String>> {
-            let (own, guest) = (
-                RankPlace::Here(self.host.environment(&path.here)?),
-                RankPlace::Guest(self.guest(path)?),
-            );
+            let own = RankPlace::Here(self.host.environment(&path.here)?);
+            let guest = RankPlace::Guest(self.guest(path)?);
             let places = if sends_here {
                 vec![own, guest]
             } else {
@@ -241,8 +239,10 @@ impl Measurements<'_> {
 /// Increases the size of broadcasts until a round takes long enough, or the size is the largest.
 /// Then times rounds of this size. Returns the rate in Mb/s and the number of wrong bytes.
 fn rate(job: &mut Job<Collectives>) -> Result<(f64, u64)> {
-    let (mut bytes, mut wrong) = (LEAST_BYTES, 0);
-    let (mut seconds, mut rounds) = (0.0, 0);
+    let mut bytes = LEAST_BYTES;
+    let mut wrong = 0;
+    let mut seconds = 0.0;
+    let mut rounds = 0;
     prepare(job, bytes)?;
     while seconds < TIMED_S {
         let measured = round(job)?;

@@ -111,11 +111,9 @@ fn measured(
     found: &mut Vec<Finding>,
 ) -> (Vec<Path>, Option<anyhow::Error>) {
     let mut paths = Vec::new();
-    let (here, there, watch) = (
-        &measurements.host.sheet,
-        measurements.there,
-        measurements.watch.clone(),
-    );
+    let here = &measurements.host.sheet;
+    let there = measurements.there;
+    let watch = measurements.watch.clone();
     if pairs.is_empty() || here.program != there.program {
         return (paths, None);
     }

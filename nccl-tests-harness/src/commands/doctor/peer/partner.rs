@@ -80,7 +80,8 @@ fn take_part(
     line: &mut GreetingStream,
     program: &Path,
 ) -> Result<Rank> {
-    let (expected_mbps, environment) = (host.expected_mbps(rails)?, host.environment(rails)?);
+    let expected_mbps = host.expected_mbps(rails)?;
+    let environment = host.environment(rails)?;
     line.send(&RankPort {
         port: rank_port.address.port(),
         expected_mbps,

@@ -105,10 +105,8 @@ impl Sheet {
             .cloned()
             .chain(variables)
             .filter(|(name, value)| has_to_agree(name) && !value.is_empty());
-        let (listed, interfaces) = (
-            Found::from(examined.facts.survey.clone()),
-            examined.facts.interfaces.iter(),
-        );
+        let listed = Found::from(examined.facts.survey.clone());
+        let interfaces = examined.facts.interfaces.iter();
         let hardware = |name: &str| place.text(format!("/sys/class/net/{name}/address"));
         Self {
             host: placement::local_host_name(),

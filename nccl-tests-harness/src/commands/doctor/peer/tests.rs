@@ -86,7 +86,8 @@ fn compared(here: &Sheet, there: &Sheet) -> Vec<Finding> {
 
 #[test]
 fn two_hosts_that_are_alike_have_no_differences() {
-    let (one, other) = (spark(1, SUBNETS), spark(2, SUBNETS));
+    let one = spark(1, SUBNETS);
+    let other = spark(2, SUBNETS);
     assert_eq!(compared(&one, &other), []);
     assert_eq!(pairs(&one.rails, &other.rails, |_, _, _| false).len(), 4);
     // In a triangle one cable leads to this peer, and the other to the third host.
@@ -281,7 +282,8 @@ fn hosts_without_a_common_subnet_are_listed_with_their_subnets() {
 
 #[test]
 fn hosts_without_a_common_subnet_pair_where_this_host_has_a_route() {
-    let (one, other) = (spark(1, SUBNETS), spark(2, [1, 2, 3, 4]));
+    let one = spark(1, SUBNETS);
+    let other = spark(2, [1, 2, 3, 4]);
     let has_route = |rail: &RailSheet, own: Ipv6Addr, peer: Ipv6Addr| {
         rail.name == one.rails[1].name
             && own == rail.addresses[0].0
@@ -306,10 +308,8 @@ fn hosts_without_a_common_subnet_pair_where_this_host_has_a_route() {
 /// One cable leads from p0 to p1 with both functions, and the other from p1 to p0.
 #[test]
 fn crossed_cables_pair_by_their_subnets() {
-    let (one, other) = (
-        spark(1, [100, 101, 102, 103]),
-        spark(2, [102, 103, 100, 101]),
-    );
+    let one = spark(1, [100, 101, 102, 103]);
+    let other = spark(2, [102, 103, 100, 101]);
     let found = pairs(&one.rails, &other.rails, |_, _, _| false);
     let places: Vec<(usize, usize)> = found.iter().map(|pair| (pair.here, pair.there)).collect();
     assert_eq!(places, [(0, 2), (1, 3), (2, 0), (3, 1)]);
@@ -322,7 +322,8 @@ fn crossed_cables_pair_by_their_subnets() {
 
 #[test]
 fn a_hardware_address_of_another_function_or_host_is_found() {
-    let (one, other) = (spark(1, SUBNETS), spark(2, SUBNETS));
+    let one = spark(1, SUBNETS);
+    let other = spark(2, SUBNETS);
     let all: Vec<(usize, usize)> = (0..4).map(|at| (at, at)).collect();
     let entry = |subnet: u8, hardware: &str, interface: &str| Neighbour {
         address: Ipv4Addr::new(192, 168, subnet, 2),

@@ -568,7 +568,8 @@ impl Object {
         let mut bytes = fs::read(to).unwrap();
         // Set e_machine to EM_AARCH64.
         bytes[18..20].copy_from_slice(&183_u16.to_le_bytes());
-        let (from, wanted) = (name.replace('.', "_DOT_"), name.clone());
+        let from = name.replace('.', "_DOT_");
+        let wanted = name.clone();
         if let Some(at) =
             memchr::memmem::find(&bytes, from.as_bytes()).filter(|_| self.glibc.is_some())
         {

@@ -156,7 +156,8 @@ mod tests {
 
     fn outcome(processor: Tally, reader: Tally) -> Outcome {
         let reads = Found::reads(&processor, &reader, 2.0);
-        let (written_by, read_by) = ("GPU 0".to_owned(), "GPU 1".to_owned());
+        let written_by = "GPU 0".to_owned();
+        let read_by = "GPU 1".to_owned();
         let missing = reader.missing;
         Outcome::Ran(Found {
             written_by,

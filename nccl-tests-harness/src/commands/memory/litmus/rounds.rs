@@ -41,7 +41,8 @@ pub const BUFFER_BYTES: usize = PLACES as usize * MAX_LINES as usize * LINE_BYTE
 pub fn run(ends: &Ends, wire: &Wire, order: &Order) -> Result<Found> {
     let from = Words::share(ends.from.block.buffer())?;
     let into = Words::share(ends.into.block.buffer())?;
-    let (writer, reader) = (kernels(&ends.from, &from)?, kernels(&ends.into, &into)?);
+    let writer = kernels(&ends.from, &from)?;
+    let reader = kernels(&ends.into, &into)?;
     Rounds {
         wire,
         words: from.all(),
@@ -70,10 +71,14 @@ struct Rounds<'a> {
 
 impl Rounds<'_> {
     fn run(self, order: &Order) -> Result<Found> {
-        let (written_by, read_by) = (self.writer.name(), self.reader.name());
+        let written_by = self.writer.name();
+        let read_by = self.reader.name();
         activity::stage(format!("LL128: lines by {written_by}, read by {read_by}"));
-        let (start, limit) = (Instant::now(), Duration::from_secs(order.seconds));
-        let (mut processor, mut reader, mut messages) = (Tally::default(), Tally::default(), 0);
+        let start = Instant::now();
+        let limit = Duration::from_secs(order.seconds);
+        let mut processor = Tally::default();
+        let mut reader = Tally::default();
+        let mut messages = 0;
         while start.elapsed() < limit && reader.missing == 0 {
             let round = round(messages, order.planted)
                 .context("all 2^32 - 1 sequence numbers are used up")?;
@@ -101,10 +106,8 @@ impl Rounds<'_> {
     /// Moves one message: the writer stores it, the CPU reads it, the plugin sends it, and the
     /// reader loads it.
     fn round(&self, round: &Round, processor: &mut Tally) -> Result<()> {
-        let (offset, bytes) = (
-            round.first as usize * LINE_BYTES,
-            round.lines as usize * LINE_BYTES,
-        );
+        let offset = round.first as usize * LINE_BYTES;
+        let bytes = round.lines as usize * LINE_BYTES;
         let Wire {
             from,
             into,

@@ -36,14 +36,10 @@ fn rows(table: &mut Table<impl Write>, found: &Found, is_soft: bool) -> io::Resu
         seconds,
         ..
     } = found;
-    let (least, most) = (
-        found.sizes_bytes.iter().min(),
-        found.sizes_bytes.iter().max(),
-    );
-    let (least, most) = (
-        least.copied().unwrap_or_default(),
-        most.copied().unwrap_or_default(),
-    );
+    let least = found.sizes_bytes.iter().min();
+    let most = found.sizes_bytes.iter().max();
+    let least = least.copied().unwrap_or_default();
+    let most = most.copied().unwrap_or_default();
     table.remark(&format!(
         "LL128: {messages} messages of {least} to {most} bytes, written by {written_by}, read by {read_by}"
     ))?;
@@ -52,7 +48,8 @@ fn rows(table: &mut Table<impl Write>, found: &Found, is_soft: bool) -> io::Resu
     }
     table.row(&["# LL128", "lines", "torn", "lines/s", "s"])?;
     for read in &found.reads {
-        let (lines, torn) = (read.lines.to_string(), read.torn.to_string());
+        let lines = read.lines.to_string();
+        let torn = read.torn.to_string();
         table.row(&[
             name(read.path).to_owned(),
             lines,

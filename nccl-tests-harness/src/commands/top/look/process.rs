@@ -95,10 +95,8 @@ fn file(pid: u32, name: &str) -> PathBuf {
 /// Checks the process's state and flags, the first and the seventh field after the command's name.
 fn may_have_files(stat: &str) -> bool {
     let mut fields = proc_stat::fields(stat);
-    let (state, flags) = (
-        fields.next(),
-        fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()),
-    );
+    let state = fields.next();
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok());
     !matches!(state, None | Some("Z" | "X"))
         && flags.is_some_and(|flags| flags & KERNEL_THREAD == 0)
 }

@@ -31,7 +31,8 @@ pub fn flow(rail: &str, peer: &str, direction: Direction, bytes: u64) -> Flow {
 }
 
 pub fn job(pid: u32, flows: Vec<Flow>) -> Job {
-    let (file, counters) = (FileId::default(), Counters::default());
+    let file = FileId::default();
+    let counters = Counters::default();
     let seen = look::Job {
         pid,
         command: "python3".to_owned(),
@@ -50,7 +51,8 @@ pub fn job(pid: u32, flows: Vec<Flow>) -> Job {
 
 pub fn port(per_s: f64) -> rates::Port {
     let name = || "packet_seq_err".to_owned();
-    let (counters, per_s) = ([(name(), 4830)].into(), Some([(name(), per_s)].into()));
+    let counters = [(name(), 4830)].into();
+    let per_s = Some([(name(), per_s)].into());
     rates::Port {
         rail: "r0".to_owned(),
         counters,

@@ -99,7 +99,8 @@ impl<'a> Runner<'a> {
         };
         let environment = self.environment(matches!(conditions.place, Place::Here(_)), table)?;
         let who = table.map_or_else(|| "untuned".to_owned(), Table::to_string);
-        let (mut used, mut log) = (Used::default(), LogFacts::default());
+        let mut used = Used::default();
+        let mut log = LogFacts::default();
         let names = (self.own, who.as_str());
         let rows = run::run(
             &call,

@@ -82,7 +82,8 @@ pub fn run(
     }
     bench.confirm(&mut sweeps, out)?;
     bench.watch.end();
-    let (fabric, facts) = (bench.runner.fabric(), bench.facts()?);
+    let fabric = bench.runner.fabric();
+    let facts = bench.facts()?;
     let learned: Vec<Row> = sweeps
         .iter()
         .flat_map(|sweep| sweep.confirmed(facts.ranks))
@@ -94,7 +95,8 @@ pub fn run(
         &measured,
         facts.ranks,
     );
-    let (learned_rows, kept_rows) = (learned.len(), kept.len());
+    let learned_rows = learned.len();
+    let kept_rows = kept.len();
     let rows = [learned, kept].concat();
     let table = match rows.is_empty() {
         true => None,
@@ -125,7 +127,8 @@ fn introduce(plan: &Plan, max_runs: u64, out: &mut impl Write) -> Result<()> {
         .collectives
         .iter()
         .map(|(collective, _)| plan.candidates_of(*collective).count());
-    let (count, rounds) = (counts.max().unwrap_or(0), plan.rounds);
+    let count = counts.max().unwrap_or(0);
+    let rounds = plan.rounds;
     writeln!(
         out,
         "# measuring NCCL's choice and up to {count} candidate(s) in turn, rounds: {rounds}; at most {max_runs} runs in all"
@@ -356,7 +359,8 @@ impl<'a> Bench<'a> {
 
     /// Compares the table of all winners with NCCL's choice, and adds the results to `sweeps`.
     fn confirm(&mut self, sweeps: &mut [Sweep<'a>], out: &mut impl Write) -> Result<()> {
-        let (ranks, gain) = (self.facts()?.ranks, self.plan.gain);
+        let ranks = self.facts()?.ranks;
+        let gain = self.plan.gain;
         let rows: Vec<Row> = sweeps
             .iter()
             .flat_map(|sweep| sweep.proposed(ranks))
@@ -374,7 +378,8 @@ impl<'a> Bench<'a> {
             let lines = verdict::sizes(&nccl).into_iter().map(|bytes| {
                 let holds = |row: &&Row| (row.from_bytes..=row.to_bytes).contains(&bytes);
                 let row = proposed.iter().find(holds).map(|row| row.choice);
-                let (without, with) = (nccl.times(bytes), table_record.times(bytes));
+                let without = nccl.times(bytes);
+                let with = table_record.times(bytes);
                 let row = row.map(|choice| (choice, verdict::compare(&without, &with, gain)));
                 Confirmed {
                     bytes,

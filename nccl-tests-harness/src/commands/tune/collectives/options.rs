@@ -168,7 +168,8 @@ impl Options {
         }
         let setting = self.scene.setting(program)?;
         let place = tests::Place::new(self.ranks, self.mpirun);
-        let (folder, path) = (self.dir.as_deref(), lookup("PATH"));
+        let folder = self.dir.as_deref();
+        let path = lookup("PATH");
         let found = |collective: Collective| {
             Ok((
                 collective,
@@ -244,7 +245,8 @@ fn protocols(
     settings: &Settings,
     lookup: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(Vec<Protocol>, Vec<String>)> {
-    let (mut protocols, mut notes) = (unique(wanted), Vec::new());
+    let mut protocols = unique(wanted);
+    let mut notes = Vec::new();
     let is_ll128_off = settings
         .in_effect()
         .iter()
@@ -391,7 +393,8 @@ mod unit {
             )
             .unwrap()
         };
-        let (by_variable, by_option) = (of("--mpirun=-np"), of("--mpirun=-np --output /b.conf"));
+        let by_variable = of("--mpirun=-np");
+        let by_option = of("--mpirun=-np --output /b.conf");
         let file = |path: &str| (Some(PathBuf::from(path)), PathBuf::from(path));
         assert_eq!(
             (by_variable.output, by_variable.file),

@@ -446,7 +446,8 @@ mod tests {
             Finding::SmallGain
         );
         assert_eq!(compare(&[10.5], &[10.0], 1.05), Finding::Better);
-        let (nccl, four) = ([10.0, 10.1, 10.2, 8.0, 10.3], [9.0, 9.1, 9.2, 9.3, 12.0]);
+        let nccl = [10.0, 10.1, 10.2, 8.0, 10.3];
+        let four = [9.0, 9.1, 9.2, 9.3, 12.0];
         assert_eq!(
             compare(&nccl, &four, 1.05),
             Finding::Better,

@@ -195,7 +195,8 @@ mod tests {
             .unwrap();
             put(&file, table, before, "r").unwrap().join("; ")
         };
-        let (before, written) = (table(&mine), table(&new));
+        let before = table(&mine);
+        let written = table(&new);
         let said = write(Some(&other), Some(&written), Some(&before));
         assert!(
             said.contains(&format!(

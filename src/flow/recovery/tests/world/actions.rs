@@ -42,7 +42,8 @@ impl<const N: usize> World<N> {
                 let generation = self.next_generation;
                 self.next_generation += 1;
                 self.make(1, lane, generation)?;
-                let (end, epoch) = (end(generation), self.answer_with_keys(lane)?);
+                let end = end(generation);
+                let epoch = self.answer_with_keys(lane)?;
                 let answer = JoinAnswer {
                     connector_gid: [1; 16],
                     acceptor_gid: [2; 16],
@@ -138,10 +139,8 @@ impl<const N: usize> World<N> {
             return Ok(());
         }
         for (lane, rail) in LaneId::all(RAILS).zip(&self.ends[side].rails) {
-            let (is_up, is_used) = (
-                matches!(rail.state, State::Up { .. }),
-                self.used[side][lane.index()].is_some(),
-            );
+            let is_up = matches!(rail.state, State::Up { .. });
+            let is_used = self.used[side][lane.index()].is_some();
             if is_used && !is_up || is_up && !is_used && !self.losses[side][lane.index()] {
                 return Err(format!(
                     "rail {lane} of side {side} is in use: {is_used}, counts as up: {is_up}"
@@ -209,7 +208,8 @@ impl<const N: usize> World<N> {
 
     /// Ends the data path because recovery gives up. Checks that the reason is true.
     fn fail(&mut self, side: usize, failure: &Failure) -> Result<(), String> {
-        let (used, lost) = (&self.used[side], &self.lost[side]);
+        let used = &self.used[side];
+        let lost = &self.lost[side];
         let is_true = self.may_give_up(side)
             && !self.closing[side].path_ended
             && match failure {

@@ -89,7 +89,8 @@ impl<const N: usize> World<N> {
 
     fn closing_events(&self, events: &mut Vec<Event>) {
         for side in (0..2).filter(|side| !self.closing[*side].has_left) {
-            let (here, there) = (self.closing[side], self.closing[1 - side]);
+            let here = self.closing[side];
+            let there = self.closing[1 - side];
             let must_close = (here.peer_is_away || here.path_ended) && !here.has_closed;
             events.extend(must_close.then_some(Event::Close { side }));
             // If the peer has left, a side detects that TCP is broken only after it has read all of

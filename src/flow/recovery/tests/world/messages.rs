@@ -299,7 +299,8 @@ impl<const N: usize> World<N> {
             .grant([BYTES].into_iter(), false, lane)
             .ok_or("there is no room for a receive")?;
         it.granted += 1;
-        let (addr, epoch) = (remote(message), it.receives.epoch());
+        let addr = remote(message);
+        let epoch = it.receives.epoch();
         let terms = Terms {
             addr,
             bytes: BYTES,
@@ -418,7 +419,8 @@ impl<const N: usize> World<N> {
             return Ok(());
         };
         it.begun += 1;
-        let (source, ring) = ((local(message), message as u32), &it.ring.0);
+        let source = (local(message), message as u32);
+        let ring = &it.ring.0;
         let mut writes = Vec::new();
         match lane.filter(|_| usable == open) {
             Some(lane) => {
@@ -472,8 +474,8 @@ impl<const N: usize> World<N> {
             .collect();
         it.running[message] = keyed.first().map(|((request, ..), _)| *request);
         for ((request, share, immediate), rkey) in keyed {
-            let (local_addr, remote_addr) =
-                (local(message) + share.offset, head.addr + share.offset);
+            let local_addr = local(message) + share.offset;
+            let remote_addr = head.addr + share.offset;
             let addrs = (local_addr, remote_addr, share.bytes);
             self.write_share((message, request), share.lane, addrs, rkey, immediate)?;
         }
@@ -540,7 +542,8 @@ impl<const N: usize> World<N> {
             .filter(is_same)
             .find(|before| can_land(before))
         {
-            let (share, lane) = (immediate.share, before.lane);
+            let share = immediate.share;
+            let lane = before.lane;
             return Err(format!(
                 "share {share} of message {message} is resent before the peer has fenced rail {lane}"
             ));

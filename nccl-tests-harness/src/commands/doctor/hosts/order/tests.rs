@@ -65,12 +65,10 @@ fn a_triangle_has_every_order() {
 /// The cabling is a-c-b-d: a is opposite b, and c is opposite d.
 #[test]
 fn a_ring_of_four_is_put_in_the_order_of_its_cables() {
-    let (a, b, c, d) = (
-        host(1, &[1, 2, 7, 8]),
-        host(2, &[3, 4, 5, 6]),
-        host(3, &[1, 2, 3, 4]),
-        host(4, &[5, 6, 7, 8]),
-    );
+    let a = host(1, &[1, 2, 7, 8]);
+    let b = host(2, &[3, 4, 5, 6]);
+    let c = host(3, &[1, 2, 3, 4]);
+    let d = host(4, &[5, 6, 7, 8]);
     let found = pair_counts(&[a, b, c, d]);
     assert_eq!(found.order(), Some(vec![0, 2, 1, 3]));
     assert_eq!(found.pairs_without_rails(), [(0, 1), (2, 3)]);
