@@ -334,8 +334,7 @@ fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<Survey> {
             .refused
             .iter()
             .filter(|port| port.obstacle != Obstacle::Excluded);
-        let (down, unusable): (Vec<_>, Vec<_>) =
-            refused.partition(|port| matches!(port.obstacle, Obstacle::State(_)));
+        let (down, unusable): (Vec<_>, Vec<_>) = refused.partition(|port| port.obstacle.is_link());
         let down: Vec<String> = down
             .iter()
             .map(|port| format!("{}:{}", port.device, port.port))

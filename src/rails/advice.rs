@@ -1,9 +1,9 @@
 //! Warnings: faults of a host's ports or settings, with their cures.
 
 use super::arp::Arp;
-use super::port::{ASSUMED_SPEED_MBPS, Port, ipv4_subnet};
+use super::port::{ASSUMED_SPEED_MBPS, Cable, Port, ipv4_subnet};
 use super::text::{gbps, list};
-use super::{HcaFilter, Obstacle, PcieLink, Rail, Warning, WarningKind};
+use super::{FRAMING_BYTES, HcaFilter, Obstacle, PcieLink, Rail, Warning, WarningKind};
 
 /// Returns all warnings, the costliest first.
 pub(super) fn warnings(
@@ -24,6 +24,7 @@ pub(super) fn warnings(
     host.nothing_admitted(&mut found);
     let warned_links = host.filter_within_one_link(&mut found);
     host.half_used_cables(&warned_links, &mut found);
+    host.bonds(&mut found);
     host.slow_links(&mut found);
     host.named_but_unusable(&mut found);
     host.unknown_wiring(&mut found);
@@ -116,7 +117,10 @@ impl AdviceInput<'_> {
             else {
                 continue;
             };
-            let Some(port) = self.port_of(rail).filter(|_| !done.contains(&rail.link)) else {
+            let Some(port) = self
+                .port_of(rail)
+                .filter(|port| !port.is_bond && !done.contains(&rail.link))
+            else {
                 continue;
             };
             let twin = self
@@ -142,8 +146,8 @@ impl AdviceInput<'_> {
                 }
                 Some(twin) => {
                     let reason = twin.obstacle.as_ref().map(Obstacle::to_string).unwrap_or_default();
-                    let is_up = matches!(twin.obstacle, Some(Obstacle::NoAddress(_)));
-                    let netdev = twin.netdev.as_ref().filter(|_| !is_up);
+                    let is_down = matches!(twin.obstacle, Some(Obstacle::State(_)));
+                    let netdev = twin.netdev.as_ref().filter(|_| is_down);
                     let up = netdev.map(|netdev| format!(" (try: ip link set {netdev} up)"));
                     format!(
                         "its twin {} on another link is not usable: {reason}{}",
@@ -195,8 +199,33 @@ impl AdviceInput<'_> {
         }
     }
 
+    /// Warns of a bond: its ports are one RDMA device on one PCIe link.
+    fn bonds(&self, found: &mut Vec<Warning>) {
+        for port in self
+            .seen
+            .iter()
+            .filter(|port| port.is_bond && port.is_rail())
+        {
+            let device = port.facts.device.as_str();
+            let link = self
+                .links
+                .iter()
+                .find(|link| link.slot.as_deref() == port.slot());
+            let limit = link
+                .and_then(|link| Some(format!(", {} at most", gbps(link.payload_mbps?))))
+                .unwrap_or_default();
+            let text = format!(
+                "{device} is the bond {} of several ports (RoCE LAG): they share one PCIe link{limit}; without the \
+                 bond, and with an address for each function, the plugin uses every link and survives a lost cable.",
+                port.netdev.as_deref().unwrap_or("interface"),
+            );
+            found.push(Warning::new(WarningKind::Bond, [device], text));
+        }
+    }
+
     /// Warns of an unusable port if `NCCL_IB_HCA` has the port's whole name. A prefix such as
-    /// `mlx5` also selects ports that nobody needs, and a port without a cable is normal.
+    /// `mlx5` also selects ports that nobody needs. A cable of which no port has a link is not
+    /// plugged in, which is normal beside other rails: NVIDIA's recipe names all four functions.
     fn named_but_unusable(&self, found: &mut Vec<Warning>) {
         for port in self.seen.iter().filter(|port| port.is_admitted) {
             let device = port.facts.device.as_str();
@@ -205,6 +234,16 @@ impl AdviceInput<'_> {
                 .next_back()
                 .map_or("", |(last, _)| &device[..last]);
             let is_named = !self.filter.admits(shorter, Some(port.facts.port));
+            let is_unplugged = !self.rails.is_empty()
+                && matches!(port.cable(), Cable::Port { .. })
+                && self
+                    .seen
+                    .iter()
+                    .filter(|other| other.cable() == port.cable())
+                    .all(|other| other.obstacle.as_ref().is_some_and(Obstacle::is_link));
+            if is_unplugged {
+                continue;
+            }
             if let (true, Some(obstacle)) = (is_named, &port.obstacle) {
                 let text = format!("NCCL_IB_HCA names {device}, which is not usable: {obstacle}.");
                 found.push(Warning::new(WarningKind::NamedButUnusable, [device], text));
@@ -286,12 +325,13 @@ impl AdviceInput<'_> {
                 .collect();
             let text = format!(
                 "{} {} a path MTU of {} bytes{}; set an interface MTU of {ENOUGH_NETDEV_MTU_BYTES} or more on both ends ({}) for a \
-                 path MTU of {FULL_PATH_MTU_BYTES} and about 5 % more bandwidth.",
+                 path MTU of {FULL_PATH_MTU_BYTES} and about {} % more bandwidth.",
                 list(devices.iter().copied()),
                 has(&devices),
                 kind.0,
                 now.unwrap_or_default(),
                 commands.join("; "),
+                gain_percent(kind.0),
             );
             found.push(Warning::new(WarningKind::SmallMtu, devices, text));
         }
@@ -359,6 +399,14 @@ impl AdviceInput<'_> {
             .iter()
             .find(|port| port.facts.device == rail.device && port.facts.port == rail.port)
     }
+}
+
+/// Returns the bandwidth that the largest path MTU gains over a smaller one, by the framing of the
+/// packets: 2 % over 2048 bytes, 6 % over 1024.
+fn gain_percent(path_mtu_bytes: u32) -> u64 {
+    let framed = |mtu: u64| (mtu + FRAMING_BYTES) as f64 / mtu as f64;
+    let gain = framed(u64::from(path_mtu_bytes.max(1))) / framed(FULL_PATH_MTU_BYTES.into());
+    ((gain - 1.0) * 100.0).round() as u64
 }
 
 /// RoCE's largest path MTU.

@@ -72,6 +72,8 @@ pub enum WarningKind {
     SmallMtu,
     /// The rails have different path MTUs.
     UnequalMtus,
+    /// A rail is a bond of several ports (RoCE LAG).
+    Bond,
     /// Several rails are in one subnet.
     SharedSubnet,
     /// An ARP request for a rail's address may be answered by another rail, or not at all.
@@ -175,13 +177,26 @@ pub enum Obstacle {
     Excluded,
     /// The port's link layer is not Ethernet.
     LinkLayer(LinkLayer),
+    /// The device speaks iWARP, not RoCE.
+    Iwarp,
     /// The port has no link, or the link is not up yet.
     State(PortState),
-    /// The port has no RoCE v2 GID.
+    /// The port is down, although its interface, named here, is up: there is no carrier.
+    NoCarrier(String),
+    /// The port has no RoCE v2 GID, and no interface with an address.
     NoGid,
+    /// The port has no RoCE v2 GID, although its interface, named here, has an address.
+    NoRoce(String),
     /// All RoCE v2 GIDs of the port are link-local, and the port's interface, named here, has none
     /// of their addresses.
     NoAddress(String),
+}
+
+impl Obstacle {
+    /// Returns true if the port only lacks a link.
+    pub fn is_link(&self) -> bool {
+        matches!(self, Self::State(_) | Self::NoCarrier(_))
+    }
 }
 
 impl fmt::Display for Obstacle {
@@ -192,9 +207,15 @@ impl fmt::Display for Obstacle {
                 f.write_str("its link layer is InfiniBand, not Ethernet")
             }
             Self::LinkLayer(_) => f.write_str("its link layer is not Ethernet"),
+            Self::Iwarp => f.write_str("it is an iWARP device, and the plugin needs RoCE v2"),
             Self::State(PortState::Down) => {
                 f.write_str("the port is down: no cable, or its interface is not up")
             }
+            Self::NoCarrier(netdev) => write!(
+                f,
+                "the port is down: {netdev} is up and has no carrier (no cable, a faulty cable or module, or \
+                 the other end is down)"
+            ),
             Self::State(PortState::Init) => f.write_str("the port is not active yet (state INIT)"),
             Self::State(PortState::Armed) => {
                 f.write_str("the port is not active yet (state ARMED)")
@@ -203,6 +224,10 @@ impl fmt::Display for Obstacle {
             Self::NoAddress(netdev) => Missing::Address(netdev.clone()).fmt(f),
             Self::NoGid => f.write_str(
                 "it has no RoCE v2 GID: its interface has neither an IPv4 nor an IPv6 address",
+            ),
+            Self::NoRoce(netdev) => write!(
+                f,
+                "it has no RoCE v2 GID, although its interface {netdev} has an address: RoCE is off on the device"
             ),
         }
     }

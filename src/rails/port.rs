@@ -18,6 +18,8 @@ pub(super) struct Port<'a> {
     pub(super) obstacle: Option<Obstacle>,
     pub(super) is_admitted: bool,
     pub(super) is_in_sysfs: bool,
+    /// True if the interface is a bond: all its ports are one RDMA device (RoCE LAG).
+    pub(super) is_bond: bool,
     /// Line rate in Mb/s; `None` if neither verbs nor sysfs has it.
     pub(super) speed_mbps: Option<u32>,
     netdev_mtu_bytes: Option<u32>,
@@ -51,13 +53,26 @@ impl<'a> Port<'a> {
         let mut phys_ports = named.filter_map(|name| sysfs::phys_port_name(sysfs, name));
         let is_seen = |name: &&String| interfaces.iter().any(|interface| interface.name == **name);
         let seen = netdev.as_ref().filter(is_seen);
+        let is_bond = netdev
+            .as_ref()
+            .is_some_and(|name| sysfs::is_bond(sysfs, name));
+        let interface = interfaces
+            .iter()
+            .find(|interface| Some(&interface.name) == netdev.as_ref());
+        let is_iwarp = sysfs::is_iwarp(sysfs, device);
         Self {
-            phys_port: phys_ports.next(),
+            // The ports of a bond have several names.
+            phys_port: phys_ports.next().filter(|_| !is_bond),
             pci: sysfs::pci_function(sysfs, device),
             addresses: addresses(&owned),
-            obstacle: obstacle(facts, &owned),
+            obstacle: if is_iwarp {
+                Some(Obstacle::Iwarp)
+            } else {
+                obstacle(facts, &owned, interface)
+            },
             is_admitted: filter.admits(device, Some(port)),
             is_in_sysfs: sysfs::has_device(sysfs, device),
+            is_bond,
             netdev_mtu_bytes: seen
                 .and_then(|name| sysfs::netdev_mtu(sysfs, name))
                 .filter(|mtu| *mtu > 0),
@@ -91,7 +106,7 @@ impl<'a> Port<'a> {
         };
         match self.phys_port.clone().or_else(by_function) {
             // Cables of adapters without a GUID are told apart only by the port's name.
-            Some(port) if self.pci.is_some() => Cable::Port {
+            Some(port) if self.pci.is_some() && !self.is_bond => Cable::Port {
                 adapter: self.system_image_guid,
                 port,
             },
@@ -137,10 +152,8 @@ impl<'a> Port<'a> {
         } else {
             Obstacle::Excluded
         };
-        let can_come = matches!(
-            obstacle,
-            Obstacle::State(_) | Obstacle::NoGid | Obstacle::NoAddress(_)
-        );
+        let can_come =
+            obstacle.is_link() || matches!(obstacle, Obstacle::NoGid | Obstacle::NoAddress(_));
         Some(Refused {
             device: self.facts.device.clone(),
             port: self.facts.port,
@@ -159,18 +172,32 @@ pub(super) const ASSUMED_SPEED_MBPS: u32 = 10_000;
 
 type OwnedGid<'a> = (&'a GidEntry, GidOwner<'a>);
 
-fn obstacle(facts: &PortFacts, owned: &[OwnedGid]) -> Option<Obstacle> {
+fn obstacle(
+    facts: &PortFacts,
+    owned: &[OwnedGid],
+    interface: Option<&Interface>,
+) -> Option<Obstacle> {
     if facts.info.link_layer != LinkLayer::Ethernet {
         return Some(Obstacle::LinkLayer(facts.info.link_layer));
     }
     if facts.info.state != PortState::Active {
-        return Some(Obstacle::State(facts.info.state));
+        let without_carrier = interface.filter(|one| one.is_up && !one.is_running);
+        return Some(match without_carrier {
+            Some(one) if facts.info.state == PortState::Down => {
+                Obstacle::NoCarrier(one.name.clone())
+            }
+            _ => Obstacle::State(facts.info.state),
+        });
     }
+    let without_gid = match interface.filter(|one| !one.addresses.is_empty()) {
+        Some(one) => Obstacle::NoRoce(one.name.clone()),
+        None => Obstacle::NoGid,
+    };
     // One entry with a usable address is enough for a rail. Otherwise the last entry gives the
-    // reason; without any entry, the reason is `NoGid`.
+    // reason; without any entry, the reason is `without_gid`.
     owned
         .iter()
-        .try_fold(Obstacle::NoGid, |_, (_, owner)| match owner {
+        .try_fold(without_gid, |_, (_, owner)| match owner {
             GidOwner::Missing(interface) => Some(Obstacle::NoAddress(interface.name.clone())),
             GidOwner::Found { .. } | GidOwner::Elsewhere => None,
         })

@@ -79,6 +79,18 @@ pub(super) fn netdev_mtu(sysfs: &Path, netdev: &str) -> Option<u32> {
         .ok()
 }
 
+/// Returns true if an interface is a bond of several others.
+pub(super) fn is_bond(sysfs: &Path, netdev: &str) -> bool {
+    let folder = sysfs.join("class/net").join(netdev).join("bonding");
+    folder.is_dir()
+}
+
+/// Returns true if a device speaks iWARP: the kernel calls its node type `4: RNIC` (`node_type_show`
+/// in drivers/infiniband/core/sysfs.c).
+pub(super) fn is_iwarp(sysfs: &Path, device: &str) -> bool {
+    read(&rdma_device(sysfs, device).join("node_type")).is_some_and(|kind| kind.starts_with("4:"))
+}
+
 /// Returns true if an interface is up and has a carrier. The kernel gives none for an interface
 /// that is down.
 pub(super) fn has_carrier(sysfs: &Path, netdev: &str) -> bool {

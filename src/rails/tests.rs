@@ -246,8 +246,18 @@ fn a_filter_that_excludes_the_twin_or_everything_is_a_warning() {
     // A filter that is only a prefix asks for no particular device, so there is no warning. A whole
     // name asks for its device.
     assert_warned(&host.survey("roce"), 0, &[]);
+    // NVIDIA's recipe names all four functions. A cable that is not plugged in is no fault.
     assert_warned(
-        &host.survey("rocep1s0f0,roceP2p1s0f0,rocep1s0f1"),
+        &host.survey("rocep1s0f0,roceP2p1s0f0,rocep1s0f1,roceP2p1s0f1"),
+        0,
+        &[],
+    );
+    let mut functions = spark(&[0, 1]);
+    let named = functions.iter_mut().find(|one| one.device == "rocep1s0f1");
+    let named = named.unwrap();
+    *named = named.clone().down();
+    assert_warned(
+        &TestHost::new(&functions).survey("rocep1s0f0,roceP2p1s0f0,rocep1s0f1,roceP2p1s0f1"),
         1,
         &["names rocep1s0f1, which is not usable: the port is down"],
     );

@@ -6,7 +6,7 @@ use crate::interrupt;
 use crate::output::report::{self, JsonOption, Target};
 use anyhow::{Context, Result};
 use clap::Args;
-use nccl_net_spark::rails::{Limit, Obstacle, PciFunction, PcieLink, Rail, Refused, Survey, gbps};
+use nccl_net_spark::rails::{Limit, PciFunction, PcieLink, Rail, Refused, Survey, gbps};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -154,9 +154,10 @@ fn lines(survey: &Survey) -> String {
         ]
     });
     let others = survey.refused.iter().map(|port| {
-        let (state, rate) = match port.obstacle {
-            Obstacle::State(_) => ("down", None),
-            _ => ("unused", port.speed_mbps),
+        let (state, rate) = if port.obstacle.is_link() {
+            ("down", None)
+        } else {
+            ("unused", port.speed_mbps)
         };
         let [netdev, cable] =
             [&port.netdev, &port.phys_port].map(|name| name.clone().unwrap_or_else(unknown));

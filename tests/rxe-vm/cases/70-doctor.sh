@@ -14,11 +14,11 @@ limited=()
 # findings again, one on each line. Sets $found to the severity and id of each finding, one on each
 # line: "fragile arp".
 doctor() {
-  local name=$1 wanted=$2 release=${BED_TARGET:+$BED_TARGET/release} status=0 json verdict
+  local name=$1 wanted=$2 release=${BED_TARGET:+$BED_TARGET/release} status=0 verdict
   shift 2
-  output=$BED_LOGS/$name.txt json=$BED_LOGS/$name.json
+  output=$BED_LOGS/$name.txt answer=$BED_LOGS/$name.json
   env NCCL_NET=Spark NCCL_NET_PLUGIN="${release:-/usr/local/lib}/libnccl_net_spark.so" NCCL_SOCKET_IFNAME=lo NCCL_IB_HCA=a0,a1 "$@" \
-    timeout 60 "${limited[@]}" "${release:+$release/}nccl-spark" doctor --json "$json" >"$output" 2>&1 || status=$?
+    timeout 60 "${limited[@]}" "${release:+$release/}nccl-spark" doctor --json "$answer" >"$output" 2>&1 || status=$?
   echo "== $name: status $status"
   # The text is folded, so a searched phrase may span two lines. python3 refuses invalid JSON.
   found=$(python3 -ISc 'import json, sys
@@ -26,7 +26,7 @@ told = json.load(open(sys.argv[1]))
 print(told["verdict"])
 for one in told["findings"]: print(one["severity"], one["id"])
 with open(sys.argv[2], "a") as out:
-    for one in told["findings"]: print(one["text"], file=out)' "$json" "$output") || fail "$name: no JSON: $(head -c 300 "$json")"
+    for one in told["findings"]: print(one["text"], file=out)' "$answer" "$output") || fail "$name: no JSON: $(head -c 300 "$answer")"
   verdict=$(head -n 1 <<<"$found") found=$(sed 1d <<<"$found")
   cat "$output"
   [[ $status == "$wanted" ]] || fail "$name: the doctor ended with status $status in place of $wanted"
@@ -43,6 +43,18 @@ check_found() {
   local wanted
   wanted=$(while [[ $# -gt 0 ]]; do echo "$1 $2"; shift 2; done | sort)
   [[ $(sed '/ subnet-clash$/d' <<<"$found" | sort) == "$wanted" ]] || fail "found: ${found:-nothing}; wanted: ${wanted:-nothing}"
+}
+
+# Runs the commands of a finding, as the doctor prints them: `follow ID cure`, or `follow ID now` for
+# those that last until the next boot.
+follow() {
+  local commands
+  commands=$(python3 -ISc 'import json, sys
+found = [one for one in json.load(open(sys.argv[1]))["findings"] if one["id"] == sys.argv[2]]
+print(found[0][sys.argv[3]])' "$answer" "$1" "$2") || fail "the doctor names no $2 for $1"
+  echo "following: $commands"
+  # shellcheck disable=SC2317 # The commands call sudo.
+  (sudo() { "$@"; } && eval "$commands") || fail "the doctor's command for $1 failed: $commands"
 }
 
 # A machine with the kernel's drivers and without a device.
@@ -91,12 +103,13 @@ rail_down 1
 doctor port-down 1
 check_found fragile hca-filter-unusable
 check_says 'NCCL_IB_HCA names a1, which is not usable: the port is down' "that a1 is down"
-check_says '\$ sudo ip link set ea1 up ' "how to bring it up"
 doctor port-down-alone 3 NCCL_IB_HCA=a1
 check_found broken no-rail broken no-rail fragile hca-filter-unusable
 check_says 'a0, b0 and b1 cannot be used: NCCL_IB_HCA excludes them' "which ports the filter leaves out"
-ip link set ea1 up
+doctor port-down-again 1
+follow hca-filter-unusable now
 rail_wait 1 ACTIVE
+doctor port-up 0
 
 ip link set ea1 mtu 1500
 doctor unequal-mtus 1
@@ -106,8 +119,7 @@ ip link set ea0 mtu 1500
 doctor small-mtus 1
 check_found slow small-mtu
 check_says 'a0 and a1 have a path MTU of 1024 bytes because ea0 and ea1 have MTU 1500' "both interfaces"
-# The doctor's own command is the cure.
-eval "$(sed -n 's/^    \$ sudo \(ip link set ea0 mtu 9000\) && sudo \(ip link set ea1 mtu 9000\)$/\1 \&\& \2/p' "$output")"
+follow small-mtu now
 doctor cured-mtus 0
 
 ip addr flush dev ea1
@@ -130,8 +142,7 @@ sysctl -qw net.ipv4.conf.all.rp_filter=2 net.ipv4.conf.all.arp_ignore=0
 doctor twins 1
 check_found fragile arp fragile shared-subnet
 check_says 'for the address of one of a0 and a1 may be answered by another' "that the twins answer ARP for each other"
-cure=$(sed -n 's/^    \$ sudo \(sysctl -w .*arp_ignore=1.*\)/\1/p' "$output")
-[[ -n $cure ]] || fail "the doctor names no cure for ARP"
-eval "$cure"
+follow arp cure
+grep -q 'arp_ignore=1' /etc/sysctl.d/90-nccl-spark.conf || fail "the cure for ARP does not last"
 doctor twins-cured 0
 [[ -z $found ]] || fail "found with the doctor's cure in place: $found"

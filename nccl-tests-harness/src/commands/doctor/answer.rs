@@ -2,12 +2,14 @@
 
 use super::environment::{self, Judged, Variable};
 use super::finding::{Fact, Finding, NotSeen, Verdict};
-use super::id::Id;
-use super::judge::{self, JobFacts};
+use super::findings::{self, JobFacts};
 use super::look::{self, Facts, Job, Libraries, Process};
 use super::picture;
 use super::place::Place;
 use super::together::PeerResult;
+use crate::commands::doctor::environment::PLUGIN_NOT_NAMED;
+use crate::commands::doctor::environment::variable::PLUGIN_KEPT_OUT;
+use crate::commands::doctor::findings::libraries::OTHER_PLUGIN;
 use crate::places::{self, in_path};
 use crate::unique::unique;
 use nccl_net_spark::rails::{CudaDevice, RailAddress, gbps, host_pointers_reason};
@@ -115,7 +117,9 @@ pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examine
             answer.not_seen.extend(other_network(place, pid));
         }
         let facts = look::facts(place, request.pid, &variables, &mut answer.not_seen);
-        answer.findings.extend(judge::machine(&facts, &job_facts));
+        answer
+            .findings
+            .extend(findings::machine(&facts, &job_facts));
         let python = request.python.or_else(|| python_in_path(&inside, &value));
         if request.pid.is_none() && request.program.is_none() && python.is_none() {
             answer.not_seen.push(NotSeen::new(
@@ -141,15 +145,22 @@ pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examine
             .any(|function| function.is_mellanox());
         answer
             .findings
-            .extend(judge::libraries(&libraries, &job_facts, has_mlx5));
+            .extend(findings::libraries(&libraries, &job_facts, has_mlx5));
         drop_redundant(&libraries, &mut answer.findings);
         answer.picture = picture::picture(&facts.survey);
         answer.facts = facts_to_show(&facts, &libraries);
         examined = Some(Examined {
             facts,
             libraries,
-            variables,
+            variables: variables.clone(),
         });
+    }
+    for cure in answer
+        .findings
+        .iter_mut()
+        .filter_map(|finding| finding.cure.as_mut())
+    {
+        *cure = environment::at_its_source(cure, &variables);
     }
     answer.settle();
     Ok((answer, examined))
@@ -200,13 +211,13 @@ fn drop_redundant(libraries: &Libraries, findings: &mut Vec<Finding>) {
         .as_ref()
         .is_some_and(|plugin| plugin.kind() == look::PluginKind::Ours)
     {
-        findings.retain(|finding| finding.id != Id::PluginNotNamed.text());
+        findings.retain(|finding| finding.id != PLUGIN_NOT_NAMED.id);
     }
     if findings
         .iter()
-        .any(|finding| finding.id == Id::PluginKeptOut.text())
+        .any(|finding| finding.id == PLUGIN_KEPT_OUT.id)
     {
-        findings.retain(|finding| finding.id != Id::OtherPlugin.text());
+        findings.retain(|finding| finding.id != OTHER_PLUGIN.id);
     }
 }
 
@@ -447,10 +458,11 @@ fn on(is_on: bool) -> &'static str {
 mod tests {
     use super::*;
     use crate::commands::doctor::finding::Severity;
+    use crate::commands::doctor::findings::rails::NO_RAIL;
 
     #[test]
     fn the_worst_finding_is_first_and_none_is_repeated() {
-        let find = |severity| Id::NoRail.finding(format!("{severity:?}")).at(severity);
+        let find = |severity| NO_RAIL.finding(format!("{severity:?}")).at(severity);
         let mut answer = Answer {
             findings: [
                 Severity::Note,

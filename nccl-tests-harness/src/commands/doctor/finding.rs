@@ -28,19 +28,73 @@ impl Severity {
     }
 }
 
+/// A kind of findings. Scripts rely on the id, so an id never changes its meaning.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Kind {
+    pub id: &'static str,
+    /// The usual severity.
+    pub severity: Severity,
+    /// The meaning, and the help in words, as in the guide's table (docs/guide/troubleshooting.md).
+    pub meaning: &'static str,
+    pub help: &'static str,
+}
+
+impl Kind {
+    /// Makes a finding of the usual severity, without a cure.
+    pub fn finding(&self, text: impl Into<String>) -> Finding {
+        Finding {
+            severity: self.severity,
+            id: Cow::Borrowed(self.id),
+            text: text.into(),
+            cure: None,
+            now: None,
+        }
+    }
+}
+
+/// Defines the kinds of findings that a file makes: `NAME = Severity "id": "meaning", "help";`.
+/// `KINDS` lists them; `doctor::kinds` collects these lists.
+macro_rules! kinds {
+    ($($name:ident = $severity:ident $id:literal: $meaning:literal, $help:literal;)*) => {
+        $(#[doc = $meaning]
+        pub const $name: &$crate::commands::doctor::finding::Kind = &$crate::commands::doctor::finding::Kind {
+            id: $id,
+            severity: $crate::commands::doctor::finding::Severity::$severity,
+            meaning: $meaning,
+            help: $help,
+        };)*
+
+        /// The kinds of findings that this file makes.
+        pub const KINDS: &[&$crate::commands::doctor::finding::Kind] = &[$($name),*];
+    };
+}
+pub(super) use kinds;
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     pub severity: Severity,
-    /// Text of an [`Id`](super::id::Id), whose meaning scripts rely on.
+    /// The [`Kind`]'s id, whose meaning scripts rely on.
     pub id: Cow<'static, str>,
     pub text: String,
+    /// Commands that remove the fault for good, or else advice.
     pub cure: Option<String>,
+    /// Commands that remove the fault until the next boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub now: Option<String>,
 }
 
 impl Finding {
     pub fn cured_by(self, cure: impl Into<String>) -> Self {
         Self {
             cure: Some(cure.into()),
+            ..self
+        }
+    }
+
+    /// Adds commands that help at once, but only until the next boot.
+    pub fn until_boot_by(self, now: impl Into<String>) -> Self {
+        Self {
+            now: Some(now.into()),
             ..self
         }
     }
@@ -107,11 +161,11 @@ impl Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::doctor::id::Id;
+    use crate::commands::doctor::findings::rails::NO_RAIL;
 
     #[test]
     fn the_worst_finding_decides() {
-        let find = |severity| Id::NoRail.finding("x").at(severity);
+        let find = |severity| NO_RAIL.finding("x").at(severity);
         let all = [
             Severity::Note,
             Severity::Fragile,

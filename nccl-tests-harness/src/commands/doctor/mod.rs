@@ -2,22 +2,23 @@
 //! Most findings have a cure: a command that removes the fault.
 //!
 //! `place` reads files below a root folder: `/`, or a folder with copied files of another machine.
-//! `look` reads facts and judges nothing. `judge` makes findings from these facts and reads
-//! nothing. `environment` reads and judges a job's variables. A new check reads its fact in `look`
-//! and makes its finding in `judge`. `tests` injects single faults.
+//! `look` reads facts and judges nothing. `findings` makes findings from these facts and reads
+//! nothing. `environment` reads and judges a job's variables. `tests` injects single faults. A new
+//! kind of finding is one file: its row, its judgement and its fault are in the same file of
+//! `findings`. A fact that the doctor does not read yet is added to `look`.
 //!
 //! `options` is the command line. `peer` examines another host together with this one. `hosts`
 //! compares the subnets of several hosts. `together` has the results for two hosts.
 //!
-//! `id` lists all kinds of findings. Scripts rely on ids and on `--json`: an id keeps its meaning,
-//! and `schema` increases when a field is removed or changes its meaning.
+//! Each file that makes findings begins with their kinds; [`kinds`] collects these. Scripts rely on
+//! ids and on `--json`: an id keeps its meaning, and `schema` increases when a field is removed or
+//! changes its meaning.
 
 mod answer;
 mod environment;
 mod finding;
+mod findings;
 mod hosts;
-mod id;
-mod judge;
 pub mod look;
 mod options;
 mod peer;
@@ -31,8 +32,7 @@ mod tests;
 mod together;
 
 pub use answer::{Request, answer};
-pub use finding::Verdict;
-pub use id::ALL as FINDINGS;
+pub use finding::{Kind, Verdict};
 pub use options::Options;
 
 use crate::output::report::{self, Sink};
@@ -41,6 +41,26 @@ use anyhow::{Context, Result};
 use place::Place;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// Returns all kinds of findings, in the order of the guide's table.
+pub fn kinds() -> impl Iterator<Item = &'static Kind> {
+    let of_files = [
+        findings::machine::KINDS,
+        findings::rails::KINDS,
+        findings::functions::KINDS,
+        findings::qos::KINDS,
+        findings::counters::KINDS,
+        findings::libraries::KINDS,
+        environment::variable::KINDS,
+        environment::KINDS,
+        environment::launchers::KINDS,
+        peer::compare::KINDS,
+        peer::neighbours::KINDS,
+        peer::grade::KINDS,
+        peer::KINDS,
+    ];
+    of_files.into_iter().flatten().copied()
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {

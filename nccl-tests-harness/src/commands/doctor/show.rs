@@ -119,7 +119,11 @@ fn of_finding(finding: &Finding, indent: &str, line: &dyn Fn(&str, &str) -> Stri
         .cure
         .as_ref()
         .map(|cure| format!("{indent}    $ {}\n", plain(cure)));
-    line(&format!("{indent}    "), &text) + &cure.unwrap_or_default()
+    let now = finding
+        .now
+        .as_ref()
+        .map(|now| format!("{indent}    $ {}    # until the next boot\n", plain(now)));
+    line(&format!("{indent}    "), &text) + &cure.unwrap_or_default() + &now.unwrap_or_default()
 }
 
 fn verdict(answer: &Answer, is_env_alone: bool) -> String {
@@ -169,14 +173,14 @@ fn verdict(answer: &Answer, is_env_alone: bool) -> String {
 mod tests {
     use super::*;
     use crate::commands::doctor::finding::{Fact, NotSeen};
-    use crate::commands::doctor::id::Id;
+    use crate::commands::doctor::findings::rails::NO_RAIL;
     use crate::commands::doctor::together::{Outcome, Path};
 
     #[test]
     fn text_from_files_cannot_control_the_terminal() {
         const ODD: &str = "x\x1b]0;pwned\x07\nBROKEN: forged\r\u{9b}2J";
         let odd = || ODD.to_owned();
-        let finding = Id::NoRail.finding(ODD).at(Severity::Note).cured_by(ODD);
+        let finding = NO_RAIL.finding(ODD).at(Severity::Note).cured_by(ODD);
         let here = vec![odd()];
         let there = vec![odd()];
         let outcome = Outcome::Failed(odd());

@@ -135,9 +135,13 @@ fn function(one: &Function, survey: &Survey) -> Json {
     json!({
         "device": one.device,
         "refusal": refused.map(|port| match port.obstacle {
-            Obstacle::State(_) => "no_link",
+            Obstacle::State(_) | Obstacle::NoCarrier(_) => "no_link",
             Obstacle::Excluded => "excluded",
-            Obstacle::LinkLayer(_) | Obstacle::NoGid | Obstacle::NoAddress(_) => "unusable",
+            Obstacle::LinkLayer(_)
+            | Obstacle::Iwarp
+            | Obstacle::NoGid
+            | Obstacle::NoRoce(_)
+            | Obstacle::NoAddress(_) => "unusable",
         }),
         "physical_port": refused.and_then(|port| port.phys_port.as_ref()),
         "firmware": one.firmware, "board": one.board, "iommu": one.iommu, "mtu_bytes": one.mtu_bytes,

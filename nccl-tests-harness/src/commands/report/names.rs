@@ -1,6 +1,6 @@
 //! Texts that a report may have: a newtype for text of known forms, and a marker for omitted text.
 
-use crate::commands::doctor::FINDINGS;
+use crate::commands::doctor::kinds;
 use nccl_net_spark::config;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -123,9 +123,8 @@ fn is_known(text: &str) -> bool {
         VERSIONS, DEVICES, MACHINES, RESULTS, PRODUCTS, COUNTERS, NUMBERS, VARIABLES,
     ];
     let mut forms = forms.into_iter().flat_map(|forms| forms.split(' '));
-    let mut own = FINDINGS
-        .iter()
-        .map(|(id, _)| *id)
+    let mut own = kinds()
+        .map(|kind| kind.id)
         .chain(config::table().iter().map(|row| row.name));
     has_form("#", port) && forms.any(|form| has_form(form, name)) || own.any(|known| known == text)
 }

@@ -8,7 +8,11 @@
 
 use super::source::Variable;
 use crate::commands::doctor::finding::Finding;
-use crate::commands::doctor::id::Id;
+use crate::commands::doctor::finding::kinds;
+
+kinds! {
+    LAUNCHER = Note "launcher": "the variables are as a known launcher sets them", "[launchers.md](launchers.md)";
+}
 
 struct Launcher {
     name: &'static str,
@@ -73,6 +77,12 @@ const LAUNCHERS: &[Launcher] = &[
         change: "mpirun ... -x NCCL_NET_PLUGIN={plugin} -x NCCL_NET=Spark ...",
     },
     Launcher {
+        name: "NVIDIA's script for a ring, since October 2026,",
+        marks: "NCCL_NET_PLUGIN=none NCCL_IB_SUBNET_AWARE_ROUTING=1",
+        trouble: "NCCL_NET_PLUGIN=none, by mpirun's -x, keeps NCCL from loading the plugin",
+        change: "mpirun ... -x NCCL_NET_PLUGIN={plugin} -x NCCL_NET=Spark ...    # in place of the script's -x NCCL_NET_PLUGIN=none",
+    },
+    Launcher {
         name: "spark-vllm-docker, two functions up",
         marks: "NCCL_IGNORE_CPU_AFFINITY=1 UCX_NET_DEVICES NCCL_IB_HCA",
         trouble: "",
@@ -107,8 +117,9 @@ pub fn recognised(variables: &[Variable], plugin: &str) -> Option<Finding> {
         "these variables are as {} sets them: {trouble}",
         launcher.name
     );
+    // An export in the shell does not reach a variable that the launcher sets.
     Some(
-        Id::Launcher
+        LAUNCHER
             .finding(text)
             .cured_by(launcher.change.replace("{plugin}", plugin)),
     )

@@ -2,11 +2,23 @@
 
 use super::source::{Source, Variable};
 use crate::commands::doctor::finding::Finding;
-use crate::commands::doctor::id::Id;
+use crate::commands::doctor::finding::{Kind, kinds};
 use Effect::{Blocks, Harms, Honoured, Ignored, Misleads, Nccl, Other, Refused, Unset};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::config::fate::{Fate, fate};
 use serde::Serialize;
+
+kinds! {
+    NETWORK_NOT_SPARK = Broken "network-not-spark": "`NCCL_NET` names another network", "`NCCL_NET=Spark`";
+    PLUGIN_KEPT_OUT = Broken "plugin-kept-out": "`NCCL_NET_PLUGIN` keeps NCCL from loading the plugin", "as for `other-plugin`; [launchers.md](launchers.md)";
+    PLUGIN_NOT_FIRST = Fragile "plugin-not-first": "`NCCL_NET_PLUGIN` names another plugin first", "put this plugin first, or name only this plugin";
+    SETTING_REFUSED = Broken "setting-refused": "a setting has a value with which the plugin does not start", "[settings.md](settings.md#the-table)";
+    IB_DISABLE = Fragile "ib-disable": "`NCCL_IB_DISABLE=1`, and RDMA is used all the same", "`NCCL_NET=Socket` if sockets are wanted";
+    GID_INDEX_PINNED = Fragile "gid-index-pinned": "`NCCL_IB_GID_INDEX` is fixed", "unset it: the index is looked up at each connect";
+    ROCE_VERSION = Fragile "roce-version": "`NCCL_IB_ROCE_VERSION_NUM` asks for another RoCE than v2", "unset it";
+    OTHER_TUNER = Note "other-tuner": "another tuner takes the place of the plugin's", "unset `NCCL_TUNER_PLUGIN`";
+    FEW_CHANNELS = Note "few-channels": "`NCCL_MAX_NCHANNELS` leaves the tuner too few channels", "unset it";
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Judged {
@@ -114,13 +126,18 @@ pub(super) fn judge(
 }
 
 /// The effect, the effect in words, and for a fault the id and the cure of its finding.
-type Rule = (Effect, String, Option<(Id, String)>);
+type Rule = (Effect, String, Option<(&'static Kind, String)>);
 
 fn harmless(effect: Effect, text: impl Into<String>) -> Rule {
     (effect, text.into(), None)
 }
 
-fn wrong(effect: Effect, id: Id, text: impl Into<String>, cure: impl Into<String>) -> Rule {
+fn wrong(
+    effect: Effect,
+    id: &'static Kind,
+    text: impl Into<String>,
+    cure: impl Into<String>,
+) -> Rule {
     (effect, text.into(), Some((id, cure.into())))
 }
 
@@ -135,7 +152,7 @@ fn network(value: &str) -> Rule {
         "" => "empty is a name to NCCL, and no network has it: NCCL fails".to_owned(),
         _ => format!("NCCL uses its network {value} and rejects this plugin with one INFO line"),
     };
-    wrong(Blocks, Id::NetworkNotSpark, text, "export NCCL_NET=Spark")
+    wrong(Blocks, NETWORK_NOT_SPARK, text, "export NCCL_NET=Spark")
 }
 
 /// Cure if a file that `NCCL_NET_PLUGIN` names is missing, and the path that the cure would name
@@ -161,7 +178,7 @@ fn plugins(value: &str, plugin: &str, missing_reason: MissingReason<'_>) -> Rule
         (Some(0), _) => return harmless(Nccl, "NCCL loads this plugin"),
         (Some(_), _) => {
             let text = "NCCL takes the first plugin of the list that starts, and this one is not the first";
-            return wrong(Harms, Id::PluginNotFirst, text, cure);
+            return wrong(Harms, PLUGIN_NOT_FIRST, text, cure);
         }
         (None, Some(lacks)) => format!("{lacks}, so NCCL does not load this plugin"),
         (None, None) if value.is_empty() => {
@@ -170,7 +187,7 @@ fn plugins(value: &str, plugin: &str, missing_reason: MissingReason<'_>) -> Rule
         (None, None) if value.eq_ignore_ascii_case("none") => "NCCL loads no plugin".to_owned(),
         (None, None) => format!("NCCL loads {value} and not this plugin"),
     };
-    wrong(Blocks, Id::PluginKeptOut, text, cure)
+    wrong(Blocks, PLUGIN_KEPT_OUT, text, cure)
 }
 
 fn refused(variable: &Variable) -> Option<Rule> {
@@ -182,7 +199,7 @@ fn refused(variable: &Variable) -> Option<Rule> {
     let text = format!("the plugin does not start: {error}");
     Some(wrong(
         Refused,
-        Id::SettingRefused,
+        SETTING_REFUSED,
         text,
         format!("unset {name}"),
     ))
@@ -196,21 +213,16 @@ fn particular(name: &str, value: &str) -> Option<Rule> {
             let text = "RDMA is still used: it turns off NCCL's own IB transport, not plugins";
             let cure =
                 "export NCCL_NET=Socket    # if sockets are wanted; else unset NCCL_IB_DISABLE";
-            Some(wrong(Misleads, Id::IbDisable, text, cure))
+            Some(wrong(Misleads, IB_DISABLE, text, cure))
         }
         "NCCL_IB_GID_INDEX" if value != "-1" => harms(
-            Id::GidIndexPinned,
+            GID_INDEX_PINNED,
             "every port has to have its RoCE v2 address at this index, which differs from function to function and moves when addresses \
              change; unset, the plugin looks it up at each connect",
         ),
         "NCCL_IB_ROCE_VERSION_NUM" if value != "2" => {
             let text = "the plugin uses RoCE v2 alone, whatever this says";
-            Some(wrong(
-                Misleads,
-                Id::RoceVersion,
-                text,
-                format!("unset {name}"),
-            ))
+            Some(wrong(Misleads, ROCE_VERSION, text, format!("unset {name}")))
         }
         "NCCL_IB_TIMEOUT" | "NCCL_IB_RETRY_CNT" => {
             // `acknowledgement` makes the finding for both variables together.
@@ -234,16 +246,16 @@ fn particular(name: &str, value: &str) -> Option<Rule> {
             Some(harmless(Nccl, text))
         }
         "NCCL_TUNER_PLUGIN" if !value.to_ascii_lowercase().contains("spark") => harms(
-            Id::OtherTuner,
+            OTHER_TUNER,
             "NCCL takes this tuner, and this plugin's does nothing",
         ),
         "NCCL_MAX_NCHANNELS"
             if value
                 .parse::<u32>()
-                .is_ok_and(|channels| channels < FEW_CHANNELS) =>
+                .is_ok_and(|channels| channels < ENOUGH_CHANNELS) =>
         {
             harms(
-                Id::FewChannels,
+                FEW_CHANNELS,
                 "the tuner cannot take more channels than this, and large messages want more",
             )
         }
@@ -254,7 +266,7 @@ fn particular(name: &str, value: &str) -> Option<Rule> {
 /// A `NCCL_MAX_NCHANNELS` below this number gets a finding. A Spark has up to four rails, and each
 /// channel has its own connection to a peer. With fewer channels, there are fewer connections to a
 /// peer than rails.
-const FEW_CHANNELS: u32 = 4;
+const ENOUGH_CHANNELS: u32 = 4;
 
 fn general(name: &str) -> Rule {
     match (
@@ -270,5 +282,17 @@ fn general(name: &str) -> Rule {
             "Gloo's (PyTorch's CPU collectives); NCCL does not read it",
         ),
         (None, _) => harmless(Other, "TensorPipe's (PyTorch's RPC); NCCL does not read it"),
+    }
+}
+
+/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding, and
+/// a part of its commands.
+#[cfg(test)]
+pub mod faults {
+    use crate::commands::doctor::tests::faults::{faults, one, with};
+
+    faults! {
+        "NCCL_NET_PLUGIN names a file that is not there": with(one(), |bed| bed.remove("usr/local/lib/libnccl-net-spark.so")) =>
+            Broken "plugin-kept-out" ["file not found: /usr/local/lib/libnccl-net-spark.so"] "apt install";
     }
 }

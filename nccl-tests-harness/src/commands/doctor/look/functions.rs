@@ -145,6 +145,7 @@ fn unread(functions: &[Function]) -> Vec<NotSeen> {
 }
 
 /// Finds Mellanox NICs without an RDMA device. Returns the driver (if any) and PCI address of each.
+/// Leaves out members of a bond: in RoCE LAG, one RDMA device serves all of them.
 pub(super) fn unbound(place: &Place) -> Vec<(Option<String>, String)> {
     let folder = "/sys/bus/pci/devices";
     let is_nic = |address: &String| {
@@ -157,8 +158,16 @@ pub(super) fn unbound(place: &Place) -> Vec<(Option<String>, String)> {
         read("vendor") == MELLANOX
             && (read("class").starts_with("0x0200") || read("class").starts_with("0x0207"))
     };
+    let is_in_bond = |address: &String| {
+        let netdevs = place.names(format!("{folder}/{address}/net"));
+        let mut masters = netdevs
+            .iter()
+            .map(|netdev| format!("/sys/class/net/{netdev}/master"));
+        masters.any(|master| place.has(format!("{master}/bonding")))
+    };
     let names = place.names(folder).into_iter().filter(is_nic);
     names
+        .filter(|address| !is_in_bond(address))
         .filter(|address| {
             place
                 .names(format!("{folder}/{address}/infiniband"))

@@ -44,6 +44,8 @@ pub struct Facts {
     pub ports: Vec<PciePort>,
     /// Lines of the kernel log about uncorrected errors of `functions` and (PCIe) `ports`.
     pub pcie_log: Vec<String>,
+    /// Lines of the kernel log about the cables and modules of `functions`.
+    pub module_log: Vec<String>,
     pub profiles: Vec<AutomaticProfile>,
     pub qos: Qos,
     pub interfaces: Vec<Interface>,
@@ -110,9 +112,11 @@ pub fn facts(
     let addresses: Vec<&str> = addresses
         .chain(pcie_ports.iter().map(|port| port.address.as_str()))
         .collect();
+    let log = pcie::log(place, &addresses, not_seen);
     Facts {
         machine,
-        pcie_log: pcie::log(place, &addresses, not_seen),
+        pcie_log: log.pcie,
+        module_log: log.module,
         profiles: profiles::automatic_profiles(place, &netdevs, not_seen),
         unbound: functions::unbound(place),
         functions,

@@ -1,4 +1,5 @@
-//! PCIe errors: the counters of functions and of the PCIe ports above them, and the kernel log.
+//! PCIe errors: the counters of functions and of the PCIe ports above them. Also the kernel log's
+//! lines about the NIC.
 
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
@@ -112,23 +113,35 @@ fn folder(address: &str) -> String {
     format!("/sys/bus/pci/devices/{address}")
 }
 
+/// Lines of the kernel log about the NIC's functions and the PCIe ports above them.
+#[derive(Debug, Default)]
+pub struct KernelLog {
+    /// Uncorrected PCIe errors, and their recovery.
+    pub pcie: Vec<String>,
+    /// Errors of a port's cable or module.
+    pub module: Vec<String>,
+}
+
 /// Parts of kernel messages about uncorrected errors and recovery, from drivers/pci/pcie (aer.c,
 /// err.c) and mlx5_core.
-const MARKS: [&str; 5] = [
+const PCIE_MARKS: [&str; 5] = [
     "Uncorrectable (",
     "Uncorrected (",
     "device recovery failed",
     "mlx5_pci_err_detected",
     "mlx5_pci_slot_reset",
 ];
+/// Part of mlx5_core's messages about modules (`mlx5_port_module_event` in the kernel's
+/// drivers/net/ethernet/mellanox/mlx5/core/events.c). Plugging and unplugging are `[info]`.
+const MODULE_MARK: &str = "Port module event[error]";
 
-pub(super) fn log(place: &Place, addresses: &[&str], not_seen: &mut Vec<NotSeen>) -> Vec<String> {
+pub(super) fn log(place: &Place, addresses: &[&str], not_seen: &mut Vec<NotSeen>) -> KernelLog {
     if addresses.is_empty() {
-        return Vec::new();
+        return KernelLog::default();
     }
     let text = kernel_log(place).unwrap_or_else(|error| {
         not_seen.push(NotSeen::new(
-            "PCIe errors in the kernel log",
+            "errors of the NIC in the kernel log",
             format!("/dev/kmsg: {error}"),
         ));
         String::new()
@@ -139,13 +152,15 @@ pub(super) fn log(place: &Place, addresses: &[&str], not_seen: &mut Vec<NotSeen>
         .lines()
         .filter(|line| !line.starts_with(' '))
         .filter_map(|line| Some(line.split_once(';')?.1));
-    let is_of = |text: &&str| addresses.iter().any(|address| text.contains(address));
-    let is_uncorrected = |text: &&str| MARKS.iter().any(|mark| text.contains(mark));
-    texts
-        .filter(is_of)
-        .filter(is_uncorrected)
-        .map(str::to_owned)
-        .collect()
+    let mut found = KernelLog::default();
+    for text in texts.filter(|text| addresses.iter().any(|address| text.contains(address))) {
+        if text.contains(MODULE_MARK) {
+            found.module.push(text.to_owned());
+        } else if PCIE_MARKS.iter().any(|mark| text.contains(mark)) {
+            found.pcie.push(text.to_owned());
+        }
+    }
+    found
 }
 
 /// Reads the kernel log (dev-kmsg in the kernel's Documentation/ABI/testing).

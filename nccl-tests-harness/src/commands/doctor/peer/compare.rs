@@ -1,11 +1,29 @@
 //! Makes findings from the differences between the sheets of two hosts, without I/O.
 
 use super::sheet::{NcclSheet, Sheet};
+use crate::commands::doctor::finding::kinds;
 use crate::commands::doctor::finding::{Finding, Severity};
-use crate::commands::doctor::id::Id;
+use crate::commands::doctor::findings::MTU_FOR_GOOD;
 use crate::commands::doctor::rail::{Pair, PairedBy, RailSheet};
 use nccl_net_spark::tuner;
 use std::collections::BTreeSet;
+use std::net::Ipv6Addr;
+
+kinds! {
+    PEER_VERSION = Fragile "peer-version": "the hosts have different versions of `nccl-spark`", "one version on both hosts";
+    PEER_PLUGIN = Fragile "peer-plugin": "the hosts have different builds of the plugin", "copy one file to the other host";
+    PEER_PLUGIN_MISSING = Broken "peer-plugin-missing": "one host has no plugin", "`sudo nccl-spark install` there";
+    PEER_NCCL = Fragile "peer-nccl": "the hosts have different versions of NCCL", "one version: NCCL does not start with two";
+    PEER_NCCL_BUILD = Note "peer-nccl-build": "the hosts have different builds of one version of NCCL", "nothing, unless one of them is `nccl-bad-build`";
+    PEER_TUNER = Broken "peer-tuner": "the tuners of the hosts decide differently", "[tuning.md](tuning.md#all-ranks-must-agree)";
+    PEER_SETTINGS = Fragile "peer-settings": "a variable differs that must be the same on both hosts", "set it on both, or on neither";
+    PEER_DUPLICATE_ADDRESS = Broken "peer-duplicate-address": "both hosts have one address", "another address on one of the hosts";
+    NO_COMMON_SUBNET = Broken "no-common-subnet": "no rail of one host shares a subnet with one of the other, or has a route to one", "[topologies.md](topologies.md)";
+    PEER_PRIORITY = Fragile "peer-priority": "the two ends of a path have different priorities or PFC", "[switches.md](switches.md#priority)";
+    PEER_MTU = Slow "peer-mtu": "the two ends of a path have different MTUs", "`mtu: 9000` in the netplan file where it is smaller";
+    PEER_HALF_CABLE = Slow "peer-half-cable": "one function of a cable has no counterpart on the other host", "[an address](install.md#addresses) for the other function";
+    ASYMMETRIC_CABLING = Note "asymmetric-cabling": "a cable leads from p0 to p1", "nothing: the plugin pairs by subnets";
+}
 
 pub fn compare(here: &Sheet, there: &Sheet, pairs: &[Pair]) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -24,7 +42,7 @@ fn versions(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
             "nccl-spark is {} on {a} and {} on {b}: nothing is measured",
             here.program, there.program
         );
-        found.push(Id::PeerVersion.finding(text));
+        found.push(PEER_VERSION.finding(text));
     }
     match (&here.plugin, &there.plugin) {
         (Some(one), Some(other)) if one.sha256 != other.sha256 => {
@@ -33,7 +51,7 @@ fn versions(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
                 one.path, other.path
             );
             let cure = format!("scp {} {b}:{}", one.path, other.path);
-            found.push(Id::PeerPlugin.finding(text).cured_by(cure));
+            found.push(PEER_PLUGIN.finding(text).cured_by(cure));
         }
         (Some(_), None) => found.push(no_plugin(b)),
         (None, Some(_)) => found.push(no_plugin(a)),
@@ -48,7 +66,7 @@ fn versions(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
         let (version, others) = (version(one), version(other));
         if version != others {
             let follows = "NCCL refuses to start a job with two versions";
-            found.push(Id::PeerNccl.finding(format!(
+            found.push(PEER_NCCL.finding(format!(
                 "NCCL is {version} on {a} and {others} on {b}: {follows}"
             )));
         } else if one.build_id != other.build_id {
@@ -57,7 +75,7 @@ fn versions(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
             let text = format!(
                 "NCCL {version} is another build on {a} (build id {id}) than on {b} ({others})"
             );
-            found.push(Id::PeerNcclBuild.finding(text));
+            found.push(PEER_NCCL_BUILD.finding(text));
         }
     }
 }
@@ -66,7 +84,7 @@ fn no_plugin(host: &str) -> Finding {
     let text = format!(
         "{host} has no plugin that can be read: NCCL uses another network there, and the job does not start"
     );
-    Id::PeerPluginMissing
+    PEER_PLUGIN_MISSING
         .finding(text)
         .cured_by("sudo nccl-spark install    # there")
 }
@@ -99,7 +117,7 @@ fn gpus(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
         here.host, there.host
     );
     found.push(
-        Id::PeerTuner
+        PEER_TUNER
             .finding(text)
             .cured_by("export NCCL_SPARK_TUNER=off    # on both"),
     );
@@ -117,22 +135,22 @@ fn settings(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
         let (severity, id, what) = match name.as_str() {
             name if TUNER.contains(&name) => (
                 Severity::Broken,
-                Id::PeerTuner,
+                PEER_TUNER,
                 "the plugin refuses to connect ranks whose tuners decide differently",
             ),
             "NCCL_IB_TC" | "NCCL_IB_SL" => (
                 Severity::Fragile,
-                Id::PeerSettings,
+                PEER_SETTINGS,
                 "packets of one host have another priority than those of the other",
             ),
             "NCCL_SPARK_RING_TCP" => (
                 Severity::Broken,
-                Id::PeerSettings,
+                PEER_SETTINGS,
                 "the plugin refuses to connect such hosts",
             ),
             _ => (
                 Severity::Fragile,
-                Id::PeerSettings,
+                PEER_SETTINGS,
                 "ranks that decide differently hang",
             ),
         };
@@ -167,15 +185,17 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
     let a = &here.host;
     let b = &there.host;
     if pairs.is_empty() {
+        duplicate_addresses(here, there, found);
         let own = addresses(here);
         let theirs = addresses(there);
         let text = format!(
             "no rail of {a} shares a subnet with a rail of {b}, or has a route to one: {own}; {theirs}"
         );
         let cure = "nccl-spark rails    # on both; the two ends of a cable need addresses of one subnet, other rails a route";
-        found.push(Id::NoCommonSubnet.finding(text).cured_by(cure));
+        found.push(NO_COMMON_SUBNET.finding(text).cured_by(cure));
         return;
     }
+    duplicate_addresses(here, there, found);
     for pair in pairs {
         let one = &here.rails[pair.here];
         let other = &there.rails[pair.there];
@@ -192,9 +212,9 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
             };
             let netdev = less.netdev.as_deref().unwrap_or("INTERFACE");
             found.push(
-                Id::PeerMtu
-                    .finding(text)
-                    .cured_by(format!("sudo ip link set {netdev} mtu 9000    # on {host}")),
+                PEER_MTU
+                    .finding(format!("{text}. {MTU_FOR_GOOD}"))
+                    .until_boot_by(format!("sudo ip link set {netdev} mtu 9000    # on {host}")),
             );
         }
         let qos = |host: &Sheet, rail: &RailSheet| host.qos.get(rail.netdev.as_ref()?).cloned();
@@ -206,7 +226,7 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
                 own.text, theirs.text
             );
             let cure = "nccl-spark doctor -v    # on both; then the same dcb commands and NCCL_IB_TC on both";
-            found.push(Id::PeerPriority.finding(text).cured_by(cure));
+            found.push(PEER_PRIORITY.finding(text).cured_by(cure));
         }
         if let (Some(port), Some(others)) = (&one.phys_port, &other.phys_port)
             && port != others
@@ -215,12 +235,36 @@ fn rails(here: &Sheet, there: &Sheet, pairs: &[Pair], found: &mut Vec<Finding>) 
             let text = format!(
                 "the cable leads from {port} of {a} to {others} of {b}, which is harmless, because the plugin pairs by subnet ({names})"
             );
-            found.push(Id::AsymmetricCabling.finding(text));
+            found.push(ASYMMETRIC_CABLING.finding(text));
         }
     }
     let ends = |end: fn(&Pair) -> usize| pairs.iter().map(|pair| (end(pair), pair.by)).collect();
     without_a_pair(here, there, ends(|pair| pair.here), found);
     without_a_pair(there, here, ends(|pair| pair.there), found);
+}
+
+/// Finds addresses that a rail of each host has. Link-local IPv6 addresses come from the hardware,
+/// and are left out: they count only on their own link.
+fn duplicate_addresses(here: &Sheet, there: &Sheet, found: &mut Vec<Finding>) {
+    for one in &here.rails {
+        for other in &there.rails {
+            let has = |ip: &Ipv6Addr| other.addresses.iter().any(|(their, _)| their == ip);
+            let mut own = one.addresses.iter().map(|(ip, _)| ip);
+            let Some(ip) = own.find(|ip| !ip.is_unicast_link_local() && has(ip)) else {
+                continue;
+            };
+            let text = format!(
+                "{} of {} and {} of {} have one address, {}: give one of them another address of the same subnet \
+                 (docs/guide/install.md, Addresses)",
+                one.name,
+                here.host,
+                other.name,
+                there.host,
+                ip.to_canonical()
+            );
+            found.push(PEER_DUPLICATE_ADDRESS.finding(text));
+        }
+    }
 }
 
 /// Finds unpaired rails whose cable has another rail that is paired by cable or subnet. A cable
@@ -248,7 +292,7 @@ fn without_a_pair(
             "{rail} of {own} has no counterpart on {other}, although the other function of its port has one: half of the cable's PCIe links are unused"
         );
         let cure = format!("ip address show    # on {other}: an address in the subnet of {rail}");
-        found.push(Id::PeerHalfCable.finding(text).cured_by(cure));
+        found.push(PEER_HALF_CABLE.finding(text).cured_by(cure));
     }
 }
 

@@ -1,15 +1,31 @@
 //! Makes findings from measured paths, without I/O.
 
+use crate::commands::doctor::finding::kinds;
 use crate::commands::doctor::finding::{Finding, Severity};
-use crate::commands::doctor::id::Id;
 use crate::commands::doctor::together::{Grade, Outcome, Path, Rate};
 use crate::output::numbers::significant;
+
+kinds! {
+    SWITCH_MTU = Slow "switch-mtu": "a switch between two ports drops packets that both ports could send", "[switches.md](switches.md#mtu)";
+    PAIR_UNREACHABLE = Slow "pair-unreachable": "a pair of rails delivers no packets", "`nccl-spark doctor` on both: cable, VLAN, MTU, ARP";
+    WRONG_BYTES = Broken "wrong-bytes": "bytes arrived wrong", "stop using that rail, and report it";
+    SLOW_RAIL = Slow "slow-rail": "one rail is slow and others are not, though its attributes are right", "power off, and the power cable out for a minute, network cable connected";
+    SLOW_NODE = Slow "slow-node": "every rail carries 8 to 25 Gb/s over fast links: a node needs a restart", "restart the node, or else power-cycle it";
+    SLOW_PATH = Slow "slow-path": "a pair of rails is slow, and no other pair is much faster", "`nccl-spark doctor` on both; stop other jobs";
+    SLOW_MERGED = Slow "slow-merged": "each rail is fast, and all together are slow", "processors, PCIe and pause frames: `nccl-spark doctor` on both";
+    FAIR_RAIL = Note "fair-rail": "a pair of rails carries 80 to 90 % of what it should", "nothing; other jobs may share the rail";
+}
 
 pub fn judge(host: &str, pairs: &[Path], merged: Option<&Path>) -> Vec<Finding> {
     let mut found = Vec::new();
     unreachable(host, pairs, merged, &mut found);
     wrong_bytes(pairs.iter().chain(merged), &mut found);
     small_switch_mtu(host, pairs, &mut found);
+    if let Some(finding) = slow_node(host, pairs) {
+        // This explains each slow rail, and the slow total.
+        found.push(finding);
+        return found;
+    }
     slow(host, pairs, &mut found);
     found.extend(merged.and_then(|merged| slow_together(host, pairs, merged)));
     found
@@ -30,7 +46,7 @@ fn unreachable(host: &str, pairs: &[Path], merged: Option<&Path>, found: &mut Ve
             path.name()
         );
         found.push(
-            Id::PairUnreachable
+            PAIR_UNREACHABLE
                 .finding(text)
                 .at(severity)
                 .cured_by("nccl-spark doctor    # on both: cable, port, address, VLAN, MTU, ARP"),
@@ -46,7 +62,7 @@ fn wrong_bytes<'a>(paths: impl Iterator<Item = &'a Path>, found: &mut Vec<Findin
                 figures.wrong_bytes,
                 path.name()
             );
-            found.push(Id::WrongBytes.finding(text));
+            found.push(WRONG_BYTES.finding(text));
         }
     }
 }
@@ -63,7 +79,7 @@ fn small_switch_mtu(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
             "packets above {path_mtu} bytes get lost between {here} here and {there} of {host}, whose ports have \
              path MTU {port_mtu}: the plugin uses path MTU {path_mtu} there"
         );
-        found.push(Id::SwitchMtu.finding(text).cured_by(SWITCH_PORTS));
+        found.push(SWITCH_MTU.finding(text).cured_by(SWITCH_PORTS));
     }
 }
 
@@ -98,19 +114,49 @@ fn slow(host: &str, pairs: &[Path], found: &mut Vec<Finding>) {
             (0, false) => None,
         };
         let finding = match (worst(path), others) {
-            (Some(Grade::Bad), Some(others)) => Id::SlowRail
+            (Some(Grade::Bad), Some(others)) => SLOW_RAIL
                 .finding(format!(
                     "{names} of {host} is slow though its link, port and MTU are as they should be: {rates}; {others}"
                 ))
                 .cured_by(POWER_CYCLE),
-            (Some(Grade::Bad), None) => Id::SlowPath
+            (Some(Grade::Bad), None) => SLOW_PATH
                 .finding(format!("{names} of {host} is slow: {rates}"))
                 .cured_by("nccl-spark doctor    # on both: processors, idle states, pause frames, counters"),
-            (Some(Grade::Fair), _) => Id::FairRail.finding(format!("{names} of {host} is below 90 %: {rates}")),
+            (Some(Grade::Fair), _) => FAIR_RAIL.finding(format!("{names} of {host} is below 90 %: {rates}")),
             (Some(Grade::Good) | None, _) => continue,
         };
         found.push(finding);
     }
+}
+
+/// Finds a node whose functions all carry about 13 Gb/s, although links, ports and MTU are right.
+/// Five owners published such cases (12.7 to 13.4 Gb/s for each function). A restart cured one, and
+/// a power cycle others.
+fn slow_node(host: &str, pairs: &[Path]) -> Option<Finding> {
+    const SICK_MBPS: std::ops::RangeInclusive<f64> = 8e3..=25e3;
+    const FAST_MBPS: f64 = 80e3;
+    let rate = |path: &Path| {
+        let figures = path.figures()?;
+        let is_fast_link = path.expected_mbps? >= FAST_MBPS && path.narrowed().is_none();
+        is_fast_link.then(|| figures.to_peer.mbps.min(figures.from_peer.mbps))
+    };
+    let rates: Vec<f64> = pairs.iter().filter_map(rate).collect();
+    if rates.is_empty()
+        || rates.len() < pairs.len()
+        || !rates.iter().all(|rate| SICK_MBPS.contains(rate))
+    {
+        return None;
+    }
+    let texts: Vec<String> = rates.iter().map(|mbps| significant(mbps / 1e3)).collect();
+    let text = format!(
+        "every rail to {host} is slow, though links, ports and MTU are as they should be: {} Gb/s. This is a state of one \
+         of the two nodes that a restart, or else a power cycle, has cured; `doctor --peer` between each and a third \
+         host shows which node",
+        texts.join(", ")
+    );
+    Some(SLOW_NODE.finding(text).cured_by(
+        "sudo reboot    # that node; if it stays slow: sudo poweroff, then the power cable out for a minute, the network cable in",
+    ))
 }
 
 /// If all rails are slower than expected, slow processors or a switch may be the cause. But a rail
@@ -144,7 +190,7 @@ fn slow_together(host: &str, pairs: &[Path], merged: &Path) -> Option<Finding> {
     let text =
         format!("all rails to {host} together are slow though each by itself is not: {rates}");
     let cure = "nccl-spark doctor    # on both: processors, PCIe payload, pause frames";
-    Some(Id::SlowMerged.finding(text).cured_by(cure))
+    Some(SLOW_MERGED.finding(text).cured_by(cure))
 }
 
 fn directions(host: &str, to: Rate, from: Rate, expected_mbps: f64) -> String {

@@ -14,12 +14,12 @@
 //! partner accepts no path and no variable from the doctor. Each side limits the size of the
 //! other's messages before it uses them (`Sheet::received`, `ranks::line`).
 
-mod compare;
-mod grade;
+pub(super) mod compare;
+pub(super) mod grade;
 mod host;
 mod measure;
 mod messages;
-mod neighbours;
+pub(super) mod neighbours;
 mod partner;
 mod reach;
 mod sheet;
@@ -32,9 +32,9 @@ pub use reach::Peer;
 
 use super::answer::Answer;
 use super::finding::Finding;
-use super::id::Id;
 use super::rail::{Pair, pairs};
 use super::together::{Path, PeerResult};
+use crate::commands::doctor::finding::kinds;
 use crate::output;
 use crate::output::watch::Watch;
 use anyhow::{Result, anyhow};
@@ -45,6 +45,10 @@ use sheet::Sheet;
 use std::io::Write;
 use std::path::Path as File;
 use std::time::Instant;
+
+kinds! {
+    PEER_LOST = Broken "peer-lost": "the partner ended before all rail pairs were measured", "the partner's output on that host";
+}
 
 /// Examines a peer. Adds the results to `answer`, which has the results for this host.
 ///
@@ -86,7 +90,7 @@ pub fn examine(
             there.host
         );
         found.push(
-            Id::PeerLost
+            PEER_LOST
                 .finding(text)
                 .cured_by("nccl-spark doctor    # there"),
         );

@@ -4,11 +4,16 @@
 
 use super::sheet::{MAX_LIST_LEN, Neighbour, Sheet};
 use crate::commands::doctor::finding::Finding;
-use crate::commands::doctor::id::Id;
+use crate::commands::doctor::finding::kinds;
+use crate::commands::doctor::findings::arp_cure;
 use crate::commands::doctor::place::Place;
 use crate::commands::doctor::rail::{Pair, RailSheet};
-use nccl_net_spark::interfaces::ARP_FIX_COMMAND;
 use std::net::Ipv4Addr;
+
+kinds! {
+    ARP_ANSWERED_BY_ANOTHER = Fragile "arp-answered-by-another": "a host's ARP table gives a rail another function's hardware address", "as for `arp`, on that host";
+    ARP_FOREIGN = Fragile "arp-foreign": "a host has the hardware address of another host for a rail", "find the second owner of the address: `ip neigh`";
+}
 
 /// Returns the entries of `/proc/net/arp` (`proc(5)`) for the interfaces of these rails. IPv6 needs
 /// no check, because no function answers for the IPv6 address of another.
@@ -96,9 +101,10 @@ fn of_entry(viewer: &Sheet, entry: &Neighbour, other: &Sheet, rail: &RailSheet) 
                     "{way}) to {hardware}, which is {answering} of {owner}: the functions of {owner} answer ARP for each other"
                 );
                 let cure = format!(
-                    "ssh {owner} sudo {ARP_FIX_COMMAND}    # and on {seer}: sudo ip neigh flush to {address}"
+                    "{}    # on {owner}; then on {seer}: sudo ip neigh flush to {address}",
+                    arp_cure(false)
                 );
-                Id::ArpAnsweredByAnother.finding(text).cured_by(cure)
+                ARP_ANSWERED_BY_ANOTHER.finding(text).cured_by(cure)
             }
             None => {
                 let text = format!(
@@ -107,7 +113,7 @@ fn of_entry(viewer: &Sheet, entry: &Neighbour, other: &Sheet, rail: &RailSheet) 
                 let cure = format!(
                     "ip neigh show {address}    # on {seer}; then give that host another address"
                 );
-                Id::ArpForeign.finding(text).cured_by(cure)
+                ARP_FOREIGN.finding(text).cured_by(cure)
             }
         },
     )

@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-pub(super) struct Bed {
+pub struct Bed {
     root: tempfile::TempDir,
-    pub(super) request: Request,
+    pub request: Request,
 }
 
 /// The four functions: device, interface, PCI address, physical port, last digit of the GUID, and
 /// the IP address that the interface has if the port has a cable.
-pub(super) const FUNCTIONS: [(&str, &str, &str, &str, u8, &str); 4] = [
+pub const FUNCTIONS: [(&str, &str, &str, &str, u8, &str); 4] = [
     (
         "rocep1s0f0",
         "enp1s0f0np0",
@@ -54,7 +54,7 @@ pub(super) const FUNCTIONS: [(&str, &str, &str, &str, u8, &str); 4] = [
     ),
 ];
 
-pub(super) const LIB: &str = "usr/lib/aarch64-linux-gnu";
+pub const LIB: &str = "usr/lib/aarch64-linux-gnu";
 const COUNTERS: [&str; 11] = [
     "symbol_error",
     "port_rcv_errors",
@@ -81,7 +81,7 @@ const HW_COUNTERS: [&str; 9] = [
 ];
 
 impl Bed {
-    pub(super) fn plain() -> Self {
+    pub fn plain() -> Self {
         // Each machine has hundreds of small files, so they are in memory if possible.
         let memory = Path::new("/dev/shm");
         let root = tempfile::tempdir_in(memory)
@@ -156,15 +156,24 @@ impl Bed {
 
     /// Makes a Spark with cables in the ports that `cables` names ("p0", "p1"). Each rail has its
     /// own subnet.
-    pub(super) fn spark(cables: &[&str]) -> Self {
+    pub fn spark(cables: &[&str]) -> Self {
         let bed = Self::plain();
+        for (at, function) in FUNCTIONS.iter().enumerate() {
+            bed.function(at, function, cables.contains(&function.3));
+        }
+        bed.interfaces(&bed.links(cables));
+        bed.write("proc/sys/net/ipv4/conf/all/arp_ignore", "1\n");
+        bed.write("proc/sys/net/ipv4/conf/all/rp_filter", "2\n");
+        bed
+    }
+
+    /// The interfaces of a Spark with these cables.
+    pub fn links(&self, cables: &[&str]) -> Vec<serde_json::Value> {
         let mut links = vec![
             link("lo", 1, "127.0.0.1/8"),
             link("enP7s7", 2, "10.0.0.7/24"),
         ];
-        for (at, function) in FUNCTIONS.iter().enumerate() {
-            bed.function(at, function, cables.contains(&function.3));
-            let (_, netdev, _, port, _, address) = function;
+        for (at, (_, netdev, _, port, _, address)) in FUNCTIONS.iter().enumerate() {
             let own = if cables.contains(port) {
                 format!("{address}/24")
             } else {
@@ -172,20 +181,81 @@ impl Bed {
             };
             links.push(link(netdev, 10 + at as u32, &own));
         }
-        bed.write("answers/ip-addr.json", &addresses(&links));
-        bed.write("proc/sys/net/ipv4/conf/all/arp_ignore", "1\n");
-        bed.write("proc/sys/net/ipv4/conf/all/rp_filter", "2\n");
-        bed
+        links
     }
 
-    pub(super) fn container() -> Self {
+    pub fn interfaces(&self, links: &[serde_json::Value]) {
+        self.write("answers/ip-addr.json", &addresses(links));
+    }
+
+    /// The interfaces that the machine has now.
+    pub fn links_written(&self) -> Vec<serde_json::Value> {
+        let text = fs::read_to_string(self.path("answers/ip-addr.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// Empties the GID table of a device's port.
+    pub fn no_gids(&self, device: &str) {
+        for at in 0..4 {
+            self.port(
+                device,
+                &format!("gids/{at}"),
+                "0000:0000:0000:0000:0000:0000:0000:0000\n",
+            );
+        }
+    }
+
+    /// Makes a bond of the two functions of the first PCIe link, as mlx5 shows RoCE LAG: the first
+    /// function has the RDMA device `mlx5_bond_0`, the second has none.
+    pub fn bond(&mut self) {
+        let folder = "sys/devices/pci0000:00/0000:00:00.0";
+        let [first, second] = [&FUNCTIONS[0], &FUNCTIONS[1]];
+        for (device, netdev, address, ..) in [first, second] {
+            self.remove(&format!("sys/class/infiniband/{device}"));
+            let net = format!("{folder}/{address}/net/{netdev}");
+            self.link("sys/class/net/bond0", &format!("{net}/master"));
+        }
+        let rdma = format!("{folder}/{}/infiniband", first.2);
+        fs::rename(
+            self.path(&format!("{rdma}/{}", first.0)),
+            self.path(&format!("{rdma}/mlx5_bond_0")),
+        )
+        .unwrap();
+        fs::remove_dir_all(self.path(&format!("{folder}/{}/infiniband", second.2))).unwrap();
+        self.link(
+            &format!("{rdma}/mlx5_bond_0"),
+            "sys/class/infiniband/mlx5_bond_0",
+        );
+        self.write("sys/class/net/bond0/bonding/mode", "802.3ad 4\n");
+        self.write("sys/class/net/bond0/mtu", "9000\n");
+        self.write("sys/class/net/bond0/ifindex", "20\n");
+        for at in 0..4 {
+            self.port("mlx5_bond_0", &format!("gid_attrs/ndevs/{at}"), "bond0\n");
+        }
+        self.port("mlx5_bond_0", "rate", "400 Gb/sec (4X NDR)\n");
+        self.write("sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_bond_0\n");
+        self.remove("sys/class/infiniband_verbs/uverbs1/ibdev");
+        self.remove("dev/infiniband/uverbs1");
+        let mut links = self.links(&["p0", "p1"]);
+        links.retain(|link| link["ifname"] != first.1 && link["ifname"] != second.1);
+        links.push(link("bond0", 20, &format!("{}/24", first.5)));
+        links.push(link(first.1, 10, ""));
+        links.push(link(second.1, 11, ""));
+        self.interfaces(&links);
+        self.write(
+            "answers/ethtool-a/bond0",
+            "Pause parameters for bond0:\nAutonegotiate:\toff\nRX:\t\ton\nTX:\t\ton\n",
+        );
+    }
+
+    pub fn container() -> Self {
         let bed = Self::spark(&["p0"]);
         bed.write(".dockerenv", "");
         fs::remove_dir_all(bed.path("dev/infiniband")).unwrap();
         bed
     }
 
-    pub(super) fn with_variables(mut self, variables: &[(&str, &str)]) -> Self {
+    pub fn with_variables(mut self, variables: &[(&str, &str)]) -> Self {
         self.request.variables = variables
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
@@ -193,28 +263,28 @@ impl Bed {
         self
     }
 
-    pub(super) fn set(&mut self, name: &str, value: &str) {
+    pub fn set(&mut self, name: &str, value: &str) {
         self.request.variables.retain(|(known, _)| known != name);
         self.request
             .variables
             .push((name.to_owned(), value.to_owned()));
     }
 
-    pub(super) fn path(&self, below: &str) -> PathBuf {
+    pub fn path(&self, below: &str) -> PathBuf {
         self.root.path().join(below)
     }
 
-    pub(super) fn write(&self, below: &str, text: &str) {
+    pub fn write(&self, below: &str, text: &str) {
         let path = self.path(below);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
 
-    pub(super) fn remove(&self, below: &str) {
+    pub fn remove(&self, below: &str) {
         fs::remove_file(self.path(below)).unwrap();
     }
 
-    pub(super) fn profile(&self, netdev: &str, priority: &str, name: &str, method: &str) {
+    pub fn profile(&self, netdev: &str, priority: &str, name: &str, method: &str) {
         let uuid = format!("3c1f9d0e-0000-3bb8-8369-{:012}", netdev.len());
         let active = fs::read_to_string(self.path("answers/nmcli/active")).unwrap_or_default();
         self.write(
@@ -227,7 +297,7 @@ impl Bed {
     /// Writes the output of `mlnx_qos` for both functions of `p0`. `enabled` has a 1 for each
     /// priority with PFC. If `trust` is "dscp", the output maps eight DSCPs to each priority, which
     /// is the tool's default.
-    pub(super) fn mlnx_qos(&self, trust: &str, enabled: &str) {
+    pub fn mlnx_qos(&self, trust: &str, enabled: &str) {
         let mut text = format!("DCBX mode: OS controlled\nPriority trust state: {trust}\n");
         if trust == "dscp" {
             text += "dscp2prio mapping:\n";
@@ -250,7 +320,7 @@ impl Bed {
 
     /// Adds an enabled systemd unit that runs a script. The script sets priorities, as owners'
     /// scripts do.
-    pub(super) fn qos_unit(&self) {
+    pub fn qos_unit(&self) {
         let unit = "[Service]\nType=oneshot\nExecStart=/bin/bash /usr/local/sbin/roce.sh\n";
         self.write("etc/systemd/system/roce.service", unit);
         self.write(
@@ -263,20 +333,20 @@ impl Bed {
         );
     }
 
-    pub(super) fn replace(&self, below: &str, from: &str, to: &str) {
+    pub fn replace(&self, below: &str, from: &str, to: &str) {
         let text = fs::read_to_string(self.path(below)).unwrap();
         assert!(text.contains(from), "{below} has no {from}: {text}");
         fs::write(self.path(below), text.replace(from, to)).unwrap();
     }
 
-    pub(super) fn port(&self, device: &str, file: &str, text: &str) {
+    pub fn port(&self, device: &str, file: &str, text: &str) {
         self.write(
             &format!("sys/class/infiniband/{device}/ports/1/{file}"),
             text,
         );
     }
 
-    pub(super) fn pci(&self, device: &str, file: &str, text: &str) {
+    pub fn pci(&self, device: &str, file: &str, text: &str) {
         self.write(
             &format!("sys/class/infiniband/{device}/device/{file}"),
             text,
@@ -285,7 +355,7 @@ impl Bed {
 
     /// Writes the sizes of PCIe payloads and read requests into a function's configuration space. A
     /// value n of `payload` or `read_request` means 128 << n bytes.
-    pub(super) fn transactions(&self, device: &str, payload: u8, read_request: u8) {
+    pub fn transactions(&self, device: &str, payload: u8, read_request: u8) {
         fs::write(
             self.path(&format!("sys/class/infiniband/{device}/device/config")),
             configuration(payload, read_request),
@@ -293,13 +363,13 @@ impl Bed {
         .unwrap();
     }
 
-    pub(super) fn object(&self, below: &str, object: &Object) {
+    pub fn object(&self, below: &str, object: &Object) {
         let path = self.path(below);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, object.bytes()).unwrap();
     }
 
-    pub(super) fn plugin(&self, below: &str) {
+    pub fn plugin(&self, below: &str) {
         self.object(
             below,
             &Object {
@@ -310,7 +380,41 @@ impl Bed {
         );
     }
 
-    pub(super) fn process(&self, name: &str) {
+    /// Adds a program that a shell in this folder finds first.
+    pub fn program(&self, name: &str, script: &str) {
+        use std::os::unix::fs::PermissionsExt;
+        self.write(&format!("stubs/{name}"), script);
+        let executable = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(self.path(&format!("stubs/{name}")), executable).unwrap();
+    }
+
+    /// Does what loading this module does: `mlx5_ib` gives each NIC an RDMA device, and `ib_uverbs`
+    /// gives each RDMA device a file.
+    pub fn driver_loaded(&self, module: &str) {
+        let folder = "sys/bus/pci/devices";
+        let names = |below: &str| -> Vec<String> {
+            let entries = fs::read_dir(self.path(below))
+                .into_iter()
+                .flatten()
+                .flatten();
+            entries
+                .map(|entry| entry.file_name().into_string().unwrap())
+                .collect()
+        };
+        match module {
+            "mlx5_ib" => names(folder).iter().for_each(|address| {
+                let rdma = self.path(&format!("{folder}/{address}/infiniband/mlx5_9"));
+                if self.path(&format!("{folder}/{address}/vendor")).exists() {
+                    fs::create_dir_all(rdma).unwrap();
+                }
+            }),
+            _ => names("sys/class/infiniband_verbs").iter().for_each(|file| {
+                self.write(&format!("dev/infiniband/{file}"), "");
+            }),
+        }
+    }
+
+    pub fn process(&self, name: &str) {
         let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
                       Max locked memory         unlimited            unlimited            bytes     \n";
         self.write(&format!("proc/{name}/limits"), limits);
@@ -320,7 +424,7 @@ impl Bed {
         );
     }
 
-    pub(super) fn answer(&self) -> Answer {
+    pub fn answer(&self) -> Answer {
         answer::answer(&Place::new(self.root.path()), self.request.clone())
             .unwrap()
             .0
@@ -474,7 +578,7 @@ fn configuration(payload: u8, read_request: u8) -> Vec<u8> {
 
 /// The kernel log of a healthy machine. It has a corrected error of a rail's link, and a fatal
 /// error of a device that is no rail.
-pub(super) const KERNEL_LOG: &str = "\
+pub const KERNEL_LOG: &str = "\
 6,410,1034567,-;pcieport 0000:00:00.0: AER: enabled with IRQ 54
  SUBSYSTEM=pci
  DEVICE=+pci:0000:00:00.0
@@ -484,7 +588,7 @@ pub(super) const KERNEL_LOG: &str = "\
 ";
 
 /// Makes an interface as `ip -json address` prints it. `address` may be empty.
-pub(super) fn link(name: &str, index: u32, address: &str) -> serde_json::Value {
+pub fn link(name: &str, index: u32, address: &str) -> serde_json::Value {
     let loopback = if name == "lo" {
         "LOOPBACK"
     } else {
@@ -496,24 +600,24 @@ pub(super) fn link(name: &str, index: u32, address: &str) -> serde_json::Value {
     serde_json::json!({"ifindex": index, "ifname": name, "flags": [loopback, "UP", "LOWER_UP"], "addr_info": info})
 }
 
-pub(super) fn addresses(links: &[serde_json::Value]) -> String {
+pub fn addresses(links: &[serde_json::Value]) -> String {
     serde_json::Value::from(links.to_vec()).to_string()
 }
 
 #[derive(Debug)]
-pub(super) struct Object {
-    pub(super) text: &'static str,
+pub struct Object {
+    pub text: &'static str,
     /// Forty hexadecimal digits.
-    pub(super) build_id: &'static str,
-    pub(super) compiler: &'static str,
-    pub(super) rpath: Option<&'static str>,
+    pub build_id: &'static str,
+    pub compiler: &'static str,
+    pub rpath: Option<&'static str>,
     /// If set, the object's symbol is named `GLIBC_` and this version. The doctor then finds that
     /// the object requires this version of glibc.
-    pub(super) glibc: Option<&'static str>,
+    pub glibc: Option<&'static str>,
 }
 
 impl Object {
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         let compiler = "GCC: (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0";
         Self {
             text: "x",

@@ -1,32 +1,34 @@
 //! Injects one fault at a time into a healthy machine. The doctor must find and name the fault,
-//! with its cure. On a healthy machine it must find nothing. A test compares the table of faults
-//! with faults.md.
+//! with its cure. On a healthy machine it must find nothing. The faults are beside the kinds of
+//! their findings.
 
-use super::bed::{Bed, KERNEL_LOG, LIB, Object, addresses, link};
+use super::bed::{Bed, FUNCTIONS, LIB, link};
+use crate::commands::doctor::environment;
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
-use crate::commands::doctor::judge::{self, JobFacts};
+use crate::commands::doctor::findings::{self, JobFacts};
 use crate::commands::doctor::look::{self, Facts};
 use crate::commands::doctor::place::Place;
 use nccl_net_spark::rails::{Warning, WarningKind};
 
-pub(super) struct Fault {
-    pub(super) name: &'static str,
-    plant: fn() -> Bed,
-    pub(super) severity: Severity,
-    pub(super) id: &'static str,
-    words: &'static [&'static str],
-    cure: &'static str,
+pub struct Fault {
+    pub name: &'static str,
+    pub plant: fn() -> Bed,
+    pub severity: Severity,
+    pub id: &'static str,
+    pub words: &'static [&'static str],
+    /// A part of the finding's commands, for good or until the next boot. Empty if it has none.
+    pub cure: &'static str,
 }
 
-fn one() -> Bed {
+pub fn one() -> Bed {
     Bed::spark(&["p0"])
 }
 
-fn two() -> Bed {
+pub fn two() -> Bed {
     Bed::spark(&["p0", "p1"])
 }
 
-fn with(mut bed: Bed, plant: impl FnOnce(&mut Bed)) -> Bed {
+pub fn with(mut bed: Bed, plant: impl FnOnce(&mut Bed)) -> Bed {
     plant(&mut bed);
     bed
 }
@@ -35,237 +37,55 @@ use Severity::{Broken, Fragile, Note, Slow};
 
 macro_rules! faults {
     ($($name:literal: $plant:expr => $severity:ident $id:literal [$($word:literal),*] $cure:literal;)*) => {
-        pub(super) const FAULTS: &[Fault] = &[$(Fault {
-            name: $name, plant: || $plant, severity: $severity, id: $id, words: &[$($word),*], cure: $cure,
+        pub const FAULTS: &[$crate::commands::doctor::tests::faults::Fault] = &[$($crate::commands::doctor::tests::faults::Fault {
+            name: $name, plant: || $plant, severity: $crate::commands::doctor::finding::Severity::$severity, id: $id, words: &[$($word),*], cure: $cure,
         },)*];
     };
 }
 
-faults! {
-    "no RDMA device on a host": Bed::plain() => Broken "no-rdma-device" [] "modprobe mlx5_ib";
-    "no RDMA device in a container": with(Bed::plain(), |bed| bed.write(".dockerenv", "")) => Broken "no-rdma-device" [] "--for docker";
-    "a container without /dev/infiniband": Bed::container() => Broken "dev-infiniband" ["/dev/infiniband"] "--for docker";
-    "a device file is closed to this user": with(one(), |bed| bed.write("answers/open/uverbs0", "EACCES")) =>
-        Slow "device-permissions" ["/dev/infiniband/uverbs0", "rocep1s0f0"] "chmod a+rw /dev/infiniband/uverbs0";
-    "a device that the container's rules forbid": with(one(), |bed| bed.write("answers/open/uverbs2", "EPERM")) =>
-        Slow "device-forbidden" ["uverbs2", "roceP2p1s0f0", "EPERM"] "--for docker";
-    "all device files are closed": with(one(), |bed| (0..4).for_each(|at| bed.write(&format!("answers/open/uverbs{at}"), "EACCES"))) =>
-        Broken "device-permissions" ["uverbs3"] "chmod";
-    "a device file is missing": with(one(), |bed| bed.remove("dev/infiniband/uverbs0")) => Slow "device-file" ["uverbs0"] "ib_uverbs";
-    "the RDMA driver is not loaded": with(one(), |bed| {
-        bed.write("sys/bus/pci/devices/0003:01:00.0/vendor", "0x15b3\n");
-        bed.write("sys/bus/pci/devices/0003:01:00.0/class", "0x020000\n");
-    }) => Broken "rdma-driver" ["0003:01:00.0"] "modprobe mlx5_ib";
-    "locked memory limited to 8 MiB": with(one(), |bed| bed.replace("proc/self/limits", "unlimited  ", "8388608    ")) =>
-        Broken "memlock" ["8 MB", "1040 MB over 2 rails"] "memlock unlimited";
-    "locked memory limited to 16 GiB": with(one(), |bed| bed.replace("proc/self/limits", "unlimited  ", "17179869184")) =>
-        Fragile "memlock" ["17179 MB", "1849 MB with 32"] "memlock unlimited";
-    "kernel with the CMA regression": with(one(), |bed| {
-        bed.write("proc/meminfo", "CmaTotal:       0 kB\nCmaFree:        1200 kB\n");
-        bed.write("proc/sys/kernel/osrelease", "7.0.0-1019-nvidia\n");
-    }) => Broken "cma-regression" ["7.0.0-1019-nvidia", "CmaFree 1200"] "kho=off";
-    "hotplug marker": with(one(), |bed| {
-        bed.write("etc/nvidia/cx7-hotplug-enabled", "");
-        bed.write("sys/devices/platform/MTKP0001:00/pcie_hotplug/hotplug_enabled", "1\n");
-    }) => Fragile "hotplug" ["/etc/nvidia/cx7-hotplug-enabled"] "mv /etc/nvidia/cx7-hotplug-enabled";
-    "hotplug handler on until the next boot":
-        with(one(), |bed| bed.write("sys/devices/platform/MTKP0001:00/pcie_hotplug/hotplug_enabled", "1\n")) =>
-        Fragile "hotplug" ["until the next boot"] "reboot";
-    "nvidia-peermem loaded at boot": with(one(), |bed| bed.write("etc/modules-load.d/nv.conf", "nvidia-peermem\n")) =>
-        Note "peermem-at-boot" ["/etc/modules-load.d/nv.conf"] "sed";
-    "nvidia-peermem loaded": with(one(), |bed| bed.write("proc/modules", "nvidia_peermem 16384 0 - Live 0x0\n")) =>
-        Note "peermem-loaded" ["nvidia-peermem"] "modprobe -r";
-    "bound to one processor": with(one(), |bed| bed.replace("proc/self/status", "0-19", "0")) => Slow "one-processor" ["processor 0"] "--bind-to none";
-    "bound to the slow processors": with(one(), |bed| bed.replace("proc/self/status", "0-19", "0-4,10-14")) =>
-        Slow "slow-processors" [] "taskset -c 5-9,15-19";
-    "a deep idle state": with(one(), |bed| {
-        for (file, text) in [("name", "C3\n"), ("latency", "900\n"), ("disable", "0\n")] {
-            bed.write(&format!("sys/devices/system/cpu/cpu0/cpuidle/state1/{file}"), text);
-        }
-    }) => Note "deep-idle" ["C3", "900 us"] "NCCL_SPARK_CPU_LATENCY_US";
-    "no cable": Bed::spark(&[]) => Broken "no-rail" ["rocep1s0f0", "no cable"] "ip link set enp1s0f0np0 up";
-    "the twin's interface is down": with(one(), |bed| bed.port("roceP2p1s0f0", "state", "1: DOWN\n")) =>
-        Slow "half-cable" ["rocep1s0f0", "roceP2p1s0f0"] "ip link set enP2p1s0f0np0 up";
-    "the twin has no address": with(one(), |bed| (0..4).for_each(|at| {
-        bed.port("roceP2p1s0f0", &format!("gids/{at}"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
-    })) => Slow "half-cable" ["roceP2p1s0f0", "a subnet of its own"] "";
-    "two functions of one link selected": with(two(), |bed| bed.set("NCCL_IB_HCA", "rocep1s0f0,rocep1s0f1")) =>
-        Slow "hca-filter-one-link" ["rocep1s0f0 and rocep1s0f1", "excludes roceP2p1s0f0"] "unset NCCL_IB_HCA";
-    "a filter that admits nothing": with(one(), |bed| bed.set("NCCL_IB_HCA", "mlx5_7")) => Broken "hca-filter-empty" ["NCCL_IB_HCA"] "unset NCCL_IB_HCA";
-    "a filter that names a dead port": with(one(), |bed| bed.set("NCCL_IB_HCA", "=rocep1s0f0,roceP2p1s0f0,rocep1s0f1")) =>
-        Fragile "hca-filter-unusable" ["rocep1s0f1"] "unset NCCL_IB_HCA";
-    "a PCIe link of two lanes": with(one(), |bed| bed.pci("rocep1s0f0", "current_link_width", "2\n")) => Slow "slow-pcie-link" ["Gen5 x2", "Gen5 x4"] "fwupdmgr";
-    "a PCIe link at generation 4": with(one(), |bed| bed.pci("roceP2p1s0f0", "current_link_speed", "16.0 GT/s PCIe\n")) =>
-        Slow "slow-pcie-link" ["Gen4 x4"] "fwupdmgr";
-    "a PCIe payload of 128 bytes": with(one(), |bed| bed.transactions("rocep1s0f0", 0, 2)) => Slow "pcie-payload" ["rocep1s0f0", "128"] "fwupdmgr";
-    "a PCIe read request of 256 bytes": with(one(), |bed| bed.transactions("rocep1s0f0", 2, 1)) =>
-        Slow "pcie-read-request" ["rocep1s0f0", "256"] "fwupdmgr";
-    "corrected PCIe errors": with(one(), |bed| bed.pci("rocep1s0f0", "aer_dev_correctable", "TOTAL_ERR_COR 5000\n")) =>
-        Fragile "pcie-corrected" ["rocep1s0f0 (0000:01:00.0)", "5000 corrected"] "dmesg";
-    "an uncorrected PCIe error at the root port": with(one(), |bed| {
-        bed.write("sys/devices/pci0002:00/0002:00:00.0/aer_dev_nonfatal", "TOTAL_ERR_NONFATAL 1\n");
-    }) => Fragile "pcie-uncorrected" ["port 0002:00:00.0", "above roceP2p1s0f0 and roceP2p1s0f1", "0 fatal and 1 other"] "dmesg";
-    "a fatal PCIe error of a function": with(one(), |bed| bed.pci("rocep1s0f0", "aer_dev_fatal", "TOTAL_ERR_FATAL 1\n")) =>
-        Fragile "pcie-uncorrected" ["rocep1s0f0 (0000:01:00.0)", "1 fatal"] "dmesg";
-    "fatal PCIe errors in the kernel log": with(one(), |bed| bed.write("dev/kmsg", &format!("{KERNEL_LOG}\
-3,993,9134567,-;pcieport 0000:00:00.0: AER: Uncorrectable (Fatal) error message received from 0000:01:00.0
- SUBSYSTEM=pci
-3,994,9134600,-;mlx5_core 0000:01:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer, (Requester ID)
-3,999,9934567,-;pcieport 0000:00:00.0: AER: device recovery failed
-"))) => Fragile "pcie-log" ["3 lines", "pcieport 0000:00:00.0: AER: device recovery failed"] "reboot";
-    "pause frames off": with(one(), |bed| bed.replace("answers/ethtool-a/enp1s0f0np0", "RX:\t\ton\nTX:\t\ton", "RX:\t\toff\nTX:\t\toff")) =>
-        Fragile "no-pause" ["enp1s0f0np0"] "ethtool -A enp1s0f0np0 rx on tx on";
-    "PFC for another priority, trust PCP": with(one(), |bed| {
-        bed.mlnx_qos("pcp", "0   0   0   1   0   0   0   0");
-        bed.qos_unit();
-    }) => Fragile "unprotected-priority" ["rocep1s0f0 and roceP2p1s0f0", "priority 0", "for 3 alone"]
-        "sudo dcb app replace dev enp1s0f0np0 dscp-prio 26:3 && sudo dcb app replace dev enP2p1s0f0np0 dscp-prio 26:3 && export NCCL_IB_TC=106";
-    "PFC for another priority, trust DSCP": with(one(), |bed| {
-        bed.mlnx_qos("dscp", "0   0   0   0   0   1   0   0");
-        bed.qos_unit();
-        bed.set("NCCL_IB_TC", "106");
-    }) => Fragile "unprotected-priority" ["priority 3", "for 5 alone"] "export NCCL_IB_TC=162";
-    "PFC that nothing sets at boot": with(one(), |bed| {
-        bed.mlnx_qos("dscp", "0   0   0   1   0   0   0   0");
-        bed.set("NCCL_IB_TC", "106");
-    }) => Fragile "qos-until-reboot" ["enp1s0f0np0 and enP2p1s0f0np0"] "nccl-spark env --for systemd | sudo sh";
-    "one function with other firmware": with(one(), |bed| bed.write("sys/class/infiniband/rocep1s0f1/fw_ver", "28.43.1000\n")) =>
-        Fragile "firmware-differs" ["28.43.1000 (rocep1s0f1)"] "fwupdmgr";
-    "an interface MTU of 1500 on all rails": with(one(), |bed| {
-        for name in ["enp1s0f0np0", "enP2p1s0f0np0"] {
-            bed.write(&format!("sys/class/net/{name}/mtu"), "1500\n");
-        }
-    }) => Slow "small-mtu" ["enp1s0f0np0", "1024"] "ip link set enp1s0f0np0 mtu 9000";
-    "an MTU that differs": with(one(), |bed| bed.write("sys/class/net/enP2p1s0f0np0/mtu", "1500\n")) => Slow "unequal-mtus" [] "mtu 9000";
-    "twins in one subnet": with(one(), |bed| {
-        let links = [link("lo", 1, "127.0.0.1/8"), link("enp1s0f0np0", 10, "192.168.100.1/16"), link("enP2p1s0f0np0", 12, "192.168.101.1/16")];
-        bed.write("answers/ip-addr.json", &addresses(&links));
-        // A shared subnet does harm only if functions answer ARP for each other.
-        bed.write("proc/sys/net/ipv4/conf/all/arp_ignore", "0\n");
-    }) => Fragile "shared-subnet" ["rocep1s0f0 and roceP2p1s0f0", "a subnet of its own"] "";
-    "the management network in a rail's subnet": with(one(), |bed| {
-        let links = [link("enP7s7", 2, "192.168.100.77/24"), link("enp1s0f0np0", 10, "192.168.100.1/24"), link("enP2p1s0f0np0", 12, "192.168.101.1/24")];
-        bed.write("answers/ip-addr.json", &addresses(&links));
-    }) => Fragile "subnet-clash" ["enP7s7", "rocep1s0f0", "192.168.100.0/24", "another subnet"] "";
-    "twins that answer ARP for each other": with(one(), |bed| bed.write("proc/sys/net/ipv4/conf/all/arp_ignore", "0\n")) =>
-        Fragile "arp" ["rocep1s0f0", "roceP2p1s0f0"] "arp_ignore=1";
-    "ARP with rp_filter 1 in one subnet": with(one(), |bed| {
-        for name in ["enp1s0f0np0", "enP2p1s0f0np0", "all"] {
-            bed.write(&format!("proc/sys/net/ipv4/conf/{name}/rp_filter"), "1\n");
-        }
-        let links = [link("enp1s0f0np0", 10, "192.168.100.1/16"), link("enP2p1s0f0np0", 12, "192.168.101.1/16")];
-        bed.write("answers/ip-addr.json", &addresses(&links));
-    }) => Fragile "arp" ["rp_filter"] "rp_filter=2";
-    "a twin with a link-local address alone": with(one(), |bed| {
-        for at in [2, 3] {
-            bed.port("roceP2p1s0f0", &format!("gids/{at}"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
-        }
-        let local = serde_json::json!({"family": "inet6", "local": "fe80::fe4c:eaff:fef9:4234", "prefixlen": 64});
-        let mut twin = link("enP2p1s0f0np0", 12, "");
-        twin["addr_info"] = serde_json::json!([local]);
-        bed.write("answers/ip-addr.json", &addresses(&[link("enp1s0f0np0", 10, "192.168.100.1/24"), twin]));
-    }) => Note "link-local-only" ["roceP2p1s0f0", "rocep1s0f0", "a subnet of its own"] "";
-    "a port that reports no speed": with(one(), |bed| bed.port("rocep1s0f0", "rate", "unknown\n")) => Note "unknown-speed" ["rocep1s0f0"] "ethtool enp1s0f0np0";
-    "an automatic profile on a twin without an address": with(one(), |bed| {
-        let links = [link("lo", 1, "127.0.0.1/8"), link("enp1s0f0np0", 10, "192.168.100.1/24"), link("enP2p1s0f0np0", 12, "")];
-        bed.write("answers/ip-addr.json", &addresses(&links));
-        bed.profile("enP2p1s0f0np0", "-999", "Wired connection 1", "auto");
-    }) => Fragile "automatic-profile" ["enP2p1s0f0np0 (\"Wired connection 1\")", "DHCP"] "sudo nmcli con delete \"Wired connection 1\" && sudo netplan apply";
-    "an automatic profile on a rail with an address": with(one(), |bed| bed.profile("enp1s0f0np0", "-999", "Kabelgebunden 1", "auto")) =>
-        Note "automatic-profile" ["enp1s0f0np0 (\"Kabelgebunden 1\")", "can change"] "nmcli con delete \"Kabelgebunden 1\"";
-    "NCCL_SOCKET_IFNAME that no interface has": with(one(), |bed| bed.set("NCCL_SOCKET_IFNAME", "eth0")) =>
-        Broken "socket-ifname" ["NCCL_SOCKET_IFNAME=eth0", "enP7s7"] "unset NCCL_SOCKET_IFNAME";
-    "functions that are absent": with(one(), |bed| {
-        for path in ["sys/class/infiniband/rocep1s0f1", "sys/class/infiniband/roceP2p1s0f1"] {
-            bed.remove(path);
-        }
-    }) => Note "functions-absent" ["2 of the 4"] "lspci";
-    "retransmissions, one in 1,000": with(one(), |bed| bed.port("rocep1s0f0", "hw_counters/local_ack_timeout_err", "100000\n")) =>
-        Fragile "retransmissions" ["rocep1s0f0", "local_ack_timeout_err 100000"] "ethtool -S enp1s0f0np0";
-    "a few retransmissions": with(one(), |bed| bed.port("rocep1s0f0", "hw_counters/packet_seq_err", "3\n")) =>
-        Note "retransmissions" ["packet_seq_err 3"] "ethtool";
-    "packets out of sequence": with(one(), |bed| bed.port("rocep1s0f0", "hw_counters/out_of_sequence", "50000\n")) =>
-        Fragile "out-of-sequence" ["out_of_sequence 50000"] "pause";
-    "congestion notifications": with(one(), |bed| bed.port("roceP2p1s0f0", "hw_counters/np_cnp_sent", "50000\n")) =>
-        Fragile "congestion" ["roceP2p1s0f0", "np_cnp_sent"] "enP2p1s0f0np0";
-    "errors on the wire": with(one(), |bed| bed.port("rocep1s0f0", "counters/symbol_error", "9000\n")) =>
-        Fragile "link-errors" ["symbol_error 9000"] "ethtool -m enp1s0f0np0";
-    "discards": with(one(), |bed| bed.port("rocep1s0f0", "counters/port_xmit_discards", "9000\n")) => Fragile "discards" ["9000"] "ethtool";
-    "receiver not ready": with(one(), |bed| bed.port("rocep1s0f0", "hw_counters/out_of_buffer", "9000\n")) =>
-        Fragile "receiver-not-ready" ["out_of_buffer"] "NCCL_DEBUG";
-    "a link that flaps": with(one(), |bed| bed.port("rocep1s0f0", "counters/link_downed", "40\n")) => Fragile "flapping-link" ["40 times"] "ethtool -m";
-    "libibverbs missing": with(one(), |bed| bed.remove(&format!("{LIB}/libibverbs.so.1"))) => Broken "libibverbs" ["libibverbs.so.1"] "libibverbs1";
-    "mlx5's provider missing": with(one(), |bed| bed.remove(&format!("{LIB}/libibverbs/libmlx5-rdmav34.so"))) =>
-        Broken "mlx5-provider" ["mlx5"] "ibverbs-providers";
-    "NCCL 2.28.9 of NVIDIA's wheel, by its build id": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
-        text: "NCCL version 2.28.9+cuda13.0", build_id: "a7f420a15e47d481db802629159ebc51c94d89c9", ..Object::new()
-    })) => Fragile "nccl-bad-build" ["2.28.9+cuda13.0", "a7f420a15e47d481", "2353"] "2.29.3";
-    "NCCL 2.29.2 by GCC 8": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
-        text: "NCCL version 2.29.2+cuda13.0", compiler: "GCC: (GNU) 8.5.0 20210514 (Red Hat 8.5.0-21)", ..Object::new()
-    })) => Fragile "nccl-bad-build" ["2.29.2", "GCC 8"] "2.29.3";
-    "an NCCL with few reports from Sparks": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
-        text: "NCCL version 2.29.3+cuda13.1", compiler: "GCC: (GNU) 8.5.0 20210514 (Red Hat 8.5.0-21)", ..Object::new()
-    })) => Note "nccl-unknown-build" ["2.29.3", "few reports of this build"] "";
-    "NCCL 2.31.2": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
-        text: "NCCL version 2.31.2+cuda13.1", ..Object::new()
-    })) => Note "nccl-unknown-build" ["2.31.2", "uninitialised constants"] "";
-    "NCCL 2.32.3": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
-        text: "NCCL version 2.32.3+cuda13.2", ..Object::new()
-    })) => Note "nccl-unknown-build" ["2.32.3", "two Sparks"] "";
-    "NCCL 2.30.4 with NVLS": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
-        text: "NCCL version 2.30.4+cuda13.1", ..Object::new()
-    })) => Fragile "nccl-nvls" ["2.30.4", "2167"] "NCCL_NVLS_ENABLE=0";
-    "a libnccl without a version": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
-        text: "nothing", build_id: "c0db9360000000000000000000000000000000dd", ..Object::new()
-    })) => Note "nccl-unknown" ["libnccl.so.2"] "";
-    "a libnccl that is no library": with(one(), |bed| bed.write(&format!("{LIB}/libnccl.so.2"), "\u{7f}ELF")) =>
-        Note "nccl-unreadable" ["libnccl.so.2"] "";
-    "an NCCL that is too old": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
-        text: "NCCL version 2.18.5+cuda12.2", ..Object::new()
-    })) => Broken "nccl-too-old" ["2.18.5"] "nvidia-nccl-cu13>=2.29.3";
-    "a bad NCCL in PyTorch's own folder": with(one(), |bed| {
-        bed.write("venv/bin/python3", "\u{7f}ELF");
-        bed.write("venv/pyvenv.cfg", "home = /usr/bin\ninclude-system-site-packages = false\n");
-        let site = "venv/lib/python3.12/site-packages";
-        bed.object(&format!("{site}/torch/lib/libtorch_cuda.so"), &Object { rpath: Some("$ORIGIN/../../nvidia/nccl/lib"), ..Object::new() });
-        bed.object(&format!("{site}/nvidia/nccl/lib/libnccl.so.2"), &Object {
-            text: "NCCL version 2.28.9+cuda13.0", build_id: "a7f420a15e47d481db802629159ebc51c94d89c9", ..Object::new()
-        });
-        bed.request.python = Some("/venv/bin/python3".into());
-    }) => Fragile "nccl-bad-build" ["PyTorch of /venv/bin/python3"] "pip install";
-    "VLLM_NCCL_SO_PATH beside the system's NCCL": with(one(), |bed| {
-        bed.object("opt/nccl/libnccl.so.2", &Object { text: "NCCL version 2.28.9+cuda13.0", build_id: "c0db9360000000000000000000000000000000ee", ..Object::new() });
-        bed.set("VLLM_NCCL_SO_PATH", "/opt/nccl/libnccl.so.2");
-    }) => Note "nccl-several" ["/opt/nccl/libnccl.so.2 (VLLM_NCCL_SO_PATH)"] "unset LD_PRELOAD VLLM_NCCL_SO_PATH";
-    "HPC-X's plugin comes first": with(one(), |bed| {
-        bed.object("opt/hpcx/nccl_rdma_sharp_plugin/lib/libnccl-net.so", &Object { text: "IBext_v10", ..Object::new() });
-        bed.set("LD_LIBRARY_PATH", "/opt/hpcx/nccl_rdma_sharp_plugin/lib");
-        bed.request.variables.retain(|(name, _)| !name.starts_with("NCCL_NET"));
-    }) => Broken "other-plugin" ["HPC-X's", "/opt/hpcx/"] "NCCL_NET_PLUGIN=";
-    "NCCL_NET_PLUGIN names a file that is not there": with(one(), |bed| bed.remove("usr/local/lib/libnccl-net-spark.so")) =>
-        Broken "plugin-kept-out" ["file not found: /usr/local/lib/libnccl-net-spark.so"] "apt install";
-    "two builds of this plugin": with(one(), |bed| bed.object(&format!("{LIB}/libnccl-net-spark.so"), &Object {
-        text: "spark-rails", build_id: "0000000000000000000000000000000000000002", ..Object::new()
-    })) => Fragile "plugin-copies" ["/usr/local/lib/libnccl-net-spark.so", "aarch64-linux-gnu"] "uninstall";
-    "a plugin that needs a newer glibc": with(one(), |bed| bed.object("usr/local/lib/libnccl-net-spark.so", &Object {
-        text: "spark-rails", glibc: Some("2.41"), ..Object::new()
-    })) => Broken "glibc" ["2.41", "2.39"] "deb";
-    "a variable of /etc/nccl.conf": with(one(), |bed| {
-        bed.write("etc/nccl.conf", "NCCL_IB_TIMEOUT=22\n");
-    }) => Fragile "slow-failover" ["NCCL_IB_TIMEOUT=22"] "unset";
-    "a process that has HPC-X's plugin": with(process("/opt/hpcx/lib/libnccl-net.so"), |bed| {
-        bed.object("opt/hpcx/lib/libnccl-net.so", &Object { text: "IBext_v10", ..Object::new() });
-    }) => Broken "other-plugin" ["has loaded HPC-X's"] "NCCL_NET_PLUGIN=";
-    "a process with NCCL and no plugin": process("/usr/bin/python3") => Broken "plugin-not-loaded" ["process 42"] "NCCL_NET_PLUGIN=";
-    "a process that has not loaded NCCL": with(process("/usr/bin/python3"), |bed| {
-        bed.write("proc/42/maps", "ffff80000000-ffff80001000 r-xp 00000000 08:01 77 /usr/bin/python3\n");
-    }) => Note "nccl-not-loaded" ["process 42"] "pgrep -P 42";
-    "a process bound to one processor": with(process("/usr/local/lib/libnccl-net-spark.so"), |bed| {
-        bed.replace("proc/42/status", "0-19", "3");
-    }) => Slow "one-processor" ["processor 3"] "--bind-to none";
+pub(in crate::commands::doctor) use faults;
+
+/// All faults of one machine, each beside the kind of its finding.
+pub fn all() -> impl Iterator<Item = &'static Fault> {
+    let of_files = [
+        findings::machine::faults::FAULTS,
+        findings::rails::faults::FAULTS,
+        findings::counters::faults::FAULTS,
+        findings::functions::faults::FAULTS,
+        findings::qos::faults::FAULTS,
+        findings::libraries::faults::FAULTS,
+        environment::variable::faults::FAULTS,
+        environment::faults::FAULTS,
+    ];
+    of_files.into_iter().flatten()
 }
 
-fn process(loaded: &str) -> Bed {
+/// Returns all commands of a finding.
+fn commands(finding: &Finding) -> String {
+    let all = finding.cure.iter().chain(&finding.now);
+    all.map(String::as_str).collect::<Vec<_>>().join("\n")
+}
+
+pub fn without_carrier(name: &str, index: u32) -> serde_json::Value {
+    let mut link = link(name, index, "");
+    link["flags"] = serde_json::json!(["BROADCAST", "UP"]);
+    link
+}
+
+/// A machine whose only NIC is an E810 in iWARP mode, with an address.
+pub fn iwarp() -> Bed {
+    with(one(), |bed| {
+        for (device, _, pci, ..) in FUNCTIONS {
+            bed.write(
+                &format!("sys/class/infiniband/{device}/node_type"),
+                "4: RNIC\n",
+            );
+            bed.write(&format!("sys/bus/pci/devices/{pci}/vendor"), "0x8086\n");
+        }
+    })
+}
+
+pub fn process(loaded: &str) -> Bed {
     let mut bed = one();
     bed.process("42");
     bed.write(
@@ -323,6 +143,7 @@ fn nothing_is_found_on_healthy_machines() {
             "NetworkManager's profiles that somebody chose, or of other interfaces",
             profiles(),
         ),
+        ("NVIDIA's recipe: four names, one cable", nvidias_recipe()),
     ] {
         let answer = bed.answer();
         assert_eq!(answer.findings, [], "{name}");
@@ -335,6 +156,66 @@ fn nothing_is_found_on_healthy_machines() {
     }
 }
 
+/// A Spark with one cable, whose filter has the names of all four functions.
+fn nvidias_recipe() -> Bed {
+    with(one(), |bed| {
+        let names: Vec<&str> = FUNCTIONS.iter().map(|function| function.0).collect();
+        bed.set("NCCL_IB_HCA", &names.join(","));
+    })
+}
+
+/// No command may touch the interface of the default route, over which the owner's ssh session may
+/// run, and no statement may contradict a fact that the doctor itself lists.
+#[test]
+fn no_finding_does_harm_or_contradicts_a_fact() {
+    const CHANGES: [&str; 7] = [
+        "ip link set",
+        "ip address",
+        "ip neigh flush",
+        "ethtool -A",
+        "nmcli con delete",
+        "netplan set",
+        "dcb ",
+    ];
+    for fault in all() {
+        let bed = (fault.plant)();
+        let answer = bed.answer();
+        for finding in &answer.findings {
+            for command in commands(finding)
+                .split([';', '\n'])
+                .flat_map(|line| line.split("&&"))
+            {
+                let command = command.split('#').next().unwrap();
+                let is_change = CHANGES.iter().any(|change| command.contains(change));
+                assert!(
+                    !is_change || !command.contains("enP7s7"),
+                    "{}: {finding:?}",
+                    fault.name
+                );
+                assert!(
+                    !command.contains("ip address flush") && !command.contains("ip address change"),
+                    "{finding:?}"
+                );
+            }
+            for link in bed.links_written() {
+                let name = link["ifname"].as_str().unwrap();
+                let has_address = !link["addr_info"].as_array().unwrap().is_empty();
+                let says_none =
+                    finding.text.contains("neither an IPv4") && finding.text.contains(name);
+                assert!(!has_address || !says_none, "{}: {finding:?}", fault.name);
+            }
+            let is_loaded = std::fs::read_to_string(bed.path("proc/modules"))
+                .unwrap()
+                .contains("mlx5_ib");
+            assert!(
+                !is_loaded || !finding.text.contains("mlx5_ib is not loaded"),
+                "{}: {finding:?}",
+                fault.name
+            );
+        }
+    }
+}
+
 /// For the ids of some faults: other ids that may be found together with the fault.
 const TOGETHER: &[(&str, &[&str])] = &[
     ("hca-filter-empty", &["no-rail"]),
@@ -344,12 +225,14 @@ const TOGETHER: &[(&str, &[&str])] = &[
     ("nccl-nvls", &["nccl-unknown-build"]),
     ("nccl-too-old", &["nccl-unknown-build"]),
     ("other-plugin", &["plugin-not-named"]),
+    ("duplicate-address", &["subnet-clash"]),
+    ("bond", &["functions-absent", "slow-port"]),
 ];
 
 #[test]
 fn each_fault_is_found_and_named_with_its_cure() {
     let mut strange = Vec::new();
-    for fault in FAULTS {
+    for fault in all() {
         let answer = (fault.plant)().answer();
         let matches = |finding: &&Finding| {
             let named = fault.words.iter().all(|word| finding.text.contains(word));
@@ -358,7 +241,7 @@ fn each_fault_is_found_and_named_with_its_cure() {
         let found = answer.findings.iter().find(matches);
         let found =
             found.unwrap_or_else(|| panic!("{}: not found in {:#?}", fault.name, answer.findings));
-        let cure = found.cure.as_deref().unwrap_or("");
+        let cure = commands(found);
         assert!(
             cure.contains(fault.cure) && cure.is_empty() == fault.cure.is_empty(),
             "{}: {cure}",
@@ -428,7 +311,7 @@ fn a_copy_of_a_machine_is_judged_despite_missing_parts() {
     };
     let mut facts = look::facts(&Place::new(one().path("")), None, &[], &mut Vec::new());
     let judged = |facts: &Facts| {
-        let found = judge::machine(facts, &job_facts);
+        let found = findings::machine(facts, &job_facts);
         found
             .into_iter()
             .map(|finding| (finding.severity, finding.id))
@@ -527,10 +410,7 @@ fn a_fault_of_several_rails_is_one_finding() {
             panic!("{id}: {:#?}", answer.findings)
         };
         assert!(finding.text.contains(words), "{finding:?}");
-        assert!(
-            finding.cure.as_deref().unwrap().contains(cure),
-            "{finding:?}"
-        );
+        assert!(commands(finding).contains(cure), "{finding:?}");
     }
     let odd = with(one(), |bed| {
         bed.profile("enp1s0f0np0", "-999", "x$(reboot): \"", "auto")
@@ -564,30 +444,55 @@ fn a_fault_of_several_rails_is_one_finding() {
     assert_eq!(found.cure.as_deref(), Some("unset NCCL_IB_HCA"));
 }
 
+/// Kinds of findings that no row of `faults!` plants, each with the test that covers it.
+const ELSEWHERE: &[(&str, &str)] = &[
+    (
+        "verbs",
+        "a_copy_of_a_machine_is_judged_despite_missing_parts",
+    ),
+    (
+        "unknown-wiring",
+        "a_copy_of_a_machine_is_judged_despite_missing_parts",
+    ),
+    ("network-not-spark", "tests/environment.rs"),
+    ("plugin-not-first", "tests/environment.rs"),
+    ("plugin-not-named", "tests/environment.rs"),
+    ("setting-refused", "tests/environment.rs"),
+    ("ib-disable", "tests/environment.rs"),
+    ("gid-index-pinned", "tests/environment.rs"),
+    ("roce-version", "tests/environment.rs"),
+    ("other-tuner", "tests/environment.rs"),
+    ("few-channels", "tests/environment.rs"),
+    ("launcher", "tests/environment.rs"),
+];
+
 #[test]
-fn the_table_in_faults_md_matches() {
-    let document = include_str!("../faults.md");
-    let word = |severity: Severity| severity.word().to_lowercase();
-    let rows: Vec<String> = FAULTS
-        .iter()
-        .map(|fault| {
-            format!(
-                "| {} | {} | `{}` |",
-                fault.name,
-                word(fault.severity),
-                fault.id
-            )
-        })
-        .collect();
-    let section = document.split("\n## ").nth(1).unwrap();
-    let found: Vec<&str> = section
-        .lines()
-        .filter(|line| line.starts_with("| ") && line.ends_with("` |"))
-        .collect();
-    assert_eq!(
-        found,
-        rows,
-        "commands/doctor/faults.md should have:\n{}",
-        rows.join("\n")
-    );
+fn each_kind_of_finding_has_a_fault() {
+    let peers = [
+        crate::commands::doctor::peer::compare::KINDS,
+        crate::commands::doctor::peer::neighbours::KINDS,
+        crate::commands::doctor::peer::grade::KINDS,
+        crate::commands::doctor::peer::KINDS,
+    ];
+    let tests = include_str!("../peer/tests.rs");
+    let process_tests = include_str!("../../../../tests/doctor_peer.rs");
+    for kind in peers.into_iter().flatten() {
+        let quoted = format!("\"{}\"", kind.id);
+        let is_covered = tests.contains(&quoted) || process_tests.contains(&quoted);
+        assert!(is_covered, "no test between hosts finds {}", kind.id);
+    }
+    let between_hosts = |id: &str| {
+        peers
+            .iter()
+            .any(|kinds| kinds.iter().any(|kind| kind.id == id))
+    };
+    for kind in crate::commands::doctor::kinds().filter(|kind| !between_hosts(kind.id)) {
+        let is_planted = all().any(|fault| fault.id == kind.id);
+        let is_elsewhere = ELSEWHERE.iter().any(|(id, _)| *id == kind.id);
+        assert!(
+            is_planted != is_elsewhere,
+            "{}: planted {is_planted}, elsewhere {is_elsewhere}",
+            kind.id
+        );
+    }
 }

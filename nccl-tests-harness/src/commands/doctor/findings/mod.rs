@@ -1,14 +1,15 @@
 //! Makes findings from facts, without I/O.
 
-mod counters;
+pub(super) mod counters;
 mod cures;
-mod functions;
-mod libraries;
-mod machine;
-mod qos;
-mod rails;
+pub(super) mod functions;
+pub(super) mod libraries;
+pub(super) mod machine;
+pub(super) mod qos;
+pub(super) mod rails;
 
 pub use cures::JobFacts;
+pub use rails::{MTU_FOR_GOOD, arp_cure};
 
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::look::{Facts, Libraries};

@@ -2,9 +2,20 @@
 
 use super::cures::{group_by_key, list, singular_or_plural};
 use crate::commands::doctor::finding::Finding;
-use crate::commands::doctor::id::Id;
+use crate::commands::doctor::finding::{Kind, kinds};
 use crate::commands::doctor::look::{Facts, Function, PcieErrorCounts};
 use nccl_net_spark::rails::PciFunction;
+
+kinds! {
+    PCIE_PAYLOAD = Slow "pcie-payload": "PCIe transactions are smaller than on other Sparks", "a BIOS update";
+    PCIE_READ_REQUEST = Slow "pcie-read-request": "PCIe read requests are smaller than on other Sparks", "a BIOS update";
+    PCIE_UNCORRECTED = Fragile "pcie-uncorrected": "a PCIe link has had errors that were not corrected", "power off, re-seat the cable; if the errors return, the hardware is faulty";
+    PCIE_CORRECTED = Fragile "pcie-corrected": "a PCIe link has corrected many errors", "as for `pcie-uncorrected`";
+    PCIE_LOG = Fragile "pcie-log": "the kernel log has lines about uncorrected PCIe errors of the NIC or of the ports above it", "reboot, then as for `pcie-uncorrected`";
+    NO_PAUSE = Fragile "no-pause": "pause frames are off", "[switches.md](switches.md#pause-or-pfc)";
+    FIRMWARE_DIFFERS = Fragile "firmware-differs": "the functions run different firmware", "`fwupdmgr update`, then the power cable out for a minute";
+    FUNCTIONS_ABSENT = Note "functions-absent": "fewer than four functions are present", "nothing if a port has no cable; else `lspci -d 15b3:`, `hotplug`";
+}
 
 pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     let rails: Vec<&Function> = facts
@@ -25,9 +36,9 @@ const USUAL_TRANSACTION_BYTES: u32 = 512;
 
 fn transactions(rails: &[&Function], found: &mut Vec<Finding>) {
     type Size = fn(&PciFunction) -> Option<u32>;
-    let kinds: [(&str, Id, Size); 2] = [
-        ("payload", Id::PciePayload, |pci| pci.max_payload_bytes),
-        ("read request", Id::PcieReadRequest, |pci| {
+    let kinds: [(&str, &'static Kind, Size); 2] = [
+        ("payload", PCIE_PAYLOAD, |pci| pci.max_payload_bytes),
+        ("read request", PCIE_READ_REQUEST, |pci| {
             pci.max_read_request_bytes
         }),
     ];
@@ -79,7 +90,7 @@ fn pcie_errors(facts: &Facts, found: &mut Vec<Finding>) {
             "the kernel log has {count} {lines} about uncorrected PCIe errors of the NIC, the last: {last}"
         );
         let cure = "sudo reboot    # if they come back: power off, re-seat the cable; then it is the hardware";
-        found.push(Id::PcieLog.finding(text).cured_by(cure));
+        found.push(PCIE_LOG.finding(text).cured_by(cure));
     }
 }
 
@@ -91,11 +102,11 @@ fn counted(device: &str, aer: Option<PcieErrorCounts>, found: &mut Vec<Finding>)
     let cure = "sudo dmesg | grep -i aer    # then power off, re-seat the cable; if they come back: the hardware";
     let (id, count) = if aer.fatal + aer.nonfatal > 0 {
         (
-            Id::PcieUncorrected,
+            PCIE_UNCORRECTED,
             format!("{} fatal and {} other uncorrected", aer.fatal, aer.nonfatal),
         )
     } else if aer.correctable > ORDINARY {
-        (Id::PcieCorrected, format!("{} corrected", aer.correctable))
+        (PCIE_CORRECTED, format!("{} corrected", aer.correctable))
     } else {
         return;
     };
@@ -145,7 +156,11 @@ fn pause(facts: &Facts, rails: &[&Function], found: &mut Vec<Finding>) {
             .iter()
             .map(|(netdev, _)| format!("sudo ethtool -A {netdev} rx on tx on"))
             .collect();
-        found.push(Id::NoPause.finding(text).cured_by(cures.join(" && ")));
+        let finding = NO_PAUSE
+            .finding(text)
+            .cured_by("nccl-spark env --for systemd | sudo sh    # PFC in their place, on both hosts; not during a job")
+            .until_boot_by(cures.join(" && "));
+        found.push(finding);
     }
 }
 
@@ -161,34 +176,68 @@ fn firmware(functions: &[Function], found: &mut Vec<Finding>) {
         let text = format!("the functions run different firmware: {}", list(&texts));
         let cure =
             "sudo fwupdmgr update && sudo poweroff    # then the power cable out for a minute";
-        found.push(Id::FirmwareDiffers.finding(text).cured_by(cure));
+        found.push(FIRMWARE_DIFFERS.finding(text).cured_by(cure));
     }
 }
 
 /// Finds a Spark with fewer than four functions of its NIC. The functions of a port without a cable
 /// may be absent.
 fn absent(facts: &Facts, found: &mut Vec<Finding>) {
-    let is_spark = facts
-        .machine
-        .product
-        .as_deref()
-        .is_some_and(|product| product.contains("Spark"))
-        || facts
-            .functions
-            .iter()
-            .any(|one| one.board.as_deref() == Some(SPARK_BOARD));
     let count = facts
         .functions
         .iter()
         .filter(|one| one.is_mellanox())
         .count();
-    if is_spark && (1..4).contains(&count) {
+    if is_spark(facts) && (1..4).contains(&count) {
         let text = format!(
             "{count} of the 4 functions of a Spark's NIC are there; those of a port without a cable may be absent"
         );
-        found.push(Id::FunctionsAbsent.finding(text).cured_by("lspci -d 15b3:"));
+        found.push(FUNCTIONS_ABSENT.finding(text).cured_by("lspci -d 15b3:"));
     }
+}
+
+pub(super) fn is_spark(facts: &Facts) -> bool {
+    let product = facts.machine.product.as_deref();
+    let mut functions = facts.functions.iter();
+    product.is_some_and(|product| product.contains("Spark"))
+        || functions.any(|one| one.board.as_deref() == Some(SPARK_BOARD))
 }
 
 /// Board id of a Spark's ConnectX-7, from owners' `ibstat` output.
 const SPARK_BOARD: &str = "NVD0000000087";
+
+/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding, and
+/// a part of its commands.
+#[cfg(test)]
+pub mod faults {
+    use crate::commands::doctor::tests::bed::KERNEL_LOG;
+    use crate::commands::doctor::tests::faults::{faults, one, with};
+
+    faults! {
+        "a PCIe payload of 128 bytes": with(one(), |bed| bed.transactions("rocep1s0f0", 0, 2)) => Slow "pcie-payload" ["rocep1s0f0", "128"] "fwupdmgr";
+        "a PCIe read request of 256 bytes": with(one(), |bed| bed.transactions("rocep1s0f0", 2, 1)) =>
+            Slow "pcie-read-request" ["rocep1s0f0", "256"] "fwupdmgr";
+        "corrected PCIe errors": with(one(), |bed| bed.pci("rocep1s0f0", "aer_dev_correctable", "TOTAL_ERR_COR 5000\n")) =>
+            Fragile "pcie-corrected" ["rocep1s0f0 (0000:01:00.0)", "5000 corrected"] "dmesg";
+        "an uncorrected PCIe error at the root port": with(one(), |bed| {
+            bed.write("sys/devices/pci0002:00/0002:00:00.0/aer_dev_nonfatal", "TOTAL_ERR_NONFATAL 1\n");
+        }) => Fragile "pcie-uncorrected" ["port 0002:00:00.0", "above roceP2p1s0f0 and roceP2p1s0f1", "0 fatal and 1 other"] "dmesg";
+        "a fatal PCIe error of a function": with(one(), |bed| bed.pci("rocep1s0f0", "aer_dev_fatal", "TOTAL_ERR_FATAL 1\n")) =>
+            Fragile "pcie-uncorrected" ["rocep1s0f0 (0000:01:00.0)", "1 fatal"] "dmesg";
+        "fatal PCIe errors in the kernel log": with(one(), |bed| bed.write("dev/kmsg", &format!("{KERNEL_LOG}\
+3,993,9134567,-;pcieport 0000:00:00.0: AER: Uncorrectable (Fatal) error message received from 0000:01:00.0
+ SUBSYSTEM=pci
+3,994,9134600,-;mlx5_core 0000:01:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer, (Requester ID)
+3,999,9934567,-;pcieport 0000:00:00.0: AER: device recovery failed
+"))) => Fragile "pcie-log" ["3 lines", "pcieport 0000:00:00.0: AER: device recovery failed"] "reboot";
+        "pause frames off": with(one(), |bed| bed.replace("answers/ethtool-a/enp1s0f0np0", "RX:\t\ton\nTX:\t\ton", "RX:\t\toff\nTX:\t\toff")) =>
+            Fragile "no-pause" ["enp1s0f0np0"] "ethtool -A enp1s0f0np0 rx on tx on";
+        "one function with other firmware": with(one(), |bed| bed.write("sys/class/infiniband/rocep1s0f1/fw_ver", "28.43.1000\n")) =>
+            Fragile "firmware-differs" ["28.43.1000 (rocep1s0f1)"] "fwupdmgr";
+        "functions that are absent": with(one(), |bed| {
+            for path in ["sys/class/infiniband/rocep1s0f1", "sys/class/infiniband/roceP2p1s0f1"] {
+                bed.remove(path);
+            }
+        }) => Note "functions-absent" ["2 of the 4"] "lspci";
+    }
+}

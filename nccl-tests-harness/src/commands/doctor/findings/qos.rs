@@ -2,9 +2,13 @@
 
 use super::cures::list;
 use crate::commands::doctor::finding::Finding;
-use crate::commands::doctor::id::Id;
+use crate::commands::doctor::finding::kinds;
 use crate::commands::doctor::look::Facts;
 use nccl_net_spark::rails::RailQos;
+
+kinds! {
+    QOS_UNTIL_REBOOT = Fragile "qos-until-reboot": "PFC and trust mode are set, and nothing sets them at boot", "[switches.md](switches.md#priority)";
+}
 
 pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     let set = |rail: &&RailQos| rail.port.pfc != 0 || rail.port.dscp.is_some();
@@ -24,11 +28,11 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
         list(&netdevs)
     );
     let cure = "nccl-spark env --for systemd | sudo sh    # not during a job: a change of PFC takes the link down";
-    found.push(Id::QosUntilReboot.finding(text).cured_by(cure));
+    found.push(QOS_UNTIL_REBOOT.finding(text).cured_by(cure));
 }
 
-/// Returns the commands that give RoCE a priority with PFC on the rails of these devices.
-pub(super) fn cure(facts: &Facts, devices: &[&str]) -> String {
+/// Adds the commands that give RoCE a priority with PFC on the rails of these devices.
+pub(super) fn cure(finding: Finding, facts: &Facts, devices: &[&str]) -> Finding {
     let rails = facts
         .qos
         .rails
@@ -46,8 +50,27 @@ pub(super) fn cure(facts: &Facts, devices: &[&str]) -> String {
             ));
         }
     }
-    commands.push(format!(
-        "export NCCL_IB_TC={traffic_class}    # on every host"
-    ));
-    commands.join(" && ")
+    let export = format!("export NCCL_IB_TC={traffic_class}    # on every host");
+    if commands.is_empty() {
+        return finding.cured_by(export);
+    }
+    finding
+        .cured_by(format!(
+            "nccl-spark env --for systemd | sudo sh && {export}"
+        ))
+        .until_boot_by(commands.join(" && "))
+}
+
+/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding, and
+/// a part of its commands.
+#[cfg(test)]
+pub mod faults {
+    use crate::commands::doctor::tests::faults::{faults, one, with};
+
+    faults! {
+        "PFC that nothing sets at boot": with(one(), |bed| {
+            bed.mlnx_qos("dscp", "0   0   0   1   0   0   0   0");
+            bed.set("NCCL_IB_TC", "106");
+        }) => Fragile "qos-until-reboot" ["enp1s0f0np0 and enP2p1s0f0np0"] "nccl-spark env --for systemd | sudo sh";
+    }
 }
