@@ -369,56 +369,11 @@ impl Settings {
         own.into_iter()
             .map(|(name, value)| known(name, value, name))
             .collect::<Result<Vec<_>>>()?;
-        let environment = |wanted: &str| {
-            let found = variables
-                .iter()
-                .find(|(name, _)| name == wanted)
-                .map(|(_, value)| value.trim().to_owned());
-            found.filter(|value| !value.is_empty())
-        };
-        let files = match environment(SETTINGS_FILE) {
-            Some(path) => vec![SettingsFile::named(SETTINGS_FILE, &path)?],
-            None => {
-                let found = standard
-                    .iter()
-                    .map(|path| SettingsFile::standard(path))
-                    .collect::<Result<Vec<_>>>()?;
-                found.into_iter().flatten().collect()
-            }
-        };
+        let files = read_files(variables, standard)?;
         files.iter().try_for_each(check)?;
         let in_effect: Vec<Setting> = TABLE
             .iter()
-            .map(|row| {
-                match (
-                    environment(row.name),
-                    files
-                        .iter()
-                        .find_map(|file| Some((file, file.line(row.name)?))),
-                ) {
-                    (Some(value), _) => Setting {
-                        row,
-                        value,
-                        source: Source::Environment,
-                    },
-                    (None, Some((file, line))) => {
-                        let source = Source::File {
-                            path: file.path.clone(),
-                            line: line.number,
-                        };
-                        Setting {
-                            row,
-                            value: line.value.clone(),
-                            source,
-                        }
-                    }
-                    (None, None) => Setting {
-                        row,
-                        value: row.default.to_owned(),
-                        source: Source::Default,
-                    },
-                }
-            })
+            .map(|row| Setting::of_row(row, variables, &files))
             .collect();
         let mut config = Config::default();
         in_effect
@@ -426,7 +381,7 @@ impl Settings {
             .try_for_each(|one| one.row.parse(&mut config, &one.value, one.row.name))?;
         let ignored = nccl::ignored()
             .map(|(name, _)| name)
-            .filter(|name| environment(name).is_some())
+            .filter(|name| variable(variables, name).is_some())
             .collect();
         let removed = removed
             .into_iter()
@@ -483,6 +438,59 @@ impl Settings {
         };
         self.files.iter().map(line).collect()
     }
+}
+
+impl Setting {
+    /// Returns the setting of a row. The environment comes before the files, and the files before
+    /// the default.
+    fn of_row(
+        row: &'static SettingRow,
+        variables: &[(String, String)],
+        files: &[SettingsFile],
+    ) -> Self {
+        if let Some(value) = variable(variables, row.name) {
+            let source = Source::Environment;
+            return Self { row, value, source };
+        }
+        let found = files
+            .iter()
+            .find_map(|file| Some((file, file.line(row.name)?)));
+        match found {
+            Some((file, line)) => Self {
+                row,
+                value: line.value.clone(),
+                source: Source::File {
+                    path: file.path.clone(),
+                    line: line.number,
+                },
+            },
+            None => Self {
+                row,
+                value: row.default.to_owned(),
+                source: Source::Default,
+            },
+        }
+    }
+}
+
+/// Returns the value of a variable without the spaces around it, or `None` if nothing remains.
+fn variable(variables: &[(String, String)], wanted: &str) -> Option<String> {
+    let (_, value) = variables.iter().find(|(name, _)| name == wanted)?;
+    let value = value.trim();
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+/// Reads the settings file that a variable names. If no variable names one, reads the `standard`
+/// files that exist.
+fn read_files(variables: &[(String, String)], standard: &[PathBuf]) -> Result<Vec<SettingsFile>> {
+    if let Some(path) = variable(variables, SETTINGS_FILE) {
+        return Ok(vec![SettingsFile::named(SETTINGS_FILE, &path)?]);
+    }
+    let found = standard
+        .iter()
+        .map(|path| SettingsFile::standard(path))
+        .collect::<Result<Vec<_>>>()?;
+    Ok(found.into_iter().flatten().collect())
 }
 
 const OWN_PREFIX: &str = "NCCL_SPARK_";

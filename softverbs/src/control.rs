@@ -251,33 +251,8 @@ pub fn control(
     action: Action,
 ) -> Result<(), String> {
     let (memory, profile) = open_used(dir, fabric)?;
-    let names: Vec<&str> = profile
-        .rails
-        .iter()
-        .map(|spec| spec.name.as_str())
-        .collect();
-    let unknown = || {
-        format!(
-            "fabric {fabric} has no rail {rail:?}; its rails: {}",
-            names.join(", ")
-        )
-    };
-    let index = names
-        .iter()
-        .position(|name| *name == rail)
-        .ok_or_else(unknown)?;
-    let nodes = nodes(memory);
-    if let Some(node) = node.filter(|node| !nodes.contains(node)) {
-        let nodes: Vec<String> = nodes.iter().map(usize::to_string).collect();
-        let nodes = if nodes.is_empty() {
-            "none yet".to_owned()
-        } else {
-            nodes.join(", ")
-        };
-        return Err(format!(
-            "fabric {fabric} has no node {node}; its nodes: {nodes}"
-        ));
-    }
+    let index = rail_index(&profile, fabric, rail)?;
+    check_node(memory, fabric, node)?;
     if let Action::Path(fault, true) = action {
         profile.allows(index, fault)?;
     }
@@ -326,6 +301,43 @@ pub fn control(
         }
         _ => Ok(()),
     }
+}
+
+/// Finds a rail by the name of its device. The error lists the fabric's rails.
+fn rail_index(profile: &Profile, fabric: &str, rail: &str) -> Result<usize, String> {
+    let names: Vec<&str> = profile
+        .rails
+        .iter()
+        .map(|spec| spec.name.as_str())
+        .collect();
+    let unknown = || {
+        format!(
+            "fabric {fabric} has no rail {rail:?}; its rails: {}",
+            names.join(", ")
+        )
+    };
+    names
+        .iter()
+        .position(|name| *name == rail)
+        .ok_or_else(unknown)
+}
+
+/// Fails if the fabric has no such node. The error lists the fabric's nodes. `None` stands for all
+/// nodes, so it always passes.
+fn check_node(memory: &FabricMemory, fabric: &str, node: Option<usize>) -> Result<(), String> {
+    let nodes = nodes(memory);
+    let Some(node) = node.filter(|node| !nodes.contains(node)) else {
+        return Ok(());
+    };
+    let nodes: Vec<String> = nodes.iter().map(usize::to_string).collect();
+    let nodes = if nodes.is_empty() {
+        "none yet".to_owned()
+    } else {
+        nodes.join(", ")
+    };
+    Err(format!(
+        "fabric {fabric} has no node {node}; its nodes: {nodes}"
+    ))
 }
 
 fn set(rail_memory: &RailMemory, profile: &Profile, rail: usize, action: Action, now_ns: u64) {

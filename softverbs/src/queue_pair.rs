@@ -3,7 +3,7 @@
 
 mod states;
 
-pub use states::{Change, State};
+pub use states::{Change, PathToPeer, State};
 
 use crate::completion_queue::{Completion, CompletionQueue, CqOverflow, SendQueue};
 use crate::counters::Counter;
@@ -19,7 +19,7 @@ use crate::work_request::{Receive, Request, Sge};
 use std::collections::VecDeque;
 use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 use verbs_sys::IBV_EVENT_QP_FATAL;
 
@@ -286,51 +286,8 @@ impl QueuePair {
                 local.access = access;
                 self.enter(&mut local, State::Init);
             }
-            (
-                State::Init,
-                Change::ReadyToReceive {
-                    mtu_bytes,
-                    remote_qp,
-                    receive_psn,
-                    remote_gid,
-                    own_gid_index,
-                    min_rnr_timer,
-                },
-            ) => {
-                let device = &self.node.devices()[self.device];
-                if mtu_bytes > device.mtu_bytes || usize::from(own_gid_index) >= device.gids.len() {
-                    return Err(libc::EINVAL);
-                }
-                if !self.node.port_up(self.device) {
-                    return Err(libc::ENETUNREACH);
-                }
-                let is_ipv4 = Ipv6Addr::from(remote_gid).to_ipv4_mapped().is_some();
-                let resolved = self.resolve(&remote_gid, is_ipv4);
-                if resolved == Err(libc::ETIMEDOUT) && !self.node.memory.is_virtual() {
-                    drop(local);
-                    std::thread::sleep(SEARCH);
-                    return Err(libc::ETIMEDOUT);
-                }
-                let rail = resolved?;
-                let slot = remote_qp as usize % MAX_QPS;
-                local.remote = Some(Remote {
-                    slot,
-                    number: remote_qp,
-                    rail,
-                    receive_psn,
-                });
-                local.rnr_wait_ns = rnr_wait_ns(min_rnr_timer);
-                let is_misrouted =
-                    is_ipv4 && self.node.rail_of(rail).path().has(PathFault::CrossedArp);
-                memory
-                    .misrouted
-                    .store(u32::from(is_misrouted), Ordering::Relaxed);
-                memory.mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
-                memory.remote.store(remote_qp, Ordering::Relaxed);
-                self.enter(&mut local, State::ReadyToReceive);
-                drop(local);
-                // The peer may have posted, and rung the doorbell, before this side was ready.
-                engine::ring(self.node.memory, self.slot, self.node.memory.now_ns());
+            (State::Init, Change::ReadyToReceive(path)) => {
+                self.get_ready_to_receive(local, path)?
             }
             (
                 State::ReadyToReceive,
@@ -357,6 +314,55 @@ impl QueuePair {
             (_, Change::Error) => self.fail(&mut local),
             _ => return Err(libc::EINVAL),
         }
+        Ok(())
+    }
+
+    fn get_ready_to_receive(
+        &self,
+        mut local: MutexGuard<'_, Local>,
+        path: PathToPeer,
+    ) -> Result<(), i32> {
+        let PathToPeer {
+            mtu_bytes,
+            remote_qp,
+            receive_psn,
+            remote_gid,
+            own_gid_index,
+            min_rnr_timer,
+        } = path;
+        let device = &self.node.devices()[self.device];
+        if mtu_bytes > device.mtu_bytes || usize::from(own_gid_index) >= device.gids.len() {
+            return Err(libc::EINVAL);
+        }
+        if !self.node.port_up(self.device) {
+            return Err(libc::ENETUNREACH);
+        }
+        let is_ipv4 = Ipv6Addr::from(remote_gid).to_ipv4_mapped().is_some();
+        let resolved = self.resolve(&remote_gid, is_ipv4);
+        if resolved == Err(libc::ETIMEDOUT) && !self.node.memory.is_virtual() {
+            drop(local);
+            std::thread::sleep(SEARCH);
+            return Err(libc::ETIMEDOUT);
+        }
+        let rail = resolved?;
+        local.remote = Some(Remote {
+            slot: remote_qp as usize % MAX_QPS,
+            number: remote_qp,
+            rail,
+            receive_psn,
+        });
+        local.rnr_wait_ns = rnr_wait_ns(min_rnr_timer);
+        let is_misrouted = is_ipv4 && self.node.rail_of(rail).path().has(PathFault::CrossedArp);
+        let memory = self.memory();
+        memory
+            .misrouted
+            .store(u32::from(is_misrouted), Ordering::Relaxed);
+        memory.mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
+        memory.remote.store(remote_qp, Ordering::Relaxed);
+        self.enter(&mut local, State::ReadyToReceive);
+        drop(local);
+        // The peer may have posted, and rung the doorbell, before this side was ready.
+        engine::ring(self.node.memory, self.slot, self.node.memory.now_ns());
         Ok(())
     }
 

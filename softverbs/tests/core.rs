@@ -11,7 +11,7 @@ use softverbs::engine::{ASLEEP, AWAKE, NAPPING};
 use softverbs::fabric::EventObject;
 use softverbs::hotplug::Phase;
 use softverbs::profile::Profile;
-use softverbs::queue_pair::{Change, State};
+use softverbs::queue_pair::{Change, PathToPeer, State};
 use softverbs::status;
 use softverbs::work_request::{Operation, Sge};
 use std::sync::atomic::Ordering;
@@ -631,14 +631,14 @@ fn states_and_limits_are_enforced() {
         Err(libc::EINVAL)
     );
     end.qp.change(Change::Init { access: 0, port: 1 }).unwrap();
-    let nowhere = Change::ReadyToReceive {
+    let nowhere = Change::ReadyToReceive(PathToPeer {
         mtu_bytes: 4096,
         remote_qp: 1,
         receive_psn: 0,
         remote_gid: [7; 16],
         own_gid_index: 0,
         min_rnr_timer: 1,
-    };
+    });
     assert_eq!(end.qp.change(nowhere), Err(libc::ENETUNREACH));
     for _ in 0..16 {
         end.qp.post_receive(0, &[]).unwrap();
@@ -784,14 +784,14 @@ fn resolving_an_unknown_address_takes_a_second_and_no_virtual_time() {
     let try_once = || {
         let end = End::new(&bed.nodes[0], 0);
         end.qp.change(Change::Init { access: 7, port: 1 }).unwrap();
-        let change = Change::ReadyToReceive {
+        let change = Change::ReadyToReceive(PathToPeer {
             mtu_bytes: 4096,
             remote_qp: end.qp.number(),
             receive_psn: 5,
             remote_gid: device.gids[1],
             own_gid_index: 1,
             min_rnr_timer: 1,
-        };
+        });
         let begun = Instant::now();
         let answer = end.qp.change(change);
         (answer, end.qp.state(), begun.elapsed())

@@ -91,27 +91,19 @@ fn only_fabrics_that_no_process_uses_are_removed_and_only_used_ones_are_named() 
 }
 
 #[test]
-fn the_status_shows_nodes_rates_and_faults_and_other_nodes_are_refused() {
+fn the_status_shows_nodes_rates_and_faults() {
     let name = format!("test-status-{}", std::process::id());
-    let prepared = prepare(
-        &dir(),
-        &name,
-        &Profile::load("spark-1cable", 0.5).unwrap(),
-        2,
-    )
-    .unwrap();
-    control(&dir(), &name, Some(1), "rocep1s0f0", Action::Slow(0.25)).unwrap();
-    control(&dir(), &name, Some(1), "roceP2p1s0f0", Action::Down).unwrap();
-    control(&dir(), &name, Some(0), "roceP2p1s0f0", Action::Refuse(3)).unwrap();
-    control(
-        &dir(),
-        &name,
-        Some(0),
-        "rocep1s0f0",
-        Action::Path(PathFault::Silent, true),
-    )
-    .unwrap();
-    control(&dir(), &name, Some(0), "rocep1s0f0", Action::Unresolved(2)).unwrap();
+    let profile = Profile::load("spark-1cable", 0.5).unwrap();
+    let prepared = prepare(&dir(), &name, &profile, 2).unwrap();
+    for (node, rail, action) in [
+        (1, "rocep1s0f0", Action::Slow(0.25)),
+        (1, "roceP2p1s0f0", Action::Down),
+        (0, "roceP2p1s0f0", Action::Refuse(3)),
+        (0, "rocep1s0f0", Action::Path(PathFault::Silent, true)),
+        (0, "rocep1s0f0", Action::Unresolved(2)),
+    ] {
+        control(&dir(), &name, Some(node), rail, action).unwrap();
+    }
     let told = status(&dir(), &name).unwrap();
     assert_eq!(
         (told.name.as_str(), told.folder.as_path()),
@@ -124,26 +116,10 @@ fn the_status_shows_nodes_rates_and_faults_and_other_nodes_are_refused() {
             .collect::<Vec<_>>(),
         [(0, 0), (1, 0)]
     );
-    // The PCIe link's 112 Gb/s at half scale.
-    let full = RailStatus {
-        device: "rocep1s0f0".to_owned(),
-        full_mbps: Some(56_000.0),
-        now_mbps: Some(56_000.0),
-        is_down: false,
-        is_unplugged: false,
-        refusals: 0,
-        unanswered: 0,
-        path: PathFaults::default(),
-        sent_bytes: 0,
-    };
-    let twin = RailStatus {
-        device: "roceP2p1s0f0".to_owned(),
-        ..full.clone()
-    };
     let dead = RailStatus {
         unanswered: 2,
         path: PathFaults::default().with(PathFault::Silent, true),
-        ..full.clone()
+        ..unhurt("rocep1s0f0")
     };
     assert_eq!(
         told.nodes[0].rails,
@@ -151,13 +127,13 @@ fn the_status_shows_nodes_rates_and_faults_and_other_nodes_are_refused() {
             dead,
             RailStatus {
                 refusals: 3,
-                ..twin.clone()
+                ..unhurt("roceP2p1s0f0")
             }
         ]
     );
     let slow = RailStatus {
         now_mbps: Some(14_000.0),
-        ..full
+        ..unhurt("rocep1s0f0")
     };
     assert_eq!(
         told.nodes[1].rails,
@@ -166,14 +142,40 @@ fn the_status_shows_nodes_rates_and_faults_and_other_nodes_are_refused() {
             RailStatus {
                 now_mbps: Some(0.0),
                 is_down: true,
-                ..twin
+                ..unhurt("roceP2p1s0f0")
             }
         ]
     );
+    prepared.remove();
+}
+
+/// A rail without a fault, with the PCIe link's 112 Gb/s at half scale.
+fn unhurt(device: &str) -> RailStatus {
+    RailStatus {
+        device: device.to_owned(),
+        full_mbps: Some(56_000.0),
+        now_mbps: Some(56_000.0),
+        is_down: false,
+        is_unplugged: false,
+        refusals: 0,
+        unanswered: 0,
+        path: PathFaults::default(),
+        sent_bytes: 0,
+    }
+}
+
+#[test]
+fn a_node_that_the_fabric_does_not_have_is_refused() {
+    let name = format!("test-no-node-{}", std::process::id());
+    let profile = Profile::load("spark-1cable", 0.5).unwrap();
+    let prepared = prepare(&dir(), &name, &profile, 2).unwrap();
     let error = control(&dir(), &name, Some(7), "rocep1s0f0", Action::Up).unwrap_err();
     assert!(error.ends_with("has no node 7; its nodes: 0, 1"), "{error}");
     prepared.remove();
-    // An unprepared fabric shows the nodes that have processes.
+}
+
+#[test]
+fn an_unprepared_fabric_shows_the_nodes_that_have_processes() {
     let bed = Bed::new();
     let told = status(&bed.settings.dir, &bed.settings.fabric).unwrap();
     let nodes: Vec<_> = told

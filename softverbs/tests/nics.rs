@@ -12,7 +12,7 @@ use softverbs::control::{Action, control};
 use softverbs::fabric::Node;
 use softverbs::nic::Nic;
 use softverbs::path::PathFault;
-use softverbs::queue_pair::{Change, State};
+use softverbs::queue_pair::{Change, PathToPeer, State};
 use softverbs::status;
 use softverbs::work_request::{Operation, Sge};
 use std::sync::Arc;
@@ -432,14 +432,14 @@ fn mlx5_and_soft_roce_agree_elsewhere() {
         .unwrap();
         let end = End::new(&bed.nodes[0], 0);
         end.qp.change(Change::Init { access: 7, port: 1 }).unwrap();
-        let answer = end.qp.change(Change::ReadyToReceive {
+        let answer = end.qp.change(Change::ReadyToReceive(PathToPeer {
             mtu_bytes: 4096,
             remote_qp: end.qp.number(),
             receive_psn: 5,
             remote_gid: bed.nodes[0].devices()[0].gids[1],
             own_gid_index: 1,
             min_rnr_timer: 1,
-        });
+        }));
         (refused, answer, end.qp.post_receive(1, &[]))
     });
     let refused = [

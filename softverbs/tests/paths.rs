@@ -12,7 +12,7 @@ use softverbs::fabric::Node;
 use softverbs::nic::Nic;
 use softverbs::path::PathFault;
 use softverbs::profile::Profile;
-use softverbs::queue_pair::Change;
+use softverbs::queue_pair::{Change, PathToPeer};
 use softverbs::settings::Settings;
 use softverbs::status;
 use softverbs::work_request::Operation;
@@ -49,14 +49,14 @@ fn statuses(completions: &[Completion]) -> Vec<u32> {
 fn resolve(end: &End, to: &End, gid: usize, mtu_bytes: u32) -> Result<(), i32> {
     end.qp.change(Change::Reset).unwrap();
     end.qp.change(Change::Init { access: 7, port: 1 }).unwrap();
-    end.qp.change(Change::ReadyToReceive {
+    end.qp.change(Change::ReadyToReceive(PathToPeer {
         mtu_bytes,
         remote_qp: to.qp.number(),
         receive_psn: 5,
         remote_gid: to.node.devices()[to.device].gids[gid],
         own_gid_index: gid as u8,
         min_rnr_timer: 1,
-    })
+    }))
 }
 
 /// Makes a queue pair on each machine, and connects both with each other by their GIDs of index

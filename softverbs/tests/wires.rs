@@ -8,7 +8,7 @@ use common::{Bed, End, Pair};
 use softverbs::control::{Action, control, prepare};
 use softverbs::nic::Nic;
 use softverbs::profile::Profile;
-use softverbs::queue_pair::Change;
+use softverbs::queue_pair::{Change, PathToPeer};
 use softverbs::settings::Settings;
 use softverbs::work_request::Operation;
 
@@ -20,14 +20,14 @@ const CROSSED: &str = "cable d payload=4000
 
 fn ready_to_receive(end: &End, to: &End, device: usize) -> Result<(), i32> {
     end.qp.change(Change::Init { access: 7, port: 1 }).unwrap();
-    end.qp.change(Change::ReadyToReceive {
+    end.qp.change(Change::ReadyToReceive(PathToPeer {
         mtu_bytes: 4096,
         remote_qp: to.qp.number(),
         receive_psn: 5,
         remote_gid: *to.node.devices()[device].gids.last().unwrap(),
         own_gid_index: 0,
         min_rnr_timer: 1,
-    })
+    }))
 }
 
 #[test]

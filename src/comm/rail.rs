@@ -16,6 +16,7 @@ use crate::config::{RailConfig, RelaxedOrdering};
 use crate::error::Error;
 use crate::error::{Missing, Network, Result};
 use crate::flow::pairing;
+use crate::flow::paths::End;
 use crate::interfaces::{GidOwner, Interface, TableEntry, gid_owner, routes};
 use crate::verbs::{Access, GidEntry, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
 use crate::wire::fields::{Address, Attachment, RailAdvert, preference_rank};
@@ -107,6 +108,14 @@ impl Rail {
     /// Returns device and port, in the form of `NCCL_IB_HCA`.
     pub fn name(&self) -> String {
         format!("{}:{}", self.info.device, self.info.port)
+    }
+
+    /// Returns this rail's end of a path.
+    pub fn end(&self) -> End {
+        End {
+            rail: self.id,
+            attachment: self.info.attachment,
+        }
     }
 
     fn port(&self) -> Result<PortInfo> {

@@ -458,21 +458,25 @@ impl Recovery {
         if let Err(why) = self.check(&message, begun) {
             return self.breach(why);
         }
-        let lane = match &message {
-            ControlMessage::Bye { delivered } => return self.peer_closed(*delivered),
-            ControlMessage::AreYouThere => return,
+        match message {
+            ControlMessage::Bye { delivered } => self.peer_closed(delivered),
+            ControlMessage::AreYouThere => {}
             ControlMessage::StallQuery(report) => {
-                return self.actions.push_back(Action::StallQuery(*report));
+                self.actions.push_back(Action::StallQuery(report));
             }
             ControlMessage::StallReply(report) => {
-                return self.actions.push_back(Action::StallReply(*report));
+                self.actions.push_back(Action::StallReply(report));
             }
             ControlMessage::Fenced { lane, .. }
             | ControlMessage::Join { lane, .. }
             | ControlMessage::Joined { lane, .. }
             | ControlMessage::NotNow { lane, .. }
-            | ControlMessage::Live { lane } => *lane,
-        };
+            | ControlMessage::Live { lane } => self.handle_for_rail(lane, message, now),
+        }
+    }
+
+    /// Handles a message about the rail of `lane`.
+    fn handle_for_rail(&mut self, lane: LaneId, message: ControlMessage, now: u64) {
         let recovers = self.recovers();
         let Some(rail) = self.rails.get_mut(lane.index()) else {
             return self.log(LogEntry::NoSuchRail(lane));

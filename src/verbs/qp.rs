@@ -121,16 +121,17 @@ impl Qp {
             length: 0,
             lkey: 0,
         };
+        let prepared = Prepared {
+            // SAFETY: integers, pointers and unions of them; all zero is a valid value.
+            request: unsafe { std::mem::zeroed() },
+            segment: no_segment,
+        };
         Ok(Self {
             raw,
             number,
             inline_bytes,
             operations: context.operations,
-            // SAFETY: integers, pointers and unions of them; all zero is a valid value.
-            prepared: Box::new(Prepared {
-                request: unsafe { std::mem::zeroed() },
-                segment: no_segment,
-            }),
+            prepared: Box::new(prepared),
             receives: vec![empty; caps.receive_requests as usize],
             pd: Arc::clone(pd),
             _thread_domain: thread_domain.ok(),

@@ -521,8 +521,58 @@ mod tests {
     use crate::wire::ids::lane;
     use proptest::prelude::*;
 
+    /// Returns a message of each kind, most of them of the largest size.
     fn samples() -> Vec<ControlMessage> {
-        let rail = RailAdvert {
+        let mut samples = about_rails().to_vec();
+        samples.extend([
+            ControlMessage::Bye { delivered: 12 },
+            ControlMessage::AreYouThere,
+        ]);
+        samples.extend(about_stalls());
+        samples
+    }
+
+    fn about_rails() -> [ControlMessage; 5] {
+        let open = OpenReceive {
+            sequence: u64::MAX,
+            shares: [255; PARTS],
+        };
+        [
+            ControlMessage::Fenced {
+                lane: lane(7),
+                received: Received {
+                    granted: 99,
+                    open: vec![open; SLOTS],
+                },
+            },
+            ControlMessage::Join {
+                lane: lane(0),
+                attempt: 255,
+                rail: largest_advert(),
+                end: largest_end(),
+            },
+            ControlMessage::Joined {
+                lane: lane(3),
+                attempt: 0,
+                answer: JoinAnswer {
+                    connector_gid: [1; 16],
+                    acceptor_gid: [2; 16],
+                    mtu_bytes: 1024,
+                    end: largest_end(),
+                    epoch: Epoch::new(127).unwrap(),
+                },
+            },
+            ControlMessage::NotNow {
+                lane: lane(1),
+                attempt: 7,
+                why: "port is Down".repeat(100),
+            },
+            ControlMessage::Live { lane: lane(2) },
+        ]
+    }
+
+    fn largest_advert() -> RailAdvert {
+        RailAdvert {
             name: "n".repeat(64),
             phys_port: "p".repeat(64),
             attachment: Attachment {
@@ -541,8 +591,11 @@ mod tests {
                 16
             ],
             is_usable: true,
-        };
-        let end = LaneEnd {
+        }
+    }
+
+    fn largest_end() -> LaneEnd {
+        LaneEnd {
             qps: vec![
                 QpEnd {
                     number: 17,
@@ -551,44 +604,11 @@ mod tests {
                 MAX_QPS
             ],
             mailbox_rkey: u32::MAX,
-        };
-        let open = OpenReceive {
-            sequence: u64::MAX,
-            shares: [255; PARTS],
-        };
-        vec![
-            ControlMessage::Fenced {
-                lane: lane(7),
-                received: Received {
-                    granted: 99,
-                    open: vec![open; SLOTS],
-                },
-            },
-            ControlMessage::Join {
-                lane: lane(0),
-                attempt: 255,
-                rail,
-                end: end.clone(),
-            },
-            ControlMessage::Joined {
-                lane: lane(3),
-                attempt: 0,
-                answer: JoinAnswer {
-                    connector_gid: [1; 16],
-                    acceptor_gid: [2; 16],
-                    mtu_bytes: 1024,
-                    end,
-                    epoch: Epoch::new(127).unwrap(),
-                },
-            },
-            ControlMessage::NotNow {
-                lane: lane(1),
-                attempt: 7,
-                why: "port is Down".repeat(100),
-            },
-            ControlMessage::Live { lane: lane(2) },
-            ControlMessage::Bye { delivered: 12 },
-            ControlMessage::AreYouThere,
+        }
+    }
+
+    fn about_stalls() -> [ControlMessage; 2] {
+        [
             ControlMessage::StallQuery(StallReport {
                 number: u32::MAX,
                 idle_ms: u64::MAX,

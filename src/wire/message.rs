@@ -197,6 +197,16 @@ pub struct NotYet {
     pub is_temporary: bool,
 }
 
+impl NotYet {
+    /// Returns a reason after which a later attempt may succeed.
+    pub fn temporary(why: String) -> Self {
+        Self {
+            why,
+            is_temporary: true,
+        }
+    }
+}
+
 /// State of an offered pair.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Offered {

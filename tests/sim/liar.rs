@@ -6,7 +6,7 @@ use nccl_net_spark::wire::fields::QpEnd;
 use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
 use softverbs::completion_queue::{Completion, CompletionQueue};
 use softverbs::fabric::Node;
-use softverbs::queue_pair::{Caps, Change, QueuePair};
+use softverbs::queue_pair::{Caps, Change, PathToPeer, QueuePair};
 use softverbs::status;
 use softverbs::work_request::{Operation, SendRequest, Sge};
 use std::sync::Arc;
@@ -68,14 +68,14 @@ impl Liar {
     pub fn connect(&mut self, to: QpEnd, gid: [u8; 16]) {
         let remote_qp = to.number;
         let receive_psn = to.psn;
-        let to_receive = Change::ReadyToReceive {
+        let to_receive = Change::ReadyToReceive(PathToPeer {
             mtu_bytes: 1024,
             remote_qp,
             receive_psn,
             remote_gid: gid,
             own_gid_index: 0,
             min_rnr_timer: 1,
-        };
+        });
         let to_send = Change::ReadyToSend {
             timeout: 0,
             retry_count: 7,

@@ -170,11 +170,8 @@ pub unsafe extern "C" fn ibv_query_gid_type(
 ) -> c_int {
     guard::zero_or_minus_one(|| {
         // SAFETY: the caller's promise.
-        gid_entry(
-            unsafe { handles::context(context) }?.device,
-            u32::from(port),
-            index,
-        )?;
+        let device = unsafe { handles::context(context) }?.device;
+        gid_entry(device, u32::from(port), index)?;
         // SAFETY: writable, by the caller's promise.
         unsafe { kind.write(SYSFS_ROCE_V2) };
         Ok(())

@@ -5,7 +5,7 @@ use super::handles::{self, EventCounter, QpHandle};
 use super::rounding::rounded_up;
 use super::transition::{self, Bounds};
 use crate::fabric::lock;
-use crate::queue_pair::{Caps, Change, QueuePair, State};
+use crate::queue_pair::{Caps, Change, PathToPeer, QueuePair, State};
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -244,7 +244,7 @@ fn initial(attributes: &ibv_qp_attr) -> Change {
 }
 
 fn ready_to_receive(attributes: &ibv_qp_attr) -> Result<Change, i32> {
-    Ok(Change::ReadyToReceive {
+    Ok(Change::ReadyToReceive(PathToPeer {
         mtu_bytes: transition::mtu_bytes(attributes.path_mtu).ok_or(libc::EINVAL)?,
         remote_qp: attributes.dest_qp_num,
         receive_psn: attributes.rq_psn,
@@ -252,7 +252,7 @@ fn ready_to_receive(attributes: &ibv_qp_attr) -> Result<Change, i32> {
         remote_gid: unsafe { attributes.ah_attr.grh.dgid.raw },
         own_gid_index: attributes.ah_attr.grh.sgid_index,
         min_rnr_timer: attributes.min_rnr_timer,
-    })
+    }))
 }
 
 fn reset_attributes(cap: ibv_qp_cap) -> ibv_qp_attr {

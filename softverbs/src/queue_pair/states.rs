@@ -29,20 +29,7 @@ pub enum Change {
         port: u8,
     },
     /// To ready-to-receive, from init.
-    ReadyToReceive {
-        /// Path MTU.
-        mtu_bytes: u32,
-        /// Number of the peer's queue pair.
-        remote_qp: u32,
-        /// The peer's first packet sequence number.
-        receive_psn: u32,
-        /// The peer's GID.
-        remote_gid: [u8; 16],
-        /// Index of this side's GID.
-        own_gid_index: u8,
-        /// Code of the time for which the peer waits if there is no receive.
-        min_rnr_timer: u8,
-    },
+    ReadyToReceive(PathToPeer),
     /// To ready-to-send, from ready-to-receive. In ready-to-send, it succeeds without effect.
     ReadyToSend {
         /// Code of the time between two tries: 4.096 us x 2^timeout; 0: no limit.
@@ -56,4 +43,21 @@ pub enum Change {
     },
     /// To error, from any state but reset.
     Error,
+}
+
+/// The peer's queue pair, and the path to it.
+#[derive(Debug, Clone, Copy)]
+pub struct PathToPeer {
+    /// Path MTU.
+    pub mtu_bytes: u32,
+    /// Number of the peer's queue pair.
+    pub remote_qp: u32,
+    /// The peer's first packet sequence number.
+    pub receive_psn: u32,
+    /// The peer's GID.
+    pub remote_gid: [u8; 16],
+    /// Index of this side's GID.
+    pub own_gid_index: u8,
+    /// Code of the time for which the peer waits if there is no receive.
+    pub min_rnr_timer: u8,
 }

@@ -5,7 +5,7 @@
 use softverbs::completion_queue::{Completion, CompletionQueue};
 use softverbs::fabric::Node;
 use softverbs::nic::Nic;
-use softverbs::queue_pair::{Caps, Change, QueuePair};
+use softverbs::queue_pair::{Caps, Change, PathToPeer, QueuePair};
 use softverbs::settings::Settings;
 use softverbs::work_request::{Operation, SendRequest, Sge};
 use std::path::PathBuf;
@@ -115,14 +115,14 @@ impl Bed {
             this.qp.change(Change::Init { access: 7, port: 1 }).unwrap();
             let remote_gid = self.nodes[node].devices()[device].gids[1];
             this.qp
-                .change(Change::ReadyToReceive {
+                .change(Change::ReadyToReceive(PathToPeer {
                     mtu_bytes: 4096,
                     remote_qp: that.qp.number(),
                     receive_psn: 5,
                     remote_gid,
                     own_gid_index: 1,
                     min_rnr_timer: 1,
-                })
+                }))
                 .unwrap();
             this.qp
                 .change(Change::ReadyToSend {

@@ -216,29 +216,15 @@ impl Handshake {
                         None => "the TCP handshake",
                     }
                 }
-                ConnectStage::AwaitingOffer(rails) => match self.channel.receive()? {
-                    Received::Closed => {
-                        self.stage = redial(self.handle.address);
+                ConnectStage::AwaitingOffer(rails) => {
+                    let address = self.handle.address;
+                    self.stage =
+                        await_offer(process, &mut self.channel, address, rails, self.priority)?;
+                    if !matches!(self.stage, ConnectStage::AwaitingOffer(_)) {
                         continue;
                     }
-                    Received::Message(Message::Offer(offer)) => {
-                        self.stage =
-                            accept(process, &mut self.channel, &rails, offer, self.priority)?;
-                        continue;
-                    }
-                    Received::Message(Message::Streams(streams)) => {
-                        let opening = OpeningStreams::new(process, streams, self.handle.address)?;
-                        self.stage = ConnectStage::OpeningStreams(Box::new(opening));
-                        continue;
-                    }
-                    other => match understood(&self.channel, other)? {
-                        Some(message) => return Err(out_of_turn(&self.channel, &message)),
-                        None => {
-                            self.stage = ConnectStage::AwaitingOffer(rails);
-                            "the OFFER message"
-                        }
-                    },
-                },
+                    "the OFFER message"
+                }
                 ConnectStage::Joining(mut connected) => {
                     if connected.join(&setup.process) {
                         self.channel.send(&Message::Ready(connected.answer()))?;
@@ -345,17 +331,30 @@ fn send_hello(
     Ok(rails)
 }
 
-fn accept(
+/// Reads the peer's answer to HELLO. Returns the next stage, or the same one if the answer has not
+/// arrived.
+fn await_offer(
     process: &Process,
     channel: &mut Channel,
-    rails: &LocalRails,
-    offer: Offer,
+    address: SocketAddr,
+    rails: LocalRails,
     priority: Priority,
 ) -> Result<ConnectStage> {
-    channel.name_peer(&offer.name);
-    Ok(ConnectStage::Joining(AcceptedOffer::new(
-        process, rails, offer, priority,
-    )?))
+    match channel.receive()? {
+        Received::Closed => Ok(redial(address)),
+        Received::Message(Message::Offer(offer)) => {
+            channel.name_peer(&offer.name);
+            AcceptedOffer::new(process, &rails, offer, priority).map(ConnectStage::Joining)
+        }
+        Received::Message(Message::Streams(streams)) => {
+            let opening = OpeningStreams::new(process, streams, address)?;
+            Ok(ConnectStage::OpeningStreams(Box::new(opening)))
+        }
+        other => match understood(channel, other)? {
+            Some(message) => Err(out_of_turn(channel, &message)),
+            None => Ok(ConnectStage::AwaitingOffer(rails)),
+        },
+    }
 }
 
 impl AcceptedOffer {
@@ -384,61 +383,7 @@ impl AcceptedOffer {
                 .into());
             };
             paired.push(rail_index);
-            let queue_count = pair.queue_pairs.count();
-            let choice = PathChoice {
-                peer_gid: pair.acceptor_gid,
-                mtu_bytes: pair.mtu_bytes,
-            };
-            let made = match &pair.queue_pairs {
-                Offered::Later(_) => {
-                    let temporary = |why| {
-                        LaneProgress::NotReady(NotYet {
-                            why,
-                            is_temporary: true,
-                        })
-                    };
-                    known
-                        .problem
-                        .clone()
-                        .map_or(LaneProgress::PeerNotReady, temporary)
-                }
-                Offered::Now(ends) => {
-                    let KnownRail { snapshot, .. } = known;
-                    let route = NewRoute {
-                        snapshot: snapshot.clone(),
-                        gid: pair.connector_gid,
-                        choice,
-                        ends: ends.clone(),
-                        priority,
-                    };
-                    match open_lane(known, pair, &region) {
-                        Ok(lane) => {
-                            LaneProgress::Joining(Joining::new(process, Role::Sender, lane, route))
-                        }
-                        Err(not_yet) => LaneProgress::NotReady(not_yet),
-                    }
-                }
-            };
-            let rail = Arc::clone(&known.rail);
-            let ends = [
-                End {
-                    rail: rail.id,
-                    attachment: rail.info.attachment,
-                },
-                End {
-                    rail: pair.acceptor_rail,
-                    attachment: pair.acceptor,
-                },
-            ];
-            let peer_rail = pair.acceptor_name.clone();
-            pairs.push(OfferedPair {
-                rail,
-                ends,
-                peer_rail,
-                queue_count,
-                choice,
-                made,
-            });
+            pairs.push(OfferedPair::open(process, known, pair, &region, priority));
         }
         let chunk_bytes = offer.chunk_bytes.min(rails.chunk_bytes());
         let left_out = negotiate::unpaired(rails, &paired, Role::Sender);
@@ -478,10 +423,7 @@ impl AcceptedOffer {
                 qps: lane.ends(),
             },
             LaneProgress::NotReady(not_yet) => PairReady::NotYet(not_yet.clone()),
-            LaneProgress::PeerNotReady => PairReady::NotYet(NotYet {
-                why: String::new(),
-                is_temporary: true,
-            }),
+            LaneProgress::PeerNotReady => PairReady::NotYet(NotYet::temporary(String::new())),
             LaneProgress::Joining(_) => PairReady::NotYet(NotYet {
                 why: Internal::NotConnected.to_string(),
                 is_temporary: false,
@@ -508,52 +450,10 @@ impl AcceptedOffer {
             pairs: offered,
             left_out,
         } = self;
-        if go.pairs.len() != offered.len() {
-            let theirs = go.pairs.len();
-            let ours = offered.len();
-            return Err(Violation::RailCount { peer, theirs, ours }.into());
-        }
+        negotiate::check_pair_count(&peer, go.pairs.len(), offered.len())?;
         let mut pairs = Vec::new();
-        for (
-            OfferedPair {
-                rail,
-                ends,
-                peer_rail,
-                queue_count,
-                choice,
-                made,
-            },
-            answer,
-        ) in offered.into_iter().zip(go.pairs)
-        {
-            let lane = match (made, answer) {
-                (LaneProgress::Lane(mut lane), PairGo::Carries { mailbox_rkey }) => {
-                    let path = PathId {
-                        rail: rail.id,
-                        peer_gid: choice.peer_gid,
-                    };
-                    setup.process.backoff.carried(path, Instant::now());
-                    lane.peer_mailbox_rkey = mailbox_rkey;
-                    Ok(lane)
-                }
-                (
-                    LaneProgress::NotReady(_) | LaneProgress::PeerNotReady,
-                    PairGo::Carries { .. },
-                ) => {
-                    return Err(Violation::NotConnected { peer }.into());
-                }
-                (LaneProgress::Lane(_) | LaneProgress::PeerNotReady, PairGo::NotYet(why))
-                | (LaneProgress::NotReady(NotYet { why, .. }), PairGo::NotYet(_)) => Err(why),
-                (LaneProgress::Joining(_), _) => return Err(Internal::NotConnected.into()),
-            };
-            pairs.push(AgreedPair {
-                rail,
-                ends,
-                peer_rail,
-                queue_count,
-                choice,
-                lane,
-            });
+        for (pair, answer) in offered.into_iter().zip(go.pairs) {
+            pairs.push(pair.agree(&setup.process, &peer, answer)?);
         }
         let role = Role::Sender;
         let peer_addr = go.mailbox_addr;
@@ -575,16 +475,100 @@ impl AcceptedOffer {
     }
 }
 
+impl OfferedPair {
+    /// Opens this side's queue pairs for a pair of the OFFER, and starts to connect them.
+    fn open(
+        process: &Process,
+        known: &KnownRail,
+        pair: &PairOffer,
+        region: &Arc<Region>,
+        priority: Priority,
+    ) -> Self {
+        let choice = PathChoice {
+            peer_gid: pair.acceptor_gid,
+            mtu_bytes: pair.mtu_bytes,
+        };
+        let made = match &pair.queue_pairs {
+            Offered::Later(_) => match &known.problem {
+                Some(why) => LaneProgress::NotReady(NotYet::temporary(why.clone())),
+                None => LaneProgress::PeerNotReady,
+            },
+            Offered::Now(ends) => {
+                let route = NewRoute {
+                    snapshot: known.snapshot.clone(),
+                    gid: pair.connector_gid,
+                    choice,
+                    ends: ends.clone(),
+                    priority,
+                };
+                match open_lane(known, pair, region) {
+                    Ok(lane) => {
+                        LaneProgress::Joining(Joining::new(process, Role::Sender, lane, route))
+                    }
+                    Err(not_yet) => LaneProgress::NotReady(not_yet),
+                }
+            }
+        };
+        let theirs = End {
+            rail: pair.acceptor_rail,
+            attachment: pair.acceptor,
+        };
+        Self {
+            rail: Arc::clone(&known.rail),
+            ends: [known.rail.end(), theirs],
+            peer_rail: pair.acceptor_name.clone(),
+            queue_count: pair.queue_pairs.count(),
+            choice,
+            made,
+        }
+    }
+
+    /// Combines the results of both sides. `peer` names the peer in the error.
+    fn agree(self, process: &Process, peer: &str, answer: PairGo) -> Result<AgreedPair> {
+        let Self {
+            rail,
+            ends,
+            peer_rail,
+            queue_count,
+            choice,
+            made,
+        } = self;
+        let lane = match (made, answer) {
+            (LaneProgress::Lane(mut lane), PairGo::Carries { mailbox_rkey }) => {
+                let path = PathId {
+                    rail: rail.id,
+                    peer_gid: choice.peer_gid,
+                };
+                process.backoff.carried(path, Instant::now());
+                lane.peer_mailbox_rkey = mailbox_rkey;
+                Ok(lane)
+            }
+            (LaneProgress::NotReady(_) | LaneProgress::PeerNotReady, PairGo::Carries { .. }) => {
+                let peer = peer.to_owned();
+                return Err(Violation::NotConnected { peer }.into());
+            }
+            (LaneProgress::Lane(_) | LaneProgress::PeerNotReady, PairGo::NotYet(why))
+            | (LaneProgress::NotReady(NotYet { why, .. }), PairGo::NotYet(_)) => Err(why),
+            (LaneProgress::Joining(_), _) => return Err(Internal::NotConnected.into()),
+        };
+        Ok(AgreedPair {
+            rail,
+            ends,
+            peer_rail,
+            queue_count,
+            choice,
+            lane,
+        })
+    }
+}
+
 fn open_lane(
     known: &KnownRail,
     pair: &PairOffer,
     region: &Arc<Region>,
 ) -> std::result::Result<Lane, NotYet> {
     if let Some(why) = &known.problem {
-        return Err(NotYet {
-            why: why.clone(),
-            is_temporary: true,
-        });
+        return Err(NotYet::temporary(why.clone()));
     }
     let open = || {
         let mut lane = Lane::open(

@@ -29,6 +29,7 @@ use crate::counters::{CountedConnection, CountedLane};
 use crate::error::Error;
 use crate::error::{PeerGone, Result};
 use crate::flow::paths::End;
+use crate::flow::striping::Striping;
 use crate::verbs::Region;
 use crate::wire::fields::Priority;
 use crate::wire::ids::{LaneId, RailId};
@@ -178,35 +179,11 @@ pub fn finish<P: Shareable + 'static>(
         .map(|pair| negotiate::is_routed(&pair.rail, pair.choice.peer_gid))
         .collect();
     let mut striping = negotiate::striping(&process, &paths);
-    let mut lanes = Vec::new();
-    let mut rails = Vec::new();
     let counted = counted(&process, role, &peer, &pairs);
-    for (
-        id,
-        AgreedPair {
-            rail,
-            peer_rail,
-            queue_count,
-            choice,
-            lane,
-            ..
-        },
-    ) in LaneId::all(pairs.len()).zip(pairs)
-    {
-        let (mut lane, why) = match lane {
-            Ok(lane) => (lane, None),
-            Err(why) => (Lane::without_queues(&rail, peer_rail), Some(why)),
-        };
-        lane.record = counted.record(id.index());
-        let mut managed = ManagedRail::of(&lane, usize::from(queue_count));
-        if let Some(why) = why {
-            striping.lose(id);
-            managed.record_path(choice);
-            managed.failed(&why);
-        }
-        rails.push(managed);
-        lanes.push(lane);
-    }
+    let (lanes, rails): (Vec<Lane>, Vec<ManagedRail>) = LaneId::all(pairs.len())
+        .zip(pairs)
+        .map(|(id, pair)| pair.into_lane(id, &counted, &mut striping))
+        .unzip();
     negotiate::report_left_out(&process, &peer, &lanes, &paths, &routed, &left_out);
     let context = Arc::new(PathContext {
         peer: Arc::new(Peer::new(peer)),
@@ -250,6 +227,30 @@ pub fn finish<P: Shareable + 'static>(
         role,
         endpoint: Some(endpoint),
     })
+}
+
+impl AgreedPair {
+    /// Returns the lane for the data path, and recovery's record of its rail. If the pair does not
+    /// work yet, the lane has no queue pairs and `striping` skips it.
+    fn into_lane(
+        self,
+        id: LaneId,
+        counted: &CountedConnection,
+        striping: &mut Striping,
+    ) -> (Lane, ManagedRail) {
+        let (mut lane, why) = match self.lane {
+            Ok(lane) => (lane, None),
+            Err(why) => (Lane::without_queues(&self.rail, self.peer_rail), Some(why)),
+        };
+        lane.record = counted.record(id.index());
+        let mut managed = ManagedRail::of(&lane, usize::from(self.queue_count));
+        if let Some(why) = why {
+            striping.lose(id);
+            managed.record_path(self.choice);
+            managed.failed(&why);
+        }
+        (lane, managed)
+    }
 }
 
 fn counted(process: &Process, role: Role, peer: &str, pairs: &[AgreedPair]) -> CountedConnection {

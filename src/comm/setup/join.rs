@@ -96,12 +96,7 @@ impl Joining {
     /// Continues without blocking.
     pub fn step(mut self, process: &Arc<Process>) -> JoinStep {
         let now = Instant::now();
-        let left_out = |why: String| {
-            JoinStep::LeftOut(NotYet {
-                why,
-                is_temporary: true,
-            })
-        };
+        let left_out = |why: String| JoinStep::LeftOut(NotYet::temporary(why));
         let new = match self.stage {
             JoinStage::Asking(new) => new,
             JoinStage::Connecting(answer) => {

@@ -21,7 +21,7 @@ use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::{Rail, interfaces, neighbours};
 use crate::comm::recovery::attempt::PathChoice;
 use crate::comm::threads::lock;
-use crate::error::{Call, Error, Internal, Missing, Result, Violation};
+use crate::error::{Call, Error, Internal, Missing, Result};
 use crate::flow::pairing::{self, Pair};
 use crate::flow::paths::{End, Paths};
 use crate::verbs::{CompletionBuffer, Region};
@@ -370,11 +370,16 @@ fn answer(
             Err(late) => error = late,
         }
     }
-    // The peer logs the reason. If the reason cannot be sent, this side still returns the error.
+    refuse(channel, peer, &error);
+    Err(error)
+}
+
+/// Sends the reason of a failure to the peer, which logs it. If the reason cannot be sent, the
+/// caller still returns the error.
+fn refuse(channel: &mut Channel, peer: &str, error: &Error) {
     if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
         tracing::debug!("could not send the refusal to {peer}: {unsent}");
     }
-    Err(error)
 }
 
 impl HelloAnswer {
@@ -420,59 +425,22 @@ impl OfferMade {
         let chunk_bytes = rails.chunk_bytes().min(hello.chunk_bytes);
         let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
         let mut left_out = negotiate::unpaired(&rails, &paired, Role::Receiver);
-        let mut offers = Vec::new();
-        let mut all = Vec::new();
-        let dead = |pair: &Pair| {
-            negotiate::dead_path_reason(
-                process,
-                &rails.known[pair.acceptor].rail,
-                pair.connector_gid,
-            )
-        };
+        let mut opened = Vec::new();
         for ((pair, ends), queue_count) in pairs.into_iter().zip(ends).zip(queue_pairs) {
-            let known = &rails.known[pair.acceptor];
-            let rail = &known.rail;
-            let theirs = &hello.rails[pair.connector];
-            let opened = open(known, theirs, dead(&pair), queue_count)?;
-            if opened.is_ok() {
-                warn_of_mtu(
-                    process,
-                    rail,
-                    theirs,
-                    &rails.adverts[pair.acceptor],
-                    &hello.name,
-                );
-            }
-            offers.push(PairOffer {
-                connector_rail: pair.connector as u8,
-                connector_gid: pair.connector_gid,
-                acceptor_rail: rail.id,
-                acceptor: rail.info.attachment,
-                acceptor_name: rail.name(),
-                acceptor_gid: pair.acceptor_gid,
-                mtu_bytes: pair.mtu_bytes,
-                queue_pairs: opened.as_ref().map_or(Offered::Later(queue_count), |lane| {
-                    Offered::Now(lane.ends())
-                }),
-            });
-            let peer_rail = theirs.name.clone();
-            all.push(OpenedPair {
+            opened.push(OpenedPair::open(
+                process,
+                &rails,
+                hello,
                 pair,
                 ends,
-                peer_rail,
                 queue_count,
-                opened,
-            });
+            )?);
         }
-        if all.iter().all(|pair| {
-            pair.opened
-                .as_ref()
-                .is_err_and(|not_yet| !not_yet.is_temporary)
-        }) {
+        if opened.iter().all(OpenedPair::cannot_work) {
             let why = |pair: &OpenedPair| {
                 Some((pair.ends[0].rail, pair.opened.as_ref().err()?.why.clone()))
             };
-            left_out.extend(all.iter().filter_map(why));
+            left_out.extend(opened.iter().filter_map(why));
             let peer = hello.name.clone();
             let rails = negotiate::left_out_text(process, &left_out);
             return Err(Missing::QueuePairs { peer, rails }.into());
@@ -480,7 +448,7 @@ impl OfferMade {
         let offer = Offer {
             name: process.name.clone(),
             chunk_bytes,
-            pairs: offers,
+            pairs: opened.iter().map(|pair| pair.offer(&rails)).collect(),
         };
         let theirs = hello.rails.clone();
         Ok((
@@ -489,7 +457,7 @@ impl OfferMade {
                 theirs,
                 chunk_bytes,
                 priority: hello.priority,
-                pairs: all,
+                pairs: opened,
                 left_out,
             },
             offer,
@@ -498,16 +466,7 @@ impl OfferMade {
 
     /// Starts to connect this side's queue pairs. [`Probing`] tests them afterwards.
     fn connect(self, process: &Process, peer: &str, ready: Ready) -> Result<Probing> {
-        if ready.pairs.len() != self.pairs.len() {
-            let theirs = ready.pairs.len();
-            let ours = self.pairs.len();
-            return Err(Violation::RailCount {
-                peer: peer.to_owned(),
-                theirs,
-                ours,
-            }
-            .into());
-        }
+        negotiate::check_pair_count(peer, ready.pairs.len(), self.pairs.len())?;
         let region = Region::new(MAILBOX_BYTES)?;
         let mut pairs = Vec::with_capacity(self.pairs.len());
         for (
@@ -531,6 +490,7 @@ impl OfferMade {
                     })
                 }
                 (Ok(mut lane), PairReady::Connected { mailbox_rkey, qps }) => {
+                    lane.peer_mailbox_rkey = mailbox_rkey;
                     let route = NewRoute {
                         snapshot: snapshot.clone(),
                         gid: pair.acceptor_gid,
@@ -538,13 +498,7 @@ impl OfferMade {
                         ends: qps,
                         priority: self.priority,
                     };
-                    match lane.register_mailbox(&region) {
-                        Ok(()) => {
-                            lane.peer_mailbox_rkey = mailbox_rkey;
-                            Probed::Joining(Joining::new(process, Role::Receiver, lane, route))
-                        }
-                        Err(error) => Probed::NotYet(negotiate::not_yet(rail, &error)),
-                    }
+                    Probed::join(process, rail, lane, route, &region)
                 }
             };
             pairs.push(ProbedPair {
@@ -578,6 +532,62 @@ impl OfferMade {
     }
 }
 
+impl OpenedPair {
+    /// Creates this side's queue pairs for a pair. If this fails, the pair has the reason.
+    ///
+    /// # Errors
+    /// A shortage of file descriptors.
+    fn open(
+        process: &Process,
+        rails: &LocalRails,
+        hello: &Hello,
+        pair: Pair,
+        ends: [End; 2],
+        queue_count: u8,
+    ) -> Result<Self> {
+        let known = &rails.known[pair.acceptor];
+        let theirs = &hello.rails[pair.connector];
+        let dead = negotiate::dead_path_reason(process, &known.rail, pair.connector_gid);
+        let opened = open_lane(known, theirs, dead, queue_count)?;
+        if opened.is_ok() {
+            let ours = &rails.adverts[pair.acceptor];
+            warn_of_mtu(process, &known.rail, theirs, ours, &hello.name);
+        }
+        Ok(Self {
+            pair,
+            ends,
+            peer_rail: theirs.name.clone(),
+            queue_count,
+            opened,
+        })
+    }
+
+    /// Returns true if this side has no queue pairs for the pair, and a later attempt would fail
+    /// too.
+    fn cannot_work(&self) -> bool {
+        self.opened
+            .as_ref()
+            .is_err_and(|not_yet| !not_yet.is_temporary)
+    }
+
+    fn offer(&self, rails: &LocalRails) -> PairOffer {
+        let rail = &rails.known[self.pair.acceptor].rail;
+        PairOffer {
+            connector_rail: self.pair.connector as u8,
+            connector_gid: self.pair.connector_gid,
+            acceptor_rail: rail.id,
+            acceptor: rail.info.attachment,
+            acceptor_name: rail.name(),
+            acceptor_gid: self.pair.acceptor_gid,
+            mtu_bytes: self.pair.mtu_bytes,
+            queue_pairs: match &self.opened {
+                Ok(lane) => Offered::Now(lane.ends()),
+                Err(_) => Offered::Later(self.queue_count),
+            },
+        }
+    }
+}
+
 fn path_choice(pair: &Pair) -> PathChoice {
     PathChoice {
         peer_gid: pair.connector_gid,
@@ -587,7 +597,7 @@ fn path_choice(pair: &Pair) -> PathChoice {
 
 /// Creates this side's queue pairs for a rail. The inner error is the reason to leave the pair for
 /// later. The outer error is a shortage of file descriptors.
-fn open(
+fn open_lane(
     known: &KnownRail,
     theirs: &RailAdvert,
     dead: Option<String>,
@@ -596,10 +606,7 @@ fn open(
     let away =
         || (!theirs.is_usable).then(|| format!("the peer cannot use its rail {} now", theirs.name));
     if let Some(why) = known.problem.clone().or_else(away).or(dead) {
-        return Ok(Err(NotYet {
-            why,
-            is_temporary: true,
-        }));
+        return Ok(Err(NotYet::temporary(why)));
     }
     match Lane::open(&known.rail, Role::Receiver, usize::from(queue_count)) {
         Ok(mut lane) => {
@@ -620,6 +627,22 @@ fn warn_of_mtu(process: &Process, rail: &Rail, theirs: &RailAdvert, ours: &RailA
         tracing::warn!(
             "rail {rail} to {peer}: path MTU {here} here, {there} on peer rail {their_rail}; using the smaller: set the same MTU on both ports"
         );
+    }
+}
+
+impl Probed {
+    /// Registers this side's mailbox on the lane, and starts to connect the lane.
+    fn join(
+        process: &Process,
+        rail: &Rail,
+        mut lane: Lane,
+        route: NewRoute,
+        region: &Arc<Region>,
+    ) -> Self {
+        match lane.register_mailbox(region) {
+            Ok(()) => Self::Joining(Joining::new(process, Role::Receiver, lane, route)),
+            Err(error) => Self::NotYet(negotiate::not_yet(rail, &error)),
+        }
     }
 }
 
@@ -699,10 +722,7 @@ impl Probing {
     fn poll(&mut self, process: &Arc<Process>, peer: &str) -> bool {
         let mut buffer = CompletionBuffer::new();
         for pair in &mut self.pairs {
-            let undecided = Probed::NotYet(NotYet {
-                why: String::new(),
-                is_temporary: true,
-            });
+            let undecided = Probed::NotYet(NotYet::temporary(String::new()));
             let after = match std::mem::replace(&mut pair.state, undecided) {
                 Probed::Joining(joining) => match joining.step(process) {
                     JoinStep::Waiting(joining) => Probed::Joining(joining),
@@ -746,53 +766,18 @@ impl Probing {
             ..
         } = self;
         let Mailboxes { region, peer_addr } = mailboxes;
-        let is_final = |pair: &ProbedPair| matches!(&pair.state, Probed::NotYet(not_yet) if !not_yet.is_temporary);
-        let is_hopeless = probed.iter().all(is_final);
-        let mut pairs = Vec::new();
-        let mut go_pairs = Vec::new();
-        for ProbedPair {
-            rail,
-            pair,
-            ends,
-            peer_rail,
-            queue_count,
-            state,
-        } in probed
-        {
-            let lane = match state {
-                Probed::Carries(lane) => Ok(lane),
-                Probed::NotYet(NotYet { why, .. }) => Err(why),
-                Probed::Joining(_) | Probed::Testing(_) => {
-                    return Err(Internal::NotTested.into());
-                }
-            };
-            go_pairs.push(match &lane {
-                Ok(lane) => PairGo::Carries {
-                    mailbox_rkey: lane.mailbox_rkey(),
-                },
-                Err(why) => PairGo::NotYet(why.clone()),
-            });
-            let choice = path_choice(&pair);
-            pairs.push(AgreedPair {
-                rail,
-                ends,
-                peer_rail,
-                queue_count,
-                choice,
-                lane,
-            });
-        }
+        let is_hopeless = probed.iter().all(ProbedPair::cannot_work);
+        let pairs = probed
+            .into_iter()
+            .map(ProbedPair::agree)
+            .collect::<Result<Vec<_>>>()?;
         if is_hopeless {
-            let error = negotiate::no_usable_rail(
-                &setup.process,
-                &peer,
-                &AgreedPair::not_yet(&pairs, left_out),
-            );
-            if let Err(unsent) = channel.send(&Message::Refuse(error.to_string())) {
-                tracing::debug!("could not send the refusal to {peer}: {unsent}");
-            }
+            let left_out = AgreedPair::not_yet(&pairs, left_out);
+            let error = negotiate::no_usable_rail(&setup.process, &peer, &left_out);
+            refuse(&mut channel, &peer, &error);
             return Err(error);
         }
+        let go_pairs = pairs.iter().map(go).collect();
         let mailbox_addr = region.addr();
         let role = Role::Receiver;
         let agreed = Agreed {
@@ -822,5 +807,42 @@ impl Probing {
                 Ok(redialling)
             },
         )
+    }
+}
+
+impl ProbedPair {
+    /// Returns true if the pair does not work, and a later attempt would fail too.
+    fn cannot_work(&self) -> bool {
+        matches!(&self.state, Probed::NotYet(not_yet) if !not_yet.is_temporary)
+    }
+
+    /// Returns the pair with its result.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if the pair has no result yet.
+    fn agree(self) -> Result<AgreedPair> {
+        let lane = match self.state {
+            Probed::Carries(lane) => Ok(lane),
+            Probed::NotYet(NotYet { why, .. }) => Err(why),
+            Probed::Joining(_) | Probed::Testing(_) => return Err(Internal::NotTested.into()),
+        };
+        Ok(AgreedPair {
+            rail: self.rail,
+            ends: self.ends,
+            peer_rail: self.peer_rail,
+            queue_count: self.queue_count,
+            choice: path_choice(&self.pair),
+            lane,
+        })
+    }
+}
+
+/// Returns the result of a pair for GO.
+fn go(pair: &AgreedPair) -> PairGo {
+    match &pair.lane {
+        Ok(lane) => PairGo::Carries {
+            mailbox_rkey: lane.mailbox_rkey(),
+        },
+        Err(why) => PairGo::NotYet(why.clone()),
     }
 }

@@ -192,13 +192,7 @@ impl LocalRails {
                 attachment: advert.attachment,
             })
             .collect();
-        [
-            End {
-                rail: rail.id,
-                attachment: rail.info.attachment,
-            },
-            their_ends[their_place],
-        ]
+        [rail.end(), their_ends[their_place]]
     }
 
     /// Returns the reason why TCP may not replace rails, if any. The only reason is that this host
@@ -485,6 +479,22 @@ pub fn understood(channel: &Channel, received: Received) -> Result<Option<Messag
         }
         .into()),
     }
+}
+
+/// Checks that the peer answered for every pair of the OFFER.
+///
+/// # Errors
+/// [`Error::Protocol`] if the numbers differ.
+pub fn check_pair_count(peer: &str, theirs: usize, ours: usize) -> Result<()> {
+    if theirs == ours {
+        return Ok(());
+    }
+    Err(Violation::RailCount {
+        peer: peer.to_owned(),
+        theirs,
+        ours,
+    }
+    .into())
 }
 
 /// Returns the error for a message that the handshake does not expect now.

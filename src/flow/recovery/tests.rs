@@ -684,6 +684,13 @@ const RECEIVES: Progress = Progress::Receiver {
     untested: 0,
 };
 
+const WAITING: StallReport = StallReport {
+    number: 1,
+    idle_ms: 0,
+    progress: RECEIVES,
+    rail_changes: None,
+};
+
 #[test]
 fn a_question_about_a_stall_gets_its_answer() {
     let mut end = End::new(Role::Sender);
@@ -717,15 +724,9 @@ fn a_question_about_a_stall_gets_its_answer() {
 fn changes_of_rails_count_once_they_are_complete_on_both_sides() {
     let mut end = End::new(Role::Receiver);
     let now = 20 * SECOND;
-    let report = StallReport {
-        number: 1,
-        idle_ms: 0,
-        progress: RECEIVES,
-        rail_changes: None,
-    };
     assert_eq!(end.recovery.settled_changes(), Some(0));
     // Messages about a stall may be under way, because they change no rail.
-    end.recovery.ask_about_stall(report);
+    end.recovery.ask_about_stall(WAITING);
     assert_eq!(end.recovery.settled_changes(), Some(0));
     end.receive(&ControlMessage::AreYouThere, now);
     end.recovery.rail_down(lane(0), "down", now);
@@ -773,8 +774,12 @@ fn changes_of_rails_count_once_they_are_complete_on_both_sides() {
     end.receive(&ControlMessage::Live { lane: lane(0) }, now);
     end.recovery.activated(lane(0), Ok(()), now);
     assert_eq!(end.recovery.settled_changes(), Some(2));
-    // The sending side's LIVE is a message about a rail.
+}
+
+#[test]
+fn changes_of_rails_count_once_the_peer_has_acknowledged_live() {
     let mut end = End::new(Role::Sender);
+    let now = 20 * SECOND;
     end.recovery
         .link
         .queue(ControlMessage::Live { lane: lane(0) });
@@ -783,7 +788,7 @@ fn changes_of_rails_count_once_they_are_complete_on_both_sides() {
         None,
         "LIVE is not acknowledged"
     );
-    end.recovery.ask_about_stall(report);
+    end.recovery.ask_about_stall(WAITING);
     assert_eq!(end.recovery.settled_changes(), None, "LIVE is under way");
     end.receive(&ControlMessage::AreYouThere, now);
     assert_eq!(end.recovery.settled_changes(), Some(0));

@@ -1,5 +1,6 @@
 use super::*;
 use crate::flow::plan::{LaneLoad, divide};
+use crate::wire::control::OpenReceive;
 use crate::wire::cts::Epoch;
 use crate::wire::cts::{Entry, RING_WORDS, Terms, entry_word};
 use crate::wire::ids::lane;
@@ -271,111 +272,165 @@ fn all_requests_can_run_and_be_reused() {
     assert!(sends.has_room());
 }
 
-#[test]
-fn shares_missing_from_a_lost_lane_are_resent_on_another() {
-    use crate::wire::control::OpenReceive;
-    let mut sends = <Sends>::default();
-    let head = |sequence| Head {
-        sequence,
-        part: 0,
-        addr: 0x1000,
-        buffer_bytes: 0,
-        epoch: Epoch::default(),
-        at: 0,
-    };
-    let (whole, _) = sends
-        .start_single_write(head(0), (0x5000, 9), 64, lane(1))
-        .unwrap();
-    let (came, _) = sends
-        .start_single_write(head(1), (0x5000, 9), 64, lane(1))
-        .unwrap();
-    let (unhurt, _) = sends
-        .start_single_write(head(2), (0x5000, 9), 64, lane(0))
-        .unwrap();
-    let share = |number: u8| Share {
-        lane: lane(number.into()),
-        offset: u64::from(number) * 10_000,
-        bytes: 10_000,
-    };
-    let cut = sends
-        .start(&head(3), (0x9000, 8), &[share(0), share(1), share(2)])
-        .unwrap();
-    for number in 0..3 {
-        sends.post_share(cut, number, &share(number)).unwrap();
-    }
-    let half = sends
-        .start(&head(4), (0x9000, 8), &[share(0), share(1)])
-        .unwrap();
-    sends.post_share(half, 0, &share(0)).unwrap();
-    sends.keep_share(half, 1, &share(1), route(lane(1)), 4096);
-    let lead = sends.next_write(half, 1, 4096).unwrap();
-    sends.posted(half, 1, &lead);
-    sends.confirmed(half, 0).unwrap();
+/// Sends after the loss of lane 1. The peer has reported the shares that had arrived.
+struct AfterLoss {
+    sends: Sends,
+    ring: Vec<AtomicU64>,
+    /// One share on lane 1, which is missing.
+    whole: u16,
+    /// One share on lane 1, which had arrived.
+    arrived: u16,
+    /// One share on lane 0.
+    unhurt: u16,
+    /// Shares on lanes 0, 1 and 2. The share on lane 1 had arrived.
+    cut: u16,
+    /// A share on lane 0, which is confirmed, and one on lane 1. Only the first chunk of the share
+    /// on lane 1 was posted, and the share is missing.
+    half: u16,
+}
 
-    let open = |sequence, first| OpenReceive {
-        sequence,
-        shares: [first, 0, 0, 0, 0, 0, 0, 0],
-    };
-    sends.lost(
-        lane(1),
-        &Received {
-            granted: 5,
-            open: vec![open(0, 0), open(3, 0b010), open(4, 0b01)],
-        },
-    );
-    assert_eq!(sends.test(came), Ok(Some(64)));
-    assert_eq!(sends.waiting().collect::<Vec<_>>(), [whole, half]);
+impl AfterLoss {
+    fn new() -> Self {
+        let mut sends = <Sends>::default();
+        let head = |sequence| Head {
+            sequence,
+            part: 0,
+            addr: 0x1000,
+            buffer_bytes: 0,
+            epoch: Epoch::default(),
+            at: 0,
+        };
+        let mut small = |sequence, on| {
+            let started = sends.start_single_write(head(sequence), (0x5000, 9), 64, lane(on));
+            started.unwrap().0
+        };
+        let whole = small(0, 1);
+        let arrived = small(1, 1);
+        let unhurt = small(2, 0);
+        let share = |number: u8| Share {
+            lane: lane(number.into()),
+            offset: u64::from(number) * 10_000,
+            bytes: 10_000,
+        };
+        let cut = sends
+            .start(&head(3), (0x9000, 8), &[share(0), share(1), share(2)])
+            .unwrap();
+        for number in 0..3 {
+            sends.post_share(cut, number, &share(number)).unwrap();
+        }
+        let half = sends
+            .start(&head(4), (0x9000, 8), &[share(0), share(1)])
+            .unwrap();
+        sends.post_share(half, 0, &share(0)).unwrap();
+        sends.keep_share(half, 1, &share(1), route(lane(1)), 4096);
+        let lead = sends.next_write(half, 1, 4096).unwrap();
+        sends.posted(half, 1, &lead);
+        sends.confirmed(half, 0).unwrap();
+
+        let open = |sequence, first| OpenReceive {
+            sequence,
+            shares: [first, 0, 0, 0, 0, 0, 0, 0],
+        };
+        sends.lost(
+            lane(1),
+            &Received {
+                granted: 5,
+                open: vec![open(0, 0), open(3, 0b010), open(4, 0b01)],
+            },
+        );
+        let ring = ring();
+        (0..5).for_each(|sequence| grant(&ring, sequence, &[0]));
+        Self {
+            sends,
+            ring,
+            whole,
+            arrived,
+            unhurt,
+            cut,
+            half,
+        }
+    }
+
+    /// Resends the missing shares on lane 2, while lanes 0 and 2 are open.
+    fn resend(&mut self) {
+        let local_route = |_: &LostShare| Some(on_lane_2());
+        self.sends.resend(&self.ring, 0b101, local_route);
+    }
+}
+
+fn on_lane_2() -> LocalRoute {
+    LocalRoute {
+        lane: lane(2),
+        queue: 6,
+        lkey: 22,
+    }
+}
+
+#[test]
+fn only_shares_that_had_not_arrived_on_a_lost_lane_wait() {
+    let mut after = AfterLoss::new();
+    let sends = &mut after.sends;
+    assert_eq!(sends.test(after.arrived), Ok(Some(64)));
     assert_eq!(
-        (sends.test(whole), sends.test(unhurt), sends.test(cut)),
-        (Ok(None), Ok(None), Ok(None))
+        sends.waiting().collect::<Vec<_>>(),
+        [after.whole, after.half]
     );
-    assert_eq!(sends.shares_to_post(cut), 0, "the share had arrived");
-    let ring = ring();
-    (0..5).for_each(|sequence| grant(&ring, sequence, &[0]));
-    sends.resend(&ring, 0, |_| panic!("no lane is open"));
+    for request in [after.whole, after.unhurt, after.cut] {
+        assert_eq!(sends.test(request), Ok(None));
+    }
+    assert_eq!(sends.shares_to_post(after.cut), 0, "the share had arrived");
+}
+
+#[test]
+fn shares_missing_from_a_lost_lane_wait_for_an_open_lane() {
+    let mut after = AfterLoss::new();
+    let sends = &mut after.sends;
+    sends.resend(&after.ring, 0, |_| panic!("no lane is open"));
     assert!(sends.has_lost_shares());
     assert_eq!(
-        sends.next_write(whole, 0, 4096),
+        sends.next_write(after.whole, 0, 4096),
         None,
         "no other lane is available"
     );
     let mut asked = Vec::new();
-    let source = LocalRoute {
-        lane: lane(2),
-        queue: 6,
-        lkey: 22,
-    };
-    sends.resend(&ring, 0b101, |share| {
+    sends.resend(&after.ring, 0b101, |share| {
         asked.push((share.bytes, share.registration_id));
         assert_eq!(
             (share.lane(lane(2)), share.lane(lane(1))),
             (lane(2), lane(0))
         );
-        Some(source)
+        Some(on_lane_2())
     });
     assert!(!sends.has_lost_shares());
     asked.sort_unstable();
     assert_eq!(asked, [(64, 9), (10_000, 8)]);
+}
+
+#[test]
+fn shares_missing_from_a_lost_lane_are_resent_on_another() {
+    let mut after = AfterLoss::new();
+    after.resend();
+    let sends = &mut after.sends;
     let by_other = Route {
         queue: 6,
         lkey: 22,
         rkey: 1,
         timed: false,
     };
-    let again = sends.next_write(whole, 0, 4096).unwrap();
+    let again = sends.next_write(after.whole, 0, 4096).unwrap();
     assert_eq!(
         (again.lane, again.route, again.local_addr, again.remote_addr),
         (lane(2), by_other, 0x5000, 0x1000)
     );
     assert_eq!((again.bytes, again.immediate.unwrap().shares), (64, 1));
-    let first = sends.next_write(half, 1, 4096).unwrap();
+    let first = sends.next_write(after.half, 1, 4096).unwrap();
     assert_eq!(
         (first.local_addr, first.remote_addr, first.bytes),
         (0x9000 + 10_000, 0x1000 + 10_000, 4096)
     );
     let mut full_chunks = 0;
-    while let Some(write) = sends.next_write(half, 1, 4096) {
-        sends.posted(half, 1, &write);
+    while let Some(write) = sends.next_write(after.half, 1, 4096) {
+        sends.posted(after.half, 1, &write);
         match write.immediate {
             Some(immediate) => {
                 assert_eq!(
@@ -386,18 +441,29 @@ fn shares_missing_from_a_lost_lane_are_resent_on_another() {
             None => full_chunks += 1,
         }
     }
-    sends.posted(whole, 0, &again);
+}
+
+#[test]
+fn sends_with_resent_shares_end_when_these_are_confirmed() {
+    let mut after = AfterLoss::new();
+    after.resend();
+    let sends = &mut after.sends;
+    for (request, share) in [(after.whole, 0), (after.half, 1)] {
+        while let Some(write) = sends.next_write(request, share, 4096) {
+            sends.posted(request, share, &write);
+        }
+    }
     assert_eq!(
-        (sends.confirmed(half, 1), sends.test(half)),
+        (sends.confirmed(after.half, 1), sends.test(after.half)),
         (Ok(10_000), Ok(Some(20_000)))
     );
     assert_eq!(
-        (sends.confirmed(whole, 0), sends.test(whole)),
+        (sends.confirmed(after.whole, 0), sends.test(after.whole)),
         (Ok(64), Ok(Some(64)))
     );
     for (number, bytes) in [(0, None), (2, Some(30_000))] {
-        sends.confirmed(cut, number).unwrap();
-        assert_eq!(sends.test(cut), Ok(bytes));
+        sends.confirmed(after.cut, number).unwrap();
+        assert_eq!(sends.test(after.cut), Ok(bytes));
     }
 }
 

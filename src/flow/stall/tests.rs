@@ -25,87 +25,94 @@ const fn receives(granted: u64, delivered: u64, untested: u16) -> Progress {
     }
 }
 
+/// This side's progress, the peer's, and the cause with its lanes.
+type Case = (Progress, Progress, Option<(Cause, u8)>);
+
 #[test]
 fn each_cause_follows_from_both_sides() {
-    for (own, peer, expected) in [
-        // In rows that begin with `sends`, this side is the sender. It has begun receives 0 to 3,
-        // so its next send is for receive 4. In the other rows this side is the receiver.
-        (
-            sends(4, false, 1, 0),
-            receives(4, 4, 0),
-            Some((Cause::NotAcknowledged, 0b101)),
-        ),
-        (
-            sends(4, true, 0, 0),
-            receives(5, 4, 0),
-            Some((Cause::HeldBack, 0)),
-        ),
-        (
-            sends(4, false, 0, 0),
-            receives(5, 4, 0),
-            Some((Cause::NotGranted, 0)),
-        ),
-        (
-            sends(4, false, 0, 0),
-            receives(4, 4, 0),
-            Some((Cause::NotPosted, 0)),
-        ),
-        (
-            sends(4, false, 0, 0),
-            receives(4, 4, 3),
-            Some((Cause::NotTested, 0)),
-        ),
-        (
-            sends(4, false, 0, 0),
-            receives(4, 3, 0),
-            Some((Cause::NotArrived, 0)),
-        ),
-        (
-            sends(4, true, 0, 0),
-            receives(5, 3, 0),
-            Some((Cause::NotArrived, 0)),
-        ),
-        (
-            sends(4, false, 1, 0),
-            receives(4, 3, 0),
-            Some((Cause::NotAcknowledged, 0b101)),
-        ),
-        (sends(4, false, 0, 0), receives(3, 3, 0), None),
-        (
-            receives(6, 4, 0),
-            sends(4, true, 0, 0),
-            Some((Cause::NotPosted, 0)),
-        ),
-        (
-            receives(6, 4, 0),
-            sends(4, true, 0, 2),
-            Some((Cause::NotTested, 0)),
-        ),
-        (
-            receives(6, 4, 0),
-            sends(4, false, 0, 0),
-            Some((Cause::NotGranted, 0)),
-        ),
-        (
-            receives(6, 4, 0),
-            sends(5, true, 1, 0),
-            Some((Cause::NotAcknowledged, 0b101)),
-        ),
-        (
-            receives(6, 4, 0),
-            sends(4, true, 1, 0),
-            Some((Cause::NotAcknowledged, 0b101)),
-        ),
-        (
-            receives(6, 4, 0),
-            sends(5, true, 0, 1),
-            Some((Cause::NotArrived, 0)),
-        ),
-        (receives(6, 4, 0), sends(3, true, 0, 0), None),
-    ] {
+    for (own, peer, expected) in SENDER_CASES.into_iter().chain(RECEIVER_CASES) {
         assert_eq!(judge(&own, &peer), expected, "{own:?} {peer:?}");
     }
 }
+
+/// Cases of a sender. It has begun receives 0 to 3, so its next send is for receive 4.
+const SENDER_CASES: [Case; 9] = [
+    (
+        sends(4, false, 1, 0),
+        receives(4, 4, 0),
+        Some((Cause::NotAcknowledged, 0b101)),
+    ),
+    (
+        sends(4, true, 0, 0),
+        receives(5, 4, 0),
+        Some((Cause::HeldBack, 0)),
+    ),
+    (
+        sends(4, false, 0, 0),
+        receives(5, 4, 0),
+        Some((Cause::NotGranted, 0)),
+    ),
+    (
+        sends(4, false, 0, 0),
+        receives(4, 4, 0),
+        Some((Cause::NotPosted, 0)),
+    ),
+    (
+        sends(4, false, 0, 0),
+        receives(4, 4, 3),
+        Some((Cause::NotTested, 0)),
+    ),
+    (
+        sends(4, false, 0, 0),
+        receives(4, 3, 0),
+        Some((Cause::NotArrived, 0)),
+    ),
+    (
+        sends(4, true, 0, 0),
+        receives(5, 3, 0),
+        Some((Cause::NotArrived, 0)),
+    ),
+    (
+        sends(4, false, 1, 0),
+        receives(4, 3, 0),
+        Some((Cause::NotAcknowledged, 0b101)),
+    ),
+    (sends(4, false, 0, 0), receives(3, 3, 0), None),
+];
+
+const RECEIVER_CASES: [Case; 7] = [
+    (
+        receives(6, 4, 0),
+        sends(4, true, 0, 0),
+        Some((Cause::NotPosted, 0)),
+    ),
+    (
+        receives(6, 4, 0),
+        sends(4, true, 0, 2),
+        Some((Cause::NotTested, 0)),
+    ),
+    (
+        receives(6, 4, 0),
+        sends(4, false, 0, 0),
+        Some((Cause::NotGranted, 0)),
+    ),
+    (
+        receives(6, 4, 0),
+        sends(5, true, 1, 0),
+        Some((Cause::NotAcknowledged, 0b101)),
+    ),
+    (
+        receives(6, 4, 0),
+        sends(4, true, 1, 0),
+        Some((Cause::NotAcknowledged, 0b101)),
+    ),
+    (
+        receives(6, 4, 0),
+        sends(5, true, 0, 1),
+        Some((Cause::NotArrived, 0)),
+    ),
+    (receives(6, 4, 0), sends(3, true, 0, 0), None),
+];
 
 #[test]
 fn causes_have_their_numbers() {

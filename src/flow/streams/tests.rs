@@ -153,45 +153,38 @@ fn a_message_of_more_than_4_gib_is_counted_whole() {
     assert_eq!(pair.sizes(slot), Some(vec![total]));
 }
 
+/// The first chunk of a message of 300 bytes.
+const HONEST: Data = Data {
+    sequence: 0,
+    part: 0,
+    offset: 0,
+    bytes: 128,
+    total: 300,
+};
+
+fn not_granted(sequence: u64, part: u8) -> Result<Landing, StreamViolation> {
+    Err(StreamViolation::NotGranted { sequence, part })
+}
+
 #[test]
-fn a_lying_sender_is_caught() {
+fn data_without_a_grant_or_beyond_its_buffer_is_refused() {
     let mut pair = pair();
     let slot = pair.irecv(&[(0, 1000), (1, 8)]).unwrap();
-    let honest = Data {
-        sequence: 0,
-        part: 0,
-        offset: 0,
-        bytes: 128,
-        total: 300,
-    };
     let inbound = &mut pair.inbound;
-    let not_granted = |sequence, part| Err(StreamViolation::NotGranted { sequence, part });
-    assert_eq!(
-        inbound.announced(&Data {
-            sequence: 1,
-            ..honest
-        }),
-        not_granted(1, 0)
-    );
-    assert_eq!(
-        inbound.announced(&Data {
-            sequence: 32,
-            ..honest
-        }),
-        not_granted(32, 0)
-    );
-    assert_eq!(
-        inbound.announced(&Data { part: 2, ..honest }),
-        not_granted(0, 2)
-    );
-    assert_eq!(
-        inbound.announced(&Data { part: 8, ..honest }),
-        not_granted(0, 8)
-    );
+    for (sequence, part) in [(1, 0), (32, 0), (0, 2), (0, 8)] {
+        assert_eq!(
+            inbound.announced(&Data {
+                sequence,
+                part,
+                ..HONEST
+            }),
+            not_granted(sequence, part)
+        );
+    }
     assert_eq!(
         inbound.announced(&Data {
             total: 1001,
-            ..honest
+            ..HONEST
         }),
         Err(StreamViolation::Overrun {
             total: 1001,
@@ -199,8 +192,16 @@ fn a_lying_sender_is_caught() {
         })
     );
     assert!(!inbound.landed(slot, 0, 0), "nothing was announced");
+    assert!(inbound.announced(&HONEST).is_ok());
+}
+
+#[test]
+fn a_message_has_one_size_and_no_more_bytes() {
+    let mut pair = pair();
+    let slot = pair.irecv(&[(0, 1000), (1, 8)]).unwrap();
+    let inbound = &mut pair.inbound;
     assert_eq!(
-        inbound.announced(&honest),
+        inbound.announced(&HONEST),
         Ok(Landing {
             slot,
             part: 0,
@@ -211,7 +212,7 @@ fn a_lying_sender_is_caught() {
     assert_eq!(
         inbound.announced(&Data {
             total: 301,
-            ..honest
+            ..HONEST
         }),
         Err(StreamViolation::Total {
             before: 300,
@@ -220,9 +221,9 @@ fn a_lying_sender_is_caught() {
     );
     // Repeated bytes count towards the message's size, so later bytes exceed it. The receive is not
     // done before all announced bytes have landed.
-    assert!(inbound.announced(&honest).is_ok());
+    assert!(inbound.announced(&HONEST).is_ok());
     assert_eq!(
-        inbound.announced(&honest),
+        inbound.announced(&HONEST),
         Err(StreamViolation::Surplus {
             announced: 384,
             total: 300
@@ -233,17 +234,17 @@ fn a_lying_sender_is_caught() {
             .announced(&Data {
                 offset: 256,
                 bytes: 44,
-                ..honest
+                ..HONEST
             })
             .is_ok()
     );
     assert!(!inbound.landed(slot, 0, 256) && inbound.landed(slot, 0, 44));
-    assert_eq!(inbound.announced(&honest), not_granted(0, 0));
+    assert_eq!(inbound.announced(&HONEST), not_granted(0, 0));
     assert_eq!(
         inbound.announced(&Data {
             bytes: 0,
             total: 0,
-            ..honest
+            ..HONEST
         }),
         not_granted(0, 0)
     );

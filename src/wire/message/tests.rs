@@ -9,102 +9,12 @@ fn decode(frame: &[u8]) -> Result<Message, Malformed> {
 }
 
 pub(super) fn samples() -> Vec<Message> {
-    let gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100, 1];
-    let qps = vec![
-        QpEnd {
-            number: 17,
-            psn: 0xff_ffff,
-        },
-        QpEnd { number: 18, psn: 0 },
-    ];
-    let pair = |queue_pairs| PairOffer {
-        connector_rail: 0,
-        connector_gid: gid,
-        acceptor_rail: RailId::of_byte(3),
-        acceptor: Attachment {
-            link: 0,
-            link_mbps: 0,
-            cable: 1,
-            port_mbps: 100_000,
-        },
-        acceptor_name: "rocep1s0f0:1".into(),
-        acceptor_gid: gid,
-        mtu_bytes: 1024,
-        queue_pairs,
-    };
     vec![
-        Message::Hello(Hello {
-            token: [3; 16],
-            name: "spark-1:4242".into(),
-            chunk_bytes: 8 << 20,
-            qps_per_rail: 2,
-            tuner_hash: 0x0123_4567_89ab_cdef,
-            gpu: "NVIDIA GB10".into(),
-            priority: Priority {
-                traffic_class: 106,
-                service_level: 3,
-            },
-            by_tcp: ByTcp::Withheld("x0:1 has no address".into()),
-            rails: vec![RailAdvert {
-                name: "rocep1s0f0:1".into(),
-                phys_port: "p0".into(),
-                attachment: Attachment {
-                    link: 1,
-                    link_mbps: 112_000,
-                    cable: 0,
-                    port_mbps: 200_000,
-                },
-                speed_mbps: 112_000,
-                mtu_bytes: 4096,
-                addresses: vec![
-                    Address {
-                        gid,
-                        prefix: Some(120),
-                    },
-                    Address {
-                        gid: [0xfe; 16],
-                        prefix: None,
-                    },
-                ],
-                is_usable: true,
-            }],
-        }),
-        Message::Offer(Offer {
-            name: "spark-2:77".into(),
-            chunk_bytes: 1 << 30,
-            pairs: [Offered::Now(qps.clone()), Offered::Later(2)]
-                .map(pair)
-                .to_vec(),
-        }),
+        Message::Hello(hello()),
+        Message::Offer(offer()),
         Message::Refuse("no rail in common".into()),
-        Message::Ready(Ready {
-            mailbox_addr: 0x7f00_0000_1000,
-            pairs: vec![
-                PairReady::Connected {
-                    mailbox_rkey: 5,
-                    qps,
-                },
-                PairReady::NotYet(NotYet {
-                    why: "Network is unreachable".into(),
-                    is_temporary: true,
-                }),
-                PairReady::NotYet(NotYet {
-                    why: "Invalid argument".into(),
-                    is_temporary: false,
-                }),
-            ],
-        }),
-        Message::Go(Go {
-            mailbox_addr: 0x7f00_0000_2000,
-            pairs: vec![
-                PairGo::Carries { mailbox_rkey: 9 },
-                PairGo::NotYet("no answer".into()),
-            ],
-            redial: Some(RedialAt {
-                port: NonZeroU16::MAX,
-                token: [7; 16],
-            }),
-        }),
+        Message::Ready(ready()),
+        Message::Go(go()),
         Message::Control(ControlFrame {
             number: 3,
             received: 2,
@@ -134,6 +44,113 @@ pub(super) fn samples() -> Vec<Message> {
     ]
 }
 
+const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100, 1];
+
+fn hello() -> Hello {
+    Hello {
+        token: [3; 16],
+        name: "spark-1:4242".into(),
+        chunk_bytes: 8 << 20,
+        qps_per_rail: 2,
+        tuner_hash: 0x0123_4567_89ab_cdef,
+        gpu: "NVIDIA GB10".into(),
+        priority: Priority {
+            traffic_class: 106,
+            service_level: 3,
+        },
+        by_tcp: ByTcp::Withheld("x0:1 has no address".into()),
+        rails: vec![RailAdvert {
+            name: "rocep1s0f0:1".into(),
+            phys_port: "p0".into(),
+            attachment: Attachment {
+                link: 1,
+                link_mbps: 112_000,
+                cable: 0,
+                port_mbps: 200_000,
+            },
+            speed_mbps: 112_000,
+            mtu_bytes: 4096,
+            addresses: vec![
+                Address {
+                    gid: GID,
+                    prefix: Some(120),
+                },
+                Address {
+                    gid: [0xfe; 16],
+                    prefix: None,
+                },
+            ],
+            is_usable: true,
+        }],
+    }
+}
+
+fn offer() -> Offer {
+    let pair = |queue_pairs| PairOffer {
+        connector_rail: 0,
+        connector_gid: GID,
+        acceptor_rail: RailId::of_byte(3),
+        acceptor: Attachment {
+            link: 0,
+            link_mbps: 0,
+            cable: 1,
+            port_mbps: 100_000,
+        },
+        acceptor_name: "rocep1s0f0:1".into(),
+        acceptor_gid: GID,
+        mtu_bytes: 1024,
+        queue_pairs,
+    };
+    Offer {
+        name: "spark-2:77".into(),
+        chunk_bytes: 1 << 30,
+        pairs: [Offered::Now(two_qps()), Offered::Later(2)]
+            .map(pair)
+            .to_vec(),
+    }
+}
+
+fn ready() -> Ready {
+    Ready {
+        mailbox_addr: 0x7f00_0000_1000,
+        pairs: vec![
+            PairReady::Connected {
+                mailbox_rkey: 5,
+                qps: two_qps(),
+            },
+            PairReady::NotYet(NotYet::temporary("Network is unreachable".into())),
+            PairReady::NotYet(NotYet {
+                why: "Invalid argument".into(),
+                is_temporary: false,
+            }),
+        ],
+    }
+}
+
+fn two_qps() -> Vec<QpEnd> {
+    vec![
+        QpEnd {
+            number: 17,
+            psn: 0xff_ffff,
+        },
+        QpEnd { number: 18, psn: 0 },
+    ]
+}
+
+fn go() -> Go {
+    Go {
+        mailbox_addr: 0x7f00_0000_2000,
+        pairs: vec![
+            PairGo::Carries { mailbox_rkey: 9 },
+            PairGo::NotYet("no answer".into()),
+        ],
+        redial: Some(RedialAt {
+            port: NonZeroU16::MAX,
+            token: [7; 16],
+        }),
+    }
+}
+
 #[test]
 fn every_message_survives_encoding_and_no_part_of_one_is_accepted() {
     for message in samples() {
@@ -155,9 +172,7 @@ fn every_message_survives_encoding_and_no_part_of_one_is_accepted() {
 
 #[test]
 fn the_largest_hello_fits_a_frame() {
-    let Message::Hello(mut hello) = samples().remove(0) else {
-        unreachable!()
-    };
+    let mut hello = hello();
     hello.rails[0].name = "n".repeat(64);
     hello.rails[0].phys_port = "p".repeat(64);
     hello.rails[0].addresses = vec![hello.rails[0].addresses[0]; MAX_ADDRESSES];

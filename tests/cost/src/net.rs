@@ -73,7 +73,8 @@ impl Pair {
         let table = [c"ncclNetPlugin_v11", c"ncclNetPlugin_v12"]
             .into_iter()
             .find_map(|name| {
-                // SAFETY: only the symbol's address is taken. The symbol is a table of either version.
+                // SAFETY: only the symbol's address is taken. The symbol is a table of either
+                // version.
                 let symbol = unsafe { library.get::<*const NetV11>(name.to_bytes_with_nul()) };
                 symbol.ok().map(|symbol| *symbol)
             });
@@ -250,28 +251,25 @@ impl Pair {
         let mut done = 0;
         let mut size = 0;
         // SAFETY: the request is under way, and has one part.
-        check(
-            "test",
-            counted(counts, || unsafe { call(request.0, &mut done, &mut size) }),
-        )?;
+        let result = counted(counts, || unsafe { call(request.0, &mut done, &mut size) });
+        check("test", result)?;
         Ok(done != 0)
     }
 
     pub fn close(self) -> Result<(), String> {
         let table = self.table();
         let deregister = has("deregMr", table.dereg_mr)?;
-        // SAFETY: each comm and registration is open, and not used again.
         let close = |name, function: Option<Close>, comm| {
-            check(name, unsafe { has(name, function)?(comm) })
+            let function = has(name, function)?;
+            // SAFETY: each comm is open, and not used again.
+            check(name, unsafe { function(comm) })
         };
+        // SAFETY: the comm and the registration are open, and the latter is not used again.
+        let result = unsafe { deregister(self.send, self.source.handle) };
+        check("deregMr", result)?;
         // SAFETY: as above.
-        check("deregMr", unsafe {
-            deregister(self.send, self.source.handle)
-        })?;
-        // SAFETY: as above.
-        check("deregMr", unsafe {
-            deregister(self.recv, self.target.handle)
-        })?;
+        let result = unsafe { deregister(self.recv, self.target.handle) };
+        check("deregMr", result)?;
         close("closeSend", table.close_send, self.send)?;
         close("closeRecv", table.close_recv, self.recv)?;
         close("closeListen", table.close_listen, self.listener)
@@ -315,10 +313,8 @@ extern "C" fn log(
     let format = unsafe { CStr::from_ptr(format) };
     if format == c"%s" && !first.is_null() {
         // SAFETY: the format says that the first argument is a C string.
-        eprintln!(
-            "cost: WARN {}",
-            unsafe { CStr::from_ptr(first) }.to_string_lossy()
-        );
+        let text = unsafe { CStr::from_ptr(first) };
+        eprintln!("cost: WARN {}", text.to_string_lossy());
     } else {
         eprintln!("cost: WARN {}", format.to_string_lossy());
     }

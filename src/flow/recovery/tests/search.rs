@@ -109,108 +109,39 @@ fn first_stuck(states: usize, done: &[u32], mut edges: Vec<(u32, u32)>) -> Optio
     is_good.iter().position(|good| !good).map(|at| at as u32)
 }
 
+/// Lists budgets, one in each row. Mishaps that a row does not name do not happen.
+macro_rules! budgets {
+    ($({ $($mishap:ident: $number:literal),+ }),+ $(,)?) => {
+        [$(Budget { $($mishap: $number,)+ ..Budget::default() }),+]
+    };
+}
+
 /// Runs small budgets, which take seconds in a debug build.
 #[test]
 fn every_order_of_events_keeps_the_promises() {
-    for budget in [
-        Budget {
-            losses: 1,
-            frames: 1,
-            overtakes: 1,
-            ..Budget::default()
-        },
-        Budget {
-            losses: 1,
-            early: 1,
-            ..Budget::default()
-        },
-        Budget {
-            losses: 1,
-            failures: 2,
-            ..Budget::default()
-        },
-        Budget {
-            losses: 1,
-            hangs: 1,
-            early: 1,
-            ..Budget::default()
-        },
-        Budget {
-            removals: 1,
-            early: 1,
-            ..Budget::default()
-        },
-        Budget {
-            missing: 1,
-            losses: 1,
-            failures: 1,
-            ..Budget::default()
-        },
-        Budget {
-            missing: 2,
-            frames: 1,
-            early: 1,
-            ..Budget::default()
-        },
-        Budget {
-            closes: 1,
-            missing: 1,
-            early: 1,
-            ..Budget::default()
-        },
-        Budget {
-            limits: 1,
-            removals: 1,
-            ..Budget::default()
-        },
-        Budget {
-            limits: 1,
-            missing: 2,
-            frames: 1,
-            ..Budget::default()
-        },
-        Budget {
-            tcp: 1,
-            ..Budget::default()
-        },
-        Budget {
-            losses: 1,
-            cuts: 1,
-            ..Budget::default()
-        },
-        Budget {
-            removals: 1,
-            cuts: 1,
-            ..Budget::default()
-        },
+    for budget in budgets![
+        { losses: 1, frames: 1, overtakes: 1 },
+        { losses: 1, early: 1 },
+        { losses: 1, failures: 2 },
+        { losses: 1, hangs: 1, early: 1 },
+        { removals: 1, early: 1 },
+        { missing: 1, losses: 1, failures: 1 },
+        { missing: 2, frames: 1, early: 1 },
+        { closes: 1, missing: 1, early: 1 },
+        { limits: 1, removals: 1 },
+        { limits: 1, missing: 2, frames: 1 },
+        { tcp: 1 },
+        { losses: 1, cuts: 1 },
+        { removals: 1, cuts: 1 },
     ] {
         search_and_say::<2>(budget, 200_000);
     }
-    for budget in [
-        Budget {
-            losses: 1,
-            frames: 1,
-            ..Budget::default()
-        },
-        Budget {
-            losses: 1,
-            restarts: 1,
-            ..Budget::default()
-        },
-        Budget {
-            removals: 1,
-            ..Budget::default()
-        },
-        Budget {
-            closes: 1,
-            losses: 1,
-            ..Budget::default()
-        },
-        Budget {
-            losses: 1,
-            cuts: 1,
-            ..Budget::default()
-        },
+    for budget in budgets![
+        { losses: 1, frames: 1 },
+        { losses: 1, restarts: 1 },
+        { removals: 1 },
+        { closes: 1, losses: 1 },
+        { losses: 1, cuts: 1 },
     ] {
         search_and_say::<1>(budget, 200_000);
     }
@@ -219,144 +150,33 @@ fn every_order_of_events_keeps_the_promises() {
 #[test]
 #[ignore = "minutes in --release, and half a gigabyte"]
 fn every_order_of_many_events_keeps_the_promises() {
-    for budget in [
-        Budget {
-            losses: 2,
-            frames: 1,
-            overtakes: 1,
-            cuts: 1,
-            ..Budget::default()
-        },
-        Budget {
-            losses: 1,
-            frames: 1,
-            overtakes: 1,
-            early: 1,
-            failures: 1,
-            ..Budget::default()
-        },
-        Budget {
-            losses: 1,
-            restarts: 1,
-            failures: 1,
-            ..Budget::default()
-        },
-        Budget {
-            losses: 1,
-            hangs: 2,
-            early: 1,
-            closes: 1,
-            ..Budget::default()
-        },
-        Budget {
-            removals: 1,
-            losses: 1,
-            frames: 1,
-            ..Budget::default()
-        },
-        Budget {
-            removals: 1,
-            restarts: 1,
-            failures: 1,
-            ..Budget::default()
-        },
-        Budget {
-            missing: 1,
-            losses: 1,
-            frames: 1,
-            failures: 1,
-            ..Budget::default()
-        },
-        Budget {
-            missing: 2,
-            losses: 1,
-            frames: 1,
-            early: 1,
-            ..Budget::default()
-        },
-        Budget {
-            closes: 2,
-            losses: 1,
-            frames: 1,
-            early: 1,
-            ..Budget::default()
-        },
-        Budget {
-            closes: 1,
-            missing: 2,
-            frames: 1,
-            early: 1,
-            ..Budget::default()
-        },
-        Budget {
-            limits: 1,
-            removals: 1,
-            early: 1,
-            ..Budget::default()
-        },
-        Budget {
-            limits: 1,
-            missing: 2,
-            losses: 1,
-            ..Budget::default()
-        },
-        Budget {
-            tcp: 1,
-            losses: 1,
-            ..Budget::default()
-        },
-        Budget {
-            tcp: 1,
-            closes: 1,
-            ..Budget::default()
-        },
-        Budget {
-            tcp: 1,
-            limits: 1,
-            ..Budget::default()
-        },
-        Budget {
-            tcp: 1,
-            missing: 2,
-            ..Budget::default()
-        },
+    for budget in budgets![
+        { losses: 2, frames: 1, overtakes: 1, cuts: 1 },
+        { losses: 1, frames: 1, overtakes: 1, early: 1, failures: 1 },
+        { losses: 1, restarts: 1, failures: 1 },
+        { losses: 1, hangs: 2, early: 1, closes: 1 },
+        { removals: 1, losses: 1, frames: 1 },
+        { removals: 1, restarts: 1, failures: 1 },
+        { missing: 1, losses: 1, frames: 1, failures: 1 },
+        { missing: 2, losses: 1, frames: 1, early: 1 },
+        { closes: 2, losses: 1, frames: 1, early: 1 },
+        { closes: 1, missing: 2, frames: 1, early: 1 },
+        { limits: 1, removals: 1, early: 1 },
+        { limits: 1, missing: 2, losses: 1 },
+        { tcp: 1, losses: 1 },
+        { tcp: 1, closes: 1 },
+        { tcp: 1, limits: 1 },
+        { tcp: 1, missing: 2 },
     ] {
         search_and_say::<2>(budget, 10_000_000);
     }
-    for budget in [
-        Budget {
-            losses: 2,
-            frames: 1,
-            overtakes: 1,
-            ..Budget::default()
-        },
-        Budget {
-            removals: 2,
-            ..Budget::default()
-        },
-        Budget {
-            removals: 1,
-            losses: 1,
-            cuts: 1,
-            ..Budget::default()
-        },
-        Budget {
-            closes: 2,
-            losses: 1,
-            frames: 1,
-            ..Budget::default()
-        },
-        Budget {
-            tcp: 1,
-            losses: 1,
-            ..Budget::default()
-        },
-        Budget {
-            losses: 1,
-            restarts: 1,
-            cuts: 1,
-            ..Budget::default()
-        },
+    for budget in budgets![
+        { losses: 2, frames: 1, overtakes: 1 },
+        { removals: 2 },
+        { removals: 1, losses: 1, cuts: 1 },
+        { closes: 2, losses: 1, frames: 1 },
+        { tcp: 1, losses: 1 },
+        { losses: 1, restarts: 1, cuts: 1 },
     ] {
         search_and_say::<1>(budget, 10_000_000);
     }
@@ -365,61 +185,19 @@ fn every_order_of_many_events_keeps_the_promises() {
 #[test]
 #[ignore = "more minutes in --release, and a gigabyte"]
 fn the_long_run_keeps_the_promises() {
-    for budget in [
-        Budget {
-            tcp: 2,
-            ..Budget::default()
-        },
-        Budget {
-            tcp: 1,
-            limits: 1,
-            missing: 2,
-            ..Budget::default()
-        },
-        Budget {
-            tcp: 1,
-            closes: 1,
-            missing: 1,
-            ..Budget::default()
-        },
-        Budget {
-            limits: 1,
-            closes: 1,
-            losses: 1,
-            removals: 1,
-            ..Budget::default()
-        },
-        Budget {
-            tcp: 1,
-            removals: 1,
-            early: 1,
-            ..Budget::default()
-        },
-        Budget {
-            removals: 2,
-            frames: 1,
-            early: 1,
-            failures: 1,
-            ..Budget::default()
-        },
-        Budget {
-            removals: 2,
-            losses: 1,
-            restarts: 1,
-            ..Budget::default()
-        },
+    for budget in budgets![
+        { tcp: 2 },
+        { tcp: 1, limits: 1, missing: 2 },
+        { tcp: 1, closes: 1, missing: 1 },
+        { limits: 1, closes: 1, losses: 1, removals: 1 },
+        { tcp: 1, removals: 1, early: 1 },
+        { removals: 2, frames: 1, early: 1, failures: 1 },
+        { removals: 2, losses: 1, restarts: 1 },
     ] {
         search_and_say::<2>(budget, 20_000_000);
     }
-    search_and_say::<1>(
-        Budget {
-            losses: 2,
-            restarts: 1,
-            cuts: 1,
-            ..Budget::default()
-        },
-        20_000_000,
-    );
+    let [budget] = budgets![{ losses: 2, restarts: 1, cuts: 1 }];
+    search_and_say::<1>(budget, 20_000_000);
 }
 
 fn search_and_say<const N: usize>(budget: Budget, most: usize) {

@@ -15,66 +15,15 @@ impl<const N: usize> World<N> {
     }
 
     pub(super) fn execute(&mut self, side: usize, action: Action) -> Result<(), String> {
-        let now = self.now;
         if self.hangs(side, &action) {
             return Ok(());
         }
         match action {
             Action::Fence(lane) => self.fence(side, lane),
             Action::Resend(lane, received) => self.resend(side, lane, &received)?,
-            Action::OpenQps(lane) => {
-                self.make(0, lane, UNCONNECTED)?;
-                self.requests[lane.index()] += 1;
-                let outcome = match self.is_port_up[lane.index()] && !self.fails(0, lane) {
-                    true => Ok((advert(), end(self.requests[lane.index()]))),
-                    false => {
-                        self.new[0][lane.index()] = None;
-                        Err("port down".to_owned())
-                    }
-                };
-                self.ends[0].opened(lane, outcome, now);
-            }
-            Action::AnswerQps(lane, ..) if self.fails(1, lane) => {
-                self.ends[1].answered(lane, Err("unreachable".to_owned()), now);
-            }
-            Action::AnswerQps(lane, _, theirs) => {
-                self.answered[lane.index()] = theirs.qps[0].number;
-                let generation = self.next_generation;
-                self.next_generation += 1;
-                self.make(1, lane, generation)?;
-                let end = end(generation);
-                let epoch = self.answer_with_keys(lane)?;
-                let answer = JoinAnswer {
-                    connector_gid: [1; 16],
-                    acceptor_gid: [2; 16],
-                    mtu_bytes: 1024,
-                    end,
-                    epoch,
-                };
-                self.ends[1].answered(lane, Ok(answer), now);
-            }
-            Action::ConnectQps(lane, answer) => {
-                if self.new[0][lane.index()] != Some(UNCONNECTED) {
-                    return Err(format!("rail {lane} has no queue pairs to connect"));
-                }
-                if self.answered[lane.index()] != self.requests[lane.index()] {
-                    return Err(format!(
-                        "rail {lane} is connected to queue pairs for an earlier request"
-                    ));
-                }
-                self.messages.learn_epoch(lane, answer.epoch);
-                let fails = self.fails(0, lane);
-                self.new[0][lane.index()] = (!fails).then_some(answer.end.qps[0].number);
-                self.ends[0].connected(
-                    lane,
-                    if fails {
-                        Err("unreachable".to_owned())
-                    } else {
-                        Ok(())
-                    },
-                    now,
-                );
-            }
+            Action::OpenQps(lane) => self.open_qps(lane)?,
+            Action::AnswerQps(lane, _, theirs) => self.answer_qps(lane, &theirs)?,
+            Action::ConnectQps(lane, answer) => self.connect_qps(lane, &answer)?,
             Action::Activate(lane) => self.activate(side, lane)?,
             Action::DropQps(lane) => {
                 self.new[side][lane.index()] = None;
@@ -96,6 +45,61 @@ impl<const N: usize> World<N> {
             Action::StallQuery(_) | Action::StallReply { .. } => {}
             Action::Changed(_) | Action::Log(_) => {}
         }
+        Ok(())
+    }
+
+    fn open_qps(&mut self, lane: LaneId) -> Result<(), String> {
+        self.make(0, lane, UNCONNECTED)?;
+        self.requests[lane.index()] += 1;
+        let outcome = match self.is_port_up[lane.index()] && !self.fails(0, lane) {
+            true => Ok((advert(), end(self.requests[lane.index()]))),
+            false => {
+                self.new[0][lane.index()] = None;
+                Err("port down".to_owned())
+            }
+        };
+        self.ends[0].opened(lane, outcome, self.now);
+        Ok(())
+    }
+
+    fn answer_qps(&mut self, lane: LaneId, theirs: &LaneEnd) -> Result<(), String> {
+        if self.fails(1, lane) {
+            self.ends[1].answered(lane, Err("unreachable".to_owned()), self.now);
+            return Ok(());
+        }
+        self.answered[lane.index()] = theirs.qps[0].number;
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        self.make(1, lane, generation)?;
+        let answer = JoinAnswer {
+            connector_gid: [1; 16],
+            acceptor_gid: [2; 16],
+            mtu_bytes: 1024,
+            end: end(generation),
+            epoch: self.answer_with_keys(lane)?,
+        };
+        self.ends[1].answered(lane, Ok(answer), self.now);
+        Ok(())
+    }
+
+    fn connect_qps(&mut self, lane: LaneId, answer: &JoinAnswer) -> Result<(), String> {
+        if self.new[0][lane.index()] != Some(UNCONNECTED) {
+            return Err(format!("rail {lane} has no queue pairs to connect"));
+        }
+        if self.answered[lane.index()] != self.requests[lane.index()] {
+            return Err(format!(
+                "rail {lane} is connected to queue pairs for an earlier request"
+            ));
+        }
+        self.messages.learn_epoch(lane, answer.epoch);
+        let outcome = if self.fails(0, lane) {
+            self.new[0][lane.index()] = None;
+            Err("unreachable".to_owned())
+        } else {
+            self.new[0][lane.index()] = Some(answer.end.qps[0].number);
+            Ok(())
+        };
+        self.ends[0].connected(lane, outcome, self.now);
         Ok(())
     }
 

@@ -420,60 +420,36 @@ impl<const N: usize> World<N> {
         };
         it.begun += 1;
         let source = (local(message), message as u32);
-        let ring = &it.ring.0;
         let mut writes = Vec::new();
-        match lane.filter(|_| usable == open) {
+        let request = match lane.filter(|_| usable == open) {
             Some(lane) => {
                 let (request, immediate) = it
                     .sends
                     .start_single_write(head, source, BYTES, lane)
                     .ok_or("no request")?;
-                writes.push((
-                    request,
-                    Share {
-                        lane,
-                        offset: 0,
-                        bytes: BYTES,
-                    },
-                    immediate,
-                ));
+                writes.push((whole(lane), immediate));
+                request
             }
             None => {
-                let half = |offset, lane| Share {
-                    lane,
-                    offset,
-                    bytes: BYTES / 2,
-                };
-                let halves: Vec<_> = (0..)
-                    .zip(lanes())
-                    .map(|(offset, lane)| half(offset, lane))
-                    .collect();
-                let whole = [Share {
-                    lane: first,
-                    offset: 0,
-                    bytes: BYTES,
-                }];
                 let shares = if usable == open {
-                    &halves[..]
+                    halves()
                 } else {
-                    &whole[..]
+                    vec![whole(first)]
                 };
-                let request = it.sends.start(&head, source, shares).ok_or("no request")?;
-                for (number, share) in shares.iter().enumerate() {
+                let request = it.sends.start(&head, source, &shares).ok_or("no request")?;
+                for (number, share) in shares.into_iter().enumerate() {
                     let immediate = it
                         .sends
-                        .post_share(request, number as u8, share)
+                        .post_share(request, number as u8, &share)
                         .ok_or("no share")?;
-                    writes.push((request, *share, immediate));
+                    writes.push((share, immediate));
                 }
+                request
             }
-        }
-        let keyed: Vec<_> = writes
-            .into_iter()
-            .map(|write| (write, head.rkey(ring, write.1.lane)))
-            .collect();
-        it.running[message] = keyed.first().map(|((request, ..), _)| *request);
-        for ((request, share, immediate), rkey) in keyed {
+        };
+        it.running[message] = Some(request);
+        for (share, immediate) in writes {
+            let rkey = head.rkey(&self.messages.ring.0, share.lane);
             let local_addr = local(message) + share.offset;
             let remote_addr = head.addr + share.offset;
             let addrs = (local_addr, remote_addr, share.bytes);
@@ -734,6 +710,24 @@ fn message_of<const N: usize>(sequence: u64) -> usize {
     (0..MESSAGES)
         .find(|message| sequence_of::<N>(*message) == sequence)
         .expect("a message has this number")
+}
+
+fn whole(lane: LaneId) -> Share {
+    Share {
+        lane,
+        offset: 0,
+        bytes: BYTES,
+    }
+}
+
+/// Returns a share of a message for each rail.
+fn halves() -> Vec<Share> {
+    let half = |(offset, lane)| Share {
+        lane,
+        offset,
+        bytes: BYTES / 2,
+    };
+    (0..).zip(lanes()).map(half).collect()
 }
 
 fn local(message: usize) -> u64 {
