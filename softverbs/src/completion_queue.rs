@@ -1,21 +1,13 @@
 //! Completion queues.
 //!
-//! When a completion finds its queue full, the program gets `IBV_EVENT_CQ_ERR`. The other
-//! consequences depend on the device (`CqOverflow`):
-//!
-//! - mlx5: the queue goes to error, "and the CQ cannot be used" (ibv_poll_cq(3)). The InfiniBand
-//!   specification (volume 1, affiliated asynchronous errors) does not say whether the completions
-//!   in the queue can still be polled; here they cannot. By the specification, each queue pair that
-//!   has to add another completion goes to error (`IBV_EVENT_QP_FATAL`, a local work queue
-//!   catastrophic error).
-//! - soft-RoCE: the completion is lost and the queue continues (`rxe_cq_post` in
-//!   drivers/infiniband/sw/rxe/rxe_cq.c). A sender's queue pair continues too, because
-//!   `do_complete` in rxe_comp.c ignores the result. A receiver's queue pair goes to error, without
-//!   an event and without a message to the peer (`RESPST_ERR_CQ_OVERFLOW` in rxe_resp.c).
+//! When a completion finds its queue full, the program gets `IBV_EVENT_CQ_ERR` and the queue goes
+//! to error, "and the CQ cannot be used" (ibv_poll_cq(3)). The InfiniBand specification (volume 1,
+//! affiliated asynchronous errors) does not say whether the completions in the queue can still be
+//! polled; here they cannot. By the specification, each queue pair that has to add another
+//! completion goes to error (`IBV_EVENT_QP_FATAL`, a local work queue catastrophic error).
 
 use crate::fabric::{Event, EventObject, Node, lock};
 use crate::hotplug::Phase;
-use crate::nic::Nic;
 use crate::os::process::Bell;
 use crate::os::shm::RailMemory;
 use std::collections::VecDeque;
@@ -48,13 +40,10 @@ enum Entries {
     Overrun,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CqOverflow {
-    /// The queue is in error. The queue pair that made the completion must go to error too.
-    QueueInError,
-    /// The completion is lost, and the queue continues.
-    Lost,
-}
+/// Error of a completion queue that was overrun. The queue pair that made the completion must go to
+/// error too.
+#[derive(Debug)]
+pub(crate) struct QueueInError;
 
 pub(crate) trait SendQueue: Send + Sync {
     fn number(&self) -> u32;
@@ -187,20 +176,14 @@ impl CompletionQueue {
 
     /// Adds a completion, and signals an event if the queue is armed for it. Fails if the queue is
     /// full or was overrun before, or if an injected fault is due.
-    pub(crate) fn push(&self, completion: Completion, solicited: bool) -> Result<(), CqOverflow> {
+    pub(crate) fn push(&self, completion: Completion, solicited: bool) -> Result<(), QueueInError> {
         let mut entries = lock(&self.entries);
         let Entries::Kept(queue) = &mut *entries else {
-            return Err(CqOverflow::QueueInError);
+            return Err(QueueInError);
         };
         if queue.len() >= self.capacity || RailMemory::is_due(&self.node.rail(self.device).overruns)
         {
-            let unplaced = match self.node.nic() {
-                Nic::Mlx5 => {
-                    *entries = Entries::Overrun;
-                    CqOverflow::QueueInError
-                }
-                Nic::SoftRoce => CqOverflow::Lost,
-            };
+            *entries = Entries::Overrun;
             drop(entries);
             let about = EventObject::CompletionQueue(self.number);
             self.node.announce(
@@ -210,7 +193,7 @@ impl CompletionQueue {
                     about,
                 },
             );
-            return Err(unplaced);
+            return Err(QueueInError);
         }
         queue.push_back(completion);
         drop(entries);
@@ -268,7 +251,6 @@ mod tests {
             fabric: "removal".to_owned(),
             node: Some(0),
             profile: "unpaced".to_owned(),
-            nic: Nic::Mlx5,
             scale: 1.0,
             threads: Some(1),
             adversary: None,

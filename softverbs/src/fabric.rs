@@ -4,7 +4,6 @@ use crate::counters::{self, Counter};
 use crate::engine::{Engine, Serve};
 use crate::folder::Folder;
 use crate::hotplug::{Phase, Presence};
-use crate::nic::Nic;
 use crate::os::process::{Bell, let_peers_read, pid_namespace, started};
 use crate::os::shm::{
     self, DOORBELL_WORDS, FabricMemory, MAX_PROCESSES, ProcessMemory, QpMemory, RailMemory,
@@ -29,7 +28,6 @@ pub struct Node {
     pub(crate) process_index: usize,
     pub(crate) node: usize,
     profile: Profile,
-    nic: Nic,
     devices: Vec<Device>,
     engines: Vec<Mutex<Engine>>,
     events: Vec<Events>,
@@ -141,7 +139,7 @@ impl Node {
             claim_entry(memory, settings, profile.wires.nodes().unwrap_or(MAX_NODES))?;
         let_peers_read();
         let devices: Vec<Device> = (0..profile.rails.len())
-            .map(|index| Device::new(&profile, index, node, settings.nic))
+            .map(|index| Device::new(&profile, index, node))
             .collect();
         let events = devices
             .iter()
@@ -154,7 +152,6 @@ impl Node {
             process_index,
             node,
             profile,
-            nic: settings.nic,
             engines: devices.iter().map(|_| Mutex::default()).collect(),
             events: events.map_err(|e| {
                 format!(
@@ -193,15 +190,9 @@ impl Node {
         let device = class.join(&self.devices[rail.device].name);
         if device.exists() {
             counters.iter().for_each(|counter| {
-                counters::publish(&device, self.nic, *counter, || {
-                    self.rail_of(rail).counted(*counter)
-                });
+                counters::publish(&device, *counter, || self.rail_of(rail).counted(*counter));
             });
         }
-    }
-
-    pub(crate) fn nic(&self) -> Nic {
-        self.nic
     }
 
     /// This machine's devices.
@@ -463,7 +454,7 @@ impl Node {
 }
 
 impl Device {
-    fn new(profile: &Profile, index: usize, node: usize, nic: Nic) -> Self {
+    fn new(profile: &Profile, index: usize, node: usize) -> Self {
         let spec = profile.rails[index].clone();
         Self {
             name: spec.name.clone(),
@@ -471,7 +462,9 @@ impl Device {
             gids: profile.gids(node, index),
             speed_mbps: (spec.speed_mbps as u32).max(1),
             mtu_bytes: spec.mtu_bytes,
-            max_message_bytes: nic.largest_message_bytes(),
+            // 2^`log_max_msg` (`mlx5_query_port_roce` in mlx5's main.c); ConnectX devices report a
+            // `log_max_msg` of 30.
+            max_message_bytes: 1 << 30,
             spec,
             links: profile.links.len(),
         }
