@@ -8,10 +8,10 @@
 
 use crate::fabric::{Event, EventObject, Node, lock};
 use crate::hotplug::Phase;
-use crate::os::process::Bell;
 use crate::os::shm::RailMemory;
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use verbs_sys::IBV_EVENT_CQ_ERR;
@@ -30,7 +30,8 @@ pub struct CompletionQueue {
     /// queue pair, `joining`. `reap` locks `senders` and then a queue pair. `expect` may be called
     /// under a queue pair's lock, so it must not lock `senders`: it adds to this list instead.
     joining: Mutex<Vec<Arc<dyn SendQueue>>>,
-    bell: Bell,
+    /// Readable from a notification until the program takes it.
+    bell: EventFd,
     armed: AtomicU32,
     polls: AtomicU64,
 }
@@ -94,7 +95,7 @@ impl CompletionQueue {
             entries: Mutex::new(Entries::Kept(VecDeque::with_capacity(entries))),
             senders: Mutex::default(),
             joining: Mutex::default(),
-            bell: Bell::new()?,
+            bell: EventFd::from_flags(EfdFlags::EFD_CLOEXEC).map_err(|e| e as i32)?,
             armed: AtomicU32::new(0),
             polls: AtomicU64::new(0),
         }))
@@ -166,12 +167,12 @@ impl CompletionQueue {
 
     /// Returns a descriptor that becomes readable when an armed queue gets a completion.
     pub(crate) fn notify_fd(&self) -> RawFd {
-        self.bell.fd()
+        self.bell.as_raw_fd()
     }
 
     /// Consumes all events that were signalled. Returns false if there was none.
     pub(crate) fn take_notification(&self) -> bool {
-        self.bell.take()
+        self.bell.read().is_ok()
     }
 
     /// Adds a completion, and signals an event if the queue is armed for it. Fails if the queue is
@@ -200,7 +201,7 @@ impl CompletionQueue {
         let armed = self.armed.load(Ordering::Acquire);
         if armed == ARMED || (armed == ARMED_SOLICITED && (solicited || completion.status != 0)) {
             self.armed.store(0, Ordering::Release);
-            self.bell.ring();
+            let _ = self.bell.write(1);
         }
         Ok(())
     }
