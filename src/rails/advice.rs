@@ -335,17 +335,6 @@ impl AdviceInput<'_> {
             );
             found.push(Warning::new(WarningKind::SmallMtu, devices, text));
         }
-        let mut mtus = self.rails.iter().map(|rail| rail.path_mtu_bytes);
-        if let Some(first) = mtus.next().filter(|first| mtus.any(|mtu| mtu != *first)) {
-            let text = format!(
-                "the rails have different path MTUs ({first} bytes and others); set the same MTU on their interfaces."
-            );
-            found.push(Warning::new(
-                WarningKind::UnequalMtus,
-                self.rails.iter().map(|rail| rail.device.as_str()),
-                text,
-            ));
-        }
     }
 
     /// Warns of rails in one subnet, unless each interface answers ARP only for its own addresses.

@@ -70,8 +70,6 @@ pub enum WarningKind {
     UnknownSpeed,
     /// A rail's path MTU is below 4096 bytes.
     SmallMtu,
-    /// The rails have different path MTUs.
-    UnequalMtus,
     /// A rail is a bond of several ports (RoCE LAG).
     Bond,
     /// Several rails are in one subnet.

@@ -8,8 +8,6 @@ use super::picture;
 use super::place::Place;
 use super::together::PeerResult;
 use crate::commands::doctor::environment::PLUGIN_NOT_NAMED;
-use crate::commands::doctor::environment::variable::PLUGIN_KEPT_OUT;
-use crate::commands::doctor::findings::libraries::OTHER_PLUGIN;
 use crate::places::{self, in_path};
 use crate::unique::unique;
 use nccl_net_spark::rails::{CudaDevice, RailAddress, gbps, host_pointers_reason};
@@ -50,9 +48,11 @@ pub struct Examined {
 }
 
 impl Answer {
-    /// Sorts the findings (worst first), removes duplicates, and sets the verdict.
+    /// Drops findings that another one explains, sorts the others (worst first), removes duplicates,
+    /// and sets the verdict.
     pub fn settle(&mut self) {
         self.schema = 1;
+        findings::take_in(&mut self.findings);
         self.findings.sort_by_key(|finding| finding.severity);
         self.findings = unique(std::mem::take(&mut self.findings));
         let own = Verdict::of(&self.findings);
@@ -240,21 +240,11 @@ fn python_in_path(place: &Place, value: &dyn Fn(&str) -> Option<String>) -> Opti
     in_path("python3", &folders.join(":"), |file| place.has(file))
 }
 
-/// Drops findings that the libraries make redundant: `plugin-not-named` if NCCL finds the plugin
-/// without a variable, and `other-plugin` if `plugin-kept-out` gives the reason.
+/// Drops `plugin-not-named` if NCCL finds the plugin without a variable.
 fn drop_redundant(libraries: &Libraries, findings: &mut Vec<Finding>) {
-    if libraries
-        .plugin
-        .as_ref()
-        .is_some_and(|plugin| plugin.kind() == look::PluginKind::Ours)
-    {
+    let plugin = libraries.plugin.as_ref();
+    if plugin.is_some_and(|plugin| plugin.kind() == look::PluginKind::Ours) {
         findings.retain(|finding| finding.id != PLUGIN_NOT_NAMED.id);
-    }
-    if findings
-        .iter()
-        .any(|finding| finding.id == PLUGIN_KEPT_OUT.id)
-    {
-        findings.retain(|finding| finding.id != OTHER_PLUGIN.id);
     }
 }
 

@@ -13,8 +13,7 @@ kinds! {
     NCCL_NVLS = Fragile "nccl-nvls": "NCCL 2.30.4, whose NVLS fails on Sparks", "`NCCL_NVLS_ENABLE=0`";
     NCCL_TOO_OLD = Broken "nccl-too-old": "an NCCL so old that the plugin has none of its interfaces", "NCCL 2.20 or later";
     NCCL_UNKNOWN_BUILD = Note "nccl-unknown-build": "a build of NCCL with few reports from Sparks", "nothing; suspect this build first if jobs stop";
-    NCCL_UNKNOWN = Note "nccl-unknown": "a libnccl that does not say its version", "nothing";
-    NCCL_UNREADABLE = Note "nccl-unreadable": "a libnccl that cannot be read", "correct its permissions";
+    NCCL_UNKNOWN = Note "nccl-unknown": "a libnccl that does not say its version, or cannot be read", "correct its permissions";
     NCCL_SEVERAL = Fragile "nccl-several": "several NCCLs, or variables that choose one", "unset `LD_PRELOAD` and `VLLM_NCCL_SO_PATH`";
     NCCL_NOT_LOADED = Note "nccl-not-loaded": "the process has not loaded NCCL", "`--pid` of a worker: `pgrep -P N`";
     OTHER_PLUGIN = Broken "other-plugin": "NCCL loads another network plugin", "`NCCL_NET_PLUGIN` with [the file's path](install.md#turn-it-on-for-a-job)";
@@ -49,13 +48,18 @@ const BUILDS: &[(&str, Known)] = &[
     ("a7f420a1", Known::Bad),
 ];
 
+/// The version whose NVLS fails on Sparks.
+const NVLS_FAILS: [u32; 3] = [2, 30, 4];
+/// The first version that has one of the plugin's interfaces.
+const OLDEST: [u32; 3] = [2, 20, 0];
+
 fn nccl(file: &NcclFile, job_facts: &JobFacts, findings: &mut Vec<Finding>) {
     let path = file.path.display();
     let library = match &file.library {
         Ok(library) => library,
         Err(why) => {
             let text = format!("{path} ({}) cannot be read: {why}", file.by);
-            findings.push(NCCL_UNREADABLE.finding(text));
+            findings.push(NCCL_UNKNOWN.finding(text));
             return;
         }
     };
@@ -64,7 +68,7 @@ fn nccl(file: &NcclFile, job_facts: &JobFacts, findings: &mut Vec<Finding>) {
         findings.push(NCCL_UNKNOWN.finding(text));
         return;
     };
-    let told = format!(
+    let which = format!(
         "{path} ({}) is NCCL {version}, build id {}",
         file.by,
         short(library)
@@ -78,32 +82,34 @@ fn nccl(file: &NcclFile, job_facts: &JobFacts, findings: &mut Vec<Finding>) {
         Some(Known::Good) => {}
         Some(Known::Bad) => {
             let text = format!(
-                "{told}: it leaks proxy slots on aarch64, and jobs stop after a while (NVIDIA/nccl 2353)"
+                "{which}: it leaks proxy slots on aarch64, and jobs stop after a while (NVIDIA/nccl 2353)"
             );
             findings.push(NCCL_BAD_BUILD.finding(text).cured_by(newer));
         }
         None if leaks(library, numbers) => {
             let text = format!(
-                "{told}, compiled by GCC {}: builds of 2.28.9 to 2.29.2 by a GCC before 10 leak proxy slots on aarch64 (NVIDIA/nccl 2353)",
+                "{which}, compiled by GCC {}: builds of 2.28.9 to 2.29.2 by a GCC before 10 leak proxy slots on aarch64 (NVIDIA/nccl 2353)",
                 library.oldest_gcc().unwrap_or(0)
             );
             findings.push(NCCL_BAD_BUILD.finding(text).cured_by(newer));
         }
+        // These have findings of their own.
+        None if numbers == NVLS_FAILS || numbers < OLDEST => {}
         None => {
-            let text = format!("{told}: {}", of_version(numbers));
+            let text = format!("{which}: {}", of_version(numbers));
             findings.push(NCCL_UNKNOWN_BUILD.finding(text));
         }
     }
-    if numbers == [2, 30, 4] && !job_facts.nvls_is_off {
-        let text = format!("{told}: its NVLS fails on 2 to 8 Sparks (NVIDIA/nccl 2167)");
+    if numbers == NVLS_FAILS && !job_facts.nvls_is_off {
+        let text = format!("{which}: its NVLS fails on 2 to 8 Sparks (NVIDIA/nccl 2167)");
         findings.push(
             NCCL_NVLS
                 .finding(text)
                 .cured_by("export NCCL_NVLS_ENABLE=0"),
         );
     }
-    if numbers < [2, 20, 0] {
-        let text = format!("{told}: the plugin has interfaces from NCCL 2.20 on");
+    if numbers < OLDEST {
+        let text = format!("{which}: the plugin has interfaces from NCCL 2.20 on");
         findings.push(NCCL_TOO_OLD.finding(text).cured_by(newer));
     }
 }
@@ -314,7 +320,7 @@ pub mod faults {
             text: "nothing", build_id: "c0db9360000000000000000000000000000000dd", ..Object::new()
         })) => Note "nccl-unknown" ["libnccl.so.2"] "";
         "a libnccl that is no library": with(one(), |bed| bed.write(&format!("{LIB}/libnccl.so.2"), "\u{7f}ELF")) =>
-            Note "nccl-unreadable" ["libnccl.so.2"] "";
+            Note "nccl-unknown" ["libnccl.so.2"] "";
         "an NCCL that is too old": with(one(), |bed| bed.object(&format!("{LIB}/libnccl.so.2"), &Object {
             text: "NCCL version 2.18.5+cuda12.2", ..Object::new()
         })) => Broken "nccl-too-old" ["2.18.5"] "nvidia-nccl-cu13>=2.29.3";

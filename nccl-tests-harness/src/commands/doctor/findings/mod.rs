@@ -11,8 +11,42 @@ pub(super) mod rails;
 pub use cures::JobFacts;
 pub use rails::{MTU_FOR_GOOD, arp_cure};
 
-use crate::commands::doctor::finding::Finding;
+use crate::commands::doctor::environment;
+use crate::commands::doctor::environment::variable::PLUGIN_KEPT_OUT;
+use crate::commands::doctor::finding::{Finding, Kind};
 use crate::commands::doctor::look::{Facts, Libraries};
+
+/// Findings that another one explains: a cause, and what follows from it.
+const EXPLAINS: &[(&Kind, &[&Kind])] = &[
+    (rails::HCA_FILTER_EMPTY, &[rails::NO_RAIL]),
+    (rails::BOND, &[functions::FUNCTIONS_ABSENT]),
+    (
+        rails::DUPLICATE_ADDRESS,
+        &[rails::SUBNET_CLASH, rails::SHARED_SUBNET],
+    ),
+    (functions::PCIE_LOG, &[functions::PCIE_UNCORRECTED]),
+    (PLUGIN_KEPT_OUT, &[libraries::OTHER_PLUGIN]),
+    (libraries::OTHER_PLUGIN, &[environment::PLUGIN_NOT_NAMED]),
+];
+
+/// Drops the findings that another one explains. The cause gets the worst of their severities.
+pub fn take_in(findings: &mut Vec<Finding>) {
+    for (cause, effects) in EXPLAINS {
+        let Some(at) = findings.iter().position(|one| one.id == cause.id) else {
+            continue;
+        };
+        let is_effect = |one: &Finding| effects.iter().any(|effect| one.id == effect.id);
+        let worst = findings
+            .iter()
+            .filter(|one| is_effect(one))
+            .map(|one| one.severity)
+            .min();
+        findings[at].severity = worst.map_or(findings[at].severity, |worst| {
+            worst.min(findings[at].severity)
+        });
+        findings.retain(|one| !is_effect(one));
+    }
+}
 
 pub fn machine(facts: &Facts, job_facts: &JobFacts) -> Vec<Finding> {
     let mut found = Vec::new();

@@ -27,7 +27,6 @@ kinds! {
     UNKNOWN_WIRING = Fragile "unknown-wiring": "sysfs does not show a device, so its PCIe link and cable are unknown", "mount `/sys` in the container";
     UNKNOWN_SPEED = Note "unknown-speed": "a port reports no speed", "`ethtool` on its interface; nothing if the interface is virtual";
     SMALL_MTU = Slow "small-mtu": "the interface's MTU makes a path MTU below 4096 bytes", "`mtu: 9000` in the netplan file, at both ends";
-    UNEQUAL_MTUS = Slow "unequal-mtus": "the rails of this host have different MTUs", "the same MTU on all rails";
     SHARED_SUBNET = Fragile "shared-subnet": "rails of this host are in one subnet", "[a subnet for each function](install.md#addresses)";
     ARP = Fragile "arp": "rails of this host answer ARP requests for each other", "[the settings for ARP](#functions-that-answer-for-each-other)";
     LINK_LOCAL_ONLY = Note "link-local-only": "a rail has link-local addresses alone, and its twin has IPv4", "an IPv4 address, unless the peer's rail has none either";
@@ -272,15 +271,13 @@ fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
             plain(UNKNOWN_WIRING).cured_by("docker run -v /sys:/sys:ro ...")
         }
         WarningKind::UnknownSpeed => plain(UNKNOWN_SPEED).cured_by(format!("ethtool {first}")),
-        WarningKind::SmallMtu | WarningKind::UnequalMtus => {
-            let id = match warning.kind {
-                WarningKind::SmallMtu => SMALL_MTU,
-                _ => UNEQUAL_MTUS,
-            };
+        WarningKind::SmallMtu => {
             let text = format!("{} {MTU_FOR_GOOD}", warning.text);
-            id.finding(text).until_boot_by(each(&devices, |device| {
-                format!("sudo ip link set {} mtu 9000", netdev(device))
-            }))
+            SMALL_MTU
+                .finding(text)
+                .until_boot_by(each(&devices, |device| {
+                    format!("sudo ip link set {} mtu 9000", netdev(device))
+                }))
         }
         WarningKind::SharedSubnet => SHARED_SUBNET.finding(with_addresses_explained(&warning.text)),
         WarningKind::Arp { is_strict } => plain(ARP).cured_by(arp_cure(is_strict)),
@@ -613,7 +610,7 @@ pub mod faults {
                 bed.write(&format!("sys/class/net/{name}/mtu"), "1500\n");
             }
         }) => Slow "small-mtu" ["enp1s0f0np0", "1024"] "ip link set enp1s0f0np0 mtu 9000";
-        "an MTU that differs": with(one(), |bed| bed.write("sys/class/net/enP2p1s0f0np0/mtu", "1500\n")) => Slow "unequal-mtus" [] "mtu 9000";
+        "an MTU that differs": with(one(), |bed| bed.write("sys/class/net/enP2p1s0f0np0/mtu", "1500\n")) => Slow "small-mtu" ["roceP2p1s0f0 has a path MTU of 1024"] "mtu 9000";
         "twins in one subnet": with(one(), |bed| {
             let links = [link("lo", 1, "127.0.0.1/8"), link("enp1s0f0np0", 10, "192.168.100.1/16"), link("enP2p1s0f0np0", 12, "192.168.101.1/16")];
             bed.write("answers/ip-addr.json", &addresses(&links));
