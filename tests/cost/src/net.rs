@@ -73,7 +73,8 @@ impl Pair {
         let table = [c"ncclNetPlugin_v11", c"ncclNetPlugin_v12"]
             .into_iter()
             .find_map(|name| {
-                // SAFETY: only the symbol's address is taken. The symbol is a table of either version.
+                // SAFETY: only the symbol's address is taken. The symbol is a table of either
+                // version.
                 let symbol = unsafe { library.get::<*const NetV11>(name.to_bytes_with_nul()) };
                 symbol.ok().map(|symbol| *symbol)
             });
