@@ -26,8 +26,9 @@ fn without_a_device_every_call_fails_cleanly_and_a_warning_says_so() {
 fn details_reach_nccls_log_only_at_level_trace() {
     // `[5]` is NCCL's level TRACE. Each finalize without an init logs at this level.
     let detail = |level: &str| {
-        let said = drive(&[("NCCL_IB_HCA", "=not-there"), ("NCCL_DEBUG", level)]);
-        said.text
+        let output = drive(&[("NCCL_IB_HCA", "=not-there"), ("NCCL_DEBUG", level)]);
+        output
+            .text
             .lines()
             .filter(|line| line.starts_with("[5] "))
             .count()
@@ -79,9 +80,9 @@ fn the_example_moves_bytes() {
         .env("NCCL_SOCKET_IFNAME", "lo")
         .output();
     let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && said.contains("1048576 bytes arrived"),
+        output.status.success() && stdout.contains("1048576 bytes arrived"),
         "{output:?}"
     );
 }
@@ -134,7 +135,7 @@ fn the_library_exports_its_nine_tables_and_nothing_else() {
 }
 
 fn drive(variables: &[(&str, &str)]) -> CRun {
-    let said = common::run_c_program(&common::drive_program(), &[], variables.iter().copied());
-    assert!(said.success, "{}", said.text);
-    said
+    let output = common::run_c_program(&common::drive_program(), &[], variables.iter().copied());
+    assert!(output.success, "{}", output.text);
+    output
 }

@@ -18,8 +18,8 @@ type Fields = Vec<(&'static str, usize, usize)>;
 macro_rules! layout {
     ($type:ty: $($field:ident)* $(; more: $($more:ident)*)?) => {
         (size_of::<$type>(), vec![
-            $((stringify!($field), offset_of!($type, $field), size_of_field(|of: &$type| &of.$field)),)*
-            $($((stringify!($more), offset_of!($type, more.$more), size_of_field(|of: &$type| &of.more.$more)),)*)?
+            $((stringify!($field), offset_of!($type, $field), size_of_field(|fields: &$type| &fields.$field)),)*
+            $($((stringify!($more), offset_of!($type, more.$more), size_of_field(|fields: &$type| &fields.more.$more)),)*)?
         ])
     };
 }
@@ -211,12 +211,12 @@ struct Field {
 }
 
 fn nccls_structs() -> BTreeMap<String, Struct> {
-    let of = |file: &str| -> BTreeMap<String, Value> {
+    let read = |file: &str| -> BTreeMap<String, Value> {
         let text = std::fs::read_to_string(common::repository("tests/abi").join(file)).unwrap();
         serde_json::from_str(&text).unwrap()
     };
-    let net = of("nccl_net_abi.json");
-    let tuner = of("nccl_tuner_abi.json");
+    let net = read("nccl_net_abi.json");
+    let tuner = read("nccl_tuner_abi.json");
     assert_eq!(
         (net.len(), tuner.len()),
         (21, 7),

@@ -33,6 +33,7 @@ use nccl_net_spark::wire::message::Message;
 use socket2::{Domain, SockRef, Socket, Type};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -233,7 +234,7 @@ fn flood(address: SocketAddr, source: [u8; 4], count: &AtomicUsize, is_over: &At
 fn thousands_of_silent_connections_use_few_descriptors_and_block_no_peer() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
-    let mut most = 0;
+    let mut peak = 0;
     for round in 0..4 {
         let listener = Listener::open(&hosts[1]);
         let count = AtomicUsize::new(0);
@@ -249,19 +250,19 @@ fn thousands_of_silent_connections_use_few_descriptors_and_block_no_peer() {
             let guard = StopOnDrop(&is_over);
             until(|| {
                 assert!(listener.listen.accept().unwrap().is_none());
-                most = most.max(taken_in(listener.known.address.port()));
+                peak = peak.max(taken_in(listener.known.address.port()));
                 (count.load(Ordering::Relaxed) >= 1000).then_some(())
             });
             let met = listener.meet(&hosts[0]);
-            most = most.max(taken_in(listener.known.address.port()));
+            peak = peak.max(taken_in(listener.known.address.port()));
             drop(guard);
             met
         });
         met.check(round);
     }
     assert!(
-        (30..=66).contains(&most),
-        "{most} accepted sockets were open at a time"
+        (30..=66).contains(&peak),
+        "{peak} accepted sockets were open at a time"
     );
 }
 
@@ -511,60 +512,13 @@ fn meaningless_frames_are_ignored() {
     let _turn = turn();
     let hosts = [host(0), host(1)];
     let (met, mut taken) = connect_through_proxy(&hosts);
-    let gid = [0xfe; 16];
-    // Encodes a message with the lane number `number` in place of its own. The connection may have
-    // no such lane.
-    let of = |number: u8, message: ControlMessage| {
-        let mut bytes = message.encode();
-        bytes[1] = number;
-        bytes
-    };
-    let lane = LaneId::default();
-    let not_now = || ControlMessage::NotNow {
-        lane,
-        attempt: 1,
-        why: "what?".to_owned(),
-    };
-    let unknown: Vec<Vec<u8>> = vec![
-        Vec::new(),
-        vec![200],
-        vec![0; 1900],
-        vec![6, 1, 2],
-        of(0, not_now()),
-        of(7, not_now()),
-        of(99, not_now()),
-        of(
-            5,
-            ControlMessage::Fenced {
-                lane,
-                received: Received::default(),
-            },
-        ),
-        of(200, ControlMessage::Live { lane }),
-        // This JOINED has no queue pairs, so it cannot be decoded.
-        ControlMessage::Joined {
-            lane,
-            attempt: 1,
-            answer: JoinAnswer {
-                connector_gid: gid,
-                acceptor_gid: gid,
-                mtu_bytes: 1024,
-                end: Default::default(),
-                epoch: Default::default(),
-            },
-        }
-        .encode(),
-        ControlMessage::AreYouThere.encode(),
-    ];
+    let meaningless = meaningless_messages();
     for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
         // First control messages with numbers far ahead and behind, then messages of the handshake,
-        // then `unknown` with the right numbers.
-        send(
-            stream,
-            1 << 40,
-            ControlMessage::Bye { delivered: 0 }.encode(),
-        );
-        send(stream, 0, ControlMessage::Bye { delivered: 0 }.encode());
+        // then meaningless messages with the right numbers.
+        let bye = ControlMessage::Bye { delivered: 0 }.encode();
+        send(stream, 1 << 40, bye.clone());
+        send(stream, 0, bye);
         send(stream, u64::MAX, vec![1; 1000]);
         for frame in &taken.frames {
             stream.write_all(frame).unwrap();
@@ -572,24 +526,73 @@ fn meaningless_frames_are_ignored() {
         stream
             .write_all(&Message::Refuse("go away".to_owned()).encode())
             .unwrap();
-        for (number, message) in unknown.iter().enumerate() {
-            send(stream, number as u64 + 1, message.clone());
-            send(stream, number as u64 + 1, message.clone());
+        for (number, message) in (1..).zip(&meaningless) {
+            send(stream, number, message.clone());
+            send(stream, number, message.clone());
         }
     }
-    // The answers acknowledge the last control message.
     for stream in [&mut taken.to_sender, &mut taken.to_receiver] {
-        until(|| {
-            let frame = read_frame(stream).expect("the channel is open");
-            let acknowledged = u64::from_le_bytes(
-                frame[HEADER_BYTES + 8..HEADER_BYTES + 16]
-                    .try_into()
-                    .unwrap(),
-            );
-            (acknowledged == unknown.len() as u64).then_some(())
-        });
+        wait_for_acknowledgement(stream, meaningless.len() as u64);
     }
     (0..20).for_each(|round| met.check(round));
+}
+
+/// Returns control messages that cannot be decoded, name lanes that the connection may not have, or
+/// do not fit its state.
+fn meaningless_messages() -> Vec<Vec<u8>> {
+    let gid = [0xfe; 16];
+    let lane = LaneId::default();
+    let not_now = || ControlMessage::NotNow {
+        lane,
+        attempt: 1,
+        why: "what?".to_owned(),
+    };
+    let fenced = ControlMessage::Fenced {
+        lane,
+        received: Received::default(),
+    };
+    // This JOINED has no queue pairs, so it cannot be decoded.
+    let joined = ControlMessage::Joined {
+        lane,
+        attempt: 1,
+        answer: JoinAnswer {
+            connector_gid: gid,
+            acceptor_gid: gid,
+            mtu_bytes: 1024,
+            end: Default::default(),
+            epoch: Default::default(),
+        },
+    };
+    vec![
+        Vec::new(),
+        vec![200],
+        vec![0; 1900],
+        vec![6, 1, 2],
+        with_lane_number(0, &not_now()),
+        with_lane_number(7, &not_now()),
+        with_lane_number(99, &not_now()),
+        with_lane_number(5, &fenced),
+        with_lane_number(200, &ControlMessage::Live { lane }),
+        joined.encode(),
+        ControlMessage::AreYouThere.encode(),
+    ]
+}
+
+/// Encodes a message with another lane number than its own.
+fn with_lane_number(number: u8, message: &ControlMessage) -> Vec<u8> {
+    let mut bytes = message.encode();
+    bytes[1] = number;
+    bytes
+}
+
+/// Reads frames until one acknowledges the control message with this number.
+fn wait_for_acknowledgement(stream: &mut TcpStream, number: u64) {
+    const ACKNOWLEDGED: Range<usize> = HEADER_BYTES + 8..HEADER_BYTES + 16;
+    until(|| {
+        let frame = read_frame(stream).expect("the channel is open");
+        let acknowledged = u64::from_le_bytes(frame[ACKNOWLEDGED].try_into().unwrap());
+        (acknowledged == number).then_some(())
+    });
 }
 
 #[test]

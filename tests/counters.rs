@@ -46,14 +46,10 @@ fn the_job() {
             let _ = words.send(line);
         }
     });
-    let settings: Vec<_> = std::env::var("JOB_COUNTERS")
-        .ok()
-        .map(|value| ("NCCL_SPARK_COUNTERS", value))
-        .into_iter()
-        .collect();
-    let settings: Vec<_> = settings
+    let counters = std::env::var("JOB_COUNTERS").ok();
+    let settings: Vec<_> = counters
         .iter()
-        .map(|(name, value)| (*name, value.as_str()))
+        .map(|value| ("NCCL_SPARK_COUNTERS", value.as_str()))
         .collect();
     let hosts = [bed::host(0, &settings), bed::host(1, &settings)];
     if let Ok(bytes) = std::env::var("JOB_FILE_BYTES") {
@@ -95,79 +91,88 @@ fn a_jobs_counters_match_the_fabrics() {
             .then_some(())
     });
     job.write_line("pause");
-    let done: u64 = job.wait_for_line("paused ").parse().unwrap();
+    job.wait_for_line("paused ");
     let records = job.records();
-    let fabric = job.sent_by_fabric();
     assert_eq!(
         records.len(),
         4,
         "two rails, sent and received: {records:#?}"
     );
-    for (rail, carried) in RAILS.iter().zip(fabric) {
-        for direction in [Direction::Send, Direction::Receive] {
-            let (bytes, writes) = sums(&records, rail, direction);
-            let off = (carried as f64 - bytes as f64).abs() / carried as f64;
-            assert!(
-                carried > 1_000_000 && off < 0.01 && writes > 0,
-                "{rail} {direction:?}: {bytes} bytes in {writes} writes counted, {carried} by the fabric, {done} messages"
-            );
-        }
-    }
-    let by = |direction| -> u64 {
-        RAILS
-            .iter()
-            .map(|rail| sums(&records, rail, direction).0)
-            .sum()
-    };
-    assert_eq!(
-        by(Direction::Send),
-        by(Direction::Receive),
-        "every sent byte has arrived"
-    );
-    for record in &records {
-        let counts = record.counts;
-        assert!(
-            record.state == State::Carries && record.bits_per_s > 0 && record.connection == 1,
-            "{record:?}"
-        );
-        assert_eq!(record.path_mtu_bytes, 4096, "{record:?}");
-        assert_eq!(
-            (counts.losses, counts.recoveries, counts.lost_ns),
-            (0, 0, 0),
-            "{record:?}"
-        );
-        match record.direction {
-            Direction::Send => {
-                assert!(
-                    counts.timed_writes > 0 && counts.longest_ns > 0,
-                    "{record:?}"
-                );
-                assert!(
-                    counts.timed_ns >= counts.longest_ns && counts.timed_writes <= counts.writes,
-                    "{record:?}"
-                );
-            }
-            Direction::Receive => assert_eq!(counts.timed_writes, 0, "{record:?}"),
-        }
-    }
+    compare_with_fabric(&records, job.sent_by_fabric());
+    records.iter().for_each(check_record);
     job.write_line("go");
     let files = job.files();
     job.write_line("close");
     job.wait_for_line("closed");
-    let said = job.end();
+    let log = job.end();
     assert_eq!(
         files.len(),
         2,
         "one for each host of the process: {files:?}"
     );
-    let block = |start: &str| said.iter().filter(|line| line.starts_with(start)).count();
-    assert!(
-        block("connections closed: ") == 2,
-        "one for each host: {said:#?}"
-    );
+    let closes = lines_from(&log, "connections closed: ");
+    assert_eq!(closes, 2, "one for each host: {log:#?}");
     for rail in RAILS {
-        assert_eq!(block(&format!("rail {rail}:1: ")), 2, "{said:#?}");
+        assert_eq!(lines_from(&log, &format!("rail {rail}:1: ")), 2, "{log:#?}");
     }
+}
+
+/// Compares the records with the number of bytes that the fabric has carried on each rail.
+fn compare_with_fabric(records: &[Record], carried: [u64; 2]) {
+    for (rail, carried) in RAILS.iter().zip(carried) {
+        for direction in [Direction::Send, Direction::Receive] {
+            let (bytes, writes) = sums(records, rail, direction);
+            let off = (carried as f64 - bytes as f64).abs() / carried as f64;
+            assert!(
+                carried > 1_000_000 && off < 0.01 && writes > 0,
+                "{rail} {direction:?}: {bytes} bytes in {writes} writes counted, {carried} by the fabric"
+            );
+        }
+    }
+    let total = |direction| -> u64 {
+        RAILS
+            .iter()
+            .map(|rail| sums(records, rail, direction).0)
+            .sum()
+    };
+    assert_eq!(
+        total(Direction::Send),
+        total(Direction::Receive),
+        "every sent byte has arrived"
+    );
+}
+
+/// Checks the record of a lane that was never lost.
+fn check_record(record: &Record) {
+    let counts = record.counts;
+    assert!(
+        record.state == State::Carries && record.bits_per_s > 0 && record.connection == 1,
+        "{record:?}"
+    );
+    assert_eq!(record.path_mtu_bytes, 4096, "{record:?}");
+    assert_eq!(
+        (counts.losses, counts.recoveries, counts.lost_ns),
+        (0, 0, 0),
+        "{record:?}"
+    );
+    match record.direction {
+        Direction::Send => {
+            assert!(
+                counts.timed_writes > 0 && counts.longest_ns > 0,
+                "{record:?}"
+            );
+            assert!(
+                counts.timed_ns >= counts.longest_ns && counts.timed_writes <= counts.writes,
+                "{record:?}"
+            );
+        }
+        Direction::Receive => assert_eq!(counts.timed_writes, 0, "{record:?}"),
+    }
+}
+
+/// Returns the number of lines in a job's log that begin with `start`.
+fn lines_from(log: &[String], start: &str) -> usize {
+    log.iter().filter(|line| line.starts_with(start)).count()
 }
 
 #[test]
@@ -195,7 +200,7 @@ fn records_of_closed_connections_are_marked_closed() {
     // The next connection is dropped without a close. The service thread keeps its lanes and rails,
     // but its records must be marked closed too.
     let again = Bed::over(bed.hosts.clone());
-    let of_it = |path: &str| {
+    let states = |path: &str| {
         let records = job::read(Path::new(path)).expect("counters").records;
         records
             .into_iter()
@@ -203,9 +208,9 @@ fn records_of_closed_connections_are_marked_closed() {
             .map(|record| record.state)
             .collect::<Vec<_>>()
     };
-    assert_eq!(of_it(&path), [State::Carries; 2]);
+    assert_eq!(states(&path), [State::Carries; 2]);
     drop(again);
-    assert_eq!(of_it(&path), [State::Closed; 2]);
+    assert_eq!(states(&path), [State::Closed; 2]);
 }
 
 #[test]
@@ -248,12 +253,12 @@ fn a_rail_that_leaves_and_returns_is_one_loss_and_one_recovery() {
     }
     job.write_line("close");
     job.wait_for_line("closed");
-    let said = job.end();
-    let block = said
+    let log = job.end();
+    let losses = log
         .iter()
         .filter(|line| line.contains("; lost 1 time, recovered 1 time, unusable for "))
         .count();
-    assert_eq!(block, 2, "{said:#?}");
+    assert_eq!(losses, 2, "{log:#?}");
 }
 
 #[test]
@@ -405,19 +410,9 @@ fn a_job_without_counters_passes() {
     ] {
         let job = Job::start(&[(variable, value)]);
         assert_eq!(job.files(), Vec::<PathBuf>::new(), "{variable}");
-        let said = job.finish(19);
-        assert_eq!(
-            said.iter().filter(|line| line.starts_with(why)).count(),
-            lines,
-            "{variable}: {said:#?}"
-        );
-        assert_eq!(
-            said.iter()
-                .filter(|line| line.starts_with("connections closed: "))
-                .count(),
-            2,
-            "{said:#?}"
-        );
+        let log = job.finish(19);
+        assert_eq!(lines_from(&log, why), lines, "{variable}: {log:#?}");
+        assert_eq!(lines_from(&log, "connections closed: "), 2, "{log:#?}");
     }
 }
 
@@ -435,13 +430,13 @@ fn without_a_free_descriptor_a_connection_keeps_its_own_counters() {
     let connection = log.capture(|| {
         common::without_files(|| counting.connection(Direction::Send, "b", &[lane(), lane()]))
     });
-    let said = log.take();
-    assert_eq!(said.len(), 1, "{said:?}");
+    let lines = log.take();
+    assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(
-        said[0]
+        lines[0]
             .1
             .starts_with("cannot create the counters' memory file ("),
-        "{said:?}"
+        "{lines:?}"
     );
     use nccl_net_spark::counters::layout::Word;
     connection.record(1).add(Word::Bytes, 7);

@@ -129,13 +129,13 @@ fn rails_that_only_other_connections_lost_still_count() {
         let mut all = members(&outages, 2);
         all[0].lost(lane(0), "no answer", "retrying", now);
         all[1].lost(lane(1), "no answer", "retrying", now);
-        let said = warnings(&log);
+        let warnings = warnings(&log);
         assert!(
-            said.len() == 2
-                && said
+            warnings.len() == 2
+                && warnings
                     .iter()
                     .all(|line| line.contains("1 of 2 rails remains")),
-            "{said:?}"
+            "{warnings:?}"
         );
     });
 }
@@ -201,25 +201,25 @@ fn a_connection_that_never_recovers_is_logged_and_hides_no_other_outage() {
 
 #[test]
 fn a_state_common_to_all_connections_with_a_peer_lasts_until_the_last_is_closed() {
-    let said = LogOnce::default();
+    let log_once = LogOnce::default();
     let now = Instant::now();
     let line = || Subject::Connected("over 2 rails".to_owned());
     let rail = RailId::new(0).unwrap();
     for _ in 0..2 {
-        assert!(said.is_first("a:1", line()));
-        (0..2).for_each(|_| said.opened("a:1"));
+        assert!(log_once.is_first("a:1", line()));
+        (0..2).for_each(|_| log_once.opened("a:1"));
         assert!(
-            !said.is_first("a:1", line())
-                && said.is_first("b:1", line())
-                && said.is_first("a:1", Subject::NotUsed(rail))
+            !log_once.is_first("a:1", line())
+                && log_once.is_first("b:1", line())
+                && log_once.is_first("a:1", Subject::NotUsed(rail))
         );
-        said.closed("a:1");
-        assert!(!said.is_first("a:1", line()), "one is open");
-        said.closed("a:1");
-        said.closed("b:1");
+        log_once.closed("a:1");
+        assert!(!log_once.is_first("a:1", line()), "one is open");
+        log_once.closed("a:1");
+        log_once.closed("b:1");
     }
     let first = |direction, after| {
-        said.is_first_stall(
+        log_once.is_first_stall(
             "a:1",
             direction,
             Duration::from_secs(60),
@@ -263,13 +263,14 @@ fn a_cable_pulled_under_many_connections_is_two_warnings_on_each_host() {
     let log = captured_log::everywhere();
     let hosts = [host(0), host(1)];
     let connections: Vec<_> = (0..CONNECTIONS).map(|_| connected(&hosts)).collect();
-    let said = log.take();
+    let lines = log.take();
     let count = |words: &str| {
-        said.iter()
+        lines
+            .iter()
             .filter(|(_, line)| line.starts_with("connected with") && line.ends_with(words))
             .count()
     };
-    assert_eq!((count("(send)"), count("(receive)")), (1, 1), "{said:?}");
+    assert_eq!((count("(send)"), count("(receive)")), (1, 1), "{lines:?}");
     let set = |action| {
         let variable = |name| std::env::var(name).unwrap();
         let dir = variable("SOFTVERBS_DIR");

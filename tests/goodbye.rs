@@ -207,11 +207,8 @@ fn a_killed_process_is_noticed_although_its_child_lives() {
     let error = peer.error();
     let took = killed.elapsed();
     // SAFETY: takes no memory. The child lives until this call.
-    assert_eq!(
-        unsafe { libc::kill(child, libc::SIGKILL) },
-        0,
-        "the child was alive all the time"
-    );
+    let result = unsafe { libc::kill(child, libc::SIGKILL) };
+    assert_eq!(result, 0, "the child was alive all the time");
     println!("noticed after {took:.1?}: {error}");
     assert!(matches!(error, Error::PeerGone(_)), "{error}");
     // Without the end of TCP, the kernel's limit for unacknowledged bytes decides: 60 s.

@@ -53,11 +53,11 @@ fn a_stub_named_libcuda_so_does_not_hide_the_driver() {
         .env("LD_LIBRARY_PATH", folder.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("GPU: NVIDIA GB10\n"), "{said}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(stdout.contains("GPU: NVIDIA GB10\n"), "{stdout}");
     assert!(
-        said.contains("INTEGRATED=1 GPU_DIRECT_RDMA_SUPPORTED=0 DMA_BUF_SUPPORTED=0"),
-        "{said}"
+        stdout.contains("INTEGRATED=1 GPU_DIRECT_RDMA_SUPPORTED=0 DMA_BUF_SUPPORTED=0"),
+        "{stdout}"
     );
 }
 

@@ -34,6 +34,7 @@ use sim::Dice;
 use sim::fabric::{Fabric, Pair};
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 struct Stage {
     fabric: MutexGuard<'static, Option<Fabric>>,
@@ -214,6 +215,27 @@ impl Stage {
         );
     }
 
+    /// Delivers a FENCED of lane 1 as the first control message to `side`, from a peer that has
+    /// granted `granted` receives.
+    fn deliver_fenced(&mut self, side: usize, granted: u64) {
+        let fenced = ControlMessage::Fenced {
+            lane: lane(1),
+            received: Received {
+                granted,
+                open: Vec::new(),
+            },
+        };
+        self.deliver_control(side, 1, fenced.encode());
+    }
+
+    fn check_that_only_rail_1_is_lost(&self, side: usize) {
+        let text = self.pair.drivers[side].text();
+        assert!(
+            text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"),
+            "{text}"
+        );
+    }
+
     fn complaint(&mut self, side: usize) -> Option<Box<Error>> {
         if side == 0 {
             self.isend(8, 0).err()
@@ -296,13 +318,13 @@ fn an_invalid_grant_ends_the_connection_with_an_error() {
             "invalid group of 3 receives",
         ),
     ];
-    for (entries, told) in lies {
+    for (entries, violation) in lies {
         stage.again();
         for (part, terms) in entries {
             stage.forge(place(part), &Entry::new(&terms, &[0; MAX_RAILS / 2], 0));
         }
         let error = stage.isend(8, 0).unwrap_err();
-        assert!(breaks_protocol(&error, "end 1", told), "{error}");
+        assert!(breaks_protocol(&error, "end 1", violation), "{error}");
         assert_eq!(stage.isend(8, 0), Err(error));
     }
 }
@@ -495,7 +517,7 @@ fn an_invalid_immediate_ends_the_connection_with_an_error() {
             "immediates of one message disagree: 2 and 3 shares",
         ),
     ];
-    for (words, told) in lies {
+    for (words, violation) in lies {
         stage.again();
         let receive = stage.irecv(&[100, 100]).unwrap().unwrap();
         words
@@ -507,8 +529,8 @@ fn an_invalid_immediate_ends_the_connection_with_an_error() {
                 .map(|done| assert!(!done, "it is done"))
                 .err()
         });
-        let error = error.unwrap_or_else(|| panic!("{told}: nothing was said of it"));
-        assert!(breaks_protocol(&error, "end 0", told), "{error}");
+        let error = error.unwrap_or_else(|| panic!("{violation}: no error"));
+        assert!(breaks_protocol(&error, "end 0", violation), "{error}");
         assert!(stage.irecv(&[1]).is_err());
     }
 }
@@ -668,11 +690,11 @@ fn impossible_claims_of_a_receiver_are_refused() {
         stage.check();
         stage.deliver_control(side, 1, ControlMessage::Bye { delivered }.encode());
         let text = stage.complaint(side).expect("an error").to_string();
-        let told = format!(
+        let violation = format!(
             "end {} violated the protocol: BYE claims {delivered} delivered messages",
             1 - side
         );
-        assert!(text.contains(&told), "{text}");
+        assert!(text.contains(&violation), "{text}");
         assert_eq!(stage.pair.contexts[side].peer.presence(), PeerState::Here);
     }
 }
@@ -699,33 +721,21 @@ fn a_control_message_from_the_wrong_side_ends_the_connection() {
             stage.check();
             let mut number = 1;
             if is_down {
-                let received = Received {
-                    granted: if side == 0 { 4 } else { 0 },
-                    open: Vec::new(),
-                };
-                stage.deliver_control(
-                    side,
-                    number,
-                    ControlMessage::Fenced {
-                        lane: lane(1),
-                        received,
-                    }
-                    .encode(),
-                );
+                stage.deliver_fenced(side, if side == 0 { 4 } else { 0 });
                 number += 1;
             }
             stage.deliver_control(side, number, message.encode());
             let text = stage.complaint(side).expect("an error").to_string();
-            let told = format!("end {} violated the protocol: {why}", 1 - side);
-            assert!(text.contains(&told), "{text}");
+            let violation = format!("end {} violated the protocol: {why}", 1 - side);
+            assert!(text.contains(&violation), "{text}");
         }
     }
 }
 
 #[test]
-fn unusable_offers_for_a_lost_rail_leave_it_lost_and_the_other_carries() {
+fn unusable_answers_to_a_join_leave_a_lost_rail_lost_and_the_other_carries() {
     let mut stage = Stage::new(2);
-    let tried = [
+    let answers = [
         joined(1024, &QPS),
         joined(4096, &QPS),
         joined(1024, &[QPS[0]; 16]),
@@ -735,75 +745,40 @@ fn unusable_offers_for_a_lost_rail_leave_it_lost_and_the_other_carries() {
             why: "\u{202e}x".repeat(100),
         },
     ];
-    for message in tried {
+    for answer in answers {
         stage.again();
         stage.check();
-        let received = Received {
-            granted: 4,
-            open: Vec::new(),
-        };
-        stage.deliver_control(
-            0,
-            1,
-            ControlMessage::Fenced {
-                lane: lane(1),
-                received,
-            }
-            .encode(),
-        );
-        // The driver asks for the rail's return. `message` is the answer.
-        let now = stage.fabric().now() + std::time::Duration::from_secs(5);
+        stage.deliver_fenced(0, 4);
+        // The driver asks for the rail's return.
+        let now = stage.fabric().now() + Duration::from_secs(5);
         stage.pair.drivers[0].poll(now, true, &mut |_| true);
-        assert!(
-            stage.pair.drivers[0]
-                .text()
-                .contains("x1:1 to x1:1: reconnecting"),
-            "{}",
-            stage.pair.drivers[0].text()
-        );
-        stage.deliver_control(0, 2, message.encode());
         let text = stage.pair.drivers[0].text();
-        assert!(
-            text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"),
-            "{text}"
-        );
+        assert!(text.contains("x1:1 to x1:1: reconnecting"), "{text}");
+        stage.deliver_control(0, 2, answer.encode());
+        stage.check_that_only_rail_1_is_lost(0);
         assert_eq!(stage.isend(8, 0), Ok(None));
     }
-    // The receiving side gets requests for an unknown rail, with queue pairs that do not exist.
-    for rail in [
-        advert(None),
-        advert(Some(0)),
-        RailAdvert {
-            addresses: Vec::new(),
-            ..advert(None)
-        },
-    ] {
+}
+
+#[test]
+fn joins_of_an_unknown_rail_leave_a_lost_rail_lost_and_the_other_carries() {
+    let mut stage = Stage::new(2);
+    let without_addresses = RailAdvert {
+        addresses: Vec::new(),
+        ..advert(None)
+    };
+    for rail in [advert(None), advert(Some(0)), without_addresses] {
         stage.again();
-        stage.deliver_control(
-            1,
-            1,
-            ControlMessage::Fenced {
-                lane: lane(1),
-                received: Received::default(),
-            }
-            .encode(),
-        );
-        stage.deliver_control(
-            1,
-            2,
-            ControlMessage::Join {
-                lane: lane(1),
-                attempt: 1,
-                rail,
-                end: end(&[QPS[0]; 16]),
-            }
-            .encode(),
-        );
-        let text = stage.pair.drivers[1].text();
-        assert!(
-            text.contains("x0:1 to x0:1: up") && text.contains("x1:1 to x1:1: lost"),
-            "{text}"
-        );
+        stage.deliver_fenced(1, 0);
+        // These queue pairs do not exist.
+        let join = ControlMessage::Join {
+            lane: lane(1),
+            attempt: 1,
+            rail,
+            end: end(&[QPS[0]; 16]),
+        };
+        stage.deliver_control(1, 2, join.encode());
+        stage.check_that_only_rail_1_is_lost(1);
     }
 }
 
@@ -819,9 +794,9 @@ fn an_unsupported_path_mtu_keeps_a_lost_rail_lost_until_a_supported_one_is_offer
             lane(1),
             "pulled".to_owned(),
         );
-        let mut told = 0;
+        let mut lies = 0;
         let log = CapturedLog::default();
-        let lied = |frame: &mut ControlFrame| {
+        let alter = |frame: &mut ControlFrame| {
             if let Ok(ControlMessage::Joined {
                 lane,
                 attempt,
@@ -836,11 +811,11 @@ fn an_unsupported_path_mtu_keeps_a_lost_rail_lost_until_a_supported_one_is_offer
                     answer,
                 }
                 .encode();
-                told += 1;
+                lies += 1;
             }
         };
-        log.capture(|| stage.talk_by(1000, lied));
-        assert!(told > 0, "there was nothing to lie about");
+        log.capture(|| stage.talk_by(1000, alter));
+        assert!(lies > 0, "there was nothing to lie about");
         let line = match lie {
             2048 | 4096 => {
                 format!(
@@ -852,7 +827,7 @@ fn an_unsupported_path_mtu_keeps_a_lost_rail_lost_until_a_supported_one_is_offer
             ),
         };
         assert!(
-            log.take().iter().any(|(_, said)| said.contains(&line)),
+            log.take().iter().any(|(_, text)| text.contains(&line)),
             "no end logs: {line}"
         );
         let states = |stage: &Stage| [0, 1].map(|side: usize| stage.pair.drivers[side].text());
@@ -877,21 +852,13 @@ fn an_unsupported_path_mtu_keeps_a_lost_rail_lost_until_a_supported_one_is_offer
 #[test]
 fn a_peer_that_sends_and_never_reads_is_disconnected() {
     let mut stage = Stage::new(2);
-    stage.deliver_control(
-        1,
-        1,
-        ControlMessage::Fenced {
-            lane: lane(1),
-            received: Received::default(),
-        }
-        .encode(),
-    );
-    let mut told = None;
+    stage.deliver_fenced(1, 0);
+    let mut end = None;
     for number in 2..10_000 {
         // The receiving side answers each request with a refusal, which is never delivered.
         stage.deliver_control(1, number, join(lane(1), 1).encode());
-        told = stage.complaint(1).map(|error| (number, error));
-        if told.is_some() {
+        end = stage.complaint(1).map(|error| (number, error));
+        if end.is_some() {
             break;
         }
         if number % 16 == 0 {
@@ -899,10 +866,10 @@ fn a_peer_that_sends_and_never_reads_is_disconnected() {
             stage.fabric().pass(1000);
         }
     }
-    let (number, error) = told.expect("the peer is never cut off");
-    let told = "peer sends control frames but does not acknowledge ours";
+    let (number, error) = end.expect("the peer is never cut off");
+    let violation = "peer sends control frames but does not acknowledge ours";
     assert!(
-        number < 200 && breaks_protocol(&error, "end 0", told),
+        number < 200 && breaks_protocol(&error, "end 0", violation),
         "{number}: {error}"
     );
 }

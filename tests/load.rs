@@ -128,8 +128,8 @@ fn connections() {
     let mut first = 0;
     while first < count {
         let next = at_a_time.min(count - first);
-        let told = bed.tell(&format!("churn {first} {next}"), "churned");
-        for (sum, us) in took.iter_mut().zip(&told[0]) {
+        let churned_us = bed.tell(&format!("churn {first} {next}"), "churned");
+        for (sum, us) in took.iter_mut().zip(&churned_us[0]) {
             *sum += Duration::from_micros(*us);
         }
         first += next;
@@ -181,12 +181,12 @@ fn histories(before: [Sample; 2], during: [Vec<Sample>; 2], after: [Sample; 2]) 
 /// `before`, divided by `count`.
 fn print_open(before: &Sample, during: &[Sample], count: u64, opened_us: u64) {
     let each = |quantity: usize| {
-        let most = during
+        let largest = during
             .iter()
             .map(|sample| sample.values[quantity])
             .max()
             .unwrap_or(0);
-        most.saturating_sub(before.values[quantity]) as f64 / count as f64
+        largest.saturating_sub(before.values[quantity]) as f64 / count as f64
     };
     let at = |name: &str| {
         QUANTITIES

@@ -65,10 +65,10 @@ fn generate(file: &Path) -> Vec<(String, String)> {
         .arg(root.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(
-        output.status.success() && said.is_empty(),
-        "{}: {said}",
+        output.status.success() && stderr.is_empty(),
+        "{}: {stderr}",
         file.display()
     );
     let networks = fs::read_dir(root.path().join("run/systemd/network"))

@@ -12,69 +12,18 @@ mod common;
 mod counting;
 
 use common::comms::{Receiving, Sending};
-use nccl_net_spark::comm::RecvPart;
+use common::ends::{Buffer, Ends, connect};
+use nccl_net_spark::comm::{Host, RecvPart, Registration};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::verbs::HostMemory;
+use std::sync::Arc;
 
 #[test]
 fn no_allocation_and_no_system_call_once_connected() {
     let ([a, b], library) = common::test_rails();
-    let host = |hca: &str| {
-        let settings = [("NCCL_IB_HCA", hca), ("NCCL_SOCKET_IFNAME", "lo")];
-        let mut settings: Vec<_> = settings
-            .iter()
-            .map(|(n, v)| ((*n).to_owned(), (*v).to_owned()))
-            .collect();
-        settings.extend(library.clone());
-        bring_up(Config::from_variables(&settings).unwrap())
-            .unwrap()
-            .0
-    };
-    let a = host(&a);
-    let b = host(&b);
-    let (listener, mut handle) = b.listen().unwrap();
-    let mut send = None;
-    let mut recv = None;
-    while send.is_none() || recv.is_none() {
-        send = send.or_else(|| a.connect(&mut handle, None).unwrap());
-        recv = recv.or_else(|| listener.accept().unwrap());
-    }
-    let send = send.unwrap();
-    let recv = recv.unwrap();
-    let from = vec![7u8; 1 << 20];
-    let to = vec![0u8; 1 << 20];
-    // SAFETY: both buffers outlive the connections, and are read only when nothing is in flight.
-    let memory =
-        |bytes: &Vec<u8>| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-    let out = send.register(memory(&from)).unwrap();
-    let into = recv.register(memory(&to)).unwrap();
-    let one = |size: usize, parts: usize, optional: bool| {
-        let part = RecvPart {
-            addr: to.as_ptr() as u64,
-            bytes: size,
-            tag: 0,
-            memory: &into,
-        };
-        let receive = loop {
-            match recv.irecv(&[part; 8][..parts], optional).unwrap() {
-                Some(request) => break request,
-                // An optional receive keeps its slot until its bytes have arrived.
-                None => std::hint::spin_loop(),
-            }
-        };
-        for _ in 0..parts {
-            let running = loop {
-                if let Some(request) = send.isend(from.as_ptr() as u64, size, 0, &out).unwrap() {
-                    break request;
-                }
-            };
-            while send.test(running).unwrap().is_none() {}
-        }
-        while !recv.test(receive, |_, _| {}).unwrap() {}
-    };
-    let mark = |name: &str| assert!(std::fs::metadata(name).is_err(), "{name} exists");
-    one(8, 1, false);
+    let ends = connect(&host(&a, &library), &host(&b, &library)).unwrap();
+    let bed = Bed::new(ends, 1 << 20);
+    bed.transfer(8, 1, false);
     mark("/data-path-begins");
     let allocations = counting::allocations(|| {
         for _ in 0..50 {
@@ -85,12 +34,82 @@ fn no_allocation_and_no_system_call_once_connected() {
                 (300, 8, false),
                 (1 << 20, 1, false),
             ] {
-                one(size, parts, optional);
+                bed.transfer(size, parts, optional);
             }
         }
     });
     mark("/data-path-ends");
     assert_eq!(allocations, 0, "the data path allocates or frees");
-    send.close();
-    recv.close();
+    bed.ends.send.close();
+    bed.ends.recv.close();
+}
+
+fn host(devices: &str, library: &[(String, String)]) -> Arc<Host> {
+    let mut settings = vec![
+        ("NCCL_IB_HCA".to_owned(), devices.to_owned()),
+        ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()),
+    ];
+    settings.extend_from_slice(library);
+    bring_up(Config::from_variables(&settings).unwrap())
+        .unwrap()
+        .0
+}
+
+/// A connection, with memory for the messages of both ends.
+struct Bed {
+    out: Arc<Registration>,
+    into: Arc<Registration>,
+    ends: Ends,
+    from: Buffer,
+    to: Buffer,
+}
+
+impl Bed {
+    fn new(ends: Ends, bytes: usize) -> Self {
+        let from = Buffer::filled(bytes, 1);
+        let to = Buffer::blank(bytes);
+        Self {
+            out: ends.send.register(from.memory()).unwrap(),
+            into: ends.recv.register(to.memory()).unwrap(),
+            ends,
+            from,
+            to,
+        }
+    }
+
+    /// Moves a message of `size` bytes to each part of a receive.
+    fn transfer(&self, size: usize, parts: usize, optional: bool) {
+        let part = RecvPart {
+            addr: self.to.addr(),
+            bytes: size,
+            tag: 0,
+            memory: &self.into,
+        };
+        let receive = loop {
+            match self.ends.recv.irecv(&[part; 8][..parts], optional).unwrap() {
+                Some(request) => break request,
+                // An optional receive keeps its slot until its bytes have arrived.
+                None => std::hint::spin_loop(),
+            }
+        };
+        for _ in 0..parts {
+            let running = loop {
+                if let Some(request) = self
+                    .ends
+                    .send
+                    .isend(self.from.addr(), size, 0, &self.out)
+                    .unwrap()
+                {
+                    break request;
+                }
+            };
+            while self.ends.send.test(running).unwrap().is_none() {}
+        }
+        while !self.ends.recv.test(receive, |_, _| {}).unwrap() {}
+    }
+}
+
+/// Queries a file that does not exist, so that the name appears among the system calls.
+fn mark(name: &str) {
+    assert!(std::fs::metadata(name).is_err(), "{name} exists");
 }

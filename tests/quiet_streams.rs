@@ -7,75 +7,22 @@ mod common;
 mod counting;
 
 use common::comms::{Receiving, Sending};
-use nccl_net_spark::comm::{RecvPart, SendComm};
+use common::ends::{Buffer, Ends, connect};
+use nccl_net_spark::comm::{Host, RecvPart, Registration, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::verbs::HostMemory;
+use std::sync::Arc;
 
 #[test]
 fn no_allocation_by_tcp_once_connected() {
     let (_, library) = common::test_rails();
     // The two hosts' addresses are in different subnets.
-    let host = |hca: &str| {
-        let settings = [
-            ("NCCL_IB_HCA", hca),
-            ("NCCL_SOCKET_IFNAME", "lo"),
-            ("NCCL_SPARK_RING_TCP", "1"),
-        ];
-        let mut settings: Vec<_> = settings
-            .iter()
-            .map(|(n, v)| ((*n).to_owned(), (*v).to_owned()))
-            .collect();
-        settings.extend(library.clone());
-        bring_up(Config::from_variables(&settings).unwrap())
-            .unwrap()
-            .0
-    };
-    let a = host("rocep1s0f0");
-    let b = host("roceP2p1s0f0");
-    let (listener, mut handle) = b.listen().unwrap();
-    let mut send = None;
-    let mut recv = None;
-    while send.is_none() || recv.is_none() {
-        send = send.or_else(|| a.connect(&mut handle, None).unwrap());
-        recv = recv.or_else(|| listener.accept().unwrap());
-    }
-    let send = send.unwrap();
-    let recv = recv.unwrap();
-    assert!(matches!(send, SendComm::Streams(_)));
-    let from = vec![7u8; 4 << 20];
-    let to = vec![0u8; 4 << 20];
-    // SAFETY: both buffers outlive the connections, and are read only when nothing is in flight.
-    let memory =
-        |bytes: &Vec<u8>| unsafe { HostMemory::from_caller(bytes.as_ptr() as usize, bytes.len()) };
-    let out = send.register(memory(&from)).unwrap();
-    let into = recv.register(memory(&to)).unwrap();
-    let one = |size: usize, parts: usize, is_watched: bool| {
-        let part = RecvPart {
-            addr: to.as_ptr() as u64,
-            bytes: size,
-            tag: 0,
-            memory: &into,
-        };
-        let receive = recv
-            .irecv(&[part; 8][..parts], is_watched)
-            .unwrap()
-            .unwrap();
-        let mut running = [None; 8];
-        for place in &mut running[..parts] {
-            while place.is_none() {
-                *place = send.isend(from.as_ptr() as u64, size, 0, &out).unwrap();
-            }
-        }
-        let mut is_received = false;
-        while running.iter().any(Option::is_some) || !is_received {
-            for place in &mut running {
-                *place = place.filter(|request| send.test(*request).unwrap().is_none());
-            }
-            is_received = is_received || recv.test(receive, |_, _| {}).unwrap();
-        }
-    };
-    one(8, 1, false);
+    let a = host("rocep1s0f0", &library);
+    let b = host("roceP2p1s0f0", &library);
+    let ends = connect(&a, &b).unwrap();
+    assert!(matches!(ends.send, SendComm::Streams(_)));
+    let bed = Bed::new(ends, 4 << 20);
+    bed.transfer(8, 1, false);
     let allocations = counting::allocations(|| {
         for _ in 0..50 {
             for (size, parts, is_watched) in [
@@ -86,11 +33,75 @@ fn no_allocation_by_tcp_once_connected() {
                 (300, 8, false),
                 (4 << 20, 1, false),
             ] {
-                one(size, parts, is_watched);
+                bed.transfer(size, parts, is_watched);
             }
         }
     });
     assert_eq!(allocations, 0, "the data path allocates or frees");
-    send.close();
-    recv.close();
+    bed.ends.send.close();
+    bed.ends.recv.close();
+}
+
+fn host(devices: &str, library: &[(String, String)]) -> Arc<Host> {
+    let mut settings = vec![
+        ("NCCL_IB_HCA".to_owned(), devices.to_owned()),
+        ("NCCL_SOCKET_IFNAME".to_owned(), "lo".to_owned()),
+        ("NCCL_SPARK_RING_TCP".to_owned(), "1".to_owned()),
+    ];
+    settings.extend_from_slice(library);
+    bring_up(Config::from_variables(&settings).unwrap())
+        .unwrap()
+        .0
+}
+
+/// A connection, with memory for the messages of both ends.
+struct Bed {
+    out: Arc<Registration>,
+    into: Arc<Registration>,
+    ends: Ends,
+    from: Buffer,
+    to: Buffer,
+}
+
+impl Bed {
+    fn new(ends: Ends, bytes: usize) -> Self {
+        let from = Buffer::filled(bytes, 1);
+        let to = Buffer::blank(bytes);
+        Self {
+            out: ends.send.register(from.memory()).unwrap(),
+            into: ends.recv.register(to.memory()).unwrap(),
+            ends,
+            from,
+            to,
+        }
+    }
+
+    /// Moves a message of `size` bytes to each part of a receive.
+    fn transfer(&self, size: usize, parts: usize, is_watched: bool) {
+        let part = RecvPart {
+            addr: self.to.addr(),
+            bytes: size,
+            tag: 0,
+            memory: &self.into,
+        };
+        let receive = self.ends.recv.irecv(&[part; 8][..parts], is_watched);
+        let receive = receive.unwrap().unwrap();
+        let mut running = [None; 8];
+        for place in &mut running[..parts] {
+            while place.is_none() {
+                *place = self
+                    .ends
+                    .send
+                    .isend(self.from.addr(), size, 0, &self.out)
+                    .unwrap();
+            }
+        }
+        let mut is_received = false;
+        while running.iter().any(Option::is_some) || !is_received {
+            for place in &mut running {
+                *place = place.filter(|request| self.ends.send.test(*request).unwrap().is_none());
+            }
+            is_received = is_received || self.ends.recv.test(receive, |_, _| {}).unwrap();
+        }
+    }
 }

@@ -233,8 +233,10 @@ fn closed_tcp_without_any_rail_is_redialled_immediately() {
 /// Returns the log lines about lost TCP and about returned TCP.
 fn tcp_lines(lines: &[(tracing::Level, String)]) -> [Vec<String>; 2] {
     ["continue over the rails", "are back after"].map(|part| {
-        let told = lines.iter().filter(|(_, line)| line.contains(part));
-        told.map(|(level, line)| format!("{level} {line}"))
+        lines
+            .iter()
+            .filter(|(_, line)| line.contains(part))
+            .map(|(level, line)| format!("{level} {line}"))
             .collect()
     })
 }

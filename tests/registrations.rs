@@ -36,16 +36,16 @@ fn sends_get_local_write_access_only_where_needed_and_peers_get_none() {
     assert!(infos().is_empty(), "without need there is nothing to say");
     (0..RAILS).for_each(|rail| fabric.need_local_write(rail, rail == 1));
     let out = register(1).unwrap();
-    let said = infos();
-    assert_eq!(said.len(), 1, "{said:?}");
+    let lines = infos();
+    assert_eq!(lines.len(), 1, "{lines:?}");
     let words = "rail x1:1: sends are registered with LOCAL_WRITE, because without it: cannot register 4096 bytes";
     assert!(
-        said[0].1.starts_with(words) && said[0].1.ends_with("Bad address (os error 14)"),
+        lines[0].1.starts_with(words) && lines[0].1.ends_with("Bad address (os error 14)"),
         "{}",
-        said[0].1
+        lines[0].1
     );
     let _again = register(2).unwrap();
-    assert!(infos().is_empty(), "it is said once");
+    assert!(infos().is_empty(), "it is logged once");
 
     // A send from that memory arrives over the rail that needed the access.
     let pair = fabric.connect_over(&[1], 1, sim::fabric::Start::default());

@@ -224,7 +224,8 @@ fn a_path_that_resolves_and_does_not_carry_is_tested_by_one_connection_for_all()
     // No path was known to be dead, so all connections try both addresses, the IPv4 and the
     // link-local one. A working rail thus returns to all of them together.
     assert_eq!((asked, lost), (8, 8));
-    (asked, lost) = (0, 0);
+    asked = 0;
+    lost = 0;
     let mut on_frame = |frame: &mut ControlFrame| match ControlMessage::decode(&frame.message) {
         Ok(ControlMessage::Join { .. }) => asked += 1,
         Ok(ControlMessage::NotNow { why, .. }) => lost += u32::from(why.contains("test write")),
@@ -405,17 +406,17 @@ fn bye_counts_arrivals_in_the_queue_of_a_rail_that_is_being_stopped() {
     assert!(!close(pair), "BYE does not wait for the fence");
     threads::let_fences_return();
     assert!(close(pair));
-    let said: Vec<_> = frames
+    let messages: Vec<_> = frames
         .iter()
         .filter_map(|frame| ControlMessage::decode(&frame.message).ok())
         .collect();
-    let byes: Vec<_> = said
+    let byes: Vec<_> = messages
         .iter()
         .filter(|message| matches!(message, ControlMessage::Bye { .. }))
         .collect();
     assert!(
         matches!(byes[..], [ControlMessage::Bye { delivered: 1 }]),
-        "{said:?}"
+        "{messages:?}"
     );
 }
 

@@ -544,8 +544,8 @@ fn a_peer_with_another_traffic_class_is_named_once() {
     let [line] = &about_priority(&bed)[..] else {
         panic!("not once")
     };
-    let said = "sends with traffic class 0 and service level 0, this host with 106 and 0";
-    assert!(line.contains(said), "{line}");
+    let reason = "sends with traffic class 0 and service level 0, this host with 106 and 0";
+    assert!(line.contains(reason), "{line}");
     // If the accepting host has no setting, the peer's class may be the communicator's choice.
     bed.hosts = [host(0, &[("NCCL_IB_TC", "106")]), host(1, &[])];
     assert_eq!(about_priority(&bed), [""; 0]);

@@ -44,11 +44,12 @@ fn no_message_is_lost_or_duplicated_whatever_happens_to_the_rails() {
     let mut losses = 0;
     let mut messages = 0;
     for seed in seeds.clone() {
-        let told = catch_unwind(AssertUnwindSafe(|| Run::new(&mut fabric, seed).play()));
-        match told {
-            Ok(tally) => (losses, messages) = (losses + tally.losses, messages + tally.messages),
-            Err(_) => panic!("seed {seed} (SPARK_SIM_SEED={seed} repeats it)"),
-        }
+        let result = catch_unwind(AssertUnwindSafe(|| Run::new(&mut fabric, seed).play()));
+        let Ok(tally) = result else {
+            panic!("seed {seed} (SPARK_SIM_SEED={seed} repeats it)")
+        };
+        losses += tally.losses;
+        messages += tally.messages;
     }
     let runs = seeds.end - seeds.start;
     let hung = threads::total();

@@ -50,13 +50,12 @@ fn the_stall_warning_names_the_side_that_waits_and_the_cause() {
         .process()
         .register(memory, Purpose::Receive)
         .unwrap();
-    let (log, pairs, is_receiver_stopped, warnings) = Default::default();
     let mut bed = Bed {
         fabric,
-        log,
-        pairs,
-        is_receiver_stopped,
-        warnings,
+        log: Default::default(),
+        pairs: Default::default(),
+        is_receiver_stopped: Default::default(),
+        warnings: Default::default(),
         into_sender,
     };
     bed.nothing_posted();
@@ -266,13 +265,13 @@ impl Bed {
                 "{error}"
             );
         }
-        let said: Vec<_> = self
+        let never_arrived: Vec<_> = self
             .warnings
             .iter()
             .filter(|line| line.contains("never arrived"))
             .collect();
         assert_eq!(
-            said,
+            never_arrived,
             [&at_sender.to_string()],
             "the sender's caller may make no call"
         );

@@ -200,7 +200,7 @@ fn twice(before: Vec<Event>, dice: &mut Dice) -> Storm {
 }
 
 /// Channels of one or two communicators. All channels of a communicator are used alike.
-fn draw_channels(dice: &mut Dice, place_words: &[usize; 3], most: u64) -> Vec<Terms> {
+fn draw_channels(dice: &mut Dice, place_words: &[usize; 3], max_channels: u64) -> Vec<Terms> {
     let mut channels = Vec::new();
     for communicator in 0..1 + dice.below(2) {
         let low_latency = dice.one_in(3);
@@ -217,7 +217,7 @@ fn draw_channels(dice: &mut Dice, place_words: &[usize; 3], most: u64) -> Vec<Te
             low_latency,
             operation_steps: 1 << dice.below(9),
         };
-        channels.extend((0..1 + dice.below(most)).map(|channel| Terms {
+        channels.extend((0..1 + dice.below(max_channels)).map(|channel| Terms {
             number: terms.number + channel,
             ..terms
         }));

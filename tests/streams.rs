@@ -64,8 +64,8 @@ fn a_full_window_of_groups_with_tags_out_of_order() {
         until(|| {
             sends.retain(|send| ends.send.test(*send).unwrap().is_none());
             receives.retain(|receive| match sizes(&ends.recv, *receive) {
-                Some(told) => {
-                    assert_eq!(told, expected);
+                Some(sizes) => {
+                    assert_eq!(sizes, expected);
                     false
                 }
                 None => true,
@@ -127,17 +127,17 @@ fn watched_receives_arrive_and_their_log_lines_are_whole() {
                 );
                 let send = until(|| ends.send.isend(from.addr(), bytes, 1, &out).unwrap());
                 // Like NCCL's proxy, posts nothing more until the GPU has seen the bytes.
-                let mut told = None;
+                let mut received = None;
                 let mut sent = None;
                 until(|| {
                     sent = sent.or_else(|| ends.send.test(send).unwrap());
-                    told = told.take().or_else(|| sizes(&ends.recv, receive));
+                    received = received.take().or_else(|| sizes(&ends.recv, receive));
                     to.iter()
                         .all(|word| word.load(Ordering::Acquire) == round)
                         .then_some(())
                 });
                 assert_eq!(
-                    told.or_else(|| sizes(&ends.recv, receive)),
+                    received.or_else(|| sizes(&ends.recv, receive)),
                     Some(vec![bytes])
                 );
                 until(|| sent.or_else(|| ends.send.test(send).unwrap()));
@@ -234,8 +234,8 @@ fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
     });
     assert!(!is_by_tcp(&by_rails) && is_by_tcp(&by_tcp) && is_by_tcp(&again));
     // All ends are in this process. Each host logs its line for a peer at INFO only once.
-    let said = log.take();
-    let lines: Vec<_> = said
+    let lines = log.take();
+    let lines: Vec<_> = lines
         .iter()
         .filter(|(_, line)| line.contains("by TCP over lo, 4 streams"))
         .collect();
@@ -245,7 +245,7 @@ fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
         .count();
     assert!(
         infos == 2 && lines.len() == 4 && lines[0].1.contains("because no rail reaches it"),
-        "{said:?}"
+        "{lines:?}"
     );
     for (ends, seed) in [(&by_rails, 1), (&by_tcp, 2), (&by_rails, 3), (&again, 4)] {
         ends.check(seed);
@@ -258,13 +258,13 @@ fn a_process_has_rails_to_one_peer_and_tcp_to_another() {
             ends.recv.close();
         }
     });
-    let said = log.take();
+    let lines = log.take();
     let words = format!(
         "connections closed: {total} bytes sent and 0 received by rails, {total} bytes sent by TCP in 12 messages (NCCL_SPARK_RING_TCP)"
     );
     assert!(
-        said.iter().any(|(_, line)| line.starts_with(&words)),
-        "{said:?}"
+        lines.iter().any(|(_, line)| line.starts_with(&words)),
+        "{lines:?}"
     );
     assert_eq!(here.process().registrations.in_use(), 0);
 }
@@ -515,9 +515,9 @@ fn a_long_wait_is_logged_once() {
 fn alternating_kinds_of_messages_keep_their_bytes() {
     let ends = apart();
     let mut dice = 1_u64;
-    let mut roll = |most: u64| {
+    let mut roll = |limit: u64| {
         dice = common::mix(dice);
-        dice % most
+        dice % limit
     };
     let mut to = Buffer::blank(8 * 600_000);
     let into = ends.recv.register(to.memory()).unwrap();
@@ -552,13 +552,13 @@ fn alternating_kinds_of_messages_keep_their_bytes() {
                     .unwrap()
             }));
         }
-        let mut told = None;
+        let mut received = None;
         until(|| {
             sends.retain(|send| ends.send.test(*send).unwrap().is_none());
-            told = told.take().or_else(|| sizes(&ends.recv, receive));
-            (sends.is_empty() && told.is_some()).then_some(())
+            received = received.take().or_else(|| sizes(&ends.recv, receive));
+            (sends.is_empty() && received.is_some()).then_some(())
         });
-        assert_eq!(told.unwrap(), bytes);
+        assert_eq!(received.unwrap(), bytes);
         for (part, bytes) in bytes.iter().enumerate() {
             let at = part * 600_000;
             assert!(

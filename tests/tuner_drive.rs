@@ -12,14 +12,14 @@ fn without_the_network_every_call_succeeds_and_touches_nothing() {
             "NCCL_IBVERBS_LIB".to_owned(),
             "libibverbs-not-there.so.1".to_owned(),
         )];
-        let said = drive(version, "without-network", &settings);
+        let log = drive(version, "without-network", &settings);
         // `[3]` is NCCL's log level INFO. In this scene only the tuner has installed the logger.
         let line = "NET/Spark: tuner: not used for a communicator of 2 ranks on 2 nodes: this network is not initialised";
-        assert_eq!(count(&said, line), 2 + 1, "v{version}: {said}");
+        assert_eq!(count(&log, line), 2 + 1, "v{version}: {log}");
         assert!(
-            said.lines()
+            log.lines()
                 .any(|one| one.starts_with("[3] ") && one.ends_with(line)),
-            "v{version}: {said}"
+            "v{version}: {log}"
         );
     }
 }
@@ -35,11 +35,11 @@ fn a_row_of_the_table_decides_for_communicators_over_this_network() {
     let tuner = tuner.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let settings: Vec<_> = settings.into_iter().chain(tuner).collect();
     for version in VERSIONS {
-        let said = drive(version, "with-network", &settings);
+        let log = drive(version, "with-network", &settings);
         assert_eq!(
-            count(&said, "tuner: in use for a communicator of 2 ranks"),
+            count(&log, "tuner: in use for a communicator of 2 ranks"),
             4,
-            "v{version}: {said}"
+            "v{version}: {log}"
         );
         for (line, times) in [
             ("of 2 ranks on 1 node: the communicator is on one node", 1),
@@ -54,26 +54,26 @@ fn a_row_of_the_table_decides_for_communicators_over_this_network() {
                 if version == 4 { 0 } else { 3 },
             ),
         ] {
-            assert_eq!(count(&said, line), times, "v{version}: {line}: {said}");
+            assert_eq!(count(&log, line), times, "v{version}: {line}: {log}");
         }
         for misuse in [
             "has 6 algorithms and 3 protocols",
             "collCostTable is NULL",
             "context is an unknown object",
         ] {
-            assert!(said.contains(misuse), "v{version}: {misuse}: {said}");
+            assert!(log.contains(misuse), "v{version}: {misuse}: {log}");
         }
         // The forked child writes its only line directly, not through NCCL's logger.
         assert!(
-            said.lines()
+            log.lines()
                 .any(|one| one.starts_with("NET/Spark: WARN tuner init: this process was forked")),
-            "{said}"
+            "{log}"
         );
     }
 }
 
-fn count(said: &str, line: &str) -> usize {
-    said.lines().filter(|one| one.contains(line)).count()
+fn count(log: &str, line: &str) -> usize {
+    log.lines().filter(|one| one.contains(line)).count()
 }
 
 fn drive(version: u8, scene: &str, settings: &[(String, String)]) -> String {

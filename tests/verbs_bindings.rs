@@ -120,12 +120,12 @@ fn regenerate(clang_arguments: Option<&str>) -> Option<String> {
     match std::fs::read_to_string(&output) {
         Ok(bindings) => Some(bindings),
         Err(_) => {
-            let said = String::from_utf8_lossy(&finished.stderr);
+            let stderr = String::from_utf8_lossy(&finished.stderr);
             assert!(
-                said.contains("file not found"),
-                "the bindings were not made:\n{said}"
+                stderr.contains("file not found"),
+                "the bindings were not made:\n{stderr}"
             );
-            skip(&format!("libclang lacks headers:\n{said}"));
+            skip(&format!("libclang lacks headers:\n{stderr}"));
             None
         }
     }

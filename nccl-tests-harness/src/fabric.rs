@@ -123,11 +123,11 @@ fn soft(request: &FabricRequest, ranks: usize, why: &str) -> Result<Fabric> {
     let profile = Profile::load(&request.profile, request.scale)
         .map_err(|error| wrong(format!("--profile: {error}")))?;
     // Every rank is a node.
-    let most = profile.wires.nodes().unwrap_or(MAX_NODES);
-    if ranks > most {
+    let max_ranks = profile.wires.nodes().unwrap_or(MAX_NODES);
+    if ranks > max_ranks {
         let profile = &request.profile;
         Err(wrong(format!(
-            "{ranks} ranks: the software fabric with --profile {profile} has at most {most}"
+            "{ranks} ranks: the software fabric with --profile {profile} has at most {max_ranks}"
         )))?;
     }
     let library = place::library(&request.library)?;
@@ -430,7 +430,7 @@ mod tests {
             usage::text(&set_up(request, ranks, None).map(|_| ()).unwrap_err())
         };
         assert!(error(&request(Some(Kind::Soft)), 2).contains("/no/library"));
-        let of = |profile: &str| FabricRequest {
+        let with_profile = |profile: &str| FabricRequest {
             profile: profile.to_owned(),
             ..request(Some(Kind::Soft))
         };
@@ -438,15 +438,15 @@ mod tests {
             format!("the software fabric with --profile {profile} has at most {most}")
         };
         assert_eq!(
-            error(&of("unpaced"), 17),
+            error(&with_profile("unpaced"), 17),
             format!("17 ranks: {}", room("unpaced", 16))
         );
         assert_eq!(
-            error(&of("spark-triangle"), 4),
+            error(&with_profile("spark-triangle"), 4),
             format!("4 ranks: {}", room("spark-triangle", 3))
         );
         assert!(
-            error(&of("/no/profile"), 2)
+            error(&with_profile("/no/profile"), 2)
                 .starts_with("--profile: profile \"/no/profile\" is neither built in (")
         );
     }

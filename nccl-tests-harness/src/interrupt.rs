@@ -93,10 +93,10 @@ pub fn status() -> Option<u8> {
     })
 }
 
-/// Gives the main thread up to `most` (in whole seconds) to end after the child processes have
+/// Gives the main thread up to `limit` (in whole seconds) to end after the child processes have
 /// ended.
-pub fn leave_the_end_to_the_main_thread(most: Duration) {
-    WANTED_S.store(most.as_secs(), Ordering::Release);
+pub fn leave_the_end_to_the_main_thread(limit: Duration) {
+    WANTED_S.store(limit.as_secs(), Ordering::Release);
 }
 
 /// Returns the signals to handle: all three, except those that this program was started to ignore.

@@ -66,22 +66,22 @@ pub(crate) fn text(error: &anyhow::Error) -> String {
 fn plain(line: &str) -> String {
     let range = line.rsplit_once(": ").and_then(|(before, reason)| {
         let (value, range) = reason.split_once(" is not in ")?;
-        let (least, most) = range.split_once("..=")?;
+        let (smallest, largest) = range.split_once("..=")?;
         Some((
             before,
             value.parse::<i128>().ok()?,
-            least.parse::<i128>().ok()?,
-            most.parse::<i128>().ok()?,
+            smallest.parse::<i128>().ok()?,
+            largest.parse::<i128>().ok()?,
         ))
     });
-    if let Some((before, value, least, most)) = range {
+    if let Some((before, value, smallest, largest)) = range {
         // An option without its own maximum has the maximum of its type.
-        let is_open = most >= i128::from(u32::MAX);
+        let is_open = largest >= i128::from(u32::MAX);
         return match () {
-            () if least == most => format!("{before}: must be {least}"),
-            () if is_open && value < least => format!("{before}: must be at least {least}"),
-            () if is_open => format!("{before}: must be at most {most}"),
-            () => format!("{before}: must be {least} to {most}"),
+            () if smallest == largest => format!("{before}: must be {smallest}"),
+            () if is_open && value < smallest => format!("{before}: must be at least {smallest}"),
+            () if is_open => format!("{before}: must be at most {largest}"),
+            () => format!("{before}: must be {smallest} to {largest}"),
         };
     }
     let too_large = "number too large to fit in target type";

@@ -139,9 +139,10 @@ mod tests {
                 .any(|option| option.get_id() == "json" && option.get_action().takes_values())
         };
         let own = has_report(command).then(|| called.to_owned());
-        let of = |inner: &Command| with_report(inner, &format!("{called} {}", inner.get_name()));
+        let reports =
+            |inner: &Command| with_report(inner, &format!("{called} {}", inner.get_name()));
         own.into_iter()
-            .chain(command.get_subcommands().flat_map(of))
+            .chain(command.get_subcommands().flat_map(reports))
             .collect()
     }
 

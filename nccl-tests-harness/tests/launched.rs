@@ -58,7 +58,7 @@ fn this_machine() -> &'static str {
 
 fn mpirun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
     let job = job();
-    let of = |rank: usize| {
+    let variables = |rank: usize| {
         vec![
             ("OMPI_COMM_WORLD_RANK", rank.to_string()),
             ("OMPI_COMM_WORLD_SIZE", ranks.to_string()),
@@ -68,7 +68,7 @@ fn mpirun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
             ("PMIX_RANK", rank.to_string()),
         ]
     };
-    (0..ranks).map(of).collect()
+    (0..ranks).map(variables).collect()
 }
 
 fn torchrun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
@@ -79,7 +79,7 @@ fn torchrun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
         .unwrap()
         .port()
         - 1;
-    let of = |rank: usize| {
+    let variables = |rank: usize| {
         vec![
             ("RANK", rank.to_string()),
             ("WORLD_SIZE", ranks.to_string()),
@@ -89,12 +89,12 @@ fn torchrun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
             ("TORCHELASTIC_RUN_ID", "none".to_owned()),
         ]
     };
-    (0..ranks).map(of).collect()
+    (0..ranks).map(variables).collect()
 }
 
 fn srun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
     let job = job();
-    let of = |rank: usize| {
+    let variables = |rank: usize| {
         vec![
             ("SLURM_PROCID", rank.to_string()),
             ("SLURM_NTASKS", ranks.to_string()),
@@ -107,7 +107,7 @@ fn srun(ranks: usize) -> Vec<Vec<(&'static str, String)>> {
             ),
         ]
     };
-    (0..ranks).map(of).collect()
+    (0..ranks).map(variables).collect()
 }
 
 fn assert_one_table(output: &[ProgramOutput], launcher: &str) {

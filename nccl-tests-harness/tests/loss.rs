@@ -91,6 +91,36 @@ impl LossyFabric {
         output
     }
 
+    /// Returns the value of `packet_seq_err` of [`RAIL`] in the file for Prometheus.
+    fn exported_sequence_errors(&self) -> u64 {
+        let file = self.path("spark.prom").display().to_string();
+        self.on_node_0(&[
+            "top",
+            "--count",
+            "1",
+            "--interval",
+            "0.1",
+            "--prometheus",
+            &file,
+        ]);
+        let text = std::fs::read_to_string(&file).unwrap();
+        let series = format!(
+            "nccl_spark_port_counter_total{{rail=\"{RAIL}:1\",counter=\"packet_seq_err\"}} "
+        );
+        text.lines()
+            .find_map(|line| line.strip_prefix(&series)?.parse().ok())
+            .unwrap_or_else(|| panic!("{text}"))
+    }
+
+    /// Returns the value of `packet_seq_err` of [`RAIL`] in the report.
+    fn reported_sequence_errors(&self) -> u64 {
+        let output = self.on_node_0(&["report", "--only", "machine", "--output", "-"]);
+        let report: Value = serde_json::from_str(&output.out).unwrap();
+        let functions = report["parts"][0]["facts"]["functions"].as_array().unwrap();
+        let function = functions.iter().find(|function| function["device"] == RAIL);
+        counter(function.unwrap(), "packet_seq_err")
+    }
+
     /// Waits until node 0 has lost at least `least_lost` packets and is still losing some. Returns
     /// the ports of node 0, as `top` shows them.
     fn ports(&self, least_lost: u64) -> Vec<Value> {
@@ -115,8 +145,17 @@ impl LossyFabric {
 
 /// Returns the number of packets that a port has lost and sent again.
 fn lost(port: &Value) -> u64 {
-    let count = |name: &str| port["counters"][name].as_u64().unwrap();
-    count("packet_seq_err") + count("local_ack_timeout_err")
+    counter(port, "packet_seq_err") + counter(port, "local_ack_timeout_err")
+}
+
+/// Returns the port of a device of node 0.
+fn port<'a>(ports: &'a [Value], device: &str) -> &'a Value {
+    let rail = format!("{device}:1");
+    ports.iter().find(|port| port["rail"] == rail).unwrap()
+}
+
+fn counter(port: &Value, name: &str) -> u64 {
+    port["counters"][name].as_u64().unwrap()
 }
 
 #[test]
@@ -144,37 +183,7 @@ fn a_lossy_rail_is_warned_about_once_and_every_view_shows_its_counters() {
     assert!(!warning.contains("roceP2p1s0f0 lost"), "{warning}");
 
     let ports = fabric.ports(10);
-    let port = |device: &str| {
-        ports
-            .iter()
-            .find(|port| port["rail"] == format!("{device}:1"))
-            .unwrap()
-    };
-    let count = |device: &str, name: &str| port(device)["counters"][name].as_u64().unwrap();
-    // Every thousandth packet is lost. The counters of packets and of losses are not read at the
-    // same instant, so a small difference is allowed.
-    let lost = lost(port(RAIL));
-    let expected = count(RAIL, "port_xmit_packets") / 1000;
-    assert!(
-        lost.abs_diff(expected) <= 1 + expected / 10,
-        "{lost} of {:#}",
-        port(RAIL)
-    );
-    for port in ports
-        .iter()
-        .filter(|port| port["rail"] != format!("{RAIL}:1"))
-    {
-        let errors = [
-            "packet_seq_err",
-            "out_of_sequence",
-            "local_ack_timeout_err",
-            "rnr_nak_retry_err",
-        ];
-        assert!(
-            errors.iter().all(|name| port["counters"][name] == 0),
-            "{port:#}"
-        );
-    }
+    assert_only_one_rail_loses(&ports);
     let text = fabric
         .on_node_0(&["top", "--count", "1", "--interval", "0.5"])
         .out;
@@ -182,36 +191,35 @@ fn a_lossy_rail_is_warned_about_once_and_every_view_shows_its_counters() {
         text.contains(&format!("# port {RAIL}:1: ")) && text.contains(" packet_seq_err/s"),
         "{text}"
     );
+    // The job runs, so each view shows at least the count of the view before.
+    let shown = counter(port(&ports, RAIL), "packet_seq_err");
+    let exported = fabric.exported_sequence_errors();
+    assert!(exported >= shown, "{exported} and before {shown}");
+    let reported = fabric.reported_sequence_errors();
+    assert!(reported >= exported, "{reported} and before {exported}");
+}
 
-    let prom = fabric.path("spark.prom").display().to_string();
-    fabric.on_node_0(&[
-        "top",
-        "--count",
-        "1",
-        "--interval",
-        "0.1",
-        "--prometheus",
-        &prom,
-    ]);
-    let text = std::fs::read_to_string(&prom).unwrap();
-    let series =
-        format!("nccl_spark_port_counter_total{{rail=\"{RAIL}:1\",counter=\"packet_seq_err\"}} ");
-    let value = text
-        .lines()
-        .find_map(|line| line.strip_prefix(&series)?.parse::<u64>().ok());
-    assert!(value >= Some(count(RAIL, "packet_seq_err")), "{text}");
-
-    let output = fabric.on_node_0(&["report", "--only", "machine", "--output", "-"]);
-    let report: Value = serde_json::from_str(&output.out).unwrap();
-    let functions = report["parts"][0]["facts"]["functions"].as_array().unwrap();
-    let function = functions
-        .iter()
-        .find(|function| function["device"] == RAIL)
-        .unwrap();
+/// Asserts that every thousandth packet is lost on [`RAIL`], and none on other rails.
+fn assert_only_one_rail_loses(ports: &[Value]) {
+    let lossy = port(ports, RAIL);
+    // The counters of packets and of losses are not read at the same instant, so a small difference
+    // is allowed.
+    let lost = lost(lossy);
+    let expected = counter(lossy, "port_xmit_packets") / 1000;
     assert!(
-        function["counters"]["packet_seq_err"].as_u64() >= value,
-        "{function:#}"
+        lost.abs_diff(expected) <= 1 + expected / 10,
+        "{lost} of {lossy:#}"
     );
+    for port in ports.iter().filter(|port| port["rail"] != lossy["rail"]) {
+        for name in [
+            "packet_seq_err",
+            "out_of_sequence",
+            "local_ack_timeout_err",
+            "rnr_nak_retry_err",
+        ] {
+            assert_eq!(counter(port, name), 0, "{name}: {port:#}");
+        }
+    }
 }
 
 #[test]

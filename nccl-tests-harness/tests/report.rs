@@ -427,8 +427,49 @@ fn the_report_has_a_sparks_facts() {
         "{}",
         bed.text()
     );
-    let machine = &parts[0]["facts"];
-    for (pointer, value) in [
+    assert_machine_facts(&parts[0]["facts"]);
+    assert_eq!(parts[2]["peer"], 1);
+    assert_eq!(
+        parts[2]["facts"]["peer"]["findings"][0],
+        json!({"severity": "slow", "id": "slow-rail"})
+    );
+    assert_eq!(parts[2]["facts"]["peer"]["paths"][1]["failed"], true);
+    assert_eq!(parts[4]["facts"]["rows"][0]["busbw_gb_s"], 1.0);
+}
+
+fn assert_machine_facts(machine: &Value) {
+    for (pointer, value) in expected_machine_facts() {
+        assert_eq!(
+            machine.pointer(pointer),
+            Some(&value),
+            "{pointer}: {machine:#}"
+        );
+    }
+    let has = |list: &str, one: Value| machine[list].as_array().unwrap().contains(&one);
+    assert!(
+        has(
+            "settings",
+            json!({"name": "NCCL_IB_TIMEOUT", "value": 22, "source": "environment"})
+        ),
+        "{machine:#}"
+    );
+    assert!(
+        has(
+            "variables",
+            json!({"name": "NCCL_PROTO", "value": "LL128", "effect": "nccl"})
+        ),
+        "{machine:#}"
+    );
+    let findings = machine["doctor"]["findings"].as_array().unwrap();
+    assert!(
+        findings.iter().any(|one| one["id"] == "out-of-sequence"),
+        "{findings:?}"
+    );
+}
+
+/// Facts of the machine that [`FILES`] describe, by JSON pointer.
+fn expected_machine_facts() -> Vec<(&'static str, Value)> {
+    vec![
         ("/versions/kernel", json!("6.17.0-1014-nvidia")),
         ("/versions/os_version", json!("24.04")),
         ("/versions/dgx_os", json!("7.2.3")),
@@ -455,40 +496,7 @@ fn the_report_has_a_sparks_facts() {
         ("/functions/0/counters/out_of_sequence", json!(3)),
         ("/functions/0/counters/rx_prio3_pause", json!(12)),
         ("/functions/0/counters/rx_discards_phy", json!(7)),
-    ] {
-        assert_eq!(
-            machine.pointer(pointer),
-            Some(&value),
-            "{pointer}: {machine:#}"
-        );
-    }
-    let is_in = |list: &str, one: Value| machine[list].as_array().unwrap().contains(&one);
-    assert!(
-        is_in(
-            "settings",
-            json!({"name": "NCCL_IB_TIMEOUT", "value": 22, "source": "environment"})
-        ),
-        "{machine:#}"
-    );
-    assert!(
-        is_in(
-            "variables",
-            json!({"name": "NCCL_PROTO", "value": "LL128", "effect": "nccl"})
-        ),
-        "{machine:#}"
-    );
-    let findings = machine["doctor"]["findings"].as_array().unwrap();
-    assert!(
-        findings.iter().any(|one| one["id"] == "out-of-sequence"),
-        "{findings:?}"
-    );
-    assert_eq!(parts[2]["peer"], 1);
-    assert_eq!(
-        parts[2]["facts"]["peer"]["findings"][0],
-        json!({"severity": "slow", "id": "slow-rail"})
-    );
-    assert_eq!(parts[2]["facts"]["peer"]["paths"][1]["failed"], true);
-    assert_eq!(parts[4]["facts"]["rows"][0]["busbw_gb_s"], 1.0);
+    ]
 }
 
 /// Collects all keys of objects, except keys that are numbers (sizes).

@@ -515,10 +515,10 @@ fn a_mistake_on_the_command_line_has_status_2() {
         ),
     ] {
         let output = say(arguments);
-        let is_told = output.err.starts_with(&format!("nccl-spark: {why}"))
+        let names_reason = output.err.starts_with(&format!("nccl-spark: {why}"))
             && output.err.lines().count() == 1;
         assert!(
-            (output.status, output.out.as_str()) == (Some(2), "") && is_told,
+            (output.status, output.out.as_str()) == (Some(2), "") && names_reason,
             "{arguments:?}: {output:?}"
         );
     }

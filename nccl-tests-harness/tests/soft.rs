@@ -299,7 +299,7 @@ fn a_job_survives_the_removal_and_return_of_all_functions_of_a_node() {
 }
 
 #[test]
-fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
+fn the_status_shows_ports_that_are_down_and_path_faults() {
     if !is_built() {
         return;
     }
@@ -358,6 +358,18 @@ fn fabrics_are_kept_where_softverbs_dir_says_and_their_status_is_shown() {
         [json!([]), json!(["switch-mtu", "spanning-tree:0.01"])],
         "{json}"
     );
+    job.signal(Signal::SIGKILL, true);
+    job.ended();
+}
+
+#[test]
+fn the_files_of_a_killed_job_stay_where_softverbs_dir_says_until_the_next_job() {
+    if !is_built() {
+        return;
+    }
+    let job = Endless::start("");
+    let folder = job.folder();
+    let name = folder.file_name().unwrap().to_str().unwrap();
     job.signal(Signal::SIGKILL, true);
     let (_, dir, _) = job.ended();
     // The fabric's files still exist, but no process uses them.
@@ -511,18 +523,7 @@ fn rails_of_a_software_fabric_need_no_variables_and_a_line_each_if_short() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let rails = |arguments: &str, filter: &str| -> ProgramOutput {
-        let mut command = command(&format!("rails {arguments}"));
-        command
-            .env("SOFTVERBS_DIR", dir.path())
-            .env("NCCL_IB_HCA", filter);
-        command
-            .env_remove("NCCL_SPARK_SYSFS")
-            .env_remove("NCCL_IBVERBS_LIB")
-            .output()
-            .unwrap()
-            .into()
-    };
+    let rails = |arguments: &str, filter: &str| rails_in(dir.path(), arguments, filter);
     let output = rails("--fabric soft", "");
     let first = "2 rails are merged into one device: rocep1s0f0:1, roceP2p1s0f0:1\n";
     assert!(
@@ -544,6 +545,38 @@ fn rails_of_a_software_fabric_need_no_variables_and_a_line_each_if_short() {
         (Some(0), lines.to_vec()),
         "{output:?}"
     );
+    let json: Value = serde_json::from_str(&rails("--fabric soft --json", "").out).unwrap();
+    assert!(
+        json["ok"] == true && json["rails"].as_array().unwrap().len() == 2,
+        "{json}"
+    );
+    let output = rails("--fabric soft", "nobody");
+    assert!(
+        output.status == Some(1) && output.out.starts_with("No rail is usable:\n"),
+        "{output:?}"
+    );
+    assert_eq!(rails("--fabric soft --json /no/such/x", "").status, Some(2));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+/// Runs `nccl-spark rails` with fabrics in the folder `dir`, and `filter` as `NCCL_IB_HCA`.
+fn rails_in(dir: &Path, arguments: &str, filter: &str) -> ProgramOutput {
+    command(&format!("rails {arguments}"))
+        .env("SOFTVERBS_DIR", dir)
+        .env("NCCL_IB_HCA", filter)
+        .env_remove("NCCL_SPARK_SYSFS")
+        .env_remove("NCCL_IBVERBS_LIB")
+        .output()
+        .unwrap()
+        .into()
+}
+
+#[test]
+fn rails_of_a_profile_in_a_file_leave_the_file_alone() {
+    if !is_built() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("profile");
     let rail = |number| {
         format!(
@@ -563,22 +596,12 @@ fn rails_of_a_software_fabric_need_no_variables_and_a_line_each_if_short() {
         .concat(),
     )
     .unwrap();
-    let output = rails(&format!("--profile {} --short", file.display()), "");
+    let arguments = format!("--profile {} --short", file.display());
+    let output = rails_in(dir.path(), &arguments, "");
     assert_eq!(
         output.out, "r0:1  e0  p0  used  40 Gb/s\nr1:1  e1  p1  down  -\n",
         "{output:?}"
     );
-    let json: Value = serde_json::from_str(&rails("--fabric soft --json", "").out).unwrap();
-    assert!(
-        json["ok"] == true && json["rails"].as_array().unwrap().len() == 2,
-        "{json}"
-    );
-    let output = rails("--fabric soft", "nobody");
-    assert!(
-        output.status == Some(1) && output.out.starts_with("No rail is usable:\n"),
-        "{output:?}"
-    );
-    assert_eq!(rails("--fabric soft --json /no/such/x", "").status, Some(2));
     assert_eq!(
         std::fs::read_dir(dir.path()).unwrap().count(),
         1,

@@ -725,8 +725,8 @@ impl Job {
             .into();
         assert_eq!(output.status, Some(0), "{output:?}");
         let jobs = json(&output.out)["jobs"].as_array().unwrap().clone();
-        let of = |pid: &u64| jobs.iter().find(|job| job["pid"] == *pid).cloned();
-        self.ranks.iter().filter_map(of).collect()
+        let job = |pid: &u64| jobs.iter().find(|job| job["pid"] == *pid).cloned();
+        self.ranks.iter().filter_map(job).collect()
     }
 
     fn signal(&self, signal: Signal) {
@@ -759,7 +759,7 @@ fn moves(side: &Value) -> bool {
 }
 
 #[test]
-fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
+fn a_real_jobs_bytes_match_the_fabrics() {
     if !is_built() {
         return;
     }
@@ -769,29 +769,8 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
     let has_sent =
         |job: &Value| moves(&job["sent"]) && job["sent"]["bytes"].as_u64() > Some(2_000_000_000);
     let jobs = job.until("both ranks to move bytes", |jobs| jobs.iter().all(has_sent));
-    for (at, one) in jobs.iter().enumerate() {
-        let names: Vec<String> = job
-            .rails
-            .iter()
-            .map(|device| format!("{device}:1"))
-            .collect();
-        let mut shown: Vec<&str> = one["rails"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|rail| rail["rail"].as_str().unwrap())
-            .collect();
-        shown.sort_unstable();
-        let mut expected: Vec<&str> = names.iter().map(String::as_str).collect();
-        expected.sort_unstable();
-        assert_eq!(shown, expected, "rank {at}: {one}");
-        let share: f64 = one["rails"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|rail| rail["share_percent"].as_f64().unwrap())
-            .sum();
-        assert!((share - 100.0).abs() < 0.01, "{one}");
+    for rank in &jobs {
+        assert_shows_all_rails(rank, &job.rails);
     }
     // While the job is stopped, received bytes equal sent bytes, except for messages in flight.
     job.signal(Signal::SIGSTOP);
@@ -802,25 +781,8 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
     });
     let nodes = fabric(job.dir.path(), "status --json -")["fabrics"][0]["nodes"].clone();
     job.signal(Signal::SIGCONT);
-    // Compares the shown bytes with the counters that the fabric keeps itself.
-    for (rank, device) in [0, 1]
-        .into_iter()
-        .flat_map(|rank| job.rails.iter().map(move |device| (rank, device)))
-    {
-        let rails = nodes[rank]["rails"].as_array().unwrap();
-        let carried = rails
-            .iter()
-            .find(|rail| rail["device"] == **device)
-            .unwrap()["sent_bytes"]
-            .as_f64()
-            .unwrap();
-        let shown = rail(&still[rank], device)["sent"]["bytes"]
-            .as_f64()
-            .unwrap();
-        assert!(
-            (shown - carried).abs() < carried / 100.0,
-            "rank {rank}, {device}: {shown}, and by the fabric {carried}"
-        );
+    for rank in [0, 1] {
+        assert_matches_fabric(&still[rank], &nodes[rank], &job.rails);
     }
     for (sender, receiver) in [(0, 1), (1, 0)] {
         let bytes = |job: &Value, side: &str| job[side]["bytes"].as_f64().unwrap();
@@ -828,6 +790,49 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
         let received = bytes(&still[receiver], "received");
         assert!((sent - received).abs() < sent / 100.0, "{sent} {received}");
     }
+}
+
+/// Asserts that a rank shows all rails, and that their shares add up to 100 %.
+fn assert_shows_all_rails(rank: &Value, devices: &[String]) {
+    let rails = rank["rails"].as_array().unwrap();
+    let mut shown: Vec<&str> = rails
+        .iter()
+        .map(|rail| rail["rail"].as_str().unwrap())
+        .collect();
+    let mut expected: Vec<String> = devices.iter().map(|device| format!("{device}:1")).collect();
+    shown.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(shown, expected, "{rank}");
+    let share: f64 = rails
+        .iter()
+        .map(|rail| rail["share_percent"].as_f64().unwrap())
+        .sum();
+    assert!((share - 100.0).abs() < 0.01, "{rank}");
+}
+
+/// Compares the bytes that a rank shows with the counters that the fabric keeps itself.
+fn assert_matches_fabric(rank: &Value, node: &Value, devices: &[String]) {
+    let rails = node["rails"].as_array().unwrap();
+    for device in devices {
+        let carried = rails.iter().find(|rail| rail["device"] == **device);
+        let carried = carried.unwrap()["sent_bytes"].as_f64().unwrap();
+        let shown = rail(rank, device)["sent"]["bytes"].as_f64().unwrap();
+        assert!(
+            (shown - carried).abs() < carried / 100.0,
+            "{device}: {shown}, and by the fabric {carried}: {rank}"
+        );
+    }
+}
+
+#[test]
+fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
+    if !is_built() {
+        return;
+    }
+    let job = Job::start("--profile unpaced");
+    job.until("both ranks to move bytes", |jobs| {
+        jobs.iter().all(|job| moves(&job["sent"]))
+    });
     let device = &job.rails[0];
     fabric(job.dir.path(), &format!("down 0:{device}"));
     let lost = job.until("the lost rail", |jobs| {
@@ -838,10 +843,8 @@ fn a_real_jobs_rails_are_shown_while_one_is_lost_and_comes_back() {
         row["losses"].as_u64() > Some(0) && row["sent"]["carrying"] == 0,
         "{row}"
     );
-    assert!(
-        job.until("bytes on the other rails", |jobs| moves(&jobs[0]["sent"]))[0]["condition"]
-            == "lost"
-    );
+    let others = job.until("bytes on the other rails", |jobs| moves(&jobs[0]["sent"]));
+    assert_eq!(others[0]["condition"], "lost");
     fabric(job.dir.path(), &format!("up 0:{device}"));
     let back = job.until("the rail's return", |jobs| {
         jobs.iter().all(|job| job["condition"] != "lost") && moves(&rail(&jobs[0], device)["sent"])

@@ -10,7 +10,9 @@ mod common;
 use common::{ProgramOutput, built, is_built, nccl_spark};
 use serde_json::Value;
 use softverbs::profile::Profile;
+use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 fn run(arguments: &str) -> ProgramOutput {
@@ -162,8 +164,7 @@ fn collectives_over_a_rings_diagonal_fail_and_name_both_sides() {
                 (4, 4),
                 "{rest}"
             );
-            let cables: std::collections::BTreeSet<&str> =
-                rest.split("(10.").skip(1).map(|ip| &ip[..1]).collect();
+            let cables: BTreeSet<&str> = rest.split("(10.").skip(1).map(|ip| &ip[..1]).collect();
             assert_eq!(cables.len(), 4, "{rest}");
             assert!(
                 rest.contains("(the diagonal of a ring)") && rest.contains("NCCL_ALGO=Ring"),
@@ -263,54 +264,70 @@ fn ring_of_routes(profile: &Profile, has: impl Fn(usize, &str) -> bool) -> Strin
     commands
 }
 
-/// The kernel's routes pair the rails of opposite hosts, and the fabric's NICs forward the packets.
-#[test]
-fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
-    let in_namespace = |commands: &str| {
-        let mut command = Command::new("unshare");
-        command.args([
-            "--map-root-user",
-            "--net",
-            "bash",
-            "-c",
-            &format!("{commands}\nexec \"$0\" \"$@\""),
-        ]);
-        command
-    };
-    let can_make = in_namespace("set -e; ip link add here type veth peer name there")
-        .arg("true")
-        .status();
-    if !is_built() {
-        return;
+/// A profile of a ring whose hosts forward packets, for jobs in a network namespace with routes.
+struct ForwardingRing {
+    profile: Profile,
+    file: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl ForwardingRing {
+    /// Returns `None` if the test must be skipped.
+    fn new() -> Option<Self> {
+        if !is_built() {
+            return None;
+        }
+        let can_make = in_namespace("set -e; ip link add here type veth peer name there")
+            .arg("true")
+            .status();
+        if !can_make.is_ok_and(|status| status.success()) {
+            common::skip::skip(
+                "this user cannot make a network namespace with interfaces (unshare --map-root-user --net)",
+            );
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("forwarding-ring");
+        let forwards: String = (0..4)
+            .map(|node| format!("node {node} forwards=p0,p1\n"))
+            .collect();
+        let profile = Profile::load("spark-ring", 0.01).unwrap();
+        std::fs::write(&file, profile.to_text() + &forwards).unwrap();
+        Some(Self {
+            profile,
+            file,
+            _folder: folder,
+        })
     }
-    if !can_make.is_ok_and(|status| status.success()) {
-        common::skip::skip(
-            "this user cannot make a network namespace with interfaces (unshare --map-root-user --net)",
-        );
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("forwarding-ring");
-    let forwards: String = (0..4)
-        .map(|node| format!("node {node} forwards=p0,p1\n"))
-        .collect();
-    let profile = Profile::load("spark-ring", 0.01).unwrap();
-    std::fs::write(&file, profile.to_text() + &forwards).unwrap();
-    let job = |job: &str, has: fn(usize, &str) -> bool| {
-        let mut command = in_namespace(&ring_of_routes(&profile, has));
+
+    /// Runs a job whose hosts have the routes for which `has_route` returns true
+    /// ([`ring_of_routes`]).
+    fn run(&self, job: &str, has_route: fn(usize, &str) -> bool) -> ProgramOutput {
+        let mut command = in_namespace(&ring_of_routes(&self.profile, has_route));
         command
             .arg(nccl_spark().get_program())
             .env("NCCL_SOCKET_IFNAME", "lo");
-        run_as(command, &format!("{job} --profile {}", file.display()))
+        run_as(command, &format!("{job} --profile {}", self.file.display()))
+    }
+}
+
+/// Returns a command that runs its arguments in a new network namespace, after `commands`.
+fn in_namespace(commands: &str) -> Command {
+    let mut command = Command::new("unshare");
+    command
+        .args(["--map-root-user", "--net", "bash", "-c"])
+        .arg(format!("{commands}\nexec \"$0\" \"$@\""));
+    command
+}
+
+/// The kernel's routes pair the rails of opposite hosts, and the fabric's NICs forward the packets.
+#[test]
+fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
+    let Some(ring) = ForwardingRing::new() else {
+        return;
     };
-    let output = job("alltoall -r 4 -b 32 -e 1M -f 256 -n 2", |_, _| true);
-    let joins = |line: &str, one, other| line.contains(&format!("{one}:1 to {other}:1"));
-    let diagonal = |line: &str| {
-        line.contains("over 2 rails: ")
-            && (DIAGONAL.iter().all(|[one, other]| joins(line, one, other))
-                || DIAGONAL.iter().all(|[one, other]| joins(line, other, one)))
-    };
-    assert_right(&output, 2, |line| is_one_cable(line) || diagonal(line));
+    let output = ring.run("alltoall -r 4 -b 32 -e 1M -f 256 -n 2", |_, _| true);
+    assert_right(&output, 2, |line| is_one_cable(line) || is_diagonal(line));
     let json: Value = serde_json::from_str(&output.out).unwrap();
     for rank in json["connections"].as_array().unwrap() {
         let lines: Vec<&str> = rank
@@ -319,33 +336,54 @@ fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
             .iter()
             .map(|line| line.as_str().unwrap())
             .collect();
-        let peers = |is_one: &dyn Fn(&str) -> bool| {
+        let peers = |is_one: fn(&str) -> bool| {
             let found = lines
                 .iter()
                 .filter(|line| is_one(line))
                 .map(|line| line.split(" over ").next());
-            found.collect::<std::collections::BTreeSet<_>>().len()
+            found.collect::<BTreeSet<_>>().len()
         };
         assert_eq!(
-            (peers(&diagonal), peers(&is_one_cable)),
+            (peers(is_diagonal), peers(is_one_cable)),
             (1, 2),
             "{lines:#?}"
         );
     }
+}
 
-    // With NCCL_SPARK_RING_TCP=1, TCP is allowed between hosts that share no subnet. Then the
-    // plugin does not use the routes.
+/// Returns true for a line about the two rails that the routes of [`DIAGONAL`] join.
+fn is_diagonal(line: &str) -> bool {
+    let joins = |one, other| line.contains(&format!("{one}:1 to {other}:1"));
+    line.contains("over 2 rails: ")
+        && (DIAGONAL.iter().all(|[one, other]| joins(one, other))
+            || DIAGONAL.iter().all(|[one, other]| joins(other, one)))
+}
+
+/// With `NCCL_SPARK_RING_TCP=1`, TCP is allowed between hosts that share no subnet. Then the plugin
+/// does not use the routes.
+#[test]
+fn a_rings_diagonal_goes_by_tcp_where_set_although_there_are_routes() {
+    let Some(ring) = ForwardingRing::new() else {
+        return;
+    };
     let tcp: String = (0..4)
         .map(|rank| format!(" --rank-env {rank}:NCCL_SPARK_RING_TCP=1"))
         .collect();
-    let output = job(&format!("alltoall -r 4 -b 1K -e 1K -n 1{tcp}"), |_, _| true);
+    let job = format!("alltoall -r 4 -b 1K -e 1K -n 1{tcp}");
+    let output = ring.run(&job, |_, _| true);
     assert_right(&output, 1, |line| {
         is_one_cable(line) || line.contains("by TCP over")
     });
+}
 
-    // The opposite hosts 0 and 2 have one route each: host 0 from its rail of the first pair in
-    // `DIAGONAL`, and host 2 from its rail of the second pair. So for each route, the rail at its
-    // far end has no route back.
+/// The opposite hosts 0 and 2 have one route each: host 0 from its rail of the first pair in
+/// [`DIAGONAL`], and host 2 from its rail of the second pair. So for each route, the rail at its
+/// far end has no route back.
+#[test]
+fn a_rings_diagonal_without_a_route_back_is_an_error_that_names_the_missing_route() {
+    let Some(ring) = ForwardingRing::new() else {
+        return;
+    };
     // The route may be added later, so the ranks try until the time limit. Index 1 is that of the
     // IPv4 address: the simulated NICs also forward packets to link-local addresses.
     let variables = |rank| {
@@ -354,14 +392,13 @@ fn a_rings_diagonal_goes_by_rails_where_there_are_routes() {
         )
     };
     let limit = [0, 1].map(variables).join(" ");
-    let output = job(
+    let output = ring.run(
         &format!("all-gather -r 2 --rank-env 1:SOFTVERBS_NODE=2 {limit} -b 1M -e 1M -n 1"),
         |node, rail| [(0, "rocep1s0f0"), (2, "roceP2p1s0f0")].contains(&(node, rail)),
     );
-    let why = "it has no route from 10.";
     assert!(
         output.status == Some(1)
-            && output.err.contains(why)
+            && output.err.contains("it has no route from 10.")
             && output.err.contains("via NEXT_HOST dev"),
         "{output:?}"
     );

@@ -135,10 +135,9 @@ fn rows(settings: &str) -> Vec<&str> {
         .collect()
 }
 
-#[test]
-fn clearly_better_choices_are_written_and_failing_ones_are_left_out() {
-    let programs = Programs::new(
-        r#"
+/// ring/simple/1 and ring/simple/2 fail. At 8K, ring/ll/1 and ring/ll/2 are about equally fast.
+/// ring/ll/1 wins at 16K, ring/ll/2 at 64K.
+const TWO_FASTER_CHOICES: &str = r#"
         case $rows in
         *ring/simple/1) echo "h:1:1 [0] NCCL WARN no memory for that"; exit 3 ;;
         *ring/simple/2) wrong=4 ;;
@@ -150,8 +149,11 @@ fn clearly_better_choices_are_written_and_failing_ones_are_left_out() {
             ring/ll/2) case $1 in 8192) echo 49.5 ;; 65536) echo 60 ;; *) echo 110 ;; esac ;;
             *) echo 100 ;;
             esac
-        }"#,
-    );
+        }"#;
+
+#[test]
+fn clearly_better_choices_are_written_and_failing_ones_are_left_out() {
+    let programs = Programs::new(TWO_FASTER_CHOICES);
     let before =
         "for=NVIDIA_H200/4x224054/2.28.3;all_reduce@2:1-9=ring/ll/8;broadcast@2:1-9=ring/ll/8";
     let text = format!("# mine\nNCCL_IB_TC=106\nNCCL_SPARK_TUNER_TABLE={before}\n");
@@ -165,49 +167,8 @@ fn clearly_better_choices_are_written_and_failing_ones_are_left_out() {
         return;
     };
     assert_eq!(output.status, Some(0), "{output:?}");
-    for part in [
-        "ring/simple/1 not measured further: all_reduce_perf exited with status 3; NCCL says: no memory for that",
-        "ring/simple/2 not measured further: 16 WRONG elements",
-        "# all_reduce with ring/simple/2: a run failed and is repeated once: 16 WRONG elements",
-        "# hosts: NVIDIA_H200/4x224054/2.28.3, ranks: 2",
-        "gain too small",
-        "  no row\n",
-        "this GPU is not a GB10: the tuner uses the table only with NCCL_SPARK_TUNER=on",
-    ] {
-        assert!(output.out.contains(part), "{part}: {output:?}");
-    }
-    assert!(
-        output
-            .out
-            .lines()
-            .filter(|line| line.starts_with("  "))
-            .all(|line| line.len() <= 80),
-        "{output:?}"
-    );
-    let settings = programs.settings();
-    let lines: Vec<&str> = settings.lines().collect();
-    assert_eq!(
-        (lines.len(), &lines[..2]),
-        (4, &["# mine", "NCCL_IB_TC=106"][..]),
-        "{settings}"
-    );
-    assert!(
-        lines[2].starts_with(
-            "# nccl-spark tune collectives: all_reduce, 2 ranks: 1.67 to 2.00 times as fast"
-        ),
-        "{settings}"
-    );
-    // At 8K both choices are about equally fast (50 and 49.5 us). ring/ll/1 also wins at 16K, so a
-    // single row of ring/ll/1 has both sizes.
-    let all_reduce = [
-        "all_reduce@2:5793-23170=ring/ll/1",
-        "all_reduce@2:46341-92681=ring/ll/2",
-    ];
-    assert_eq!(
-        rows(&settings),
-        [&["broadcast@2:1-9=ring/ll/8"][..], &all_reduce].concat(),
-        "broadcast was not measured"
-    );
+    assert_explains_the_choices(&output);
+    assert_settings_have_the_faster_choices(&programs.settings());
     let runs = programs.runs();
     assert_eq!(
         runs.iter().filter(|run| run.trim_end() == "off").count(),
@@ -224,12 +185,45 @@ fn clearly_better_choices_are_written_and_failing_ones_are_left_out() {
         report["collectives"][0]["sizes"][0]["choice"], "ring/ll/1",
         "{report}"
     );
+    let arguments = report["arguments"].as_array().unwrap();
+    assert!(arguments.contains(&"7".into()), "{report}");
+}
+
+fn assert_explains_the_choices(output: &ProgramOutput) {
+    for part in [
+        "ring/simple/1 not measured further: all_reduce_perf exited with status 3; NCCL says: no memory for that",
+        "ring/simple/2 not measured further: 16 WRONG elements",
+        "# all_reduce with ring/simple/2: a run failed and is repeated once: 16 WRONG elements",
+        "# hosts: NVIDIA_H200/4x224054/2.28.3, ranks: 2",
+        "gain too small",
+        "  no row\n",
+        "this GPU is not a GB10: the tuner uses the table only with NCCL_SPARK_TUNER=on",
+    ] {
+        assert!(output.out.contains(part), "{part}: {output:?}");
+    }
+    let mut table = output.out.lines().filter(|line| line.starts_with("  "));
+    assert!(table.all(|line| line.len() <= 80), "{output:?}");
+}
+
+fn assert_settings_have_the_faster_choices(settings: &str) {
+    let lines: Vec<&str> = settings.lines().collect();
+    assert_eq!(lines.len(), 4, "{settings}");
+    assert_eq!(lines[..2], ["# mine", "NCCL_IB_TC=106"], "{settings}");
     assert!(
-        report["arguments"]
-            .as_array()
-            .unwrap()
-            .contains(&"7".into()),
-        "{report}"
+        lines[2].starts_with(
+            "# nccl-spark tune collectives: all_reduce, 2 ranks: 1.67 to 2.00 times as fast"
+        ),
+        "{settings}"
+    );
+    // ring/ll/1 also wins at 16K, so a single row of ring/ll/1 has 8K and 16K.
+    assert_eq!(
+        rows(settings),
+        [
+            "broadcast@2:1-9=ring/ll/8",
+            "all_reduce@2:5793-23170=ring/ll/1",
+            "all_reduce@2:46341-92681=ring/ll/2",
+        ],
+        "broadcast was not measured"
     );
 }
 

@@ -17,7 +17,7 @@ const NO_MTUS: [u32; 8] = [0, 1, 255, 1023, 1500, 4095, 8192, u32::MAX];
 /// Returns the path MTU of a host's ports. Checks that all ports have the same path MTU, and that
 /// it is below 4096, the largest that exists: the tests need a larger one.
 fn own_mtu(host: &Host) -> u32 {
-    let of = |rail: &Arc<Rail>| {
+    let mtu = |rail: &Arc<Rail>| {
         rail.device
             .pd()
             .unwrap()
@@ -26,7 +26,7 @@ fn own_mtu(host: &Host) -> u32 {
             .unwrap()
             .active_mtu_bytes
     };
-    let mtus: Vec<u32> = host.process().rails.iter().map(of).collect();
+    let mtus: Vec<u32> = host.process().rails.iter().map(mtu).collect();
     assert!(
         mtus.iter().all(|mtu| *mtu == mtus[0] && *mtu < 4096),
         "{mtus:?}: nothing is above, or they differ"
@@ -77,12 +77,12 @@ fn an_offer_above_the_ports_path_mtu_is_refused_with_an_error_and_the_others_con
             .err()
             .expect("no rail is left")
             .to_string();
-        let told = format!(
+        let reason = format!(
             "the peer asked for path MTU {mtu} on {}, whose port has {own}",
             hosts[0].process().rails[0].name()
         );
         assert!(
-            error.contains(&told) && error.contains(&format!(":{}", std::process::id())),
+            error.contains(&reason) && error.contains(&format!(":{}", std::process::id())),
             "{error}"
         );
         other.check(20);
@@ -101,18 +101,19 @@ fn a_rail_with_an_offer_above_its_path_mtu_is_left_out_with_a_log_line() {
             .capture(|| lied(&hosts, 1, 1, mtu))
             .expect("a rail is left");
         let left_out = hosts[0].process().rails[1].name();
-        let told = format!("the peer asked for path MTU {mtu} on {left_out}, whose port has {own}");
+        let reason =
+            format!("the peer asked for path MTU {mtu} on {left_out}, whose port has {own}");
         let lines: Vec<String> = log
             .take()
             .into_iter()
             .filter(|(level, _)| *level <= Level::INFO)
             .map(|(_, line)| line)
             .collect();
-        let said = lines
+        let count = lines
             .iter()
-            .filter(|line| line.contains(&told) && line.contains(&hosts[0].process().name))
+            .filter(|line| line.contains(&reason) && line.contains(&hosts[0].process().name))
             .count();
-        assert_eq!(said, 2, "{lines:?}");
+        assert_eq!(count, 2, "{lines:?}");
         met.check(21);
     }
 }
@@ -127,9 +128,9 @@ fn an_invalid_path_mtu_is_refused_with_an_error_and_other_connections_continue()
             .err()
             .expect("it cannot be")
             .to_string();
-        let told = format!("path MTU {mtu} is not 256, 512, 1024, 2048 or 4096");
+        let reason = format!("path MTU {mtu} is not 256, 512, 1024, 2048 or 4096");
         assert!(
-            error.contains(&told) && error.contains("127.0.0.1:"),
+            error.contains(&reason) && error.contains("127.0.0.1:"),
             "{error}"
         );
         other.check(22);
@@ -144,7 +145,7 @@ fn a_hello_with_an_unknown_path_mtu_is_not_admitted() {
         let listener = Listener::open(&hosts[1]);
         let log = CapturedLog::default();
         let mut hello = hello_of(&hosts, &listener);
-        let told = format!("path MTU {mtu} is not 256, 512, 1024");
+        let reason = format!("path MTU {mtu} is not 256, 512, 1024");
         hello.rails[0].mtu_bytes = mtu;
         let mut client = dial(listener.known.address);
         client.write_all(&Message::Hello(hello).encode()).unwrap();
@@ -158,11 +159,11 @@ fn a_hello_with_an_unknown_path_mtu_is_not_admitted() {
                     .then_some(lines)
             })
         });
-        let is_told = |line: &str| line.contains(&told) && line.contains("127.0.0.1:");
+        let has_reason = |line: &str| line.contains(&reason) && line.contains("127.0.0.1:");
         assert!(
             lines
                 .iter()
-                .any(|(level, line)| *level == Level::INFO && is_told(line)),
+                .any(|(level, line)| *level == Level::INFO && has_reason(line)),
             "{lines:?}"
         );
         // The liar had the token, but did not take the honest peer's place.

@@ -93,7 +93,7 @@ impl ListenerLog {
     /// Returns the largest number of attempts in one call.
     fn poll_listeners(&mut self, listeners: &[&Listener], calls: usize) -> usize {
         let log = CapturedLog::default();
-        let mut most = 0;
+        let mut largest = 0;
         for _ in 0..calls {
             for listener in listeners {
                 let before = self.tries;
@@ -103,10 +103,10 @@ impl ListenerLog {
                     made.expect("a shortage is no failure").is_none(),
                     "there were no descriptors for this"
                 );
-                most = most.max(self.tries - before);
+                largest = largest.max(self.tries - before);
             }
         }
-        most
+        largest
     }
 }
 

@@ -344,10 +344,8 @@ pub fn without_files<T>(act: impl FnOnce() -> T) -> T {
         rlim_max: 0,
     };
     // SAFETY: the call only writes the structure in its argument.
-    assert_eq!(
-        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut before) },
-        0
-    );
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut before) };
+    assert_eq!(result, 0);
     let _back = Limit(before);
     set_limit(libc::rlimit {
         rlim_cur: 0,

@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 /// input.
 pub struct Job {
     child: Child,
+    /// Lines of the standard output.
     lines: Receiver<String>,
-    said: Receiver<String>,
+    /// Lines of the standard error.
+    log: Receiver<String>,
 }
 
 impl Job {
@@ -28,12 +30,10 @@ impl Job {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let said = lines(child.stderr.take().unwrap());
-        let answers = lines(child.stdout.take().unwrap());
         let job = Self {
+            lines: lines(child.stdout.take().unwrap()),
+            log: lines(child.stderr.take().unwrap()),
             child,
-            lines: answers,
-            said,
         };
         job.wait_for_line("up");
         job
@@ -67,9 +67,9 @@ impl Job {
         let begun = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                let said = self.said.iter().collect();
-                assert!(status.success(), "the job ended with {status}: {said:#?}");
-                return said;
+                let log = self.log.iter().collect();
+                assert!(status.success(), "the job ended with {status}: {log:#?}");
+                return log;
             }
             assert!(begun.elapsed() < LIMIT, "the job does not end");
             std::thread::sleep(Duration::from_millis(10));
@@ -180,7 +180,7 @@ pub fn wait_for_line(lines: &Receiver<String>, start: &str) -> String {
         let left = LIMIT.saturating_sub(begun.elapsed());
         let line = lines
             .recv_timeout(left)
-            .unwrap_or_else(|error| panic!("{start:?} was not said: {error}"));
+            .unwrap_or_else(|error| panic!("{start:?} was not printed: {error}"));
         if let Some(rest) = line.strip_prefix(start) {
             return rest.to_owned();
         }

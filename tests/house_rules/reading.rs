@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 
 pub struct File {
     pub path: String,
-    pub lines: usize,
     pub paths: Vec<PathUse>,
     pub tokens: Vec<TokenTree>,
     /// Files that may contain the modules that this file declares only for tests.
@@ -36,7 +35,6 @@ impl File {
             .unwrap_or_else(|error| panic!("{path}: {error}"));
         let mut file = File {
             path: path.to_owned(),
-            lines: text.lines().count(),
             paths: Vec::new(),
             tokens: Vec::new(),
             test_files: Vec::new(),

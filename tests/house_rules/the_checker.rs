@@ -39,14 +39,10 @@ fn kept(path: &str, text: &str) {
 }
 
 #[test]
-fn imports_keep_to_the_rules_of_rooms_toml() {
+fn a_room_imports_only_the_rooms_that_rooms_toml_lists_for_it() {
     kept(
         "src/comm/datapath/send.rs",
         "use crate::flow::Plan; use crate::comm::rail::x; use crate::error::{Error, Result};",
-    );
-    kept(
-        "src/abi/mod.rs",
-        "fn f() { crate::plugin::init() } mod a { use super::super::config; }",
     );
     broken(
         "src/comm/datapath/send.rs",
@@ -57,6 +53,38 @@ fn imports_keep_to_the_rules_of_rooms_toml() {
         "src/comm/datapath/send.rs",
         "use crate::{flow::Plan, rails};",
         "`rails`",
+    );
+    broken(
+        "src/comm/datapath/send.rs",
+        "use crate::abi::Handle;",
+        "`abi`",
+    );
+    broken(
+        "src/cellar.rs",
+        "use crate::error::Error;",
+        "no room `cellar`",
+    );
+}
+
+#[test]
+fn a_path_inside_a_function_or_a_macro_is_an_import() {
+    broken(
+        "src/flow/plan.rs",
+        "fn f() { let x = crate::verbs::X; }",
+        "`flow` may not import `verbs`",
+    );
+    broken(
+        "src/flow/plan.rs",
+        "fn f() { log!(\"{}\", crate::verbs::X); }",
+        "`verbs`",
+    );
+}
+
+#[test]
+fn a_path_of_supers_is_followed_to_its_room() {
+    kept(
+        "src/abi/mod.rs",
+        "fn f() { crate::plugin::init() } mod a { use super::super::config; }",
     );
     broken(
         "src/comm/datapath/send.rs",
@@ -74,26 +102,14 @@ fn imports_keep_to_the_rules_of_rooms_toml() {
         "mod a { fn f() { super::super::rails::g() } }",
         "`rails`",
     );
-    broken(
-        "src/flow/plan.rs",
-        "fn f() { let x = crate::verbs::X; }",
-        "`flow` may not import `verbs`",
-    );
-    broken(
-        "src/flow/plan.rs",
-        "fn f() { log!(\"{}\", crate::verbs::X); }",
-        "`verbs`",
-    );
-    broken(
+    kept(
         "src/comm/datapath/send.rs",
-        "use crate::abi::Handle;",
-        "`abi`",
+        "pub(crate) fn f() {} /// See `crate::rails`.\nfn g() { super::rails::h() }",
     );
-    broken(
-        "src/cellar.rs",
-        "use crate::error::Error;",
-        "no room `cellar`",
-    );
+}
+
+#[test]
+fn another_crate_imports_only_the_rooms_that_rooms_toml_lists_for_it() {
     kept(
         "nccl-tests-harness/src/main.rs",
         "use nccl_net_spark::rails::report; use crate::verbs::X;",
@@ -103,13 +119,13 @@ fn imports_keep_to_the_rules_of_rooms_toml() {
         "use nccl_net_spark::{comm, rails};",
         "`comm`",
     );
+}
+
+#[test]
+fn a_module_for_tests_may_import_any_room() {
     kept(
         "src/comm/datapath/send.rs",
         "#[cfg(test)]\nmod tests { use crate::rails::Rail; }",
-    );
-    kept(
-        "src/comm/datapath/send.rs",
-        "pub(crate) fn f() {} /// See `crate::rails`.\nfn g() { super::rails::h() }",
     );
 }
 
@@ -202,28 +218,11 @@ fn a_module_for_tests_in_its_own_file_is_test_code() {
 }
 
 #[test]
-fn files_have_a_limit() {
-    kept(
-        "src/comm/datapath/send.rs",
-        &"const A: u8 = 1;\n".repeat(599),
-    );
-    broken(
-        "src/comm/datapath/send.rs",
-        &"const A: u8 = 1;\n".repeat(600),
-        "600 lines",
-    );
-    kept(
-        "verbs-sys/src/bindings.rs",
-        &"const A: u8 = 1;\n".repeat(900),
-    );
-}
-
-#[test]
 fn a_comment_has_at_most_100_columns_outside_of_code_blocks() {
-    let of = |columns: usize| format!("    // {}\n", "x".repeat(columns - 7));
-    assert!(wide_comments(&of(100)).is_empty());
-    assert_eq!(wide_comments(&(of(100) + &of(101))), [2]);
-    assert!(wide_comments(&format!("//! ```sh\n{}//! ```\n", of(101))).is_empty());
+    let comment = |columns: usize| format!("    // {}\n", "x".repeat(columns - 7));
+    assert!(wide_comments(&comment(100)).is_empty());
+    assert_eq!(wide_comments(&(comment(100) + &comment(101))), [2]);
+    assert!(wide_comments(&format!("//! ```sh\n{}//! ```\n", comment(101))).is_empty());
     assert!(wide_comments(&format!("let text = \"{}\";\n", "x".repeat(101))).is_empty());
 }
 
@@ -231,18 +230,19 @@ fn a_comment_has_at_most_100_columns_outside_of_code_blocks() {
 fn a_missing_room_is_reported() {
     let sources =
         ["src/abi/mod.rs", "src/comm/log.rs"].map(|path| (path.to_owned(), String::new()));
-    let told = check_all(&sources, &Rooms::read(ROOMS));
-    for (place, is_told) in [
+    let broken = check_all(&sources, &Rooms::read(ROOMS));
+    for (place, is_reported) in [
         ("src/abi", false),
         ("src/flow", true),
         ("src/comm/log", false),
         ("src/comm/rail", true),
     ] {
         assert_eq!(
-            told.iter()
+            broken
+                .iter()
                 .any(|line| line.starts_with(&format!("{place}: named"))),
-            is_told,
-            "{place}: {told:?}"
+            is_reported,
+            "{place}: {broken:?}"
         );
     }
 }

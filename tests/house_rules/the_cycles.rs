@@ -94,10 +94,8 @@ fn the_report_names_a_shortest_cycle_and_counts_all_its_files() {
 #[test]
 fn each_group_is_reported_once() {
     let c = ("src/c/mod.rs", "mod x; mod y;");
-    let (x, y) = (
-        ("src/c/x.rs", "use super::y::Y; pub struct X;"),
-        ("src/c/y.rs", "use super::x::X; pub struct Y;"),
-    );
+    let x = ("src/c/x.rs", "use super::y::Y; pub struct X;");
+    let y = ("src/c/y.rs", "use super::x::X; pub struct Y;");
     let root = ("src/lib.rs", "mod a; mod b; mod c;");
     let a = ("src/a.rs", "use crate::b::B; pub struct A;");
     let b = ("src/b.rs", USES_A);
@@ -109,13 +107,15 @@ fn each_group_is_reported_once() {
     );
 }
 
+/// A child of `a` that uses `b`, so a use of it in `b` closes a cycle.
+const X_USES_B: (&str, &str) = (
+    "src/a/x.rs",
+    "use crate::b::B; pub struct X; pub fn make() {}",
+);
+const X_AND_B: &str = "src/a/x.rs:1 uses src/b.rs, src/b.rs:1 uses src/a/x.rs";
+
 #[test]
 fn a_reexport_counts_as_a_use_of_the_defining_file() {
-    let through = "src/a/x.rs:1 uses src/b.rs, src/b.rs:1 uses src/a/x.rs";
-    let x = (
-        "src/a/x.rs",
-        "use crate::b::B; pub struct X; pub fn make() {}",
-    );
     for a in [
         "mod x; pub use x::X;",
         "mod x; pub(crate) use self::x::{X as Y, X};",
@@ -125,7 +125,7 @@ fn a_reexport_counts_as_a_use_of_the_defining_file() {
             "use crate::a::X; pub struct B;",
             "pub struct B; fn f() { super::a::X::new() }",
         ] {
-            cycle(&check_a_and_b(a, b, &[x]), through);
+            cycle(&check_a_and_b(a, b, &[X_USES_B]), X_AND_B);
         }
     }
     // Through two re-exports.
@@ -134,48 +134,42 @@ fn a_reexport_counts_as_a_use_of_the_defining_file() {
         &check_a_and_b(
             "mod x; mod y; pub use y::X;",
             "use crate::a::X; pub struct B;",
-            &[x, y],
+            &[X_USES_B, y],
         ),
-        through,
+        X_AND_B,
     );
-    // With `use crate::a::*`, only the re-exported names in use count.
+}
+
+#[test]
+fn with_a_glob_import_only_the_reexported_names_in_use_count() {
     let facade = "mod x; pub use x::{X, make};";
-    cycle(
-        &check_a_and_b(facade, "use crate::a::*; pub struct B(X);", &[x]),
-        through,
-    );
-    cycle(
-        &check_a_and_b(
-            facade,
-            "use crate::a::*; pub struct B; fn f() { make() }",
-            &[x],
-        ),
-        through,
-    );
-    cycle(
-        &check_a_and_b(
-            facade,
-            "use crate::a::*; pub struct B(X); fn f() { struct X; }",
-            &[x],
-        ),
-        through,
-    );
+    for b in [
+        "use crate::a::*; pub struct B(X);",
+        "use crate::a::*; pub struct B; fn f() { make() }",
+        "use crate::a::*; pub struct B(X); fn f() { struct X; }",
+    ] {
+        cycle(&check_a_and_b(facade, b, &[X_USES_B]), X_AND_B);
+    }
     none(&check_a_and_b(
         facade,
         "use crate::a::*; pub struct B; fn f(make: u8) { self.make() }",
-        &[x],
+        &[X_USES_B],
     ));
     none(&check_a_and_b(
         "pub use crate::b::B;",
         "use crate::a::*; pub struct B;",
         &[],
     ));
-    // Two re-exports that refer to each other. Then a re-export from another crate, and a name that
-    // a macro defines.
+}
+
+#[test]
+fn a_reexported_name_that_no_file_defines_belongs_to_the_file_that_is_named() {
+    // Two re-exports that refer to each other.
     cycle(
         &check_a_and_b("pub use crate::b::X;", "\npub use crate::a::X;", &[]),
         A_AND_B,
     );
+    // A re-export from another crate.
     cycle(
         &check_a_and_b(
             "pub use libc::c_int; use crate::b::B;",
@@ -184,6 +178,7 @@ fn a_reexport_counts_as_a_use_of_the_defining_file() {
         ),
         A_AND_B,
     );
+    // A name that a macro defines.
     cycle(
         &check_a_and_b("make! { A } use crate::b::B;", USES_A, &[]),
         A_AND_B,
@@ -332,10 +327,8 @@ fn a_module_and_a_function_of_one_name() {
 
 #[test]
 fn crates_are_checked_separately() {
-    let (a, b) = (
-        "use crate::b::B; pub struct A;",
-        "\nuse crate::a::A; pub struct B;",
-    );
+    let a = "use crate::b::B; pub struct A;";
+    let b = "\nuse crate::a::A; pub struct B;";
     let root = "#[path = \"../../src/a.rs\"] mod a; #[path = \"../../src/b.rs\"] mod b;";
     let both = [
         ("src/lib.rs", "mod a; mod b;"),

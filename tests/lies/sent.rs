@@ -66,7 +66,8 @@ impl Stage {
     }
 }
 
-fn is_told(error: &Error) {
+/// Asserts that a message without an immediate caused the error.
+fn assert_has_no_immediate(error: &Error) {
     assert!(
         breaks_protocol(
             error,
@@ -103,7 +104,7 @@ fn a_message_without_an_immediate_ends_the_connection_with_an_error_and_writes_n
                 liar.post(Operation::Send, bytes, imm, (0, 0));
             }
             let error = stage.receive_error(&liar, receive);
-            is_told(&error);
+            assert_has_no_immediate(&error);
             assert_eq!(stage.written_end(), 0, "{bytes} bytes with {imm:?}");
             assert_eq!(stage.irecv(&[ROOM]), Err(error.clone()));
             assert_eq!(stage.received(receive), Err(error));
@@ -127,7 +128,7 @@ fn a_write_without_an_immediate_does_not_complete_a_receive() {
             assert_eq!(stage.received(receive), Ok(false));
         }
         liar.post(Operation::Send, 0, imm, (0, 0));
-        is_told(&stage.receive_error(&liar, receive));
+        assert_has_no_immediate(&stage.receive_error(&liar, receive));
         assert!(stage.written_end() <= ROOM);
     }
 }
@@ -139,7 +140,7 @@ fn messages_before_one_without_an_immediate_are_delivered() {
     let receives = [0, 1].map(|_| stage.irecv(&[ROOM]).unwrap().unwrap());
     let to = stage.granted();
     liar.post(Operation::Write, ROOM as u32, Some(WHOLE.encode()), to);
-    let told = stage.poll_until(|stage| {
+    let delivered = stage.poll_until(|stage| {
         let ended = liar.poll();
         assert!(
             ended.iter().all(|completion| completion.status == 0),
@@ -147,10 +148,10 @@ fn messages_before_one_without_an_immediate_are_delivered() {
         );
         stage.received(receives[0]).unwrap().then_some(())
     });
-    told.expect("a true message is delivered");
+    delivered.expect("a true message is delivered");
     assert!(stage.written_end() <= ROOM);
     liar.post(Operation::Send, 0, None, (0, 0));
-    is_told(&stage.receive_error(&liar, receives[1]));
+    assert_has_no_immediate(&stage.receive_error(&liar, receives[1]));
 }
 
 #[test]
@@ -161,7 +162,7 @@ fn a_send_longer_than_its_receive_fails_at_the_sender() {
     liar.post(Operation::Send, 64, None, (0, 0));
     let ended = stage.poll_until(|_| Some(liar.poll()).filter(|ended| !ended.is_empty()));
     let ended = ended.expect("the sender gets an error");
-    is_told(&stage.receive_error(&liar, receive));
+    assert_has_no_immediate(&stage.receive_error(&liar, receive));
     assert_eq!(ended[0].status, status::REMOTE_INVALID);
 }
 

@@ -2,25 +2,23 @@
 
 use super::Dice;
 use super::busy::Busy;
+use super::ends;
 use super::liar::Liar;
 use super::waker::Mark;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
-use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::parts::PathParts;
-use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::datapath::recv::RecvPath;
 use nccl_net_spark::comm::datapath::send::SendPath;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::datapath::try_cell::TryCell;
 use nccl_net_spark::comm::rail::RailSnapshot;
 use nccl_net_spark::comm::rail::device::DevicePresence;
-use nccl_net_spark::comm::recovery::attempt::ManagedRail;
 use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, Purpose, Rail, Registration};
 use nccl_net_spark::config::Config;
-use nccl_net_spark::flow::paths::End;
+use nccl_net_spark::flow::striping::Striping;
 use nccl_net_spark::interfaces;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{CompletionBuffer, Cq, HostMemory, Region};
@@ -385,16 +383,16 @@ impl Fabric {
         self.node.memory.rails[0][rail]
             .failing_registrations
             .store(1, Ordering::Release);
-        let told = host
+        let error = host
             .process()
             .register(asked(), Purpose::Receive)
             .map(|_| ())
             .expect_err("a rail refuses")
             .to_string();
         assert!(
-            told.contains(&host.process().rails[rail].info.device)
-                && told.contains("Cannot allocate memory"),
-            "{told}"
+            error.contains(&host.process().rails[rail].info.device)
+                && error.contains("Cannot allocate memory"),
+            "{error}"
         );
         assert_eq!(host.process().registrations.in_use(), before);
         let done = host
@@ -501,90 +499,39 @@ impl Fabric {
         lanes
     }
 
-    /// Builds data paths and drivers. If a liar is the receiver's peer, `far_key` is the key with
+    /// Builds data paths and drivers. If a liar is the receiver's peer, `liar_key` is the key with
     /// which the receiver writes to the liar's mailbox.
     fn join(
         &self,
         mut lanes: [Vec<Lane>; 2],
         mailboxes: [Arc<Region>; 2],
-        far_key: Option<u32>,
+        liar_key: Option<u32>,
         start: Start,
     ) -> Pair {
-        let (hosts, Start { not_yet, .. }) = (start.hosts(), start);
-        let rails = lanes[0].len();
-        for (side, region) in mailboxes.iter().enumerate() {
-            lanes[side]
-                .iter_mut()
-                .for_each(|lane| lane.register_mailbox(region).unwrap());
+        let hosts = start.hosts();
+        ends::exchange_mailbox_keys(&mut lanes, &mailboxes);
+        if let Some(key) = liar_key {
+            lanes[1][0].peer_mailbox_rkey = key;
         }
-        let rkeys = [0, 1].map(|side: usize| {
-            lanes[side]
-                .iter()
-                .map(|lane| lane.end().mailbox_rkey)
-                .collect::<Vec<_>>()
-        });
-        for (at, lane) in lanes[0].iter_mut().enumerate() {
-            lane.peer_mailbox_rkey = rkeys[1].get(at).copied().unwrap_or(0);
+        let queue_count = lanes[0][0].queue_count();
+        let mut striping = self.striping(hosts, &lanes[0]);
+        for (striping, lanes) in striping.iter_mut().zip(&mut lanes) {
+            leave_out(start.not_yet, striping, lanes);
         }
-        for (at, lane) in lanes[1].iter_mut().enumerate() {
-            lane.peer_mailbox_rkey = far_key.unwrap_or(rkeys[0][at]);
-        }
-        let far = [1, 0].map(|side: usize| mailboxes[side].addr());
+        let rails = [0, 1].map(|side: usize| ends::managed_rails(&lanes[side], queue_count));
+        let [send_lanes, recv_lanes] = lanes;
+        let [send_striping, recv_striping] = striping;
+        let send = SendPath::new(parts(0, send_lanes, &mailboxes, send_striping));
+        let recv = RecvPath::new(parts(1, recv_lanes, &mailboxes, recv_striping));
+        let send = Arc::new(TryCell::new(send));
+        let recv = Arc::new(TryCell::new(recv));
         let wakers: [Arc<Mark>; 2] = Default::default();
         let contexts = [0, 1].map(|side: usize| {
             let process = self.hosts[hosts[side]].process();
-            Arc::new(PathContext {
-                peer: Arc::new(Peer::new(format!("end {}", hosts[1 - side]))),
-                registrations: Arc::clone(&process.registrations),
-                stall_warn: process.config.data_path.stall_warn,
-                waker: wakers[side].clone(),
-            })
+            let peer_name = format!("end {}", hosts[1 - side]);
+            ends::context(process, peer_name, Arc::clone(&wakers[side]))
         });
-        let path = |lane: &Lane| {
-            [End {
-                rail: lane.rail.id,
-                attachment: lane.rail.info.attachment,
-            }; 2]
-        };
-        let paths: Vec<[End; 2]> = lanes[0].iter().map(path).collect();
-        let mut striping =
-            hosts.map(|host| negotiate::striping(self.hosts[host].process(), &paths));
-        let queue_count = lanes[0][0].queue_count();
-        for (striping, lanes) in striping.iter_mut().zip(&mut lanes) {
-            for (id, lane) in LaneId::all(rails)
-                .zip(lanes)
-                .filter(|(id, _)| not_yet & id.bit() != 0)
-            {
-                striping.lose(id);
-                *lane = Lane::without_queues(&lane.rail, lane.peer_rail.clone());
-            }
-        }
-        let managed = |lanes: &Vec<Lane>| {
-            lanes
-                .iter()
-                .map(|lane| ManagedRail::of(lane, queue_count))
-                .collect()
-        };
-        let rails: [Vec<ManagedRail>; 2] = [managed(&lanes[0]), managed(&lanes[1])];
-        let [s_lanes, r_lanes] = lanes;
-        let [s_striping, r_striping] = striping;
-        let parts = |side: usize, lanes, striping| {
-            let region = Arc::clone(&mailboxes[side]);
-            PathParts {
-                lanes,
-                region,
-                peer_addr: far[side],
-                chunk_bytes: CHUNK,
-                striping,
-            }
-        };
-        let send = Arc::new(TryCell::new(SendPath::new(parts(0, s_lanes, s_striping))));
-        let recv = Arc::new(TryCell::new(RecvPath::new(parts(1, r_lanes, r_striping))));
         let driver = |side: usize, role, path: Arc<dyn SharedPath>, rails| {
-            let mailboxes = Mailboxes {
-                region: Arc::clone(&mailboxes[side]),
-                peer_addr: far[side],
-            };
             let process = Arc::clone(self.hosts[hosts[side]].process());
             let context = Arc::clone(&contexts[side]);
             let terms = Terms {
@@ -592,14 +539,14 @@ impl Fabric {
                 priority: Priority::default(),
                 first_rail_timeout: FIRST_RAIL,
             };
+            let mailboxes = ends::mailboxes_of(side, &mailboxes);
             Driver::new(process, context, path, terms, mailboxes, rails)
         };
-        let [s_rails, r_rails] = rails;
+        let [send_rails, recv_rails] = rails;
         let drivers = [
-            driver(0, Role::Sender, Arc::new(Busy(send.clone())), s_rails),
-            driver(1, Role::Receiver, Arc::new(Busy(recv.clone())), r_rails),
+            driver(0, Role::Sender, Arc::new(Busy(send.clone())), send_rails),
+            driver(1, Role::Receiver, Arc::new(Busy(recv.clone())), recv_rails),
         ];
-        let missing_queue_pairs = 2 * queue_count * not_yet.count_ones() as usize;
         Pair {
             send,
             recv,
@@ -607,8 +554,39 @@ impl Fabric {
             drivers,
             wakers,
             mailboxes,
-            missing_queue_pairs,
+            missing_queue_pairs: 2 * queue_count * start.not_yet.count_ones() as usize,
         }
+    }
+
+    /// Returns the striping of the sender and of the receiver over these lanes.
+    fn striping(&self, hosts: [usize; 2], lanes: &[Lane]) -> [Striping; 2] {
+        let paths = ends::paths(lanes);
+        hosts.map(|host| negotiate::striping(self.hosts[host].process(), &paths))
+    }
+}
+
+/// Takes the queue pairs of the lanes in the bit mask `not_yet`.
+fn leave_out(not_yet: u8, striping: &mut Striping, lanes: &mut [Lane]) {
+    for (id, lane) in LaneId::all(lanes.len()).zip(lanes) {
+        if not_yet & id.bit() != 0 {
+            striping.lose(id);
+            *lane = Lane::without_queues(&lane.rail, lane.peer_rail.clone());
+        }
+    }
+}
+
+fn parts(
+    side: usize,
+    lanes: Vec<Lane>,
+    mailboxes: &[Arc<Region>; 2],
+    striping: Striping,
+) -> PathParts {
+    PathParts {
+        lanes,
+        region: Arc::clone(&mailboxes[side]),
+        peer_addr: mailboxes[1 - side].addr(),
+        chunk_bytes: CHUNK,
+        striping,
     }
 }
 

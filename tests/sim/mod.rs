@@ -5,6 +5,7 @@
 )]
 
 pub mod busy;
+pub mod ends;
 pub mod fabric;
 pub mod liar;
 pub mod model;

@@ -44,8 +44,8 @@ impl Model {
         let count = if dice.one_in(4) { 1 + dice.below(4) } else { 1 };
         let mut parts = Vec::new();
         for _ in 0..count {
-            let most = [8, 200, 1500, 3000][dice.below(4) as usize];
-            let room = dice.below(most) as usize;
+            let limit = [8, 200, 1500, 3000][dice.below(4) as usize];
+            let room = dice.below(limit) as usize;
             let bytes = if dice.one_in(3) {
                 dice.below(room as u64 + 1) as usize
             } else {

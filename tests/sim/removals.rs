@@ -113,18 +113,14 @@ impl Removals {
     pub fn new(left: u64, seed: u64, fabric: &Fabric, dice: &mut Dice) -> Self {
         let opened = std::array::from_fn(|rail| fabric.presence(rail).generation);
         let check_interval = [0, 1].map(|_| if dice.one_in(2) { 4 } else { 64 });
-        let is_used = false;
-        let plan = Vec::new();
-        let unread = Default::default();
-        let hangs = Hangs::new(seed);
         Self {
             left,
-            is_used,
-            plan,
+            is_used: false,
+            plan: Vec::new(),
             opened: [opened; 2],
-            unread,
+            unread: Default::default(),
             check_interval,
-            hangs,
+            hangs: Hangs::new(seed),
         }
     }
 
@@ -140,7 +136,8 @@ impl Removals {
         let is_to_go =
             self.left > 0 && dice.one_in(32) && fabric.presence(rail).phase == Phase::Here;
         if is_to_go {
-            (self.left, self.is_used) = (self.left - 1, true);
+            self.left -= 1;
+            self.is_used = true;
             let has_failed = dice.one_in(2);
             self.unread
                 .iter_mut()
@@ -158,20 +155,20 @@ impl Removals {
             } else {
                 now_ns
             };
-            let most_ns = if dice.one_in(2) {
+            let limit_ns = if dice.one_in(2) {
                 2_000_000
             } else {
                 20_000_000
             };
-            let gone_ns = cut_ns + dice.below(most_ns);
+            let gone_ns = cut_ns + dice.below(limit_ns);
             let keyless_ns = cut_ns + dice.below(gone_ns - cut_ns + 1);
             let hidden_ns = gone_ns + dice.below(1_000_000);
-            let most_ns = if dice.one_in(2) {
+            let limit_ns = if dice.one_in(2) {
                 1_000_000
             } else {
                 100_000_000
             };
-            let back_ns = hidden_ns + 1 + dice.below(most_ns);
+            let back_ns = hidden_ns + 1 + dice.below(limit_ns);
             if dice.one_in(2) {
                 fabric.set(rail, false);
                 self.plan.push((
@@ -196,7 +193,9 @@ impl Removals {
 
     /// Puts every function back on the bus permanently. Hanging calls return at their planned time.
     pub fn end(&mut self, fabric: &Fabric) {
-        (self.left, self.hangs.left, self.hangs.fences_left) = (0, 0, 0);
+        self.left = 0;
+        self.hangs.left = 0;
+        self.hangs.fences_left = 0;
         threads::hang_no_more();
         self.plan.sort_by_key(|(due_ns, ..)| *due_ns);
         for (_, rail, step) in self.plan.drain(..) {

@@ -68,44 +68,47 @@ pub struct Tally {
     pub messages: u64,
 }
 
+impl Ending {
+    /// Draws the ending of a run with `goal` groups.
+    fn draw(goal: usize, dice: &mut Dice) -> Self {
+        let after = 1 + dice.below(goal as u64) as usize;
+        match dice.below(12) {
+            0 => Self::BrokenOff { after },
+            1..=2 => Self::BrokenOffOnTrial { after },
+            3 => Self::BrokenOffInUse { after },
+            _ => Self::Whole,
+        }
+    }
+
+    /// Draws how many functions are lost. Only runs that complete lose any: a side that closes
+    /// while a function is cut off cannot know whether its NIC is idle.
+    fn draw_removals(&self, dice: &mut Dice) -> u64 {
+        if matches!(self, Self::Whole) && dice.one_in(3) {
+            dice.below(6)
+        } else {
+            0
+        }
+    }
+}
+
 impl<'f> Run<'f> {
+    /// Draws a run. The order of the draws must stay: otherwise a seed that found a bug gives
+    /// another run.
     pub fn new(fabric: &'f mut Fabric, seed: u64) -> Self {
         let mut dice = Dice::new(seed);
-        // Lets the packets of the previous run drain.
-        fabric.pass(1_000_000_000);
-        for rail in 0..RAILS {
-            fabric.set(rail, true);
-            fabric.refuse(rail, 0);
-            fabric.fail_posts(rail, 0);
-            fabric.silence(rail, 0);
-        }
-        fabric.forget_path_faults();
-        fabric.forget_silence();
-        fabric.plug_all();
+        reset(fabric);
         busy::begin(seed);
         let rails = 1 + dice.below(RAILS as u64) as usize;
         let queue_count = 1 + dice.below(2) as usize;
         let breaks_ns =
             (rails > 1 && dice.one_in(3)).then(|| fabric.now_ns() + dice.below(2_000_000));
         let tcp = Tcp::new(breaks_ns, fabric.now_ns(), seed);
-        let not_yet = match Dice::new(seed ^ 0x5eed).below(4) {
-            0 => Dice::new(seed ^ 0xfeed).below(1 << rails) as u8,
-            _ => 0,
+        let not_yet = draw_missing_lanes(seed, rails, &tcp);
+        let start = Start {
+            not_yet,
+            ..Start::default()
         };
-        // If TCP breaks permanently, rail 0 has to carry the control frames.
-        let not_yet = if tcp.breaks_permanently() {
-            not_yet & !1
-        } else {
-            not_yet
-        };
-        let pair = fabric.connect_as(
-            rails,
-            queue_count,
-            Start {
-                not_yet,
-                ..Start::default()
-            },
-        );
+        let pair = fabric.connect_as(rails, queue_count, start);
         fabric.give_path_faults(not_yet, &mut Dice::new(seed ^ 0xfa17));
         let goal = 4 + dice.below(60) as usize;
         let pulls_left = dice.below(8);
@@ -114,37 +117,19 @@ impl<'f> Run<'f> {
         let silences_left = dice.below(3);
         // Separate dice, so that this draw does not change the others.
         let mut later_dice = Dice::new(!seed);
-        let after = 1 + later_dice.below(goal as u64) as usize;
-        let ending = match later_dice.below(12) {
-            0 => Ending::BrokenOff { after },
-            1..=2 => Ending::BrokenOffOnTrial { after },
-            3 => Ending::BrokenOffInUse { after },
-            _ => Ending::Whole,
-        };
-        // Functions are lost only in runs that complete: a side that closes while a function is cut
-        // off cannot know whether its NIC is idle.
-        let is_to_lose_functions = matches!(ending, Ending::Whole) && later_dice.one_in(3);
-        let removals = Removals::new(
-            if is_to_lose_functions {
-                later_dice.below(6)
-            } else {
-                0
-            },
-            seed,
-            fabric,
-            &mut later_dice,
-        );
-        let (model, events, held, tally) = Default::default();
+        let ending = Ending::draw(goal, &mut later_dice);
+        let removal_count = ending.draw_removals(&mut later_dice);
+        let removals = Removals::new(removal_count, seed, fabric, &mut later_dice);
         Self {
             fabric,
             seed,
             dice,
             rails,
             pair,
-            model,
+            model: Model::default(),
             goal,
             tcp,
-            events,
+            events: Vec::new(),
             pulls_left,
             refusals_left,
             failures_left,
@@ -152,8 +137,8 @@ impl<'f> Run<'f> {
             silences_left,
             later_dice,
             removals,
-            held,
-            tally,
+            held: None,
+            tally: Tally::default(),
         }
     }
 
@@ -180,20 +165,13 @@ impl<'f> Run<'f> {
         }
         self.model.check_that_all_is_over();
         self.model.check_what_was_handed_back(&self.fabric.to);
-        // From here on no faults are injected, and the rails must come back by themselves.
-        (
-            self.pulls_left,
-            self.refusals_left,
-            self.failures_left,
-            self.silences_left,
-        ) = (0, 0, 0, 0);
-        (0..self.rails).for_each(|rail| {
-            self.fabric.set(rail, true);
-            // A pending fault would cost a rail later, when the run no longer waits for a return.
-            self.fabric.refuse(rail, 0);
-            self.fabric.fail_posts(rail, 0);
-            self.fabric.silence(rail, 0);
-        });
+        // From here on no faults are injected, and the rails must come back by themselves. A
+        // pending fault would cost a rail later, when the run no longer waits for a return.
+        self.pulls_left = 0;
+        self.refusals_left = 0;
+        self.failures_left = 0;
+        self.silences_left = 0;
+        (0..self.rails).for_each(|rail| mend(self.fabric, rail));
         self.removals.end(self.fabric);
         let limit = self.fabric.now_ns() + PATIENCE_NS;
         // Also checks the number of queue pairs, because a driver counts rails with failed posts as
@@ -227,13 +205,13 @@ impl<'f> Run<'f> {
     /// Lets time pass: mostly very little, sometimes as much as a time-out takes, and in rare cases
     /// as much as a rail needs to return.
     fn wait(&mut self, limit: u64, what: &str) {
-        let most = match self.dice.below(64) {
+        let limit_ns = match self.dice.below(64) {
             0 => 200_000_000,
             1..=3 => 3_000_000,
             4..=24 => 20_000,
             _ => 500,
         };
-        let ns = self.dice.below(most);
+        let ns = self.dice.below(limit_ns);
         self.fabric.pass(ns);
         assert!(
             self.fabric.now_ns() < limit,
@@ -255,7 +233,7 @@ impl<'f> Run<'f> {
             let is_over = group.is_reported && parts.iter().all(|(_, _, is_sent)| *is_sent);
             (!is_over).then(|| {
                 format!(
-                    "{at} (told {}, optional {}): {parts:?}",
+                    "{at} (reported {}, optional {}): {parts:?}",
                     group.is_reported, group.optional
                 )
             })
@@ -382,14 +360,14 @@ impl<'f> Run<'f> {
         };
         let part = &mut self.model.groups[at].parts[tag];
         let request = part.send.unwrap();
-        let told = self
+        let sent_bytes = self
             .pair
             .send
             .enter()
             .unwrap()
             .test(&self.pair.contexts[0], request)
             .expect("testing a send succeeds");
-        if let Some(bytes) = told {
+        if let Some(bytes) = sent_bytes {
             assert_eq!(bytes, part.bytes as u64);
             part.is_sent = true;
         }
@@ -622,11 +600,43 @@ impl<'f> Run<'f> {
             .iter()
             .position(|group| group.optional)
             .unwrap_or(groups.len()) as u64;
-        let told = self.pair.contexts[0].peer.presence();
+        let presence = self.pair.contexts[0].peer.presence();
         let all = groups.len() as u64;
         assert!(
-            matches!(told, PeerState::Closed { delivered } if (waited_for..=all).contains(&delivered)),
-            "{told:?} of {all}"
+            matches!(presence, PeerState::Closed { delivered } if (waited_for..=all).contains(&delivered)),
+            "{presence:?} of {all}"
         );
+    }
+}
+
+/// Ends all faults of the previous run.
+fn reset(fabric: &mut Fabric) {
+    // Lets the packets of the previous run drain.
+    fabric.pass(1_000_000_000);
+    (0..RAILS).for_each(|rail| mend(fabric, rail));
+    fabric.forget_path_faults();
+    fabric.forget_silence();
+    fabric.plug_all();
+}
+
+/// Brings a rail's port up, and takes back injected faults that have not struck yet.
+fn mend(fabric: &Fabric, rail: usize) {
+    fabric.set(rail, true);
+    fabric.refuse(rail, 0);
+    fabric.fail_posts(rail, 0);
+    fabric.silence(rail, 0);
+}
+
+/// Draws the bit mask of lanes that have no queue pairs when the connection begins.
+fn draw_missing_lanes(seed: u64, rails: usize, tcp: &Tcp) -> u8 {
+    let mask = match Dice::new(seed ^ 0x5eed).below(4) {
+        0 => Dice::new(seed ^ 0xfeed).below(1 << rails) as u8,
+        _ => 0,
+    };
+    // If TCP breaks permanently, rail 0 has to carry the control frames.
+    if tcp.breaks_permanently() {
+        mask & !1
+    } else {
+        mask
     }
 }

@@ -98,19 +98,17 @@ impl Tcp {
             at_ns,
             back_ns: returns.then(|| at_ns + dice.below(3_000_000_000)),
         });
-        let (packets, notices, first_alive, attempts, last_attempt) = Default::default();
-        let states = [TcpState::Open(0); 2];
         let breaks_left = dice.below(3);
         let mut closing_dice = Dice::new(seed.rotate_left(29));
         let closings_left = closing_dice.below(4);
         Self {
             network,
-            packets,
-            states,
-            notices,
-            first_alive,
-            attempts,
-            last_attempt,
+            packets: Default::default(),
+            states: [TcpState::Open(0); 2],
+            notices: Default::default(),
+            first_alive: Default::default(),
+            attempts: Default::default(),
+            last_attempt: Default::default(),
             breaks_left,
             dice,
             closings_left,

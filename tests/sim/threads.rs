@@ -78,10 +78,8 @@ pub fn hang_fence_after(others: usize) {
 
 pub fn hang_no_more() {
     let mut threads = lock();
-    (
-        threads.connecting.until_one_hangs,
-        threads.fencing.until_one_hangs,
-    ) = (None, None);
+    threads.connecting.until_one_hangs = None;
+    threads.fencing.until_one_hangs = None;
 }
 
 pub fn hung() -> usize {

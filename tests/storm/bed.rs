@@ -7,15 +7,13 @@ use super::events::{Change, RAILS, Storm, What, places};
 use crate::common::comms::{Receiving, Sending};
 use crate::common::{fabric_folder, fabric_library, fabric_name};
 use crate::sim::waker::Mark;
-use crate::sim::{Dice, threads};
+use crate::sim::{Dice, ends, threads};
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::parts::PathParts;
-use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::datapath::recv::RecvPath;
 use nccl_net_spark::comm::datapath::send::SendPath;
-use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::datapath::try_cell::TryCell;
 use nccl_net_spark::comm::process::Process;
 use nccl_net_spark::comm::rail::RailSnapshot;
@@ -26,7 +24,6 @@ use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, HostMemory, Purpose, RecvPart, Registration};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::error::{Quick, Result};
-use nccl_net_spark::flow::paths::End;
 use nccl_net_spark::interfaces;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::{CompletionBuffer, Cq, Region};
@@ -252,102 +249,65 @@ impl Bed {
         let nodes = [&self.nodes[from], &self.nodes[1 - from]];
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
         let mut lanes = lanes(nodes);
-        for (side, region) in mailboxes.iter().enumerate() {
-            lanes[side]
-                .iter_mut()
-                .for_each(|lane| lane.register_mailbox(region).unwrap());
-        }
-        let [ours, theirs] = &mut lanes;
-        for (one, other) in ours.iter_mut().zip(theirs) {
-            one.peer_mailbox_rkey = other.mailbox_rkey();
-            other.peer_mailbox_rkey = one.mailbox_rkey();
-        }
-        let contexts = [0, 1].map(|side: usize| {
-            let process = nodes[side].host.process();
-            Arc::new(PathContext {
-                peer: Arc::new(Peer::new(format!(
-                    "node {}",
-                    if side == 0 { 1 - from } else { from }
-                ))),
-                registrations: Arc::clone(&process.registrations),
-                stall_warn: process.config.data_path.stall_warn,
-                waker: nodes[side].waker.clone(),
-            })
-        });
-        let path = |lane: &Lane| {
-            [End {
-                rail: lane.rail.id,
-                attachment: lane.rail.info.attachment,
-            }; 2]
-        };
-        let paths: Vec<[End; 2]> = lanes[0].iter().map(path).collect();
+        ends::exchange_mailbox_keys(&mut lanes, &mailboxes);
+        let paths = ends::paths(&lanes[0]);
         let queue_count = lanes[0][0].queue_count();
-        let managed = [0, 1].map(|side: usize| {
-            let lanes: Vec<_> = lanes[side]
-                .iter()
-                .map(|lane| ManagedRail::of(lane, queue_count))
-                .collect();
-            lanes
-        });
-        let mut parts = lanes
-            .into_iter()
-            .enumerate()
-            .map(|(side, lanes)| PathParts {
-                lanes,
-                region: Arc::clone(&mailboxes[side]),
-                peer_addr: mailboxes[1 - side].addr(),
-                chunk_bytes: 1 << 30,
-                striping: negotiate::striping(nodes[side].host.process(), &paths),
-            });
-        let send = Arc::new(TryCell::new(SendPath::new(parts.next().unwrap())));
-        let recv = Arc::new(TryCell::new(RecvPath::new(parts.next().unwrap())));
-        drop(parts);
-        let shared: [(Role, Arc<dyn SharedPath>); 2] =
-            [(Role::Sender, send.clone()), (Role::Receiver, recv.clone())];
-        let mut managed = managed.into_iter();
-        let mut side = 0;
-        let drivers = shared.map(|(role, path)| {
-            let mailboxes = Mailboxes {
-                region: Arc::clone(&mailboxes[side]),
-                peer_addr: mailboxes[1 - side].addr(),
-            };
-            let process = Arc::clone(nodes[side].host.process());
-            let context = Arc::clone(&contexts[side]);
-            side += 1;
-            let terms = DriverTerms {
-                role,
-                priority: Priority::default(),
-                first_rail_timeout: Duration::from_secs(3600),
-            };
-            Driver::new(
-                process,
-                context,
-                path,
-                terms,
-                mailboxes,
-                managed.next().unwrap(),
-            )
-        });
-        let [ours, theirs] = contexts;
-        let process = |side: usize| Arc::clone(nodes[side].host.process());
+        let rails = [0, 1].map(|side: usize| ends::managed_rails(&lanes[side], queue_count));
+        let parts = |side: usize, lanes| PathParts {
+            lanes,
+            region: Arc::clone(&mailboxes[side]),
+            peer_addr: mailboxes[1 - side].addr(),
+            chunk_bytes: 1 << 30,
+            striping: negotiate::striping(nodes[side].host.process(), &paths),
+        };
+        let [send_lanes, recv_lanes] = lanes;
+        let send = SendEnd {
+            path: Arc::new(TryCell::new(SendPath::new(parts(0, send_lanes)))),
+            context: nodes[0].context(format!("node {}", 1 - from)),
+            process: Arc::clone(nodes[0].host.process()),
+        };
+        let recv = RecvEnd {
+            path: Arc::new(TryCell::new(RecvPath::new(parts(1, recv_lanes)))),
+            context: nodes[1].context(format!("node {from}")),
+            process: Arc::clone(nodes[1].host.process()),
+        };
+        let [send_rails, recv_rails] = rails;
+        let drivers = [
+            send.driver(ends::mailboxes_of(0, &mailboxes), send_rails),
+            recv.driver(ends::mailboxes_of(1, &mailboxes), recv_rails),
+        ];
         let link = Link {
             drivers,
             from,
             frames: Default::default(),
         };
-        (
-            link,
-            SendEnd {
-                path: send,
-                context: ours,
-                process: process(0),
-            },
-            RecvEnd {
-                path: recv,
-                context: theirs,
-                process: process(1),
-            },
-        )
+        (link, send, recv)
+    }
+}
+
+impl SendEnd {
+    fn driver(&self, mailboxes: Mailboxes, rails: Vec<ManagedRail>) -> Driver {
+        let process = Arc::clone(&self.process);
+        let context = Arc::clone(&self.context);
+        let terms = driver_terms(Role::Sender);
+        Driver::new(process, context, self.path.clone(), terms, mailboxes, rails)
+    }
+}
+
+impl RecvEnd {
+    fn driver(&self, mailboxes: Mailboxes, rails: Vec<ManagedRail>) -> Driver {
+        let process = Arc::clone(&self.process);
+        let context = Arc::clone(&self.context);
+        let terms = driver_terms(Role::Receiver);
+        Driver::new(process, context, self.path.clone(), terms, mailboxes, rails)
+    }
+}
+
+fn driver_terms(role: Role) -> DriverTerms {
+    DriverTerms {
+        role,
+        priority: Priority::default(),
+        first_rail_timeout: Duration::from_secs(3600),
     }
 }
 
@@ -431,6 +391,10 @@ impl Node {
             waker: Arc::default(),
             nics,
         }
+    }
+
+    fn context(&self, peer_name: String) -> Arc<PathContext> {
+        ends::context(self.host.process(), peer_name, Arc::clone(&self.waker))
     }
 }
 
@@ -570,8 +534,8 @@ impl<'b> Run<'b> {
             } else {
                 MOVING_STEP_NS
             };
-            let most_ns = (shortest_ns << (quiet / 8).min(5)).min(LONGEST_STEP_NS);
-            let ns = self.dice.below(most_ns);
+            let longest_ns = (shortest_ns << (quiet / 8).min(5)).min(LONGEST_STEP_NS);
+            let ns = self.dice.below(longest_ns);
             self.bed.pass(ns);
         }
         Ok(self.channels.iter().flatten().map(Channel::consumed).sum())
@@ -634,8 +598,8 @@ impl<'b> Run<'b> {
             }
             self.round(node);
             let is_busy = self.links.iter().any(|link| link.driver_on(node).is_busy());
-            let most_ns = if is_busy { 5 * MS } else { 50 * MS };
-            self.rounds_ns[node] = now_ns + self.dice.below(most_ns);
+            let longest_ns = if is_busy { 5 * MS } else { 50 * MS };
+            self.rounds_ns[node] = now_ns + self.dice.below(longest_ns);
         }
     }
 

@@ -140,7 +140,8 @@ impl<S: Sending, R: Receiving> Channel<S, R> {
 
     /// Begins the last operation: the one that ends with step number `steps`.
     pub fn end_after(&mut self, steps: u64) {
-        (self.open, self.is_last) = (steps, true);
+        self.open = steps;
+        self.is_last = true;
     }
 
     /// True if all operations that have begun are done.

@@ -126,8 +126,8 @@ pub fn places() -> impl Iterator<Item = (usize, usize)> {
 
 /// A random time: each power of two is equally probable.
 fn some_ms(dice: &mut Dice) -> u64 {
-    let most = LONGEST_MS >> dice.below(10);
-    dice.below(most + 1)
+    let longest_ms = LONGEST_MS >> dice.below(10);
+    dice.below(longest_ms + 1)
 }
 
 impl fmt::Display for Storm {

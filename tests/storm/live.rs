@@ -231,10 +231,10 @@ impl Process {
             .spawn()
             .expect("this program again");
         let orders = child.stdin.take().expect("its input");
-        let said = child.stdout.take().expect("its output");
+        let stdout = child.stdout.take().expect("its output");
         let (tell, lines) = channel();
         std::thread::spawn(move || {
-            BufReader::new(said)
+            BufReader::new(stdout)
                 .lines()
                 .map_while(Result::ok)
                 .try_for_each(|line| tell.send(line))

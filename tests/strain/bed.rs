@@ -84,7 +84,7 @@ impl Bed {
             .tell("gauge", "gauge")
             .into_iter()
             .zip(&self.processes)
-            .map(|(said, process)| {
+            .map(|(gauge, process)| {
                 let [
                     heap_bytes,
                     blocks,
@@ -92,19 +92,19 @@ impl Bed {
                     registrations,
                     messages,
                     bytes,
-                ] = said[..]
+                ] = gauge[..]
                 else {
-                    panic!("a gauge of {said:?}")
+                    panic!("a gauge of {gauge:?}")
                 };
                 carried.messages += messages;
                 carried.bytes += bytes;
-                let told = SelfReported {
+                let reported = SelfReported {
                     heap_bytes,
                     blocks,
                     bytes: rust_bytes,
                     registrations,
                 };
-                Sample::take(process.child.id(), at_s, told)
+                Sample::take(process.child.id(), at_s, reported)
             });
         (
             samples
@@ -207,7 +207,7 @@ impl Process {
             .spawn()
             .expect("this program again");
         let orders = Arc::new(Mutex::new(child.stdin.take().expect("its input")));
-        let said = child.stdout.take().expect("its output");
+        let stdout = child.stdout.take().expect("its output");
         let (_, answers) = channel();
         (
             Self {
@@ -215,24 +215,24 @@ impl Process {
                 orders,
                 answers,
             },
-            said,
+            stdout,
         )
     }
 
     /// Starts a thread that reads the process's output. The thread forwards lines for the other
     /// process, and keeps all other lines as answers.
-    fn listen(&mut self, said: ChildStdout, other: &Process) {
+    fn listen(&mut self, stdout: ChildStdout, other: &Process) {
         let (keep, answers): (Sender<String>, _) = channel();
         let other = Arc::clone(&other.orders);
         self.answers = answers;
         std::thread::spawn(move || {
-            for line in BufReader::new(said).lines().map_while(Result::ok) {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 // A process that accepts no lines has ended, which its missing answers will show.
-                let told = match line.starts_with("peer ") {
+                let is_taken = match line.starts_with("peer ") {
                     true => writeln!(other.lock().expect("no writer panics"), "{line}").is_ok(),
                     false => keep.send(line).is_ok(),
                 };
-                if !told {
+                if !is_taken {
                     return;
                 }
             }

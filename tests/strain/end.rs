@@ -58,7 +58,7 @@ struct Connection {
     filled: u64,
     done: u64,
     total: Option<u64>,
-    is_told: bool,
+    is_confirmed: bool,
 }
 
 enum End {
@@ -81,15 +81,14 @@ impl Process {
         // The memory is written here, so that all samples count its pages.
         let from = vec![0x11; MEMORY];
         let to = vec![0xee; MEMORY];
-        let (received, orders) = Default::default();
         Self {
             side,
             host,
             from,
             to,
             lines,
-            received,
-            orders,
+            received: VecDeque::new(),
+            orders: VecDeque::new(),
             messages: 0,
             bytes: 0,
         }
@@ -143,7 +142,7 @@ impl Process {
 
     fn take(&mut self, line: String) {
         match line.strip_prefix("peer ") {
-            Some(said) => self.received.push_back(said.to_owned()),
+            Some(line) => self.received.push_back(line.to_owned()),
             None => self.orders.push_back(line),
         }
     }
@@ -153,10 +152,10 @@ impl Process {
         let at = self
             .received
             .iter()
-            .position(|said| said.starts_with(&begin))?;
+            .position(|line| line.starts_with(&begin))?;
         self.received
             .remove(at)
-            .map(|said| said[begin.len()..].to_owned())
+            .map(|line| line[begin.len()..].to_owned())
     }
 
     fn open(&mut self, numbers: Range<u64>, places: u64) -> Vec<Connection> {
@@ -236,8 +235,8 @@ impl Process {
                         .map(|total| total.parse().expect("a number"));
                 }
                 each.step(self);
-                if each.is_complete() && !each.is_told {
-                    each.is_told = match each.end {
+                if each.is_complete() && !each.is_confirmed {
+                    each.is_confirmed = match each.end {
                         End::Sends(_) => self.wait_for("have", each.number).is_some(),
                         End::Receives(_) => {
                             println!("peer have {} all", each.number);
@@ -246,7 +245,10 @@ impl Process {
                     };
                 }
             }
-            connections.iter().all(|each| each.is_told).then_some(())
+            connections
+                .iter()
+                .all(|each| each.is_confirmed)
+                .then_some(())
         });
         connections.into_iter().for_each(Connection::close);
         println!("closed");
@@ -315,18 +317,17 @@ impl Connection {
             End::Sends(send) => send.register(memory(&process.from)),
             End::Receives(recv) => recv.register(memory(&process.to)),
         };
-        let (under_way, total, is_told, next, filled, done) = Default::default();
         Self {
             number,
             end,
             memory: memory.unwrap(),
             part,
-            under_way,
-            next,
-            filled,
-            done,
-            total,
-            is_told,
+            under_way: VecDeque::new(),
+            next: 0,
+            filled: 0,
+            done: 0,
+            total: None,
+            is_confirmed: false,
         }
     }
 

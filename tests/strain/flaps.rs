@@ -55,10 +55,10 @@ impl Switches {
 impl Flaps {
     pub fn start(switches: Switches, seed: u64) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
+        let is_over = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let mut flapped = Flapped::default();
-            while !told.load(Ordering::Relaxed) {
+            while !is_over.load(Ordering::Relaxed) {
                 flap(&switches, mix(seed << 32 ^ flapped.flaps), &mut flapped);
             }
             switches.mend();

@@ -93,7 +93,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    pub fn take(pid: u32, at_s: f64, told: SelfReported) -> Self {
+    pub fn take(pid: u32, at_s: f64, reported: SelfReported) -> Self {
         let status = read(pid, "status");
         let number = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -115,7 +115,7 @@ impl Sample {
             blocks,
             bytes,
             registrations,
-        } = told;
+        } = reported;
         let values = [
             blocks,
             bytes,
@@ -157,7 +157,9 @@ impl History {
     fn slope(&self, quantity: usize) -> (f64, f64) {
         let count = self.during.len() as f64;
         let value = |sample: &Sample| sample.values[quantity] as f64;
-        let mean = |of: &dyn Fn(&Sample) -> f64| self.during.iter().map(of).sum::<f64>() / count;
+        let mean = |value_of: &dyn Fn(&Sample) -> f64| {
+            self.during.iter().map(value_of).sum::<f64>() / count
+        };
         let when = mean(&|sample| sample.at_s);
         let what = mean(&value);
         let spread = mean(&|sample| (sample.at_s - when).powi(2));
@@ -189,8 +191,8 @@ impl History {
             let before = self.before.values[at];
             let after = self.after.values[at];
             let during = || self.during.iter().map(|sample| sample.values[at]);
-            let least = during().min().unwrap_or(before);
-            let most = during().max().unwrap_or(before);
+            let smallest = during().min().unwrap_or(before);
+            let largest = during().max().unwrap_or(before);
             let (slope, residual) = self.slope(at);
             let rises = self.during.len() >= MIN_SLOPE_SAMPLES
                 && slope > *may_rise_during_load as f64 + 2.0 * residual;
@@ -208,7 +210,7 @@ impl History {
                 may_grow.to_string()
             };
             println!(
-                "  {process}  {name:<14} {before:>8} {least:>8} ..{most:>8} {slope:>+9.1} {after:>8} {may_grow:>8}  {verdict}"
+                "  {process}  {name:<14} {before:>8} {smallest:>8} ..{largest:>8} {slope:>+9.1} {after:>8} {may_grow:>8}  {verdict}"
             );
             if verdict != "ok" {
                 failures.push(format!(
@@ -221,9 +223,9 @@ impl History {
 }
 
 pub fn print_head() {
-    let [before, least, most, slope, after, may] =
+    let [before, smallest, largest, slope, after, may] =
         ["before", "least", "most", "slope", "after", "may grow"];
     println!(
-        "  process           {before:>8} {least:>8} ..{most:>8} {slope:>9} {after:>8} {may:>8}"
+        "  process           {before:>8} {smallest:>8} ..{largest:>8} {slope:>9} {after:>8} {may:>8}"
     );
 }

@@ -17,28 +17,7 @@ const IN_CHILD: &str = "SPARK_TEST_TWO_COPIES";
 #[test]
 fn bytes_move_over_the_c_interface() {
     if std::env::var_os(IN_CHILD).is_none() {
-        // `Library::load` changes the environment, and each copy reads it. No other thread may read
-        // it meanwhile, so this test runs in a process of its own.
-        let (_, settings) = common::test_rails();
-        let this = "abi::bytes_move_over_the_c_interface";
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args([this, "--exact", "--nocapture", "--test-threads=1"])
-            .envs(settings)
-            .envs([
-                (IN_CHILD, "1"),
-                ("NCCL_SPARK_RING_TCP", "1"),
-                ("NCCL_SOCKET_IFNAME", "lo"),
-            ])
-            .output()
-            .unwrap();
-        let said = [output.stdout, output.stderr]
-            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        assert!(
-            output.status.success() && said[0].contains("1 passed"),
-            "{}\n{}",
-            said[0],
-            said[1]
-        );
+        run_in_child("abi::bytes_move_over_the_c_interface");
         return;
     }
     let copies = tempfile::tempdir().unwrap();
@@ -48,58 +27,99 @@ fn bytes_move_over_the_c_interface() {
         Library::load(&copy, device)
     });
     let (send, recv) = a.connect(&b);
+    let connection = Connection { a, b, send, recv };
     for bytes in [0, 1, 4096, 1_000_000] {
+        connection.check_transfer(bytes);
+    }
+    connection.check_refusals();
+    let Connection { a, b, send, recv } = connection;
+    a.close(send, true);
+    b.close(recv, false);
+}
+
+/// Runs a test of this program in a process of its own. `Library::load` changes the environment,
+/// and each copy of the library reads it. No other thread may read it meanwhile.
+fn run_in_child(test: &str) {
+    let (_, settings) = common::test_rails();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .envs(settings)
+        .envs([
+            (IN_CHILD, "1"),
+            ("NCCL_SPARK_RING_TCP", "1"),
+            ("NCCL_SOCKET_IFNAME", "lo"),
+        ])
+        .output()
+        .unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && stdout.contains("1 passed"),
+        "{stdout}\n{stderr}"
+    );
+}
+
+/// A connection on which the library `a` sends and the library `b` receives.
+struct Connection {
+    a: Library,
+    b: Library,
+    send: Raw,
+    recv: Raw,
+}
+
+impl Connection {
+    /// Moves a message twice: to a receive that NCCL waits for, and to an optional one.
+    fn check_transfer(&self, bytes: usize) {
+        let Self { a, b, send, recv } = self;
         let mut from = vec![0_u8; bytes + 1];
         let mut to = vec![0xee_u8; bytes + 1];
         fill(&mut from[..bytes], bytes as u64);
-        let out = a.register(send, &mut from, PTR_HOST).unwrap();
-        let into = b.register(recv, &mut to, PTR_HOST).unwrap();
-        let receive = until(|| b.irecv(recv, &mut to, bytes, into, false));
-        let request = until(|| a.isend(send, &mut from, bytes, out));
-        let mut sent = None;
-        let mut received = None;
-        until(|| {
-            sent = sent.or_else(|| a.test(request));
-            received = received.or_else(|| b.test(receive));
-            sent.and(received)
-        });
-        assert_eq!(
-            (sent, received),
-            (Some(bytes as c_int), Some(bytes as c_int))
-        );
+        let out = a.register(*send, &mut from, PTR_HOST).unwrap();
+        let into = b.register(*recv, &mut to, PTR_HOST).unwrap();
+        let receive = until(|| b.irecv(*recv, &mut to, bytes, into, false));
+        let request = until(|| a.isend(*send, &mut from, bytes, out));
+        self.wait(request, receive, bytes);
         assert!(is_filled(&to[..bytes], bytes as u64) && to[bytes] == 0xee);
         // Even an optional receive is done only when its bytes have arrived. If it were done
         // earlier, no later call would read the sockets.
-        let optional = until(|| b.irecv(recv, &mut to, bytes, into, true));
+        let optional = until(|| b.irecv(*recv, &mut to, bytes, into, true));
         assert_eq!(b.test(optional), None);
-        let request = until(|| a.isend(send, &mut from, bytes, out));
+        let request = until(|| a.isend(*send, &mut from, bytes, out));
+        self.wait(request, optional, bytes);
+        a.deregister(*send, out);
+        b.deregister(*recv, into);
+    }
+
+    /// Waits until a send and its receive are done, and checks that both report `bytes`.
+    fn wait(&self, request: Raw, receive: Raw, bytes: usize) {
         let mut sent = None;
         let mut received = None;
         until(|| {
-            sent = sent.or_else(|| a.test(request));
-            received = received.or_else(|| b.test(optional));
+            sent = sent.or_else(|| self.a.test(request));
+            received = received.or_else(|| self.b.test(receive));
             sent.and(received)
         });
+        assert_eq!(sent, Some(bytes as c_int));
         assert_eq!(received, Some(bytes as c_int));
-        a.deregister(send, out);
-        b.deregister(recv, into);
     }
-    let mut memory = vec![0_u8; 8];
-    assert_eq!(
-        a.register(send, &mut memory, PTR_CUDA),
-        Err(NcclResult::INVALID_USAGE),
-        "GPU memory"
-    );
-    let into = b.register(recv, &mut memory, PTR_HOST).unwrap();
-    assert_eq!(
-        a.isend_result(recv, &mut memory, into),
-        NcclResult::INVALID_ARGUMENT,
-        "isend on a receive comm"
-    );
-    assert_eq!(b.flush(recv), NcclResult::SUCCESS);
-    b.deregister(recv, into);
-    a.close(send, true);
-    b.close(recv, false);
+
+    fn check_refusals(&self) {
+        let Self { a, b, send, recv } = self;
+        let mut memory = vec![0_u8; 8];
+        assert_eq!(
+            a.register(*send, &mut memory, PTR_CUDA),
+            Err(NcclResult::INVALID_USAGE),
+            "GPU memory"
+        );
+        let into = b.register(*recv, &mut memory, PTR_HOST).unwrap();
+        assert_eq!(
+            a.isend_result(*recv, &mut memory, into),
+            NcclResult::INVALID_ARGUMENT,
+            "isend on a receive comm"
+        );
+        assert_eq!(b.flush(*recv), NcclResult::SUCCESS);
+        b.deregister(*recv, into);
+    }
 }
 
 struct Library {
@@ -160,19 +180,16 @@ impl Library {
                     assert_eq!(result, NcclResult::SUCCESS);
                 }
                 if recv.is_null() {
-                    assert_eq!(
-                        to.table.accept.unwrap()(listener, &mut recv, ptr::null_mut()),
-                        NcclResult::SUCCESS
-                    );
+                    let accept = to.table.accept.unwrap();
+                    let result = accept(listener, &mut recv, ptr::null_mut());
+                    assert_eq!(result, NcclResult::SUCCESS);
                 }
             }
             (!send.is_null() && !recv.is_null()).then_some(())
         });
         // SAFETY: as in `load`.
-        assert_eq!(
-            unsafe { to.table.close_listen.unwrap()(listener) },
-            NcclResult::SUCCESS
-        );
+        let result = unsafe { to.table.close_listen.unwrap()(listener) };
+        assert_eq!(result, NcclResult::SUCCESS);
         (send, recv)
     }
 
@@ -189,10 +206,8 @@ impl Library {
 
     fn deregister(&self, comm: Raw, handle: Raw) {
         // SAFETY: as in `load`.
-        assert_eq!(
-            unsafe { self.table.dereg_mr.unwrap()(comm, handle) },
-            NcclResult::SUCCESS
-        );
+        let result = unsafe { self.table.dereg_mr.unwrap()(comm, handle) };
+        assert_eq!(result, NcclResult::SUCCESS);
     }
 
     fn isend(&self, comm: Raw, from: &mut [u8], bytes: usize, memory: Raw) -> Option<Raw> {
@@ -267,10 +282,8 @@ impl Library {
         let mut done = 0;
         let mut size = -1;
         // SAFETY: as in `load`.
-        assert_eq!(
-            unsafe { self.table.test.unwrap()(request, &mut done, &mut size) },
-            NcclResult::SUCCESS
-        );
+        let result = unsafe { self.table.test.unwrap()(request, &mut done, &mut size) };
+        assert_eq!(result, NcclResult::SUCCESS);
         (done == 1).then_some(size)
     }
 

@@ -40,24 +40,16 @@ fn receive_message(stream: &mut TcpStream) -> Message {
 }
 
 fn hello(token: [u8; 16], host: &Host) -> Hello {
-    let name = "liar:1".to_owned();
-    let tuner_hash = host.process().tuner.hash;
-    let chunk_bytes = 1 << 20;
-    let qps_per_rail = 0;
-    let rails = Vec::new();
-    let by_tcp = ByTcp::Allowed;
-    let gpu = String::new();
-    let priority = Priority::default();
     Hello {
         token,
-        name,
-        chunk_bytes,
-        qps_per_rail,
-        tuner_hash,
-        gpu,
-        priority,
-        by_tcp,
-        rails,
+        name: "liar:1".to_owned(),
+        chunk_bytes: 1 << 20,
+        qps_per_rail: 0,
+        tuner_hash: host.process().tuner.hash,
+        gpu: String::new(),
+        priority: Priority::default(),
+        by_tcp: ByTcp::Allowed,
+        rails: Vec::new(),
     }
 }
 
@@ -166,103 +158,115 @@ fn data(data: Data) -> Vec<u8> {
 
 #[test]
 fn an_invalid_frame_of_a_sender_fails_the_receive_and_writes_nothing_outside_it() {
+    for (expected, bytes) in invalid_frames().into_iter().chain(misplaced_chunks()) {
+        for stream in [0, 3] {
+            check_that_the_receive_fails(stream, &bytes, expected);
+        }
+    }
+}
+
+/// Returns frames that no sender may send, each with a part of the error's text.
+fn invalid_frames() -> Vec<(&'static str, Vec<u8>)> {
     let grant = StreamFrame::Grant(StreamGrant {
         sequence: 0,
         part: 0,
         parts: 1,
         tag: 0,
         buffer_bytes: 8,
-    })
-    .encode()
-    .to_vec();
+    });
     let mut oversized = StreamFrame::Data(Data {
         bytes: 300,
         ..VALID_DATA
     })
     .encode();
     oversized[4..8].copy_from_slice(&301_u32.to_le_bytes());
-    let cases: Vec<(&str, Vec<u8>)> = vec![
+    vec![
         ("invalid mark of a stream's frame", vec![0xff; 64]),
         ("invalid chunk size", oversized.to_vec()),
-        (
-            "bytes for part 0 of receive 1, which expects none",
-            data(Data {
-                sequence: 1,
-                ..VALID_DATA
-            }),
-        ),
-        (
-            "bytes for part 0 of receive 18446744073709551615",
-            data(Data {
-                sequence: u64::MAX,
-                ..VALID_DATA
-            }),
-        ),
-        (
-            "bytes for part 3 of receive 0",
-            data(Data {
-                part: 3,
-                ..VALID_DATA
-            }),
-        ),
-        (
-            "message of 1001 bytes for a receive of 1000",
-            data(Data {
-                total: 1001,
-                ..VALID_DATA
-            }),
-        ),
-        (
-            "chunks of one message disagree: 300 and 301 bytes",
-            [
-                data(VALID_DATA),
-                data(Data {
-                    total: 301,
-                    ..VALID_DATA
-                }),
-            ]
-            .concat(),
-        ),
-        (
-            "384 bytes of a message of 300 bytes",
-            [data(VALID_DATA), data(VALID_DATA), data(VALID_DATA)].concat(),
-        ),
-        ("a grant frame from the sender", grant),
+        ("a grant frame from the sender", grant.encode().to_vec()),
         (
             "a frame after its BYE",
             [StreamFrame::Bye.encode().to_vec(), data(VALID_DATA)].concat(),
         ),
-    ];
-    for (expected, bytes) in cases {
-        for stream in [0, 3] {
-            let (recv, mut streams) = lying_sender();
-            let to = Buffer::blank(3000);
-            let into = recv.register(to.memory()).unwrap();
-            let part = RecvPart {
-                addr: to.addr() + 1000,
-                bytes: 1000,
-                tag: 0,
-                memory: &into,
-            };
-            let receive = until(|| recv.irecv(&[part], false).unwrap());
-            streams[stream].write_all(&bytes).unwrap();
-            let error = receive_error(&recv, receive);
-            let text = error.to_string();
-            assert!(
-                matches!(error, Error::Protocol(_)) && text.contains(expected),
-                "{expected}: {text}"
-            );
-            assert!(text.contains("liar:1"), "{text}");
-            drop(recv);
-            assert!(
-                to.0[..1000]
-                    .iter()
-                    .chain(&to.0[1300..])
-                    .all(|byte| *byte == 0xee),
-                "{expected}"
-            );
-        }
-    }
+    ]
+}
+
+/// Returns chunks that do not belong to the receive in [`check_that_the_receive_fails`], or that
+/// contradict each other. Each has a part of the error's text.
+fn misplaced_chunks() -> Vec<(&'static str, Vec<u8>)> {
+    let another_receive = Data {
+        sequence: 1,
+        ..VALID_DATA
+    };
+    let last_receive = Data {
+        sequence: u64::MAX,
+        ..VALID_DATA
+    };
+    let another_part = Data {
+        part: 3,
+        ..VALID_DATA
+    };
+    let too_long = Data {
+        total: 1001,
+        ..VALID_DATA
+    };
+    let another_total = Data {
+        total: 301,
+        ..VALID_DATA
+    };
+    vec![
+        (
+            "bytes for part 0 of receive 1, which expects none",
+            data(another_receive),
+        ),
+        (
+            "bytes for part 0 of receive 18446744073709551615",
+            data(last_receive),
+        ),
+        ("bytes for part 3 of receive 0", data(another_part)),
+        (
+            "message of 1001 bytes for a receive of 1000",
+            data(too_long),
+        ),
+        (
+            "chunks of one message disagree: 300 and 301 bytes",
+            [data(VALID_DATA), data(another_total)].concat(),
+        ),
+        (
+            "384 bytes of a message of 300 bytes",
+            data(VALID_DATA).repeat(3),
+        ),
+    ]
+}
+
+/// Sends `bytes` on a stream to a receive of 1000 bytes, which must fail with the `expected` error.
+fn check_that_the_receive_fails(stream: usize, bytes: &[u8], expected: &str) {
+    let (recv, mut streams) = lying_sender();
+    let to = Buffer::blank(3000);
+    let into = recv.register(to.memory()).unwrap();
+    let part = RecvPart {
+        addr: to.addr() + 1000,
+        bytes: 1000,
+        tag: 0,
+        memory: &into,
+    };
+    let receive = until(|| recv.irecv(&[part], false).unwrap());
+    streams[stream].write_all(bytes).unwrap();
+    let error = receive_error(&recv, receive);
+    let text = error.to_string();
+    assert!(
+        matches!(error, Error::Protocol(_)) && text.contains(expected),
+        "{expected}: {text}"
+    );
+    assert!(text.contains("liar:1"), "{text}");
+    drop(recv);
+    assert!(
+        to.0[..1000]
+            .iter()
+            .chain(&to.0[1300..])
+            .all(|byte| *byte == 0xee),
+        "{expected}"
+    );
 }
 
 #[test]
@@ -274,37 +278,37 @@ fn a_lying_receiver_is_refused_with_an_error() {
         tag: 9,
         buffer_bytes: 8,
     };
-    let all = |grants: &[StreamGrant]| {
+    let encode = |grants: &[StreamGrant]| {
         grants
             .iter()
             .flat_map(|grant| StreamFrame::Grant(*grant).encode())
             .collect::<Vec<u8>>()
     };
-    let many: Vec<StreamGrant> = (0..33)
+    let too_many: Vec<StreamGrant> = (0..33)
         .map(|sequence| StreamGrant { sequence, ..valid })
         .collect();
-    let of_two = StreamGrant { parts: 2, ..valid };
+    let first_of_two = StreamGrant { parts: 2, ..valid };
     let cases = [
         ("invalid mark of a stream's frame", vec![0xff; 64]),
         (
             "grant of part 0 of receive 1 out of order",
-            all(&[StreamGrant {
+            encode(&[StreamGrant {
                 sequence: 1,
                 ..valid
             }]),
         ),
         (
             "grant of part 0 of receive 0 out of order",
-            all(&[valid, valid]),
+            encode(&[valid, valid]),
         ),
         (
             "receive 32 granted, but more receives are outstanding than there are slots",
-            all(&many),
+            encode(&too_many),
         ),
         (
             "invalid group of 3 receives",
-            all(&[
-                of_two,
+            encode(&[
+                first_of_two,
                 StreamGrant {
                     part: 1,
                     parts: 3,
@@ -315,7 +319,7 @@ fn a_lying_receiver_is_refused_with_an_error() {
         ("a data frame sent to the sender", data(VALID_DATA)),
         (
             "a frame after its BYE",
-            [StreamFrame::Bye.encode().to_vec(), all(&[valid])].concat(),
+            [StreamFrame::Bye.encode().to_vec(), encode(&[valid])].concat(),
         ),
     ];
     for (expected, bytes) in cases {

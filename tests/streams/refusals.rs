@@ -103,8 +103,8 @@ fn wifi_is_a_warning() {
     let b = host(FAR, &settings);
     let log = CapturedLog::default();
     log.capture(|| (connect(&a, &b).unwrap(), connect(&a, &b).unwrap()));
-    let said = log.take();
-    let warnings: Vec<_> = said
+    let lines = log.take();
+    let warnings: Vec<_> = lines
         .iter()
         .filter(|(_, line)| line.contains("over lo, which is Wi-Fi"))
         .collect();
@@ -114,7 +114,7 @@ fn wifi_is_a_warning() {
             && warnings
                 .iter()
                 .all(|(level, _)| *level == tracing::Level::WARN),
-        "{said:?}"
+        "{lines:?}"
     );
 }
 

@@ -204,12 +204,12 @@ mod tests {
             "{}\nprintf '%s %s' \"$NCCL_NET\" \"$NCCL_NET_PLUGIN\"",
             text(Reader::Shell, path, true).unwrap()
         );
-        let said = Command::new("sh")
+        let output = Command::new("sh")
             .args(["-c", &script])
             .output()
             .unwrap()
             .stdout;
-        assert_eq!(String::from_utf8(said).unwrap(), format!("Spark {path}"));
+        assert_eq!(String::from_utf8(output).unwrap(), format!("Spark {path}"));
     }
 
     #[test]

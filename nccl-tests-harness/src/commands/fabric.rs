@@ -282,7 +282,7 @@ fn rate(mbps: f64) -> String {
 /// number of bytes that the rail has sent since the fabric started: payload, and control data that
 /// the ends of connections write to each other.
 fn as_json(status: &Status) -> Value {
-    let rail = |rail: &RailStatus| {
+    let rail_json = |rail: &RailStatus| {
         json!({
             "device": rail.device,
             "full_mbps": rail.full_mbps,
@@ -295,16 +295,16 @@ fn as_json(status: &Status) -> Value {
             "sent_bytes": rail.sent_bytes,
         })
     };
-    let node = |node: &NodeStatus| {
+    let node_json = |node: &NodeStatus| {
         json!({
             "node": node.node,
             "pids": node.pids,
             "queue_pairs": node.queue_pairs,
             "registrations": node.registrations,
-            "rails": node.rails.iter().map(rail).collect::<Vec<_>>(),
+            "rails": node.rails.iter().map(rail_json).collect::<Vec<_>>(),
         })
     };
-    let nodes = status.nodes.iter().map(node).collect::<Vec<_>>();
+    let nodes = status.nodes.iter().map(node_json).collect::<Vec<_>>();
     json!({ "name": status.name, "folder": status.folder, "nodes": nodes })
 }
 
@@ -420,13 +420,13 @@ mod tests {
             registrations: 6,
             rails,
         }];
-        let told = text(&Status {
+        let shown = text(&Status {
             name: "a".to_owned(),
             folder: "/dev/shm/a".into(),
             nodes,
         });
         assert_eq!(
-            told,
+            shown,
             "fabric a: 1 node, files in /dev/shm/a\n  node 0 (process 7): 4 queue pairs, 6 registrations\n    rocep1s0f0  \
              port down\n"
         );

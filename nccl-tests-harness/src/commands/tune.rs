@@ -86,7 +86,8 @@ fn tune(tune: &Tune, program: &Path, out: &mut impl Write) -> Result<TuneReport>
     show::introduction(tune, out)?;
     let candidates = tune.candidates.iter().copied().map(Some);
     let mut tried = bench.measure([None].into_iter().chain(candidates), tune.rounds, out)?;
-    (report.defaults, report.tried) = (tried.remove(0), tried);
+    report.defaults = tried.remove(0);
+    report.tried = tried;
     report.fabric_text.clone_from(&bench.fabric_text);
     show::table(&report, out)?;
     let proposed = judge::propose(&report.defaults, &report.tried, tune.default_share_bytes);

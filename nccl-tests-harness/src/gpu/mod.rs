@@ -73,38 +73,48 @@ pub(crate) fn self_check(gpu: &Gpu) -> Result<()> {
 /// running kernels. In the test, the loading kernel runs until the storing kernel has stored its
 /// lines, so the two would wait for each other.
 pub(crate) fn self_check_lines(gpu: &Rc<Gpu>) -> Result<()> {
-    const BYTES: usize = 200 * lines::LINE_BYTES;
-    // The round starts inside the buffer. Its number of lines is not a multiple of four, the number
-    // that a warp processes at a time.
-    const ROUND: Round = Round {
-        first: 5,
-        lines: 133,
-        sequence: 9,
-        pause_ns: 1,
-        delay_ns: 0,
-    };
-    const WAIT: Duration = Duration::from_millis(100);
-    let name = gpu.name();
-    let block = gpu.allocate(Kind::HostAlloc, BYTES)?;
+    let block = gpu.allocate(Kind::HostAlloc, 200 * lines::LINE_BYTES)?;
     let words = Words::share(block.buffer())?;
-    let kernels = Lines::new(gpu, &block, &words)?;
-    let end = || -> Result<()> {
-        while !kernels.is_idle()? {
-            std::thread::yield_now();
-        }
-        Ok(())
+    let check = LinesCheck {
+        name: gpu.name(),
+        kernels: Lines::new(gpu, &block, &words)?,
+        words: &words,
     };
-    for round in [
-        ROUND,
-        Round {
-            sequence: 10,
-            delay_ns: 1000,
-            ..ROUND
-        },
-    ] {
-        kernels.store(&round)?;
-        end()?;
-        for (at, stored) in words.all().iter().enumerate() {
+    check.check_store(&FIRST_ROUND)?;
+    check.check_store(&Round {
+        delay_ns: 1000,
+        ..SECOND_ROUND
+    })?;
+    check.check_load()
+}
+
+/// The round starts inside the buffer. Its number of lines is not a multiple of four, the number
+/// that a warp processes at a time.
+const FIRST_ROUND: Round = Round {
+    first: 5,
+    lines: 133,
+    sequence: 9,
+    pause_ns: 1,
+    delay_ns: 0,
+};
+const SECOND_ROUND: Round = Round {
+    sequence: 10,
+    ..FIRST_ROUND
+};
+
+/// The check of the litmus test's kernels, over words that the GPU and the CPU share.
+struct LinesCheck<'a> {
+    name: String,
+    kernels: Lines,
+    words: &'a Words,
+}
+
+impl LinesCheck<'_> {
+    /// Lets the GPU store the lines of a round, and checks every word of the buffer.
+    fn check_store(&self, round: &Round) -> Result<()> {
+        self.kernels.store(round)?;
+        self.wait()?;
+        for (at, stored) in self.words.all().iter().enumerate() {
             let line = (at / WORDS) as u32;
             let index = at % WORDS;
             let is_inside = (round.first..round.first + round.lines).contains(&line);
@@ -116,56 +126,68 @@ pub(crate) fn self_check_lines(gpu: &Rc<Gpu>) -> Result<()> {
             };
             ensure!(
                 stored == expected,
-                "{name} stores {stored:#x} as word {index} of line {line} instead of {expected:#x}"
+                "{} stores {stored:#x} as word {index} of line {line} instead of {expected:#x}",
+                self.name
             );
         }
+        Ok(())
     }
-    let round = Round {
-        sequence: 10,
-        ..ROUND
-    };
-    let whole = Tally {
-        lines: 133,
-        ..Tally::default()
-    };
-    // A word that was changed for one load is still changed in the next load, and the tally adds up
-    // all loads.
-    let torn = Tally {
-        lines: 266,
-        torn: 1,
-        torn_again: 1,
-        missing: 0,
-        pieces: 1 << 3,
-        pieces_again: 1 << 3,
-    };
-    let missing = Tally {
-        lines: 398,
-        torn: 2,
-        torn_again: 2,
-        missing: 1,
-        ..torn
-    };
-    let old = |line: u32, index: usize| {
-        words.all()[line as usize * WORDS + index]
-            .store(word(ROUND.sequence, line, index), Relaxed);
-    };
-    for (change, expected) in [
-        (None, whole),
-        (Some((12, 6)), torn),
-        (Some((20, FLAG)), missing),
-    ] {
-        if let Some((line, index)) = change {
-            old(line, index);
-        }
-        kernels.load(&round, WAIT)?;
-        end()?;
-        let found = kernels.tally()?;
+
+    /// Lets the GPU load the lines of the second round: without a fault, then with a torn line,
+    /// then also without the flag of a line. A word that was changed for one load is still changed
+    /// in the next load, and the tally adds up all loads.
+    fn check_load(&self) -> Result<()> {
+        let whole = Tally {
+            lines: 133,
+            ..Tally::default()
+        };
+        self.expect_tally(whole)?;
+        let torn = Tally {
+            lines: 266,
+            torn: 1,
+            torn_again: 1,
+            missing: 0,
+            pieces: 1 << 3,
+            pieces_again: 1 << 3,
+        };
+        self.make_old(12, 6);
+        self.expect_tally(torn)?;
+        let missing = Tally {
+            lines: 398,
+            torn: 2,
+            torn_again: 2,
+            missing: 1,
+            ..torn
+        };
+        self.make_old(20, FLAG);
+        self.expect_tally(missing)
+    }
+
+    /// Gives a word the value that it had in the first round.
+    fn make_old(&self, line: u32, index: usize) {
+        let old = word(FIRST_ROUND.sequence, line, index);
+        self.words.all()[line as usize * WORDS + index].store(old, Relaxed);
+    }
+
+    fn expect_tally(&self, expected: Tally) -> Result<()> {
+        self.kernels
+            .load(&SECOND_ROUND, Duration::from_millis(100))?;
+        self.wait()?;
+        let found = self.kernels.tally()?;
         ensure!(
             found == expected,
-            "{name} counts {found:?} instead of {expected:?}"
+            "{} counts {found:?} instead of {expected:?}",
+            self.name
         );
+        Ok(())
     }
-    Ok(())
+
+    fn wait(&self) -> Result<()> {
+        while !self.kernels.is_idle()? {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -248,10 +248,10 @@ impl Context {
     /// Returns the number of the plugin's devices.
     pub fn devices(&self) -> Result<i32> {
         let mut count = 0;
-        // SAFETY: `count` is valid for writes for the length of the call.
         self.plugin
-            .call("devices", self.plugin.table.devices, |devices| unsafe {
-                devices(&mut count)
+            .call("devices", self.plugin.table.devices, |devices| {
+                // SAFETY: `count` is valid for writes for the length of the call.
+                unsafe { devices(&mut count) }
             })?;
         Ok(count)
     }
@@ -272,11 +272,10 @@ impl Context {
         dev: i32,
     ) -> Result<Properties> {
         let mut raw = MaybeUninit::zeroed();
-        // SAFETY: `raw` is valid for writes for the length of the call.
-        self.plugin
-            .call("getProperties", function, |function| unsafe {
-                function(dev, raw.as_mut_ptr())
-            })?;
+        self.plugin.call("getProperties", function, |function| {
+            // SAFETY: `raw` is valid for writes for the length of the call.
+            unsafe { function(dev, raw.as_mut_ptr()) }
+        })?;
         let raw = raw.as_ptr();
         // SAFETY: reads a pointer and two integers. `raw` was zeroed, so they are initialised even
         // if the plugin did not fill them in.
@@ -293,13 +292,15 @@ impl Context {
         let mut handle = [0; HANDLE_BYTES];
         let mut raw = ptr::null_mut();
         let place = handle.as_mut_ptr().cast();
-        // SAFETY: the context is from `init`. `handle` has the length that the interface promises.
-        // `handle` and `raw` are valid for writes during the call.
         self.plugin
-            .call("listen", self.plugin.table.listen, |listen| unsafe {
-                match listen {
-                    Listen::V8(listen) => listen(dev, place, &mut raw),
-                    Listen::V11(listen) => listen(self.raw, dev, place, &mut raw),
+            .call("listen", self.plugin.table.listen, |listen| {
+                // SAFETY: the context is from `init`. `handle` has the length that the interface
+                // promises. `handle` and `raw` are valid for writes during the call.
+                unsafe {
+                    match listen {
+                        Listen::V8(listen) => listen(dev, place, &mut raw),
+                        Listen::V11(listen) => listen(self.raw, dev, place, &mut raw),
+                    }
                 }
             })?;
         let raw = NonNull::new(raw).context("listen succeeded without a comm")?;
@@ -319,16 +320,18 @@ impl Context {
         let mut raw = ptr::null_mut();
         let mut device_handle = ptr::null_mut();
         let handle = handle.as_mut_ptr().cast();
-        // SAFETY: as in `listen`; a NULL device handle asks for no offload.
         self.plugin
-            .call("connect", self.plugin.table.connect, |connect| unsafe {
-                match connect {
-                    Connect::V8(connect) => connect(dev, handle, &mut raw, &mut device_handle),
-                    Connect::V10(connect) => {
-                        connect(dev, &CONFIG, handle, &mut raw, &mut device_handle)
-                    }
-                    Connect::V11(connect) => {
-                        connect(self.raw, dev, handle, &mut raw, &mut device_handle)
+            .call("connect", self.plugin.table.connect, |connect| {
+                // SAFETY: as in `listen`; a NULL device handle asks for no offload.
+                unsafe {
+                    match connect {
+                        Connect::V8(connect) => connect(dev, handle, &mut raw, &mut device_handle),
+                        Connect::V10(connect) => {
+                            connect(dev, &CONFIG, handle, &mut raw, &mut device_handle)
+                        }
+                        Connect::V11(connect) => {
+                            connect(self.raw, dev, handle, &mut raw, &mut device_handle)
+                        }
                     }
                 }
             })?;

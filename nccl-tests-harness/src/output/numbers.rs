@@ -20,7 +20,7 @@ pub fn median(values: &[f64]) -> f64 {
 pub fn spread(values: &[f64]) -> (f64, f64) {
     values.iter().fold(
         (f64::INFINITY, f64::NEG_INFINITY),
-        |(least, most), value| (least.min(*value), most.max(*value)),
+        |(smallest, largest), value| (smallest.min(*value), largest.max(*value)),
     )
 }
 
@@ -55,8 +55,8 @@ pub fn size(bytes: usize) -> String {
 
 /// Formats the least and the greatest value, as in 1.50..2.00.
 pub fn range(values: &[f64]) -> String {
-    let (least, most) = spread(values);
-    format!("{}..{}", significant(least), significant(most))
+    let (smallest, largest) = spread(values);
+    format!("{}..{}", significant(smallest), significant(largest))
 }
 
 /// Formats a number of things, as in "1 rail" and "2 rails".

@@ -152,12 +152,12 @@ impl Chart {
             )?;
             let spread = line.points.iter().filter(|dot| dot.spread.0 < dot.spread.1);
             plot.draw_series(spread.map(|dot| {
-                let (least, most) = dot.spread;
+                let (smallest, largest) = dot.spread;
                 ErrorBar::new_vertical(
                     dot.bytes as f64,
-                    least,
+                    smallest,
                     dot.y,
-                    most,
+                    largest,
                     *colour,
                     2 * RADIUS as u32,
                 )
@@ -183,11 +183,11 @@ impl Chart {
 /// Returns the smallest range that has all sizes and goes from one power of 2 to a larger one. The
 /// axis has its labels at powers of 2.
 fn powers(sizes: impl Iterator<Item = u64>) -> Range<f64> {
-    let (least, most) = sizes.fold((u64::MAX, 1), |(least, most), bytes| {
-        (least.min(bytes), most.max(bytes))
+    let (smallest, largest) = sizes.fold((u64::MAX, 1), |(smallest, largest), bytes| {
+        (smallest.min(bytes), largest.max(bytes))
     });
-    let from = least.min(most).max(1).ilog2();
-    let to = most.next_power_of_two().ilog2();
+    let from = smallest.min(largest).max(1).ilog2();
+    let to = largest.next_power_of_two().ilog2();
     2_f64.powi(from as i32)..2_f64.powi(to.max(from + 1) as i32)
 }
 

@@ -202,17 +202,17 @@ impl<W: Work> Job<W> {
         self.tell(ranks, |rank| order(rank).map(ToRank::Order));
         let mut answers = BTreeMap::new();
         while answers.len() < count {
-            let (number, told) = self.next(None)?.context("no event")?;
-            let told = told.ok_or_else(|| self.failure(number, None))?;
-            answers.extend(answer(told).map(|value| (number, value)));
+            let (number, from_rank) = self.next(None)?.context("no event")?;
+            let from_rank = from_rank.ok_or_else(|| self.failure(number, None))?;
+            answers.extend(answer(from_rank).map(|value| (number, value)));
         }
         Ok(answers.into_values().collect())
     }
 
     /// Waits until `end` and ignores the ranks' answers. Fails when a rank fails or the run hangs.
     pub fn wait_until(&mut self, end: Instant) -> Result<()> {
-        while let Some((number, told)) = self.next(Some(end))? {
-            told.ok_or_else(|| self.failure(number, None))?;
+        while let Some((number, answer)) = self.next(Some(end))? {
+            answer.ok_or_else(|| self.failure(number, None))?;
         }
         Ok(())
     }
@@ -298,7 +298,8 @@ impl<W: Work> Job<W> {
         if number == 0 {
             self.watch.doing(&doing);
         }
-        (rank.ticks, rank.doing) = (ticks, doing);
+        rank.ticks = ticks;
+        rank.doing = doing;
     }
 
     fn doing(&self) -> String {

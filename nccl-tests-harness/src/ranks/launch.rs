@@ -272,7 +272,7 @@ impl std::fmt::Display for Launcher {
 mod tests {
     use super::*;
 
-    fn of(environment: &str) -> Result<Option<World>> {
+    fn world_in(environment: &str) -> Result<Option<World>> {
         let variables: Vec<_> = environment
             .split_whitespace()
             .map(|pair| pair.split_once('=').unwrap())
@@ -285,7 +285,7 @@ mod tests {
 
     #[track_caller]
     fn world(environment: &str) -> World {
-        of(environment).unwrap().unwrap()
+        world_in(environment).unwrap().unwrap()
     }
 
     /// The variables are those that Open MPI 4.1 was observed to set.
@@ -328,7 +328,7 @@ mod tests {
             (Launcher::Torchrun, 2, 4)
         );
         assert_eq!(world.place, Some(("spark-1".to_owned(), 29501)));
-        assert!(of("RANK=2 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=65535").is_err());
+        assert!(world_in("RANK=2 WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=65535").is_err());
     }
 
     #[test]
@@ -377,7 +377,7 @@ mod tests {
             "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1",
             "OMPI_COMM_WORLD_RANK=",
         ] {
-            assert_eq!(of(environment).unwrap(), None, "{environment}");
+            assert_eq!(world_in(environment).unwrap(), None, "{environment}");
         }
     }
 
@@ -411,7 +411,7 @@ mod tests {
             key(&format!("{mpirun} SPARK_JOB_TOKEN={own}"), random),
             Some(own.to_owned())
         );
-        let error = of(&format!("{mpirun} SPARK_JOB_TOKEN=secret"))
+        let error = world_in(&format!("{mpirun} SPARK_JOB_TOKEN=secret"))
             .unwrap_err()
             .to_string();
         assert_eq!(error, "SPARK_JOB_TOKEN: a token has 32 hexadecimal digits");
@@ -428,7 +428,7 @@ mod tests {
             ("PMIX_RANK=0", "SLURM_STEP_NUM_TASKS"),
             ("SLURM_PROCID=x SLURM_NTASKS=2", "SLURM_PROCID=\"x\""),
         ] {
-            let error = of(environment).unwrap_err().to_string();
+            let error = world_in(environment).unwrap_err().to_string();
             assert!(error.contains(named), "{environment}: {error}");
         }
     }

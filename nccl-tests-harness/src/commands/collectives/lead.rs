@@ -253,8 +253,12 @@ fn introduce(plan: &Plan, fabric: &Fabric, out: &mut impl Write) -> Result<()> {
 fn row(terms: RunParameters, count: usize, measured: &[Measurement]) -> Row {
     let mean = measured.iter().map(|one| one.seconds).sum::<f64>() / measured.len() as f64;
     let seconds = mean / f64::from(terms.iters);
-    let longest_us =
-        |of: fn(&Measurement) -> f64| measured.iter().map(|one| of(one) * 1e6).fold(0.0, f64::max);
+    let longest_us = |value: fn(&Measurement) -> f64| {
+        measured
+            .iter()
+            .map(|one| value(one) * 1e6)
+            .fold(0.0, f64::max)
+    };
     Row {
         size_bytes: terms.collective.size_bytes(count, terms.ranks),
         count,
@@ -296,8 +300,8 @@ fn describe(networks: &[Network], connections: &[Vec<String>], scale: f64) -> Ve
         ));
         lines.extend(network.rails.iter().map(|line| format!("{who}: {line}")));
     }
-    for (rank, said) in connections.iter().enumerate() {
-        lines.extend(said.iter().map(|line| format!("rank {rank}: {line}")));
+    for (rank, rank_lines) in connections.iter().enumerate() {
+        lines.extend(rank_lines.iter().map(|line| format!("rank {rank}: {line}")));
     }
     lines
 }

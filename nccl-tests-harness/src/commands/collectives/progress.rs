@@ -85,8 +85,10 @@ impl Channel {
     }
 
     fn start(&mut self) -> Result<()> {
-        (self.sends.posted, self.sends.done) = (0, 0);
-        (self.receives.posted, self.receives.done) = (0, 0);
+        self.sends.posted = 0;
+        self.sends.done = 0;
+        self.receives.posted = 0;
+        self.receives.done = 0;
         let Some(range) = self.copy.clone() else {
             return Ok(());
         };

@@ -69,12 +69,14 @@ mod tests {
 
     #[test]
     fn written_tables_are_read_back() {
-        let of = |path: &str, mark: &str| (path.to_owned(), mark.to_owned());
+        let row = |path: &str, mark: &str| (path.to_owned(), mark.to_owned());
         let old_and_new = [
-            of("bin/nccl-spark", &sha256(b"old")),
-            of("bin/nccl-spark", &sha256(b"new")),
+            row("bin/nccl-spark", &sha256(b"old")),
+            row("bin/nccl-spark", &sha256(b"new")),
         ];
-        let manifest = old_and_new.into_iter().chain([of("lib/a b", &sha256(b""))]);
+        let manifest = old_and_new
+            .into_iter()
+            .chain([row("lib/a b", &sha256(b""))]);
         let manifest: Manifest = manifest.collect();
         let text = text(&manifest);
         assert!(text.starts_with("# Installed by nccl-spark "), "{text}");

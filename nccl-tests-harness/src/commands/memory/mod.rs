@@ -168,7 +168,8 @@ fn introduce(
     for line in network.rails.iter().chain(&connections) {
         writeln!(out, "# {line}")?;
     }
-    (report.network, report.connections) = (Some(network), connections);
+    report.network = Some(network);
+    report.connections = connections;
     let absent = match gpus {
         Ok(gpus) => {
             let [writer, checker] = &gpus;

@@ -127,12 +127,12 @@ mod tests {
 
     #[test]
     fn sizes_reach_the_given_maximum_and_some_are_odd() {
-        let told = plan(&[]).unwrap();
+        let defaults = plan(&[]).unwrap();
         assert_eq!(
-            told.setup.sizes,
+            defaults.setup.sizes,
             [8, 13, 300, 4096, 65_540, 1_048_579, 4 << 20]
         );
-        assert_eq!((told.setup.gpus, told.needs_gpu), ([0, 0], false));
+        assert_eq!((defaults.setup.gpus, defaults.needs_gpu), ([0, 0], false));
         assert_eq!(plan(&["-b", "8"]).unwrap().setup.sizes, [8]);
         assert_eq!(
             plan(&["--bytes", "5000"]).unwrap().setup.sizes,

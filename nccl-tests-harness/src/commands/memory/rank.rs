@@ -71,12 +71,12 @@ impl Work for Memory {
             from,
             into,
         };
-        let told = match &setup.litmus {
+        let result = match &setup.litmus {
             Some(order) => rounds::run(&ends, &wire, order).map(Answer::Litmus),
             None => move_messages(&setup, &ends, &wire).map(Answer::Moved),
         };
         let is_through = matches!(
-            &told,
+            &result,
             Ok(Answer::Moved(_) | Answer::Litmus(Found { missing: 0, .. }))
         );
         if !is_through {
@@ -84,7 +84,7 @@ impl Work for Memory {
             // memory, and missing messages may still arrive.
             std::mem::forget((wire, ends));
         }
-        answer(told?)
+        answer(result?)
     }
 }
 

@@ -83,16 +83,16 @@ pub fn row(out: &mut impl Write, kind: Kind, result: &TestResult) -> io::Result<
         }
         TestResult::Moved(moved) => {
             let sizes = moved.messages.len();
-            let most = moved
+            let largest = moved
                 .messages
                 .iter()
                 .map(|message| message.bytes)
                 .max()
                 .unwrap_or_default();
             let sizes = if sizes == 1 {
-                format!("1 size, {most}")
+                format!("1 size, {largest}")
             } else {
-                format!("{sizes} sizes to {most}")
+                format!("{sizes} sizes to {largest}")
             };
             table.row(&[
                 name,

@@ -189,14 +189,14 @@ fn arguments(sweeps: &[Sweep], given: Vec<String>) -> Result<Vec<Vec<String>>> {
             "{argument}: --sizes names the sizes already"
         )))?;
     }
-    let of = |sweep: &Sweep| {
+    let with_sizes = |sweep: &Sweep| {
         let sizes = [("-b", sweep.from), ("-e", sweep.to), ("-f", 2)];
         let sizes = sizes
             .into_iter()
             .flat_map(|(name, number)| [name.to_owned(), number.to_string()]);
         sizes.chain(given.iter().cloned()).collect()
     };
-    Ok(sweeps.iter().map(of).collect())
+    Ok(sweeps.iter().map(with_sizes).collect())
 }
 
 fn parse_sweep(text: &str) -> Result<Sweep, String> {
@@ -304,7 +304,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("all_gather_perf"), "").unwrap();
         let dir = folder.path().to_str().unwrap();
-        let told = plan(&[
+        let over_hosts = plan(&[
             "--dir",
             dir,
             "--compare",
@@ -317,14 +317,14 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(
-            (told.arguments, told.rounds),
+            (over_hosts.arguments, over_hosts.rounds),
             (vec![vec!["-b".to_owned(), "8".to_owned()]], 5)
         );
         assert_eq!(
-            told.conditions.place,
+            over_hosts.conditions.place,
             Place::Hosts(["-np", "2", "-H", "a,b"].map(str::to_owned).to_vec())
         );
-        assert_eq!(told.networks, [Network::Spark, Network::Socket]);
+        assert_eq!(over_hosts.networks, [Network::Spark, Network::Socket]);
         let tuner = plan(&["--dir", dir, "--compare", "spark,spark-untuned"]).unwrap();
         assert_eq!(tuner.networks, [Network::Spark, Network::SparkUntuned]);
         let twice = plan(&["all_gather", "all-gather", "--dir", dir])
@@ -344,9 +344,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("all_gather_perf"), "").unwrap();
         let dir = folder.path().to_str().unwrap();
-        let of =
+        let plan_sweeps =
             |more: &[&str]| plan(&[&["--dir", dir, "--sizes", "8K-16M,24K-24M"], more].concat());
-        let runs = of(&["--", "-n", "50"]).unwrap().arguments;
+        let runs = plan_sweeps(&["--", "-n", "50"]).unwrap().arguments;
         let lines: Vec<String> = runs.iter().map(|run| run.join(" ")).collect();
         assert_eq!(
             lines,
@@ -355,7 +355,7 @@ mod tests {
                 "-b 24576 -e 25165824 -f 2 -n 50"
             ]
         );
-        let both = of(&["--", "-b", "8"]).unwrap_err().to_string();
+        let both = plan_sweeps(&["--", "-b", "8"]).unwrap_err().to_string();
         assert!(
             both.contains("-b: --sizes names the sizes already"),
             "{both}"

@@ -115,10 +115,10 @@ impl Ratio<'_> {
         let ratio = self.at(bytes);
         let first = self.first.time(bytes);
         let second = self.second.time(bytes);
-        let is_told = first.len().min(second.len()) >= COMPARABLE_ROUNDS;
+        let is_comparable = first.len().min(second.len()) >= COMPARABLE_ROUNDS;
         let first = spread(&first);
         let second = spread(&second);
-        let is_same = is_told && first.0 <= second.1 && second.0 <= first.1;
+        let is_same = is_comparable && first.0 <= second.1 && second.0 <= first.1;
         match ratio.is_finite() {
             true => format!("{}{ratio:.3}", if is_same { "~" } else { "" }),
             false => "-".to_owned(),
@@ -223,14 +223,14 @@ pub fn slowest(out: &mut impl Write, all: &[(&Path, &[Outcome])]) -> Result<()> 
         }
     }
     for (network, (least, bytes, program)) in worst {
-        let of = if all.len() > 1 {
+        let of_program = if all.len() > 1 {
             format!(" of {}", name_of(program))
         } else {
             String::new()
         };
         writeln!(
             out,
-            "# slowest against {network}: {least:.2} at {}{of}",
+            "# slowest against {network}: {least:.2} at {}{of_program}",
             size(bytes as usize)
         )?;
     }
@@ -286,7 +286,7 @@ pub fn json(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) -> 
             "rounds": outcome.rounds,
         })
     };
-    let ratio = |ratio: &Ratio| {
+    let ratio_json = |ratio: &Ratio| {
         let points = sizes(outcomes).into_iter();
         let points =
             points.map(|bytes| json!({ "bytes": bytes, "time_ratio": number(ratio.at(bytes)) }));
@@ -299,7 +299,7 @@ pub fn json(plan: &Plan, program: &Path, fabric: &str, outcomes: &[Outcome]) -> 
         "arguments": plan.arguments.concat(),
         "fabric_text": fabric,
         "networks": outcomes.iter().map(network).collect::<Vec<_>>(),
-        "ratios": ratios(outcomes).iter().map(ratio).collect::<Vec<_>>(),
+        "ratios": ratios(outcomes).iter().map(ratio_json).collect::<Vec<_>>(),
     })
 }
 

@@ -3,7 +3,7 @@
 use super::names::{Name, Value};
 use proptest::prelude::*;
 
-fn is_told(text: &str) -> bool {
+fn is_reported(text: &str) -> bool {
     Name::new(text) != Name::new("?")
 }
 
@@ -12,7 +12,7 @@ fn names_of_devices_versions_and_findings_are_reported() {
     let names = "rocep1s0f0 roceP2p1s0f1:1 mlx5_0 6.17.0-1014-nvidia 28.45.4028 580.95.05 2.28.9+cuda13.0 5.36_0ACUM018 \
         07/29/2025 NVD0000000087 slow-rail NCCL_SPARK_TUNER ring/ll128/16 libibverbs.so.1.14.50.0 out_of_sequence";
     for text in names.split_whitespace() {
-        assert!(is_told(text), "{text}");
+        assert!(is_reported(text), "{text}");
     }
 }
 
@@ -23,7 +23,7 @@ fn text_that_could_identify_the_owner_is_left_out() {
         0b1c2d3e4f5061728394a5b6c7d8e9f0 3c9e2f10-aaaa-bbbb-cccc-1234567890ab rosalind@example.com \
         c0db9360000000000000000000000000000000ff";
     for text in texts.split_whitespace().chain([""]) {
-        assert!(!is_told(text), "{text}");
+        assert!(!is_reported(text), "{text}");
     }
 }
 
@@ -47,12 +47,12 @@ fn a_version_ends_before_other_words_and_is_no_address() {
 
 #[test]
 fn values_are_reported_only_of_numeric_variables() {
-    let told = |name, text| serde_json::to_string(&Value::new(name, text)).unwrap();
-    assert_eq!(told("NCCL_IB_TIMEOUT", "22"), "22");
-    assert_eq!(told("NCCL_IB_TIMEOUT", "x"), "\"other\"");
-    assert_eq!(told("NCCL_HOSTID", "1654324000718"), "\"other\"");
-    assert_eq!(told("NCCL_SPARK_TUNER", "off"), "\"off\"");
-    assert_eq!(told("NCCL_NET", ""), "null");
+    let reported = |name, text| serde_json::to_string(&Value::new(name, text)).unwrap();
+    assert_eq!(reported("NCCL_IB_TIMEOUT", "22"), "22");
+    assert_eq!(reported("NCCL_IB_TIMEOUT", "x"), "\"other\"");
+    assert_eq!(reported("NCCL_HOSTID", "1654324000718"), "\"other\"");
+    assert_eq!(reported("NCCL_SPARK_TUNER", "off"), "\"off\"");
+    assert_eq!(reported("NCCL_NET", ""), "null");
 }
 
 proptest! {
@@ -61,7 +61,7 @@ proptest! {
         let mac = |between: &str| six.map(|byte| format!("{byte:02x}")).join(between);
         let [v4, v6] = [std::net::Ipv4Addr::from(four).to_string(), std::net::Ipv6Addr::from(sixteen).to_string()];
         for text in [v4.clone(), format!("{v4}-1"), format!("{v4}:1"), v6, mac(":"), mac("-"), mac("")] {
-            prop_assert!(!is_told(&text), "{}", text);
+            prop_assert!(!is_reported(&text), "{}", text);
             prop_assert_eq!(Name::version(&text), Name::new("?"));
         }
     }

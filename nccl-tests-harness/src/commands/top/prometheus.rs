@@ -294,7 +294,8 @@ mod tests {
                 flow("r\"0\\", "b", Direction::Receive, u64::MAX),
             ],
         );
-        (job.seen.command, job.seen.rank) = ("a\"} 1\\".to_owned(), Some(3));
+        job.seen.command = "a\"} 1\\".to_owned();
+        job.seen.rank = Some(3);
         Snapshot {
             jobs: vec![job],
             ports: vec![port(1.0)],

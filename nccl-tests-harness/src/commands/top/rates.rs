@@ -144,7 +144,8 @@ impl Rates {
             jobs: Vec::new(),
             ports,
         };
-        (self.ports, self.ports_at_ns) = (reading.ports, reading.ports_at_ns);
+        self.ports = reading.ports;
+        self.ports_at_ns = reading.ports_at_ns;
         for job in reading.jobs {
             let before = self.jobs.remove(&(job.pid, job.file));
             let elapsed_ns = before

@@ -110,7 +110,8 @@ impl Row {
             (&mut self.received, &whole.received),
         ] {
             let bytes = side.since_last.map_or(0, |since_last| since_last.bytes);
-            (side.bytes, side.writes) = (side.total.bytes, side.total.writes);
+            side.bytes = side.total.bytes;
+            side.writes = side.total.writes;
             side.bytes_per_s =
                 elapsed_ns.and_then(|elapsed_ns| rates::per_second(bytes, elapsed_ns));
             side.share_percent = all
@@ -121,10 +122,12 @@ impl Row {
         let seconds = |ns: u64| ns as f64 / 1e9;
         self.mean_latency_us = self.sent.since_last.as_ref().and_then(rates::mean_us);
         self.longest_latency_us = total.longest_ns as f64 / 1e3;
-        (self.losses, self.recoveries, self.lost_s) =
-            (total.losses, total.recoveries, seconds(total.lost_ns));
+        self.losses = total.losses;
+        self.recoveries = total.recoveries;
+        self.lost_s = seconds(total.lost_ns);
         if self.rail.is_none() {
-            (self.stalls, self.stalled_s) = (Some(total.stalls), Some(seconds(total.stalled_ns)));
+            self.stalls = Some(total.stalls);
+            self.stalled_s = Some(seconds(total.stalled_ns));
             self.stall_cause = self.sent.stall.max(self.received.stall).map(Cause::name);
         }
     }

@@ -164,7 +164,10 @@ impl View {
             KeyCode::Char('?' | 'h') => self.is_help = !self.is_help,
             KeyCode::Char('p') => self.is_paused = !self.is_paused,
             KeyCode::Char('s') => self.order = self.order.next(),
-            KeyCode::Char('d') => (self.by_peer, self.scroll) = (!self.by_peer, 0),
+            KeyCode::Char('d') => {
+                self.by_peer = !self.by_peer;
+                self.scroll = 0;
+            }
             KeyCode::Up => self.scroll = self.scroll.min(last).saturating_sub(1),
             KeyCode::Down => self.scroll = (self.scroll + 1).min(last),
             KeyCode::PageUp => self.scroll = self.scroll.min(last).saturating_sub(page),
@@ -322,10 +325,10 @@ fn columns_for(width: usize, room: usize) -> (usize, Vec<Column>) {
         };
         names + end <= width
     };
-    let most = ends.take_while(fits).count();
+    let shown = ends.take_while(fits).count();
     let figures: Vec<Column> = columns::ALL
         .into_iter()
-        .filter(|column| column.place < most)
+        .filter(|column| column.place < shown)
         .collect();
     let taken: usize = figures.iter().map(|column| column.width + 1).sum();
     (width.saturating_sub(taken).min(MOST_NAME), figures)

@@ -395,7 +395,7 @@ mod tests {
         };
         let ours = file("ours", &revise("", Some(FOUR), ""));
         let users = file("users", "NCCL_IB_QPS_PER_CONNECTION=1\n");
-        let told = |variables: &[(&str, &str)], standard: &[PathBuf]| {
+        let effect_of = |variables: &[(&str, &str)], standard: &[PathBuf]| {
             let variables: Vec<_> = variables
                 .iter()
                 .map(|(name, value)| ((*name).into(), (*value).into()))
@@ -403,15 +403,15 @@ mod tests {
             effect(&ours, &SHARES, true, Settings::gather(&variables, standard)).join("; ")
         };
         assert_eq!(
-            told(&[], std::slice::from_ref(&ours)),
+            effect_of(&[], std::slice::from_ref(&ours)),
             "the plugin reads it when a job starts"
         );
         let export = format!(
             "the plugin reads it with: export NCCL_SPARK_SETTINGS_FILE={}",
             ours.display()
         );
-        assert_eq!(told(&[], &[]), export);
-        let above = told(&[], &[users.clone(), ours.clone()]);
+        assert_eq!(effect_of(&[], &[]), export);
+        let above = effect_of(&[], &[users.clone(), ours.clone()]);
         assert!(
             above.contains(&format!(
                 "{QPS}=1 from {}, line 1 overrides it",
@@ -419,12 +419,12 @@ mod tests {
             )),
             "{above}"
         );
-        let above = told(&[(MIN_SHARE, "4096")], std::slice::from_ref(&ours));
+        let above = effect_of(&[(MIN_SHARE, "4096")], std::slice::from_ref(&ours));
         assert!(
             above.contains("4096 from the environment overrides it"),
             "{above}"
         );
-        assert!(told(&[(MIN_SHARE, "x")], &[]).contains("would not start"));
+        assert!(effect_of(&[(MIN_SHARE, "x")], &[]).contains("would not start"));
     }
 
     #[test]

@@ -186,12 +186,12 @@ impl Tune {
             None => pairs.extend([keep::QPS, keep::MIN_SHARE].map(|name| (name, String::new()))),
         }
         let env = |rank| {
-            let of = move |(name, value): &(&str, String)| RankEnv {
+            let pair_env = move |(name, value): &(&str, String)| RankEnv {
                 rank,
                 name: (*name).to_owned(),
                 value: value.clone(),
             };
-            pairs.iter().map(of)
+            pairs.iter().map(pair_env)
         };
         self.plan
             .rank_env

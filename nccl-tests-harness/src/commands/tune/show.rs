@@ -107,7 +107,8 @@ fn row(record: &Record, reference: &[f64], table: &mut Table<impl Write>) -> io:
 /// message size, as many as fit a line of 80 characters.
 const COLUMNS: [Column; 4 + SIZES] = {
     let mut columns = [right(9); 4 + SIZES];
-    (columns[2], columns[3]) = (right(6), right(12));
+    columns[2] = right(6);
+    columns[3] = right(12);
     columns
 };
 const SIZES: usize = 4;
@@ -246,13 +247,13 @@ mod tests {
             highest_default: 1.01,
             holds: true,
         };
-        let said = text(|out| verdict(&report(Some(proposed)), proposed, &gain, out));
+        let shown = text(|out| verdict(&report(Some(proposed)), proposed, &gain, out));
         for part in [
             "4 queue pairs per rail, min share 8K",
             "+25.0 % over all sizes; by size: 256K +50.0 %, 1M -1.0 %",
             "using these settings",
         ] {
-            assert!(said.contains(part), "{said}");
+            assert!(shown.contains(part), "{shown}");
         }
         assert_eq!(
             remark(&report(None), &gain),
@@ -291,10 +292,11 @@ mod tests {
             tried,
             ..TuneReport::default()
         };
-        let said = text(|out| table(&report, out));
-        assert!(said.lines().all(|line| line.len() <= 80), "{said}");
-        let ends = |word: &str| said.lines().find_map(|line| line.find(word)).unwrap() + word.len();
-        assert_eq!(ends(" 4K"), ends("12.345"), "{said}");
-        assert_eq!(said.matches("12.345").count(), 18, "{said}");
+        let shown = text(|out| table(&report, out));
+        assert!(shown.lines().all(|line| line.len() <= 80), "{shown}");
+        let ends =
+            |word: &str| shown.lines().find_map(|line| line.find(word)).unwrap() + word.len();
+        assert_eq!(ends(" 4K"), ends("12.345"), "{shown}");
+        assert_eq!(shown.matches("12.345").count(), 18, "{shown}");
     }
 }

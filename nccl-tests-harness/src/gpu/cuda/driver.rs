@@ -155,10 +155,8 @@ impl Driver {
             bail!("{call} returned CUresult {code}");
         }
         // SAFETY: not NULL, so this is a constant string of the driver, which ends with NUL.
-        bail!(
-            "{call} returned {}",
-            unsafe { CStr::from_ptr(name) }.to_string_lossy()
-        )
+        let name = unsafe { CStr::from_ptr(name) };
+        bail!("{call} returned {}", name.to_string_lossy())
     }
 
     pub(super) fn device(&self, number: u32) -> Result<c_int> {

@@ -28,7 +28,7 @@ fn a_message_is_read_and_nothing_beyond_it() {
 
 #[test]
 fn missing_long_or_invalid_messages_are_errors_that_name_the_other_end() {
-    let said = |bytes: &[u8], limit_ms| {
+    let error_text = |bytes: &[u8], limit_ms| {
         let (mut line, mut other) = pair(LONG);
         let writer = bytes.to_vec();
         let thread = std::thread::spawn(move || {
@@ -43,14 +43,15 @@ fn missing_long_or_invalid_messages_are_errors_that_name_the_other_end() {
         drop(thread.join().unwrap());
         format!("{error:#}")
     };
-    assert!(said(b"", 50).starts_with("spark-2 sent no complete message in "));
-    assert!(said(b"[1,", 50).starts_with("spark-2 sent no complete message in "));
+    assert!(error_text(b"", 50).starts_with("spark-2 sent no complete message in "));
+    assert!(error_text(b"[1,", 50).starts_with("spark-2 sent no complete message in "));
     assert_eq!(
-        said(b"<html>\n", 60_000),
+        error_text(b"<html>\n", 60_000),
         "spark-2 sent no message of nccl-spark: \"<html>\""
     );
     assert!(
-        said(&vec![b'x'; LINE_MAX_BYTES + 2], 60_000).contains("a line of more than 262144 bytes")
+        error_text(&vec![b'x'; LINE_MAX_BYTES + 2], 60_000)
+            .contains("a line of more than 262144 bytes")
     );
     let (mut line, other) = pair(LONG);
     drop(other);

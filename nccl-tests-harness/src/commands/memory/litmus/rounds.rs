@@ -226,11 +226,11 @@ mod tests {
             .collect();
         for lines in LINES {
             for pause_ns in PAUSES_NS {
-                let of: Vec<_> = rounds
+                let alike: Vec<_> = rounds
                     .iter()
                     .filter(|round| (round.lines, round.pause_ns) == (lines, pause_ns))
                     .collect();
-                assert_eq!(of.len(), 20, "{lines} {pause_ns}");
+                assert_eq!(alike.len(), 20, "{lines} {pause_ns}");
             }
         }
         for (number, round) in rounds.iter().enumerate() {

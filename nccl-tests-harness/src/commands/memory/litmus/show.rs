@@ -36,12 +36,12 @@ fn rows(table: &mut Table<impl Write>, found: &Found, is_soft: bool) -> io::Resu
         seconds,
         ..
     } = found;
-    let least = found.sizes_bytes.iter().min();
-    let most = found.sizes_bytes.iter().max();
-    let least = least.copied().unwrap_or_default();
-    let most = most.copied().unwrap_or_default();
+    let smallest = found.sizes_bytes.iter().min();
+    let largest = found.sizes_bytes.iter().max();
+    let smallest = smallest.copied().unwrap_or_default();
+    let largest = largest.copied().unwrap_or_default();
     table.remark(&format!(
-        "LL128: {messages} messages of {least} to {most} bytes, written by {written_by}, read by {read_by}"
+        "LL128: {messages} messages of {smallest} to {largest} bytes, written by {written_by}, read by {read_by}"
     ))?;
     if is_soft {
         table.remark("LL128: the software fabric stores 8-byte words in order: its rows test the tool, not a NIC")?;
@@ -158,10 +158,10 @@ mod tests {
             !real.contains("test the tool") && !real.contains("purpose"),
             "{real}"
         );
-        let said = text(&Outcome::Ran(found), true, true);
+        let shown = text(&Outcome::Ran(found), true, true);
         assert!(
-            said.contains("test the tool, not a NIC") && said.contains("on purpose"),
-            "{said}"
+            shown.contains("test the tool, not a NIC") && shown.contains("on purpose"),
+            "{shown}"
         );
         let early = text(
             &Outcome::Failed {

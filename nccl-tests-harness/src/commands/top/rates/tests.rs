@@ -167,7 +167,7 @@ fn new_objects_count_unless_they_may_have_existed_before() {
 
 #[test]
 fn open_lanes_of_a_rail_and_peer_form_one_flow() {
-    let of = |index: usize, state| Record {
+    let lane = |index: usize, state| Record {
         index,
         state,
         connection: index as u64,
@@ -177,9 +177,9 @@ fn open_lanes_of_a_rail_and_peer_form_one_flow() {
     let snapshot = Rates::default().take(reading_at(
         0,
         vec![
-            of(0, State::Carries),
-            of(1, State::Lost),
-            of(2, State::Closed),
+            lane(0, State::Carries),
+            lane(1, State::Lost),
+            lane(2, State::Closed),
         ],
     ));
     assert_eq!(snapshot.jobs[0].flows.len(), 1);

@@ -79,16 +79,16 @@ impl<'a> Runner<'a> {
         let conditions = &self.plan.conditions;
         let mut arguments = self.plan.arguments.clone();
         if members > 1 {
-            let (least, most) = self.plan.sizes;
+            let (smallest, largest) = self.plan.sizes;
             let of_member = |bytes: usize| (bytes / members as usize).max(LEAST_MEMBER).to_string();
             // If an option is given twice, the program uses the last one.
             let more = [
                 "-m",
                 &members.to_string(),
                 "-b",
-                &of_member(least),
+                &of_member(smallest),
                 "-e",
-                &of_member(most),
+                &of_member(largest),
             ];
             arguments.extend(more.map(str::to_owned));
         }

@@ -145,6 +145,7 @@ impl Options {
                 self.min_bytes, self.max_bytes
             )))?;
         }
+        let arguments = self.arguments();
         let named = lookup(keep::SETTINGS_FILE);
         let output = self.output.or_else(|| named.clone().map(PathBuf::from));
         let file = keep::place(output.clone(), None)?;
@@ -158,46 +159,14 @@ impl Options {
         let algorithms = unique(self.algorithms);
         let candidates = candidates(&algorithms, &protocols, &unique(self.channels));
         let collectives = unique(self.collectives);
-        let is_without =
-            |one: &&Collective| algorithms == [Algorithm::Tree] && **one != Collective::AllReduce;
-        if let Some(without) = collectives.iter().find(is_without) {
-            return Err(wrong(format!(
-                "--algorithms tree: NCCL runs {without} over rings only; add ring, or leave it out of --collectives"
-            )))?;
-        }
+        check_algorithms(&algorithms, &collectives)?;
         let setting = self.scene.setting(program)?;
         let place = tests::Place::new(self.ranks, self.mpirun);
-        let folder = self.dir.as_deref();
-        let path = lookup("PATH");
-        let found = |collective: Collective| {
-            Ok((
-                collective,
-                tests::find(&collective.to_string(), folder, path.as_deref())?,
-            ))
-        };
-        let collectives = collectives
-            .into_iter()
-            .map(found)
-            .collect::<Result<Vec<_>>>()?;
-        let numbers = [
-            self.min_bytes,
-            self.max_bytes,
-            2,
-            self.iterations as usize,
-            self.warmup as usize,
-            1,
-        ];
-        let options = ["-b", "-e", "-f", "-n", "-w", "-c"]
-            .into_iter()
-            .zip(numbers);
-        let arguments = options
-            .flat_map(|(name, number)| [name.to_owned(), number.to_string()])
-            .collect();
         Ok(Plan {
             conditions: tests::Conditions { place, setting },
             arguments,
             sizes: (self.min_bytes, self.max_bytes),
-            collectives,
+            collectives: with_programs(&collectives, self.dir.as_deref(), lookup)?,
             candidates,
             rounds: self.rounds,
             gain: self.gain,
@@ -210,16 +179,62 @@ impl Options {
             notes,
         })
     }
+
+    /// Returns the arguments of the nccl-tests programs.
+    fn arguments(&self) -> Vec<String> {
+        [
+            ("-b", self.min_bytes),
+            ("-e", self.max_bytes),
+            ("-f", 2),
+            ("-n", self.iterations as usize),
+            ("-w", self.warmup as usize),
+            ("-c", 1),
+        ]
+        .into_iter()
+        .flat_map(|(name, number)| [name.to_owned(), number.to_string()])
+        .collect()
+    }
+}
+
+/// Checks that each collective has an algorithm: NCCL runs only all_reduce over trees.
+fn check_algorithms(algorithms: &[Algorithm], collectives: &[Collective]) -> Result<()> {
+    if algorithms != [Algorithm::Tree] {
+        return Ok(());
+    }
+    let other = collectives
+        .iter()
+        .find(|collective| **collective != Collective::AllReduce);
+    if let Some(other) = other {
+        Err(wrong(format!(
+            "--algorithms tree: NCCL runs {other} over rings only; add ring, or leave it out of --collectives"
+        )))?;
+    }
+    Ok(())
+}
+
+/// Finds the nccl-tests program of each collective, in `folder` or in `PATH`.
+fn with_programs(
+    collectives: &[Collective],
+    folder: Option<&Path>,
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<Vec<(Collective, PathBuf)>> {
+    let path = lookup("PATH");
+    collectives
+        .iter()
+        .map(|collective| {
+            let program = tests::find(&collective.to_string(), folder, path.as_deref())?;
+            Ok((*collective, program))
+        })
+        .collect()
 }
 
 impl Plan {
     /// Returns the candidates for a collective. Trees are only for all_reduce, as in NCCL
     /// (`ncclTopoTuneModel`, tuning.cc).
     pub fn candidates_of(&self, collective: Collective) -> impl Iterator<Item = Choice> {
-        let can = move |choice: &Choice| {
+        self.candidates.iter().copied().filter(move |choice| {
             choice.algorithm != Algorithm::Tree || collective == Collective::AllReduce
-        };
-        self.candidates.iter().copied().filter(can)
+        })
     }
 }
 
@@ -371,29 +386,32 @@ mod unit {
             &[],
         );
         let plan = plan.unwrap();
-        let of = |collective| {
+        let candidates = |collective| {
             plan.candidates_of(collective)
                 .map(|choice| choice.to_string())
                 .collect::<Vec<_>>()
         };
         assert_eq!(
-            of(Collective::AllReduce),
+            candidates(Collective::AllReduce),
             ["tree/ll/2", "ring/ll/2", "tree/ll/4", "ring/ll/4"]
         );
-        assert_eq!(of(Collective::AllGather), ["ring/ll/2", "ring/ll/4"]);
+        assert_eq!(
+            candidates(Collective::AllGather),
+            ["ring/ll/2", "ring/ll/4"]
+        );
     }
 
     #[test]
     fn a_settings_file_named_by_a_variable_applies_to_all_hosts() {
-        let of = |arguments: &str| {
+        let plan_with_variable = |arguments: &str| {
             plan(
                 arguments,
                 &[("NCCL_SPARK_SETTINGS_FILE", "/no/where/a.conf")],
             )
             .unwrap()
         };
-        let by_variable = of("--mpirun=-np");
-        let by_option = of("--mpirun=-np --output /b.conf");
+        let by_variable = plan_with_variable("--mpirun=-np");
+        let by_option = plan_with_variable("--mpirun=-np --output /b.conf");
         let file = |path: &str| (Some(PathBuf::from(path)), PathBuf::from(path));
         assert_eq!(
             (by_variable.output, by_variable.file),

@@ -45,7 +45,7 @@ pub fn kept(
     measured: &[Collective],
     ranks: usize,
 ) -> Vec<Row> {
-    let is_here = |of: &Fingerprint| of.to_string() == host.to_string();
+    let is_here = |fingerprint: &Fingerprint| fingerprint.to_string() == host.to_string();
     let Some(table) = before.filter(|table| table.fingerprint().is_some_and(is_here)) else {
         return Vec::new();
     };

@@ -139,7 +139,7 @@ pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
         .iter()
         .filter_map(|sweep| sweep.confirmation.as_ref())
         .flat_map(|confirmation| confirmation.gains());
-    let (least, most) = spread(&gains.collect::<Vec<_>>());
+    let (smallest, largest) = spread(&gains.collect::<Vec<_>>());
     let with_rows = |sweep: &&Sweep<'_>| {
         sweep
             .confirmation
@@ -152,7 +152,7 @@ pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
         .map(|sweep| sweep.collective.to_string())
         .collect();
     format!(
-        "{}, {} ranks: {least:.2} to {most:.2} times as fast as NCCL's choice ({}, measured {date}){older}",
+        "{}, {} ranks: {smallest:.2} to {largest:.2} times as fast as NCCL's choice ({}, measured {date}){older}",
         names.join(", "),
         facts.ranks,
         facts.fingerprint

@@ -101,16 +101,16 @@ pub fn everywhere(
         },
     )?;
     out.flush()?;
-    let said = others
+    let reason = others
         .iter()
         .find(|line| line.starts_with("nccl-spark: "))
         .or(others.iter().find(|line| !line.is_empty()));
-    let said = said.map_or("mpirun printed nothing", |line| {
+    let reason = reason.map_or("mpirun printed nothing", |line| {
         line.trim_start_matches("nccl-spark: ")
     });
     match ends.map(|ends| ends[0].code()) {
         Some(Some(0)) => Ok(()),
-        Some(_) => bail!("the settings file was not written on every host: {said}"),
+        Some(_) => bail!("the settings file was not written on every host: {reason}"),
         None => bail!(
             "the settings file was not written on every host within {} s (-T)",
             plan.conditions.setting.timeout.as_secs()
@@ -197,30 +197,30 @@ mod tests {
         };
         let before = table(&mine);
         let written = table(&new);
-        let said = write(Some(&other), Some(&written), Some(&before));
+        let output = write(Some(&other), Some(&written), Some(&before));
         assert!(
-            said.contains(&format!(
+            output.contains(&format!(
                 "replaced a different table of 1 row(s) there: {other}"
             )),
-            "{said}"
+            "{output}"
         );
         assert!(
             std::fs::read_to_string(&file)
                 .unwrap()
                 .ends_with(&format!("NCCL_SPARK_TUNER_TABLE={new}\n"))
         );
-        let said = write(Some(&other), None, None);
+        let output = write(Some(&other), None, None);
         assert!(
-            said.contains(&format!(
+            output.contains(&format!(
                 "removed a different table of 1 row(s) there: {other}"
             )),
-            "{said}"
+            "{output}"
         );
         // No report is needed if the file had the launching machine's earlier table, the new table,
         // or none.
         for old in [Some(&mine), Some(&new), None] {
-            let said = write(old, Some(&written), Some(&before));
-            assert!(!said.contains("different"), "{said}");
+            let output = write(old, Some(&written), Some(&before));
+            assert!(!output.contains("different"), "{output}");
         }
     }
 
@@ -247,10 +247,10 @@ mod tests {
         assert_eq!(run(Some("1"), Some(text)), "");
         assert!(!file.exists());
         for rank in [Some("0"), None] {
-            let said = run(rank, Some(text));
+            let output = run(rank, Some(text));
             assert!(
-                said.starts_with(&format!("# {}: ", placement::local_host_name())),
-                "{said}"
+                output.starts_with(&format!("# {}: ", placement::local_host_name())),
+                "{output}"
             );
             let expected = format!(
                 "# nccl-spark tune collectives: 1.1 times\nNCCL_SPARK_TUNER_TABLE={text}\n"
