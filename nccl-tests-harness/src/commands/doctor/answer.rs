@@ -112,6 +112,7 @@ pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examine
             nvls_is_off: filled("NCCL_NVLS_ENABLE").as_deref() == Some("0"),
             proxy_cpus: filled("NCCL_PROXY_CPUSET"),
             socket_interfaces: filled("NCCL_SOCKET_IFNAME"),
+            gloo_interfaces: filled("GLOO_SOCKET_IFNAME"),
         };
         if let Some(pid) = request.pid {
             answer.not_seen.extend(other_network(place, pid));

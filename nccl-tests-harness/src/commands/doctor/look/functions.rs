@@ -182,6 +182,17 @@ pub(super) fn unbound(place: &Place) -> Vec<(Option<String>, String)> {
         .collect()
 }
 
+/// Returns true if PCI has a Mellanox device, and `None` if sysfs shows no PCI device at all.
+pub(super) fn has_nic(place: &Place) -> Option<bool> {
+    let folder = "/sys/bus/pci/devices";
+    let addresses = place.names(folder);
+    let is_nic = |address: &String| {
+        let vendor = place.text(format!("{folder}/{address}/vendor"));
+        vendor.as_deref() == Some(MELLANOX)
+    };
+    (!addresses.is_empty()).then(|| addresses.iter().any(is_nic))
+}
+
 fn number<T: TryFrom<u64>>(place: &Place, file: &str) -> Option<T> {
     T::try_from(place.number(file)?).ok()
 }

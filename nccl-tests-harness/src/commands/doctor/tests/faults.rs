@@ -226,6 +226,7 @@ const TOGETHER: &[(&str, &[&str])] = &[
     ("nccl-too-old", &["nccl-unknown-build"]),
     ("other-plugin", &["plugin-not-named"]),
     ("duplicate-address", &["subnet-clash"]),
+    ("no-rdma-device", &["hotplug"]),
     ("bond", &["functions-absent", "slow-port"]),
 ];
 
@@ -308,6 +309,7 @@ fn a_copy_of_a_machine_is_judged_despite_missing_parts() {
         nvls_is_off: false,
         proxy_cpus: None,
         socket_interfaces: None,
+        gloo_interfaces: None,
     };
     let mut facts = look::facts(&Place::new(one().path("")), None, &[], &mut Vec::new());
     let judged = |facts: &Facts| {
