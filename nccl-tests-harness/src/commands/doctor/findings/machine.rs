@@ -250,9 +250,11 @@ fn memlock(facts: &Facts, found: &mut Vec<Finding>) {
     let for_host = service.map_or_else(|| LIMITS.to_owned(), limit_of_service);
     let cure = match facts.machine.container {
         Some("kubernetes") => {
-            "sudo cp 10-memlock.conf /etc/systemd/system/containerd.service.d/ && sudo systemctl daemon-reload    # examples/containers/kubernetes; on each node, then restart containerd"
+            "sudo install -D -m 644 10-memlock.conf /etc/systemd/system/containerd.service.d/10-memlock.conf && sudo systemctl daemon-reload    # examples/containers/kubernetes; on each node, then restart containerd (or the unit that starts it, such as k3s)"
         }
-        Some("podman") => "podman run --ulimit memlock=-1:-1 ...",
+        Some("podman") => {
+            "podman run --ulimit memlock=-1:-1 ...    # without root, first the host's limit: limits.d, then log in again"
+        }
         Some(_) => "docker run --ulimit memlock=-1 ...",
         None if service.is_some() && facts.machine.may_raise_memlock => {
             "ulimit -l unlimited    # in the job's script, before its program"
@@ -474,6 +476,16 @@ pub mod faults {
             bed.replace("proc/self/limits", "unlimited            unlimited", "65536                65536    ");
             bed.slurm_job();
         }) => Broken "memlock" ["slurmd.service"] "LimitMEMLOCK=infinity";
+        // NVIDIA/nvidia-container-toolkit 2037: IPC_LOCK has no effect for a user other than root.
+        "locked memory limited in a pod": with(one(), |bed| {
+            bed.write("run/secrets/kubernetes.io/serviceaccount/token", "");
+            bed.replace("proc/self/limits", "unlimited  ", "8388608    ");
+        }) => Broken "memlock" ["8 MB"] "sudo install -D -m 644 10-memlock.conf";
+        // podman-container-tools/podman 19319: -1 is "Operation not permitted" above the user's limit.
+        "locked memory limited in podman": with(one(), |bed| {
+            bed.write("run/.containerenv", "rootless=1\n");
+            bed.replace("proc/self/limits", "unlimited  ", "8388608    ");
+        }) => Broken "memlock" ["8 MB"] "without root, first the host's limit";
         "kernel with the CMA regression": with(one(), |bed| {
             bed.write("proc/meminfo", "CmaTotal:       0 kB\nCmaFree:        1200 kB\n");
             bed.write("proc/sys/kernel/osrelease", "7.0.0-1019-nvidia\n");

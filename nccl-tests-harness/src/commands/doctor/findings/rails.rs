@@ -339,18 +339,17 @@ fn with_mtu_cure(id: &Kind, text: &str, netdevs: &[String], facts: &Facts) -> Fi
     if facts.machine.container == Some("kubernetes") {
         return id.finding(format!("{text} {IN_A_POD}"));
     }
-    let is_here = |name: &&str| facts.interfaces.iter().any(|one| one.name == **name);
     let mut names: Vec<&str> = Vec::new();
     let mut of_vlan = "";
     for netdev in netdevs {
-        if let Some(below) = netdev
-            .split('.')
-            .next()
-            .filter(|name| name != netdev)
-            .filter(is_here)
-        {
-            of_vlan = " A VLAN needs the line for the interface below it too.";
-            names.push(below);
+        let its = facts
+            .functions
+            .iter()
+            .find(|one| one.netdev.as_ref() == Some(netdev));
+        let below = its.and_then(|one| one.below.as_ref());
+        if let Some(below) = below.filter(|below| below.mtu_bytes.is_none_or(|mtu| mtu < 9000)) {
+            of_vlan = " The interface below a VLAN needs the line too.";
+            names.push(&below.netdev);
         }
         names.push(netdev);
     }
@@ -765,8 +764,9 @@ pub mod faults {
                 bed.write(&format!("sys/class/net/{name}/mtu"), "1500\n");
             }
         }) => Slow "small-mtu" ["NetworkAttachmentDefinition"] "";
+        // NVIDIA/nccl 177: bond0.2973 has MTU 1500, and bond0 below it 8888.
         "a VLAN with an MTU of 1500": with(one(), |bed| bed.vlan(&FUNCTIONS[0], "1500\n")) =>
-            Slow "unequal-mtus" ["A VLAN needs the line"] "ip link set enp1s0f0np0 mtu 9000 && sudo ip link set enp1s0f0np0.100 mtu 9000";
+            Slow "unequal-mtus" ["below a VLAN needs the line"] "ip link set enp1s0f0np0 mtu 9000 && sudo ip link set enp1s0f0np0.100 mtu 9000";
         "an MTU that differs": with(one(), |bed| bed.write("sys/class/net/enP2p1s0f0np0/mtu", "1500\n")) => Slow "unequal-mtus" [] "mtu 9000";
         "twins in one subnet": with(one(), |bed| {
             let links = [link("lo", 1, "127.0.0.1/8"), link("enp1s0f0np0", 10, "192.168.100.1/16"), link("enP2p1s0f0np0", 12, "192.168.101.1/16")];

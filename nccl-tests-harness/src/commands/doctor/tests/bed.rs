@@ -261,6 +261,10 @@ impl Bed {
             self.write(&format!("sys/class/net/{name}/mtu"), mtu);
         }
         self.write(&format!("sys/class/net/{vlan}/ifindex"), "30\n");
+        self.link(
+            &format!("sys/class/net/{netdev}"),
+            &format!("sys/class/net/{vlan}/lower_{netdev}"),
+        );
     }
 
     /// Makes a bond of the two functions of the first PCIe link, as mlx5 shows RoCE LAG: the first
