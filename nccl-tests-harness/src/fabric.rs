@@ -13,7 +13,6 @@ use crate::usage::wrong;
 use anyhow::{Context, Result, anyhow};
 use limit::Limit;
 use softverbs::control::{self, Action, Prepared};
-use softverbs::nic::Nic;
 use softverbs::path::PathFault;
 use softverbs::profile::{MAX_NODES, Profile};
 use softverbs::settings;
@@ -37,8 +36,6 @@ pub struct FabricRequest {
     pub kind: Option<Kind>,
     /// Profile of the software fabric: the name of a built-in one, or the path of a file.
     pub profile: String,
-    /// The NIC that the rails behave as.
-    pub nic: Nic,
     /// A factor on all rates of the profile.
     pub scale: f64,
     /// Slowed rails: the name of each, and the fraction of its rate that it keeps on all nodes.
@@ -67,7 +64,6 @@ struct Soft {
     library: PathBuf,
     profile: Profile,
     slow_rails: Vec<(String, f64)>,
-    nic: Nic,
     prepared: Prepared,
 }
 
@@ -143,7 +139,6 @@ fn soft(request: &FabricRequest, ranks: usize, why: &str) -> Result<Fabric> {
     interrupt::remove_at_exit(prepared.folder());
     let mut environment = prepared.environment.clone();
     environment.push(("NCCL_IBVERBS_LIB".to_owned(), library.display().to_string()));
-    environment.push(("SOFTVERBS_NIC".to_owned(), request.nic.name().to_owned()));
     let about = about(request, &name, why);
     let soft = Soft {
         dir,
@@ -151,7 +146,6 @@ fn soft(request: &FabricRequest, ranks: usize, why: &str) -> Result<Fabric> {
         library,
         profile,
         slow_rails: request.slow_rails.clone(),
-        nic: request.nic,
         prepared,
     };
     let slowed = request
@@ -211,13 +205,8 @@ fn about(request: &FabricRequest, name: &str, why: &str) -> String {
         .iter()
         .map(|(rail, fault)| format!(", {rail} with path fault {fault}"));
     let faults = slow.chain(broken).collect::<String>();
-    let nic = if request.nic == Nic::default() {
-        String::new()
-    } else {
-        format!(", as {}", request.nic.name())
-    };
     format!(
-        "soft, {why}: profile {}{scale}{faults}{nic}; each rank is a node; fabric {name}",
+        "soft, {why}: profile {}{scale}{faults}; each rank is a node; fabric {name}",
         request.profile
     )
 }
@@ -237,12 +226,11 @@ impl Fabric {
 
     /// Returns the place of one rank in the software fabric, or `None` with RDMA devices.
     pub fn place(&self, rank: usize) -> Option<SoftPlace> {
-        let Soft { dir, name, nic, .. } = self.soft.as_ref()?;
+        let Soft { dir, name, .. } = self.soft.as_ref()?;
         Some(SoftPlace {
             dir: dir.clone(),
             fabric: name.clone(),
             node: rank,
-            nic: nic.name().to_owned(),
         })
     }
 
@@ -418,7 +406,6 @@ mod tests {
         FabricRequest {
             kind,
             profile,
-            nic: Nic::default(),
             scale,
             slow_rails: Vec::new(),
             path_faults: Vec::new(),
@@ -435,37 +422,6 @@ mod tests {
             (Kind::Verbs, Vec::new())
         );
         assert!(fabric.about.contains("libmine.so"), "{}", fabric.about);
-    }
-
-    #[test]
-    fn the_chosen_device_reaches_the_ranks_and_the_header() {
-        for (nic, header) in [
-            (Nic::Mlx5, ": profile unpaced; "),
-            (Nic::SoftRoce, ": profile unpaced, as soft-roce; "),
-        ] {
-            // Any file works as the library, because nothing is loaded here.
-            let profile = UNPACED.to_owned();
-            let library = "/dev/null".into();
-            let fabric = set_up(
-                &FabricRequest {
-                    profile,
-                    library,
-                    nic,
-                    ..request(Some(Kind::Soft))
-                },
-                2,
-                None,
-            )
-            .unwrap();
-            let told = |environment: &[(String, String)]| {
-                environment.contains(&("SOFTVERBS_NIC".to_owned(), nic.name().to_owned()))
-            };
-            assert!(
-                told(&fabric.environment(1)) && told(fabric.shared_environment()),
-                "{nic:?}"
-            );
-            assert!(fabric.about.contains(header), "{}", fabric.about);
-        }
     }
 
     #[test]

@@ -40,3 +40,9 @@ pub fn nccl_spark() -> ExitCode {
         |cli| cli.command.execute(),
     )
 }
+
+// Reads the variable by which CI forbids skipped tests.
+#[cfg(test)]
+#[allow(clippy::disallowed_methods)]
+#[path = "../../tests/common/skip.rs"]
+mod skip;

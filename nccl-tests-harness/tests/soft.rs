@@ -194,32 +194,6 @@ fn every_collective_is_right_over_merged_rails() {
 }
 
 #[test]
-fn a_collective_is_right_over_rails_that_behave_as_soft_roce() {
-    if !is_built() {
-        return;
-    }
-    // Messages above soft-RoCE's largest message size take several writes each.
-    let output =
-        run("all-gather --nic soft-roce --profile unpaced -b 32M -e 64M -f 2 -n 1 -w 0 --json -");
-    assert_eq!(output.status, Some(0), "{output:?}");
-    let json: Value = serde_json::from_str(&output.out).unwrap();
-    let rows = json["rows"].as_array().unwrap();
-    assert!(
-        rows.len() == 2 && rows.iter().all(|row| row["wrong"] == 0),
-        "{json}"
-    );
-    assert!(
-        output.err.contains("profile unpaced, as soft-roce;"),
-        "{output:?}"
-    );
-    let wrong = run("all-gather --nic rxe");
-    assert!(
-        wrong.status == Some(2) && wrong.err.contains("mlx5, soft-roce"),
-        "{wrong:?}"
-    );
-}
-
-#[test]
 fn a_rail_is_slowed_while_a_job_runs_and_nothing_stays_behind() {
     if !is_built() {
         return;

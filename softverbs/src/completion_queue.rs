@@ -1,25 +1,17 @@
 //! Completion queues.
 //!
-//! When a completion finds its queue full, the program gets `IBV_EVENT_CQ_ERR`. The other
-//! consequences depend on the device (`CqOverflow`):
-//!
-//! - mlx5: the queue goes to error, "and the CQ cannot be used" (ibv_poll_cq(3)). The InfiniBand
-//!   specification (volume 1, affiliated asynchronous errors) does not say whether the completions
-//!   in the queue can still be polled; here they cannot. By the specification, each queue pair that
-//!   has to add another completion goes to error (`IBV_EVENT_QP_FATAL`, a local work queue
-//!   catastrophic error).
-//! - soft-RoCE: the completion is lost and the queue continues (`rxe_cq_post` in
-//!   drivers/infiniband/sw/rxe/rxe_cq.c). A sender's queue pair continues too, because
-//!   `do_complete` in rxe_comp.c ignores the result. A receiver's queue pair goes to error, without
-//!   an event and without a message to the peer (`RESPST_ERR_CQ_OVERFLOW` in rxe_resp.c).
+//! When a completion finds its queue full, the program gets `IBV_EVENT_CQ_ERR` and the queue goes
+//! to error, "and the CQ cannot be used" (ibv_poll_cq(3)). The InfiniBand specification (volume 1,
+//! affiliated asynchronous errors) does not say whether the completions in the queue can still be
+//! polled; here they cannot. By the specification, each queue pair that has to add another
+//! completion goes to error (`IBV_EVENT_QP_FATAL`, a local work queue catastrophic error).
 
 use crate::fabric::{Event, EventObject, Node, lock};
 use crate::hotplug::Phase;
-use crate::nic::Nic;
-use crate::os::process::Bell;
 use crate::os::shm::RailMemory;
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use verbs_sys::IBV_EVENT_CQ_ERR;
@@ -38,7 +30,8 @@ pub struct CompletionQueue {
     /// queue pair, `joining`. `reap` locks `senders` and then a queue pair. `expect` may be called
     /// under a queue pair's lock, so it must not lock `senders`: it adds to this list instead.
     joining: Mutex<Vec<Arc<dyn SendQueue>>>,
-    bell: Bell,
+    /// Readable from a notification until the program takes it.
+    bell: EventFd,
     armed: AtomicU32,
     polls: AtomicU64,
 }
@@ -48,13 +41,10 @@ enum Entries {
     Overrun,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CqOverflow {
-    /// The queue is in error. The queue pair that made the completion must go to error too.
-    QueueInError,
-    /// The completion is lost, and the queue continues.
-    Lost,
-}
+/// Error of a completion queue that was overrun. The queue pair that made the completion must go to
+/// error too.
+#[derive(Debug)]
+pub(crate) struct QueueInError;
 
 pub(crate) trait SendQueue: Send + Sync {
     fn number(&self) -> u32;
@@ -105,7 +95,7 @@ impl CompletionQueue {
             entries: Mutex::new(Entries::Kept(VecDeque::with_capacity(entries))),
             senders: Mutex::default(),
             joining: Mutex::default(),
-            bell: Bell::new()?,
+            bell: EventFd::from_flags(EfdFlags::EFD_CLOEXEC).map_err(|e| e as i32)?,
             armed: AtomicU32::new(0),
             polls: AtomicU64::new(0),
         }))
@@ -177,30 +167,24 @@ impl CompletionQueue {
 
     /// Returns a descriptor that becomes readable when an armed queue gets a completion.
     pub(crate) fn notify_fd(&self) -> RawFd {
-        self.bell.fd()
+        self.bell.as_raw_fd()
     }
 
     /// Consumes all events that were signalled. Returns false if there was none.
     pub(crate) fn take_notification(&self) -> bool {
-        self.bell.take()
+        self.bell.read().is_ok()
     }
 
     /// Adds a completion, and signals an event if the queue is armed for it. Fails if the queue is
     /// full or was overrun before, or if an injected fault is due.
-    pub(crate) fn push(&self, completion: Completion, solicited: bool) -> Result<(), CqOverflow> {
+    pub(crate) fn push(&self, completion: Completion, solicited: bool) -> Result<(), QueueInError> {
         let mut entries = lock(&self.entries);
         let Entries::Kept(queue) = &mut *entries else {
-            return Err(CqOverflow::QueueInError);
+            return Err(QueueInError);
         };
         if queue.len() >= self.capacity || RailMemory::is_due(&self.node.rail(self.device).overruns)
         {
-            let unplaced = match self.node.nic() {
-                Nic::Mlx5 => {
-                    *entries = Entries::Overrun;
-                    CqOverflow::QueueInError
-                }
-                Nic::SoftRoce => CqOverflow::Lost,
-            };
+            *entries = Entries::Overrun;
             drop(entries);
             let about = EventObject::CompletionQueue(self.number);
             self.node.announce(
@@ -210,14 +194,14 @@ impl CompletionQueue {
                     about,
                 },
             );
-            return Err(unplaced);
+            return Err(QueueInError);
         }
         queue.push_back(completion);
         drop(entries);
         let armed = self.armed.load(Ordering::Acquire);
         if armed == ARMED || (armed == ARMED_SOLICITED && (solicited || completion.status != 0)) {
             self.armed.store(0, Ordering::Release);
-            self.bell.ring();
+            let _ = self.bell.write(1);
         }
         Ok(())
     }
@@ -268,7 +252,6 @@ mod tests {
             fabric: "removal".to_owned(),
             node: Some(0),
             profile: "unpaced".to_owned(),
-            nic: Nic::Mlx5,
             scale: 1.0,
             threads: Some(1),
             adversary: None,

@@ -8,7 +8,6 @@
 //! are current, and their packet counts are as of the last lost packet or the last destroyed queue
 //! pair.
 
-use crate::nic::Nic;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -43,27 +42,16 @@ impl Counter {
         Self::ReceiverNotReady,
     ];
 
-    /// Returns the file below `ports/1`. mlx5: drivers/infiniband/hw/mlx5/counters.c and
-    /// drivers/infiniband/core/sysfs.c. rxe: rxe_hw_counters.c, which has packet counts only in
-    /// `hw_counters`.
-    fn file(self, nic: Nic) -> &'static str {
-        let (mlx5, rxe) = match self {
-            Self::Sent => ("counters/port_xmit_packets", "hw_counters/sent_pkts"),
-            Self::Received => ("counters/port_rcv_packets", "hw_counters/rcvd_pkts"),
-            Self::SequenceError => ("hw_counters/packet_seq_err", "hw_counters/rcvd_seq_err"),
-            Self::OutOfSequence => (
-                "hw_counters/out_of_sequence",
-                "hw_counters/out_of_seq_request",
-            ),
-            Self::AckTimeout => (
-                "hw_counters/local_ack_timeout_err",
-                "hw_counters/completer_retry_err",
-            ),
-            Self::ReceiverNotReady => ("hw_counters/rnr_nak_retry_err", "hw_counters/rcvd_rnr_err"),
-        };
-        match nic {
-            Nic::Mlx5 => mlx5,
-            Nic::SoftRoce => rxe,
+    /// Returns the file below `ports/1`, of drivers/infiniband/core/sysfs.c or
+    /// drivers/infiniband/hw/mlx5/counters.c.
+    fn file(self) -> &'static str {
+        match self {
+            Self::Sent => "counters/port_xmit_packets",
+            Self::Received => "counters/port_rcv_packets",
+            Self::SequenceError => "hw_counters/packet_seq_err",
+            Self::OutOfSequence => "hw_counters/out_of_sequence",
+            Self::AckTimeout => "hw_counters/local_ack_timeout_err",
+            Self::ReceiverNotReady => "hw_counters/rnr_nak_retry_err",
         }
     }
 }
@@ -71,10 +59,10 @@ impl Counter {
 /// Writes a counter into its device's entry in sysfs. Other processes may write the same file. So
 /// each writer reads `current` again after a write, and repeats the write until `current` returns
 /// the value that it has written.
-pub(crate) fn publish(device: &Path, nic: Nic, counter: Counter, current: impl Fn() -> u64) {
+pub(crate) fn publish(device: &Path, counter: Counter, current: impl Fn() -> u64) {
     static FILES: AtomicU64 = AtomicU64::new(0);
     let number = FILES.fetch_add(1, Ordering::Relaxed);
-    let file = device.join("ports/1").join(counter.file(nic));
+    let file = device.join("ports/1").join(counter.file());
     let new = format!(".new-{}-{number}", std::process::id());
     let new = device.join(new);
     let mut value = current();

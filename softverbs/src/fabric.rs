@@ -4,8 +4,7 @@ use crate::counters::{self, Counter};
 use crate::engine::{Engine, Serve};
 use crate::folder::Folder;
 use crate::hotplug::{Phase, Presence};
-use crate::nic::Nic;
-use crate::os::process::{Bell, let_peers_read, pid_namespace, started};
+use crate::os::process::{let_peers_read, pid_namespace, started};
 use crate::os::shm::{
     self, DOORBELL_WORDS, FabricMemory, MAX_PROCESSES, ProcessMemory, QpMemory, RailMemory,
 };
@@ -13,9 +12,10 @@ use crate::pacing::Resource;
 use crate::profile::{MAX_NODES, MAX_RAILS, Profile, RailSpec};
 use crate::regions::Regions;
 use crate::settings::Settings;
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -29,7 +29,6 @@ pub struct Node {
     pub(crate) process_index: usize,
     pub(crate) node: usize,
     profile: Profile,
-    nic: Nic,
     devices: Vec<Device>,
     engines: Vec<Mutex<Engine>>,
     events: Vec<Events>,
@@ -106,7 +105,8 @@ pub enum EventObject {
 #[derive(Debug)]
 struct Events {
     queue: Mutex<VecDeque<Event>>,
-    bell: Bell,
+    /// Readable while `queue` may have events.
+    bell: EventFd,
     was_down: AtomicBool,
     /// Number of removals of the function that were announced.
     losses: AtomicU32,
@@ -141,12 +141,12 @@ impl Node {
             claim_entry(memory, settings, profile.wires.nodes().unwrap_or(MAX_NODES))?;
         let_peers_read();
         let devices: Vec<Device> = (0..profile.rails.len())
-            .map(|index| Device::new(&profile, index, node, settings.nic))
+            .map(|index| Device::new(&profile, index, node))
             .collect();
         let events = devices
             .iter()
             .map(|_| Events::new())
-            .collect::<Result<_, i32>>();
+            .collect::<nix::Result<_>>();
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         let node = Arc::new(Node {
             trees: folder.path().join("sys/nodes"),
@@ -154,14 +154,8 @@ impl Node {
             process_index,
             node,
             profile,
-            nic: settings.nic,
             engines: devices.iter().map(|_| Mutex::default()).collect(),
-            events: events.map_err(|e| {
-                format!(
-                    "no event descriptor: {}",
-                    std::io::Error::from_raw_os_error(e)
-                )
-            })?,
+            events: events.map_err(|e| format!("no event descriptor: {e}"))?,
             threads: settings
                 .threads
                 .unwrap_or(processors / 4)
@@ -193,15 +187,9 @@ impl Node {
         let device = class.join(&self.devices[rail.device].name);
         if device.exists() {
             counters.iter().for_each(|counter| {
-                counters::publish(&device, self.nic, *counter, || {
-                    self.rail_of(rail).counted(*counter)
-                });
+                counters::publish(&device, *counter, || self.rail_of(rail).counted(*counter));
             });
         }
-    }
-
-    pub(crate) fn nic(&self) -> Nic {
-        self.nic
     }
 
     /// This machine's devices.
@@ -227,7 +215,7 @@ impl Node {
     }
 
     pub(crate) fn event_fd(&self, device: usize) -> RawFd {
-        self.events[device].bell.fd()
+        self.events[device].bell.as_raw_fd()
     }
 
     /// Takes a device's next event.
@@ -239,18 +227,18 @@ impl Node {
     /// non-blocking, does not wait: returns false if there is no event.
     pub(crate) fn take_event_announcement(&self, device: usize) -> bool {
         let events = &self.events[device];
-        let took = events.bell.take();
+        let took = events.bell.read().is_ok();
         // Reading the descriptor resets it. The caller takes one event from the queue. If there are
         // more, the descriptor must be readable again.
         if lock(&events.queue).len() > 1 {
-            events.bell.ring();
+            let _ = events.bell.write(1);
         }
         took
     }
 
     pub(crate) fn announce(&self, device: usize, event: Event) {
         lock(&self.events[device].queue).push_back(event);
-        self.events[device].bell.ring();
+        let _ = self.events[device].bell.write(1);
     }
 
     /// Announces what has happened since the last call: functions that have failed or were removed,
@@ -463,7 +451,7 @@ impl Node {
 }
 
 impl Device {
-    fn new(profile: &Profile, index: usize, node: usize, nic: Nic) -> Self {
+    fn new(profile: &Profile, index: usize, node: usize) -> Self {
         let spec = profile.rails[index].clone();
         Self {
             name: spec.name.clone(),
@@ -471,7 +459,9 @@ impl Device {
             gids: profile.gids(node, index),
             speed_mbps: (spec.speed_mbps as u32).max(1),
             mtu_bytes: spec.mtu_bytes,
-            max_message_bytes: nic.largest_message_bytes(),
+            // 2^`log_max_msg` (`mlx5_query_port_roce` in mlx5's main.c); ConnectX devices report a
+            // `log_max_msg` of 30.
+            max_message_bytes: 1 << 30,
             spec,
             links: profile.links.len(),
         }
@@ -479,11 +469,11 @@ impl Device {
 }
 
 impl Events {
-    fn new() -> Result<Self, i32> {
+    fn new() -> nix::Result<Self> {
         let (queue, was_down, losses, failures) = Default::default();
         Ok(Self {
             queue,
-            bell: Bell::new()?,
+            bell: EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?,
             was_down,
             losses,
             failures,

@@ -8,8 +8,7 @@
 //! A *rail* is a simulated RoCE device: one PCI function with one port. Rails behave as mlx5's
 //! devices do. Queue sizes are rounded up. A request without a completion occupies the send queue
 //! until a later request has a completion. Completion queues overrun ([`completion_queue`]).
-//! A rail's PCI function can fail, leave the bus and come back ([`hotplug`]). With
-//! `SOFTVERBS_NIC=soft-roce` rails behave as Linux' soft-RoCE, which is more lenient ([`nic`]).
+//! A rail's PCI function can fail, leave the bus and come back ([`hotplug`]).
 //!
 //! # Mechanism
 //!
@@ -23,13 +22,13 @@
 //!
 //! # Layers
 //!
-//! From the bottom, each using those before it: `nic`, `counters`, `pacing`, `path`, `status`,
-//! `wiring`, `own_folder`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`;
-//! `hotplug`; `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`;
-//! `posting`, `serve`; `abi`. A lower layer calls a queue pair through a trait that the lower layer
-//! defines: an engine serves a `Serve`, a completion queue collects from a `SendQueue`. Three
-//! modules are out of order. The registration of memory is `unsafe`, so it is in `os`, although it
-//! uses `fabric`. `settings` and `own_folder` use `os`, which has the user's id.
+//! From the bottom, each using those before it: `counters`, `pacing`, `path`, `status`, `wiring`,
+//! `own_folder`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`; `hotplug`;
+//! `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`;
+//! `abi`. A lower layer calls a queue pair through a trait that the lower layer defines: an engine
+//! serves a `Serve`, a completion queue collects from a `SendQueue`. Three modules are out of
+//! order. The registration of memory is `unsafe`, so it is in `os`, although it uses `fabric`.
+//! `settings` and `own_folder` use `os`, which has the user's id.
 //!
 //! # Rules for changes
 //!
@@ -48,10 +47,8 @@
 //!   use, because another process may have written it.
 //! - The model of time (`pacing`) gets the time from its caller, so tests can set a virtual clock
 //!   (`tests/core.rs`).
-//! - Each difference between mlx5 and soft-RoCE is one method of [`nic::Nic`], whose comment names
-//!   the sources of both behaviours ([`nic`] names two exceptions). `tests/nics.rs` tests both
-//!   behaviours. The default is mlx5, the strict device. Where the sources agree, or where one of
-//!   them leaves the behaviour open, both devices behave alike, and there is no method.
+//! - Where devices differ, rails do what mlx5 does, and a comment names the source in Linux
+//!   (drivers/infiniband/hw/mlx5) or rdma-core (providers/mlx5). `tests/mlx5.rs` tests this.
 //!
 //! # Machines and cables
 //!
@@ -74,7 +71,6 @@ pub mod engine;
 pub mod fabric;
 mod folder;
 pub mod hotplug;
-pub mod nic;
 pub mod os;
 pub mod own_folder;
 mod pacing;

@@ -2,10 +2,9 @@
 
 use crate::engine;
 use crate::fabric::lock;
-use crate::hotplug::Phase;
 use crate::os::memory;
 use crate::os::shm::{INLINE_BYTES, RailMemory, SEND_SLOTS, Slot};
-use crate::queue_pair::{Local, QueuePair, Sent, State};
+use crate::queue_pair::{QueuePair, Sent, State};
 use crate::status;
 use crate::work_request::{Operation, SendRequest, Sge};
 use std::sync::Arc;
@@ -16,8 +15,9 @@ impl QueuePair {
     ///
     /// # Errors
     /// `EINVAL` if the queue pair's state does not allow sends, or if the inline bytes do not fit
-    /// the request's operation or size. `ENOMEM` if the queue is full, or as an injected fault.
-    /// [`crate::nic::Nic`] defines the error for too many scatter/gather entries or inline bytes.
+    /// the request's operation or size. `ENOMEM` if the queue is full, as an injected fault, or for
+    /// more scatter/gather entries or inline bytes than the queue pair accepts (`_mlx5_post_send`
+    /// and `set_data_inl_seg` in rdma-core's providers/mlx5/qp.c).
     pub fn post_send(self: &Arc<Self>, request: &SendRequest<'_>) -> Result<(), i32> {
         let mut local = lock(&self.local);
         let bytes: u64 = request.sges.iter().map(|sge| u64::from(sge.bytes)).sum();
@@ -29,16 +29,11 @@ impl QueuePair {
         }
         let is_long = request.inline.is_some() && bytes > u64::from(self.caps().inline_bytes);
         if is_long || request.sges.len() > self.caps().sges as usize {
-            return Err(self.node.nic().too_large_to_post());
+            return Err(libc::ENOMEM);
         }
         let memory = self.memory();
         let posted = memory.posted.load(Ordering::Relaxed);
-        let is_full = |local: &Local| posted - local.freed >= u64::from(self.caps().send_requests);
-        let works = matches!(self.phase(), Phase::Here | Phase::Cut | Phase::Keyless);
-        if is_full(&local) && works && !self.node.nic().frees_by_completions() {
-            self.end_done_sends(&mut local, &self.send_cq);
-        }
-        if is_full(&local) {
+        if posted - local.freed >= u64::from(self.caps().send_requests) {
             return Err(libc::ENOMEM);
         }
         if RailMemory::is_due(&self.rail().failing_posts) {
@@ -46,10 +41,10 @@ impl QueuePair {
         }
         let now = self.node.memory.now_ns();
         let slot = memory.slot(posted);
-        let status = match request.operation {
-            _ if self.keys_allow(request) => 0,
-            Operation::Read => status::LOCAL_PROTECTION,
-            Operation::Write | Operation::Send => self.node.nic().own_memory_refused(),
+        let status = if self.keys_allow(request) {
+            0
+        } else {
+            status::LOCAL_PROTECTION
         };
         let inline_bytes = if status == 0 {
             self.copy_inline(slot, request, bytes)

@@ -5,7 +5,7 @@ mod states;
 
 pub use states::{Change, PathToPeer, State};
 
-use crate::completion_queue::{Completion, CompletionQueue, CqOverflow, SendQueue};
+use crate::completion_queue::{Completion, CompletionQueue, SendQueue};
 use crate::counters::Counter;
 use crate::engine;
 use crate::fabric::{Event, EventObject, Node, RailOf, lock};
@@ -21,7 +21,7 @@ use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
-use verbs_sys::IBV_EVENT_QP_FATAL;
+use verbs_sys::{IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, ibv_event_type};
 
 /// Duration of Linux' search for the hardware address of a silent peer:
 /// `rdma_addr_find_l2_eth_by_grh` passes 1000 ms to `rdma_resolve_ip`
@@ -57,7 +57,9 @@ pub(crate) struct Local {
     pub(crate) serving: Serving,
     pub(crate) sent: Box<[Sent; SEND_SLOTS]>,
     pub(crate) reaped: u64,
-    /// Number of sends whose entries in the send queue are free again.
+    /// Number of sends whose entries in the send queue are free again. A send without a completion
+    /// keeps its entry until a later send has a completion: only completions move the tail of
+    /// mlx5's queue (`handle_good_req` and `wq->tail` in cq.c).
     pub(crate) freed: u64,
     retry_ns: u64,
 }
@@ -298,11 +300,10 @@ impl QueuePair {
                     send_psn,
                 },
             ) => {
-                local.retry_ns = self.node.nic().patience_ns(timeout, retry_count);
-                let ack_timeout_ns = self.node.nic().patience_ns(timeout, 0);
+                local.retry_ns = patience_ns(timeout, retry_count);
                 memory
                     .ack_timeout_ns
-                    .store(ack_timeout_ns, Ordering::Relaxed);
+                    .store(patience_ns(timeout, 0), Ordering::Relaxed);
                 memory
                     .rnr_retry
                     .store(u32::from(rnr_retry), Ordering::Relaxed);
@@ -415,9 +416,8 @@ impl QueuePair {
         self.flush_all(local.receives.drain(..).map(|receive| receive.wr_id));
     }
 
-    /// Flushes receives, up to the first completion for which the completion queue has no room
-    /// (`flush_recv_queue` in rxe_resp.c). The queue pair is in error or about to be, so a lost
-    /// completion has no further effect.
+    /// Flushes receives, up to the first completion for which the completion queue has no room. The
+    /// queue pair is in error or about to be, so a lost completion has no further effect.
     fn flush_all(&self, mut receives: impl Iterator<Item = u64>) {
         let status = status::FLUSHED;
         let qp_num = self.number;
@@ -440,33 +440,23 @@ impl QueuePair {
     }
 
     /// Goes to error because this end refused a request of the peer or could not execute it, for
-    /// example because the request's key does not allow it.
+    /// example because the request's key does not allow it (`mlx5_ib_qp_event` in mlx5's qp.c).
     pub(crate) fn refuse(&self, local: &mut Local) {
         self.fail(local);
-        if let Some(kind) = self.node.nic().refusal_event() {
-            self.node.announce(
-                self.device,
-                Event {
-                    kind,
-                    about: EventObject::QueuePair(self.number),
-                },
-            );
-        }
+        self.announce(IBV_EVENT_QP_ACCESS_ERR);
     }
 
     /// Goes to error because a completion queue had no room for a completion of this queue pair.
     pub(crate) fn fail_on_cq_overflow(&self, local: &mut Local) {
         if local.state != State::Error {
             self.fail(local);
-            let about = EventObject::QueuePair(self.number);
-            self.node.announce(
-                self.device,
-                Event {
-                    kind: IBV_EVENT_QP_FATAL,
-                    about,
-                },
-            );
+            self.announce(IBV_EVENT_QP_FATAL);
         }
+    }
+
+    fn announce(&self, kind: ibv_event_type) {
+        let about = EventObject::QueuePair(self.number);
+        self.node.announce(self.device, Event { kind, about });
     }
 
     /// Posts a receive.
@@ -560,15 +550,12 @@ impl QueuePair {
         let done = memory.done.load(Ordering::Acquire);
         while local.reaped < done {
             let status = memory.slot(local.reaped).status.load(Ordering::Relaxed) as u32;
-            let _ = self.end_of_send(local, cq, status);
+            self.end_of_send(local, cq, status);
         }
         let posted = memory.posted.load(Ordering::Relaxed);
         let mut status = first;
         while local.reaped < posted {
-            if self.end_of_send(local, cq, status).is_err() {
-                // The other completions are dropped, as in rxe (`flush_send_queue` in rxe_comp.c).
-                (local.reaped, local.freed) = (posted, posted);
-            }
+            self.end_of_send(local, cq, status);
             status = status::FLUSHED;
         }
         memory.done.store(posted, Ordering::Release);
@@ -580,33 +567,24 @@ impl QueuePair {
         memory.release(self.node.process_index);
     }
 
-    pub(crate) fn end_done_sends(&self, local: &mut Local, cq: &CompletionQueue) {
+    fn end_done_sends(&self, local: &mut Local, cq: &CompletionQueue) {
         let memory = self.memory();
         let done = memory.done.load(Ordering::Acquire);
         while local.reaped < done {
             let status = memory.slot(local.reaped).status.load(Ordering::Relaxed) as u32;
-            let _ = self.end_of_send(local, cq, status);
+            self.end_of_send(local, cq, status);
             if status != 0 {
                 self.fail(local);
             }
         }
     }
 
-    /// Completes the next send. Fails if the completion queue was full. On mlx5, the failure also
-    /// puts the queue pair into error.
-    fn end_of_send(
-        &self,
-        local: &mut Local,
-        cq: &CompletionQueue,
-        status: u32,
-    ) -> Result<(), CqOverflow> {
+    /// Completes the next send. If the completion queue has no room, the queue pair goes to error.
+    fn end_of_send(&self, local: &mut Local, cq: &CompletionQueue, status: u32) {
         let sent = local.sent[local.reaped as usize % SEND_SLOTS];
         local.reaped += 1;
-        let completes = status != 0 || sent.signaled;
-        if completes || !self.node.nic().frees_by_completions() {
+        if status != 0 || sent.signaled {
             local.freed = local.reaped;
-        }
-        if completes {
             let wr_id = sent.wr_id;
             let opcode = sent.opcode;
             let bytes = sent.bytes;
@@ -619,13 +597,10 @@ impl QueuePair {
                 qp_num,
                 ..Completion::default()
             };
-            let placed = cq.push(completion, false);
-            if placed == Err(CqOverflow::QueueInError) {
+            if cq.push(completion, false).is_err() {
                 self.fail_on_cq_overflow(local);
             }
-            return placed;
         }
-        Ok(())
     }
 }
 
@@ -660,6 +635,18 @@ impl SendQueue for QueuePair {
             self.expected.store(false, Ordering::Release);
         }
         more
+    }
+}
+
+/// Time from a queue pair's first try to its failure without an answer; 0: it never fails. It tries
+/// once, and then `retry_count` times more, 4.096 us x 2^`timeout` apart. A `timeout` of 0 means
+/// that it waits for ever. A `retry_count` of 7 has no special meaning: mlx5 hands the number to
+/// the device unchanged (`__mlx5_ib_modify_qp` in qp.c). In the InfiniBand specification, only an
+/// RNR retry count of 7 never ends: the retries while the peer has no receive.
+fn patience_ns(timeout: u8, retry_count: u8) -> u64 {
+    match timeout {
+        0 => 0,
+        _ => (4096 << timeout.min(31)) * (u64::from(retry_count) + 1),
     }
 }
 

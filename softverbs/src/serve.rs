@@ -1,7 +1,7 @@
 //! Serving a queue pair: checks, carries, stores and completes the peer's requests, in order. A
 //! request is carried in pieces of at most [`BOUNCE_BYTES`].
 
-use crate::completion_queue::{Completion, CqOverflow};
+use crate::completion_queue::Completion;
 use crate::counters::Counter;
 use crate::engine::{Serve, Served};
 use crate::fabric::{RailOf, lock};
@@ -144,19 +144,9 @@ impl QueuePair {
             if let Some((completion, solicited)) = ending.completion {
                 let is_lost =
                     completion.status == 0 && RailMemory::is_due(&self.rail().lost_arrivals);
-                match if is_lost {
-                    Ok(())
-                } else {
-                    self.recv_cq.push(completion, solicited)
-                } {
-                    Ok(()) => {}
-                    Err(CqOverflow::QueueInError) => {
-                        self.fail_on_cq_overflow(local);
-                        return self.acknowledge(peer, ending.number, status::REMOTE_OPERATION);
-                    }
-                    // The request is not acknowledged, so the peer tries again until its tries are
-                    // used up.
-                    Err(CqOverflow::Lost) => return self.fail(local),
+                if !is_lost && self.recv_cq.push(completion, solicited).is_err() {
+                    self.fail_on_cq_overflow(local);
+                    return self.acknowledge(peer, ending.number, status::REMOTE_OPERATION);
                 }
                 if let Some(late_ns) = self.late_ack_ns(ending.number) {
                     let at_ns = now_ns + late_ns;
@@ -582,12 +572,13 @@ impl QueuePair {
     }
 
     /// Handles the receive that a failed request has taken. If the receive caused the failure,
-    /// returns its completion with an error. Otherwise queues the receive again.
+    /// returns its completion with an error of the InfiniBand specification (volume 1, completion
+    /// return status). Otherwise queues the receive again.
     fn receive_of_failure(&self, local: &mut Local, failure: u32) -> Option<(Completion, bool)> {
         let receive = local.serving.receive.take()?;
         let why = match failure {
-            status::REMOTE_INVALID => self.node.nic().receive_too_short(),
-            status::REMOTE_OPERATION => self.node.nic().own_memory_refused(),
+            status::REMOTE_INVALID => status::LOCAL_LENGTH,
+            status::REMOTE_OPERATION => status::LOCAL_PROTECTION,
             _ => {
                 local.receives.push_front(receive);
                 return None;

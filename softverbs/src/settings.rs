@@ -5,7 +5,6 @@
     reason = "the one file that reads the environment"
 )]
 
-use crate::nic::Nic;
 use crate::own_folder;
 use std::path::{Path, PathBuf};
 
@@ -22,8 +21,6 @@ pub struct Settings {
     pub node: Option<usize>,
     /// `SOFTVERBS_PROFILE`: a built-in profile or a file; default "spark-1cable".
     pub profile: String,
-    /// `SOFTVERBS_NIC`: the device that this process's rails behave as; default "mlx5".
-    pub nic: Nic,
     /// `SOFTVERBS_SCALE`: factor on all rates of the profile; default 1.
     pub scale: f64,
     /// `SOFTVERBS_THREADS`: number of engine threads, 1 to 16; default: a quarter of the number of
@@ -42,7 +39,6 @@ impl Settings {
             "FABRIC",
             "NODE",
             "PROFILE",
-            "NIC",
             "SCALE",
             "THREADS",
             "ADVERSARY",
@@ -63,7 +59,6 @@ impl Settings {
             fabric: fabric()?,
             node: number(read("SOFTVERBS_NODE"), "SOFTVERBS_NODE", 0, 15)?,
             profile: read("SOFTVERBS_PROFILE").unwrap_or_else(|| "spark-1cable".to_owned()),
-            nic: nic()?,
             scale: scale(read("SOFTVERBS_SCALE"))?,
             threads: number(read("SOFTVERBS_THREADS"), "SOFTVERBS_THREADS", 1, 16)?,
             adversary: number(
@@ -75,12 +70,6 @@ impl Settings {
             .map(|seed| seed as u64),
         })
     }
-}
-
-/// Returns the device that `SOFTVERBS_NIC` names, or the default. The error lists the allowed
-/// values.
-pub fn nic() -> Result<Nic, String> {
-    device(read("SOFTVERBS_NIC"))
 }
 
 /// Returns the name in `SOFTVERBS_FABRIC`, or the default. The error describes the allowed names.
@@ -125,13 +114,6 @@ fn named(value: Option<String>) -> Result<String, String> {
     }
 }
 
-fn device(value: Option<String>) -> Result<Nic, String> {
-    let Some(name) = value else {
-        return Ok(Nic::default());
-    };
-    Nic::parse(&name).map_err(|allowed| format!("SOFTVERBS_NIC={name:?}: {allowed}"))
-}
-
 fn number(
     value: Option<String>,
     name: &str,
@@ -157,23 +139,5 @@ fn scale(value: Option<String>) -> Result<f64, String> {
             SCALES.start(),
             SCALES.end()
         )),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_default_device_is_mlx5() {
-        let named = |name: &str| device(Some(name.to_owned()));
-        assert_eq!(
-            (device(None), named("mlx5"), named("soft-roce")),
-            (Ok(Nic::Mlx5), Ok(Nic::Mlx5), Ok(Nic::SoftRoce))
-        );
-        assert_eq!(
-            named("rxe"),
-            Err("SOFTVERBS_NIC=\"rxe\": must be mlx5 or soft-roce".to_owned())
-        );
     }
 }

@@ -9,7 +9,6 @@ use softverbs::completion_queue::Completion;
 use softverbs::control::{Action, control};
 use softverbs::counters::Counter;
 use softverbs::fabric::Node;
-use softverbs::nic::Nic;
 use softverbs::path::PathFault;
 use softverbs::profile::Profile;
 use softverbs::queue_pair::{Change, PathToPeer};
@@ -183,7 +182,7 @@ fn an_address_answered_by_the_twin_leads_to_the_twin_while_the_queue_pair_is_con
 #[test]
 fn only_a_rail_with_a_twin_has_its_address_answered_by_another() {
     let alone = "cable d payload=0\n    rail y0 netdev=e2 port=p2 link=A cable=d function=2 line=0 qp=0 latency=0";
-    let bed = Bed::wired(Nic::default(), alone);
+    let bed = Bed::wired(alone);
     let error = control(
         &bed.settings.dir,
         &bed.settings.fabric,
@@ -369,7 +368,6 @@ fn the_link_of_a_function_that_returns_comes_up_as_well() {
 #[test]
 fn a_machines_links_come_up_when_its_first_process_joins() {
     let bed = Bed::wired(
-        Nic::default(),
         "rail y0 netdev=e2 port=p2 link=A cable=c function=2 line=0 qp=0 latency=0 path=spanning-tree:2",
     );
     bed.at(10 * SECOND_NS);

@@ -26,6 +26,7 @@ pub mod table;
 use std::fmt::{self, Display};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use strum::VariantNames;
 use table::{Algorithm, Collective, Fingerprint, Protocol, Row, Table};
 
 /// Settings of the tuner.
@@ -292,7 +293,7 @@ pub struct Acting {
     ring_only: bool,
     /// For each collective, the sizes for which a decision was logged. Bit `n` stands for all sizes
     /// from `2^n` to `2^(n + 1) - 1` bytes.
-    logged_sizes: [AtomicU64; Collective::ALL.len()],
+    logged_sizes: [AtomicU64; Collective::VARIANTS.len()],
 }
 
 /// NCCL's costs for one collective in microseconds, negative if disabled. Algorithm and protocol
@@ -337,14 +338,14 @@ impl Tuner {
             disfavour_ll128(costs);
         }
         let is_ring_only = acting.ring_only && disfavour_all_but_ring(costs);
-        let collective = Collective::of_number(collective)?;
+        let collective = Collective::from_repr(collective)?;
         let row = acting
             .row(collective, bytes)
             .filter(|_| tasks_per_channel <= 1)?;
         if is_ring_only && row.choice.algorithm != Algorithm::Ring {
             return None;
         }
-        let place = row.choice.algorithm.number() * PROTOCOLS + row.choice.protocol.number();
+        let place = row.choice.algorithm as usize * PROTOCOLS + row.choice.protocol as usize;
         let is_allowed = costs[place] >= 0.0;
         if acting.is_new(collective, bytes) {
             let what = if is_allowed {
@@ -370,9 +371,9 @@ impl Acting {
 
     fn row(&self, collective: Collective, bytes: u64) -> Option<&Row> {
         // Rows are sorted by collective and size: take the last that starts at or below `bytes`.
-        let above = self
-            .rows
-            .partition_point(|row| (row.collective, row.from_bytes) <= (collective, bytes));
+        let above = self.rows.partition_point(|row| {
+            (row.collective as i32, row.from_bytes) <= (collective as i32, bytes)
+        });
         let row = self.rows.get(above.checked_sub(1)?)?;
         (row.collective == collective && bytes <= row.to_bytes).then_some(row)
     }
@@ -380,14 +381,14 @@ impl Acting {
     fn is_new(&self, collective: Collective, bytes: u64) -> bool {
         let bit = 1_u64 << (u64::BITS - 1 - bytes.max(1).leading_zeros());
         // Relaxed: the bit decides only whether a line is logged, and orders nothing else.
-        self.logged_sizes[collective.number()].fetch_or(bit, Ordering::Relaxed) & bit == 0
+        self.logged_sizes[collective as usize].fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 }
 
 /// If Ring is enabled, makes every other algorithm a last resort and returns true. Otherwise
 /// changes nothing and returns false.
 fn disfavour_all_but_ring(costs: &mut Costs) -> bool {
-    let ring = Algorithm::Ring.number();
+    let ring = Algorithm::Ring as usize;
     let has_ring = costs[ring * PROTOCOLS..(ring + 1) * PROTOCOLS]
         .iter()
         .any(|cost| *cost >= 0.0);
@@ -409,7 +410,7 @@ fn disfavour_all_but_ring(costs: &mut Costs) -> bool {
 /// Makes LL128 a last resort where it is enabled.
 fn disfavour_ll128(costs: &mut Costs) {
     for row in costs.chunks_exact_mut(PROTOCOLS) {
-        let cost = &mut row[Protocol::Ll128.number()];
+        let cost = &mut row[Protocol::Ll128 as usize];
         if *cost >= 0.0 {
             *cost = LAST_RESORT_US;
         }

@@ -9,8 +9,9 @@
 //! with `for=*` is for every host. Each row names a collective, a number of ranks, the first and
 //! last size in bytes, and the choice. Sizes are those of the whole buffer, as NCCL counts them.
 
-use std::fmt::{self, Display};
+use std::fmt;
 use std::str::FromStr;
+use strum::{Display, EnumString, FromRepr, VariantNames};
 
 /// Largest number of ranks that a row may name: no table has been measured for more. The smallest
 /// number is 2, because one rank needs no network.
@@ -20,87 +21,46 @@ pub const MAX_CHANNELS: u32 = 64;
 /// Largest number of rows in a table.
 pub const MAX_ROWS: usize = 512;
 
-macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $variant:ident = $number:literal as $word:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum $name { $($(#[$of])* $variant = $number,)* }
-
-        impl $name {
-            /// All values, in NCCL's order.
-            pub const ALL: &[$name] = &[$($name::$variant,)*];
-
-            /// Returns the name used in a table, which is also nccl-tests' name.
-            pub fn word(self) -> &'static str {
-                match self { $($name::$variant => $word,)* }
-            }
-
-            /// Returns NCCL's number.
-            pub fn number(self) -> usize {
-                self as usize
-            }
-
-            /// Returns the value that has this number in NCCL; `None` if there is none.
-            pub fn of_number(number: i32) -> Option<$name> {
-                match number { $($number => Some($name::$variant),)* _ => None }
-            }
-        }
-
-        impl Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.word())
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = String;
-            fn from_str(text: &str) -> Result<Self, String> {
-                let known = Self::ALL.iter().find(|one| one.word() == text);
-                known.copied().ok_or_else(|| {
-                    let words: Vec<&str> = Self::ALL.iter().map(|one| one.word()).collect();
-                    format!("{} is not one of {}", quoted(text), words.join(", "))
-                })
-            }
-        }
-    };
+/// A collective that NCCL passes to a tuner (`ncclFunc_t`, nccl_common.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display, EnumString, FromRepr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+#[strum(parse_err_ty = String, parse_err_fn = unknown_word::<Collective>)]
+#[repr(i32)]
+pub enum Collective {
+    /// From one rank to all.
+    Broadcast = 0,
+    /// From all ranks to one.
+    Reduce = 1,
+    /// Every rank's part to all.
+    AllGather = 2,
+    /// A part of the sum to each rank.
+    ReduceScatter = 3,
+    /// The sum to all ranks.
+    AllReduce = 4,
 }
 
-words! {
-    /// A collective that NCCL passes to a tuner (`ncclFunc_t`, nccl_common.h).
-    Collective {
-        /// From one rank to all.
-        Broadcast = 0 as "broadcast",
-        /// From all ranks to one.
-        Reduce = 1 as "reduce",
-        /// Every rank's part to all.
-        AllGather = 2 as "all_gather",
-        /// A part of the sum to each rank.
-        ReduceScatter = 3 as "reduce_scatter",
-        /// The sum to all ranks.
-        AllReduce = 4 as "all_reduce",
-    }
+/// An algorithm for a row (`NCCL_ALGO_*`). Other algorithms need hardware that a Spark lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display, EnumString, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+#[strum(parse_err_ty = String, parse_err_fn = unknown_word::<Algorithm>)]
+pub enum Algorithm {
+    /// Two trees.
+    Tree = 0,
+    /// A ring.
+    Ring = 1,
 }
 
-words! {
-    /// An algorithm for a row (`NCCL_ALGO_*`). Other algorithms need hardware that a Spark lacks.
-    Algorithm {
-        /// Two trees.
-        Tree = 0 as "tree",
-        /// A ring.
-        Ring = 1 as "ring",
-    }
-}
-
-words! {
-    /// A protocol (`NCCL_PROTO_*`).
-    Protocol {
-        /// Units of 8 bytes: 4 of data and 4 of flag.
-        Ll = 0 as "ll",
-        /// Units of 128 bytes: 120 of data and 8 of flag.
-        Ll128 = 1 as "ll128",
-        /// Whole chunks of data, then a counter.
-        Simple = 2 as "simple",
-    }
+/// A protocol (`NCCL_PROTO_*`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display, EnumString, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+#[strum(parse_err_ty = String, parse_err_fn = unknown_word::<Protocol>)]
+pub enum Protocol {
+    /// Units of 8 bytes: 4 of data and 4 of flag.
+    Ll = 0,
+    /// Units of 128 bytes: 120 of data and 8 of flag.
+    Ll128 = 1,
+    /// Whole chunks of data, then a counter.
+    Simple = 2,
 }
 
 /// The choice of a row.
@@ -156,7 +116,7 @@ impl Table {
         if rows.len() > MAX_ROWS {
             return Err(format!("{} rows; {MAX_ROWS} are allowed", rows.len()));
         }
-        rows.sort_by_key(|row| (row.collective, row.ranks, row.from_bytes));
+        rows.sort_by_key(|row| (row.collective as i32, row.ranks, row.from_bytes));
         for row in &rows {
             let channels = row.choice.channels;
             if !(2..=MAX_RANKS).contains(&row.ranks) {
@@ -201,7 +161,7 @@ impl Fingerprint {
     }
 }
 
-impl Display for Fingerprint {
+impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", self.gpu, self.rails, self.nccl)
     }
@@ -226,7 +186,7 @@ fn plain(text: &str) -> String {
     text.replace([' ', '/', ';', '=', '\t'], "_")
 }
 
-impl Display for Choice {
+impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", self.algorithm, self.protocol, self.channels)
     }
@@ -252,7 +212,7 @@ impl FromStr for Choice {
     }
 }
 
-impl Display for Row {
+impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             collective,
@@ -291,7 +251,7 @@ impl FromStr for Row {
     }
 }
 
-impl Display for Table {
+impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.fingerprint {
             Some(fingerprint) => write!(f, "for={fingerprint}")?,
@@ -320,6 +280,10 @@ impl FromStr for Table {
             parts.enumerate().map(row).collect::<Result<_, _>>()?,
         )
     }
+}
+
+fn unknown_word<T: VariantNames>(text: &str) -> String {
+    format!("{} is not one of {}", quoted(text), T::VARIANTS.join(", "))
 }
 
 fn quoted(text: &str) -> String {

@@ -141,7 +141,7 @@ fn only_communicators_over_this_network_with_one_rank_a_node_are_tuned() {
 #[test]
 fn a_row_applies_only_to_its_sizes() {
     let tuner = policy(|_| ()).tuner(2, 2, true);
-    let ring = Algorithm::Ring.number() * PROTOCOLS;
+    let ring = Algorithm::Ring as usize * PROTOCOLS;
     for (collective, bytes, expected) in [
         (4, 999, None),
         (4, 1000, Some((ring, 2))),
@@ -194,7 +194,7 @@ fn ll128_is_the_last_resort_where_it_is_not_wanted() {
     );
     let tuner = policy.tuner(2, 2, true);
     let mut costs = [7.0; ALGORITHMS * PROTOCOLS];
-    costs[Protocol::Ll128.number()] = -1.0;
+    costs[Protocol::Ll128 as usize] = -1.0;
     assert_eq!(tuner.decide(4, 3000, 1, &mut costs), None);
     for (place, cost) in costs.iter().enumerate() {
         let expected = match (place, place % PROTOCOLS) {
@@ -244,7 +244,7 @@ fn only_ring_remains_where_some_peers_are_reached_by_tcp() {
         policy.to_string().contains("Ring only above two nodes"),
         "{policy}"
     );
-    let is_ring = |place: usize| place / PROTOCOLS == Algorithm::Ring.number();
+    let is_ring = |place: usize| place / PROTOCOLS == Algorithm::Ring as usize;
     let decided = |tuner: &Tuner, collective, before: Costs| {
         let mut costs = before;
         (tuner.decide(collective, 1500, 1, &mut costs), costs)
@@ -347,13 +347,13 @@ fn rows() -> impl Strategy<Value = Vec<Row>> {
     );
     let row = row.prop_map(
         |(collective, ranks, from_bytes, more, algorithm, protocol, channels)| Row {
-            collective: Collective::of_number(collective).unwrap(),
+            collective: Collective::from_repr(collective).unwrap(),
             ranks,
             from_bytes,
             to_bytes: from_bytes + more,
             choice: Choice {
-                algorithm: Algorithm::ALL[algorithm],
-                protocol: Protocol::ALL[protocol],
+                algorithm: Algorithm::VARIANTS[algorithm].parse().unwrap(),
+                protocol: Protocol::VARIANTS[protocol].parse().unwrap(),
                 channels,
             },
         },
@@ -380,7 +380,7 @@ proptest! {
         };
         let (channels, changed) = decide();
         prop_assert_eq!(decide(), (channels, changed));
-        let ring = Algorithm::Ring.number();
+        let ring = Algorithm::Ring as usize;
         let has_ring = costs[ring * PROTOCOLS..][..PROTOCOLS].iter().any(|cost| *cost >= 0.0);
         let is_ring_only = ring_tcp && ranks > 2 && has_ring;
         let mut chosen = 0;
@@ -390,7 +390,7 @@ proptest! {
             } else if after == 0.0 {
                 chosen += 1;
             } else {
-                let is_raised = !ll128 && place % PROTOCOLS == Protocol::Ll128.number();
+                let is_raised = !ll128 && place % PROTOCOLS == Protocol::Ll128 as usize;
                 let is_other = is_ring_only && place / PROTOCOLS != ring;
                 let expected = if is_other { NOT_RING_US } else if is_raised { LAST_RESORT_US } else { *before };
                 prop_assert_eq!(after, expected);
@@ -398,12 +398,12 @@ proptest! {
         }
         prop_assert_eq!(chosen, usize::from(channels.is_some()));
         let row = table.rows().iter().find(|row| {
-            row.ranks == ranks && row.collective.number() as i32 == collective && (row.from_bytes..=row.to_bytes).contains(&bytes)
+            row.ranks == ranks && row.collective as i32 == collective && (row.from_bytes..=row.to_bytes).contains(&bytes)
         });
         let is_wanted = row.is_some_and(|row| {
             (ll128 || row.choice.protocol != Protocol::Ll128) && (!is_ring_only || row.choice.algorithm == Algorithm::Ring)
         });
-        let is_free = |row: &Row| costs[row.choice.algorithm.number() * PROTOCOLS + row.choice.protocol.number()] >= 0.0;
+        let is_free = |row: &Row| costs[row.choice.algorithm as usize * PROTOCOLS + row.choice.protocol as usize] >= 0.0;
         prop_assert_eq!(channels, row.filter(|row| is_wanted && is_free(row)).map(|row| row.choice.channels));
     }
 }

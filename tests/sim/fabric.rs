@@ -154,7 +154,6 @@ impl Fabric {
             fabric: fabric.clone(),
             node: Some(0),
             profile: profile.display().to_string(),
-            nic: softverbs::settings::nic().unwrap(),
             scale: 1.0,
             threads: Some(1),
             adversary: None,

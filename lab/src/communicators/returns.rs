@@ -176,7 +176,6 @@ impl Director<'_> {
 mod tests {
     use super::*;
     use nccl_tests_harness::fabric::{self, FabricRequest, Kind, UNPACED};
-    use softverbs::nic::Nic;
 
     /// No process uses the fabric, so no queue pair is lost with a device.
     #[test]
@@ -191,7 +190,6 @@ mod tests {
             path_faults: Vec::new(),
             library: library.path().to_owned(),
             name: None,
-            nic: Nic::default(),
         };
         let fabric = fabric::set_up(&request, 2, None).unwrap();
         let is_over = AtomicBool::new(false);

@@ -189,12 +189,6 @@ fn qos_installer(rails: &[RailQos]) -> Result<String> {
         .replace("@INTERFACES@", &interfaces.join(" ")))
 }
 
-// Reads the variable by which CI forbids skipped tests.
-#[cfg(test)]
-#[allow(clippy::disallowed_methods)]
-#[path = "../../../tests/common/skip.rs"]
-mod skip;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -349,7 +343,7 @@ mod tests {
             .output()
             .is_err()
         {
-            return skip::missing("there is no systemd-analyze (Debian's systemd)");
+            return crate::skip::missing("there is no systemd-analyze (Debian's systemd)");
         }
         let root = tempfile::tempdir().unwrap();
         install_below(root.path());

@@ -274,10 +274,6 @@ mod tests {
             "spark-2cable"
         );
         assert_eq!(
-            complete(["nccl-spark", "all-gather", "--nic", "soft"], 3),
-            "soft-roce"
-        );
-        assert_eq!(
             complete(["nccl-spark", "fabric", "slow", "--fab"], 3),
             "--fabric-name"
         );

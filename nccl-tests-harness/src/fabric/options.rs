@@ -5,8 +5,6 @@ use super::{FabricRequest, Kind};
 use crate::places;
 use crate::usage::{Suggesting, wrong};
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use softverbs::nic::Nic;
 use softverbs::path::PathFault;
 use softverbs::profile::Profile;
 use softverbs::settings::SCALES;
@@ -24,10 +22,6 @@ pub struct FabricOptions {
     /// spark-triangle, spark-ring, unpaced) or a file [default: spark-1cable].
     #[arg(long, value_name = "NAME|FILE", value_parser = Suggesting::new(Profile::names()), hide_possible_values = true)]
     profile: Option<String>,
-    /// Device that the software fabric's rails behave as: mlx5 is strict, as a ConnectX is;
-    /// soft-roce forgives more [default: mlx5].
-    #[arg(long, value_name = "NIC", value_parser = PossibleValuesParser::new(Nic::ALL.map(Nic::name)).try_map(|name| Nic::parse(&name)))]
-    nic: Option<Nic>,
     /// Factor on all rates of the profile.
     #[arg(long, value_name = "F", value_parser = parse_scale)]
     scale: Option<f64>,
@@ -57,7 +51,6 @@ impl FabricOptions {
     pub fn request(self, program: &Path) -> Result<FabricRequest, clap::Error> {
         let given = [
             ("--profile", self.profile.is_some()),
-            ("--nic", self.nic.is_some()),
             ("--scale", self.scale.is_some()),
             ("--slow-rail", !self.slow_rail.is_empty()),
             ("--path-fault", !self.path_fault.is_empty()),
@@ -80,7 +73,6 @@ impl FabricOptions {
         Ok(FabricRequest {
             kind,
             profile: self.profile.unwrap_or_else(|| "spark-1cable".to_owned()),
-            nic: self.nic.unwrap_or_default(),
             scale: self.scale.unwrap_or(1.0),
             slow_rails: self.slow_rail,
             path_faults: self.path_fault,

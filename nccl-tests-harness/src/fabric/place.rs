@@ -4,7 +4,6 @@ use crate::output;
 use crate::places;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
-use softverbs::nic::Nic;
 use softverbs::profile::MAX_NODES;
 use softverbs::{control, own_folder, settings};
 use std::path::{Component, Path, PathBuf};
@@ -19,19 +18,12 @@ pub struct SoftPlace {
     pub(super) fabric: String,
     /// Number of the rank's node.
     pub(super) node: usize,
-    /// Name of the NIC that the rails behave as.
-    pub(super) nic: String,
 }
 
 impl SoftPlace {
     /// Returns the environment of the rank, which loads `library`.
     pub(super) fn environment(&self, library: &Path) -> Vec<(String, String)> {
-        let Self {
-            dir,
-            fabric,
-            node,
-            nic,
-        } = self;
+        let Self { dir, fabric, node } = self;
         let mut environment = control::environment(dir, fabric);
         for (_, root) in environment
             .iter_mut()
@@ -41,7 +33,6 @@ impl SoftPlace {
         }
         let own = [
             ("NCCL_IBVERBS_LIB", library.display().to_string()),
-            ("SOFTVERBS_NIC", nic.clone()),
             ("SOFTVERBS_NODE", node.to_string()),
         ];
         environment.extend(own.map(|(name, value)| (name.to_owned(), value)));
@@ -65,12 +56,7 @@ impl SoftPlace {
     }
 
     fn check(&self, rank: usize) -> Result<()> {
-        let Self {
-            dir,
-            fabric,
-            node,
-            nic,
-        } = self;
+        let Self { dir, fabric, node } = self;
         let shown = output::plain(&dir.display().to_string());
         let is_plain = dir
             .components()
@@ -87,7 +73,6 @@ impl SoftPlace {
             *node == rank && rank < MAX_NODES,
             "node {node} for rank {rank}"
         );
-        Nic::parse(nic).map_err(|error| anyhow!("NIC: {error}"))?;
         Ok(())
     }
 }
@@ -125,7 +110,6 @@ mod tests {
             dir: dir.to_owned(),
             fabric: "bed".to_owned(),
             node: 1,
-            nic: "mlx5".to_owned(),
         }
     }
 
@@ -142,7 +126,6 @@ mod tests {
             "SOFTVERBS_FABRIC",
             "NCCL_SPARK_SYSFS",
             "NCCL_IBVERBS_LIB",
-            "SOFTVERBS_NIC",
             "SOFTVERBS_NODE",
         ];
         assert_eq!(names, expected);
@@ -169,13 +152,6 @@ mod tests {
                     ..good.clone()
                 },
                 "node 0 for rank 1",
-            ),
-            (
-                SoftPlace {
-                    nic: "x".to_owned(),
-                    ..good.clone()
-                },
-                "NIC: must be mlx5 or soft-roce",
             ),
         ] {
             let error = format!(

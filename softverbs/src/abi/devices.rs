@@ -95,11 +95,9 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
         // SAFETY: pointers and integers, for which zero is a value.
         let mut c: verbs_context = unsafe { std::mem::zeroed() };
         c.query_port = Some(attributes::query_port);
-        if handle.node.nic().has_thread_domains() {
-            c.alloc_td = Some(memory::alloc_td);
-            c.dealloc_td = Some(memory::dealloc_td);
-            c.alloc_parent_domain = Some(memory::alloc_parent_domain);
-        }
+        c.alloc_td = Some(memory::alloc_td);
+        c.dealloc_td = Some(memory::dealloc_td);
+        c.alloc_parent_domain = Some(memory::alloc_parent_domain);
         c.sz = size_of::<verbs_context>();
         c.context.device = device;
         c.context.ops._compat_query_device = Some(attributes::ibv_query_device);

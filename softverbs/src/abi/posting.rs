@@ -76,23 +76,14 @@ unsafe fn post_one_send(core: &Arc<QueuePair>, request: &ibv_send_wr) -> Result<
         _ => return Err(libc::EOPNOTSUPP),
     };
     // SAFETY: the caller's promise.
-    let (sges, count) = unsafe {
-        copy_sges(
-            request.sg_list,
-            request.num_sge,
-            core.node.nic().too_large_to_post(),
-        )
-    }?;
+    let (sges, count) = unsafe { copy_sges(request.sg_list, request.num_sge, libc::ENOMEM) }?;
     // SAFETY: every member of these unions is made of integers.
     let (imm, remote) = unsafe { (request.__bindgen_anon_1.imm_data, request.wr.rdma) };
     let has = |flag: u32| request.send_flags & flag != 0;
     let mut carried = [0; INLINE_BYTES];
     let inline = if has(IBV_SEND_INLINE) {
         // SAFETY: inline data may be read, by the caller's promise.
-        Some(
-            unsafe { copy_inline(&sges[..count], &mut carried) }
-                .ok_or(core.node.nic().too_large_to_post())?,
-        )
+        Some(unsafe { copy_inline(&sges[..count], &mut carried) }.ok_or(libc::ENOMEM)?)
     } else {
         None
     };

@@ -42,7 +42,7 @@ pub unsafe extern "C" fn ibv_create_qp(
             signal_all: wanted.sq_sig_all != 0,
         };
         caps(&wanted.cap).check()?;
-        let got = rounded_up(device.node.nic(), wanted.cap);
+        let got = rounded_up(wanted.cap);
         let caps = caps(&got);
         let core = QueuePair::new(
             &device.node,

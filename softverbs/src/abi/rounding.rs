@@ -2,15 +2,9 @@
 //! confuses the two fails here, not only on real hardware.
 //!
 //! mlx5 fills whole blocks: `mlx5_calc_send_wqe`, `mlx5_calc_sq_size`, `mlx5_calc_rq_size` (for a
-//! reliable connection) and `create_cq` of rdma-core's providers/mlx5/verbs.c. Soft-RoCE rounds the
-//! number of requests in a queue up to a power of two minus one. A request of its send queue has
-//! one area, which holds either scatter/gather entries or inline bytes. The area is as large as the
-//! larger of the two that the program asked for (`rxe_init_sq` and `rxe_init_rq` in
-//! drivers/infiniband/sw/rxe/rxe_qp.c, `rxe_queue_init` in rxe_queue.c). Older kernels have the
-//! same queues, but report the requested sizes. Both devices round completion queues alike.
+//! reliable connection) and `create_cq` of rdma-core's providers/mlx5/verbs.c.
 
-use crate::nic::Nic;
-use crate::os::shm::{INLINE_BYTES, MAX_SGES, SEND_SLOTS};
+use crate::os::shm::{INLINE_BYTES, SEND_SLOTS};
 use crate::queue_pair::MAX_RECEIVES;
 use std::ffi::c_int;
 use verbs_sys::ibv_qp_cap;
@@ -20,22 +14,14 @@ use verbs_sys::ibv_qp_cap;
 const OVERHEAD_BYTES: u32 = 192;
 /// Size of `struct mlx5_wqe_inl_data_seg`, which precedes the inline bytes in a request.
 const INLINE_HEAD_BYTES: u32 = 4;
-/// Size of `struct mlx5_wqe_data_seg`, and also of soft-RoCE's `struct ib_sge`: one scatter/gather
-/// entry in a request.
+/// Size of `struct mlx5_wqe_data_seg`: one scatter/gather entry in a request.
 const SEGMENT_BYTES: u32 = 16;
 /// Size of the blocks of which mlx5's send queues consist, `MLX5_SEND_WQE_BB`.
 const BLOCK_BYTES: u32 = 64;
 
 /// Returns a queue pair's real sizes. `asked` must be within this fabric's limits, as
 /// `ibv_create_qp` checks. The result is within these limits too.
-pub fn rounded_up(nic: Nic, asked: ibv_qp_cap) -> ibv_qp_cap {
-    match nic {
-        Nic::Mlx5 => blocks_filled(asked),
-        Nic::SoftRoce => powers_of_two_but_one(asked),
-    }
-}
-
-fn blocks_filled(asked: ibv_qp_cap) -> ibv_qp_cap {
+pub fn rounded_up(asked: ibv_qp_cap) -> ibv_qp_cap {
     let mut got = asked;
     if asked.max_send_wr > 0 {
         let inline = match asked.max_inline_data {
@@ -57,18 +43,6 @@ fn blocks_filled(asked: ibv_qp_cap) -> ibv_qp_cap {
     got
 }
 
-fn powers_of_two_but_one(asked: ibv_qp_cap) -> ibv_qp_cap {
-    let room_bytes = (asked.max_send_sge * SEGMENT_BYTES).max(asked.max_inline_data);
-    let queue = |requests: u32| (requests + 1).next_power_of_two() - 1;
-    ibv_qp_cap {
-        max_send_wr: queue(asked.max_send_wr).min(SEND_SLOTS as u32),
-        max_recv_wr: queue(asked.max_recv_wr).min(MAX_RECEIVES),
-        max_send_sge: (room_bytes / SEGMENT_BYTES).min(MAX_SGES as u32),
-        max_recv_sge: asked.max_recv_sge,
-        max_inline_data: room_bytes.min(INLINE_BYTES as u32),
-    }
-}
-
 /// Returns a completion queue's real size. mlx5 rounds `entries` plus one up to a power of two
 /// (`align_queue_size` in rdma-core's providers/mlx5/mlx5.h), and keeps one place empty.
 pub fn completions_for(entries: c_int) -> c_int {
@@ -85,20 +59,14 @@ mod tests {
     use super::super::attributes::MAX_CQE;
     use super::*;
 
-    fn asked(send: u32, receive: u32, inline: u32) -> ibv_qp_cap {
-        let max_send_sge = 1;
-        let max_recv_sge = 1;
-        ibv_qp_cap {
+    fn got(send: u32, receive: u32, inline: u32) -> (u32, u32, u32) {
+        let got = rounded_up(ibv_qp_cap {
             max_send_wr: send,
             max_recv_wr: receive,
-            max_send_sge,
-            max_recv_sge,
+            max_send_sge: 1,
+            max_recv_sge: 1,
             max_inline_data: inline,
-        }
-    }
-
-    fn got(send: u32, receive: u32, inline: u32) -> (u32, u32, u32) {
-        let got = rounded_up(Nic::Mlx5, asked(send, receive, inline));
+        });
         assert_eq!((got.max_send_sge, got.max_recv_sge), (1, 1));
         (got.max_send_wr, got.max_recv_wr, got.max_inline_data)
     }
@@ -113,36 +81,6 @@ mod tests {
             "room for one segment is room for so many bytes"
         );
         assert_eq!(got(0, 0, 0), (0, 0, 0), "nothing stays nothing");
-    }
-
-    #[test]
-    fn queues_are_rounded_as_soft_roce_rounds_them() {
-        let got = |send, receive, inline| {
-            let got = rounded_up(Nic::SoftRoce, asked(send, receive, inline));
-            assert_eq!(got.max_recv_sge, 1);
-            (
-                got.max_send_wr,
-                got.max_recv_wr,
-                got.max_inline_data,
-                got.max_send_sge,
-            )
-        };
-        assert_eq!(
-            got(128, 1, 128),
-            (255, 1, 128, 4),
-            "eight pieces have room there, and four here"
-        );
-        assert_eq!(got(127, 320, 32), (127, 511, 32, 2));
-        assert_eq!(
-            got(1, 3, 0),
-            (1, 3, 16, 1),
-            "room for one piece is room for so many bytes"
-        );
-        assert_eq!(got(0, 0, 0), (0, 0, 16, 1));
-        assert_eq!(
-            got(SEND_SLOTS as u32, MAX_RECEIVES, 256),
-            (SEND_SLOTS as u32, MAX_RECEIVES, 256, 4)
-        );
     }
 
     #[test]

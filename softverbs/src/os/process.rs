@@ -1,6 +1,5 @@
 //! Processes, clocks, and waiting.
 
-use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
@@ -79,50 +78,6 @@ pub fn sleep_while(word: &AtomicU32, expected: u32, limit: Duration) {
 pub fn wake(word: &AtomicU32) {
     // SAFETY: as in `sleep_while`.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
-}
-
-/// A descriptor that is readable from [`Bell::ring`] until [`Bell::take`].
-#[derive(Debug)]
-pub struct Bell(RawFd);
-
-impl Bell {
-    pub fn new() -> Result<Self, i32> {
-        // SAFETY: takes no memory.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-        if fd < 0 {
-            Err(std::io::Error::last_os_error()
-                .raw_os_error()
-                .unwrap_or(libc::EMFILE))
-        } else {
-            Ok(Self(fd))
-        }
-    }
-
-    /// Returns the descriptor, which its user may make non-blocking.
-    pub fn fd(&self) -> RawFd {
-        self.0
-    }
-
-    pub fn ring(&self) {
-        let one = 1u64;
-        // SAFETY: writes the eight bytes of `one`. (The write cannot block before 2^64 rings.)
-        unsafe { libc::write(self.0, (&raw const one).cast(), 8) };
-    }
-
-    /// Waits until the descriptor is readable, and resets it. If the descriptor is non-blocking,
-    /// does not wait: returns false if it is not readable.
-    pub fn take(&self) -> bool {
-        let mut count = 0u64;
-        // SAFETY: reads eight bytes into `count`.
-        (unsafe { libc::read(self.0, (&raw mut count).cast(), 8) }) == 8
-    }
-}
-
-impl Drop for Bell {
-    fn drop(&mut self) {
-        // SAFETY: the descriptor is this object's own.
-        unsafe { libc::close(self.0) };
-    }
 }
 
 /// Opens a file and locks it. Dropping the file releases the lock.

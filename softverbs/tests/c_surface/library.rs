@@ -7,12 +7,10 @@ use std::sync::OnceLock;
 use verbs_sys::*;
 
 pub const PATH: &str = env!("CARGO_BIN_EXE_softverbs-ibverbs");
-pub fn fabric() -> String {
-    format!("c_surface-{}", crate::NIC.name())
-}
+pub const FABRIC: &str = "c_surface";
 
 pub fn dir() -> PathBuf {
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(fabric())
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(FABRIC)
 }
 
 /// Loads a library and keeps its symbols local. Returns null if the library cannot be loaded.
@@ -46,10 +44,9 @@ pub fn handle() -> *mut c_void {
         // environment at that time.
         unsafe {
             std::env::set_var("SOFTVERBS_DIR", dir());
-            std::env::set_var("SOFTVERBS_FABRIC", fabric());
+            std::env::set_var("SOFTVERBS_FABRIC", FABRIC);
             std::env::set_var("SOFTVERBS_NODE", "0");
             std::env::set_var("SOFTVERBS_PROFILE", "unpaced");
-            std::env::set_var("SOFTVERBS_NIC", crate::NIC.name());
         }
         let handle = open(PATH);
         assert!(!handle.is_null(), "{PATH} cannot be loaded");

@@ -6,13 +6,9 @@ mod library;
 
 use library::*;
 use softverbs::control::{Action, control};
-use softverbs::nic::Nic;
 use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 use verbs_sys::*;
-
-/// The device under test. `c_surface_soft_roce` tests the differences of soft-RoCE.
-const NIC: Nic = Nic::Mlx5;
 
 #[test]
 fn each_function_has_the_version_that_rdma_core_gives_it() {
@@ -527,7 +523,7 @@ fn events_name_the_queue_pair_and_the_port() {
         (Action::Down, IBV_EVENT_PORT_ERR, IBV_PORT_DOWN),
         (Action::Up, IBV_EVENT_PORT_ACTIVE, IBV_PORT_ACTIVE),
     ] {
-        control(&dir(), &fabric(), Some(0), "roceP2p1s0f0", action).unwrap();
+        control(&dir(), FABRIC, Some(0), "roceP2p1s0f0", action).unwrap();
         let mut event = next();
         assert_eq!(event.event_type, kind);
         // SAFETY: events of this kind have a port.

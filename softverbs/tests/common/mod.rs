@@ -4,7 +4,6 @@
 
 use softverbs::completion_queue::{Completion, CompletionQueue};
 use softverbs::fabric::Node;
-use softverbs::nic::Nic;
 use softverbs::queue_pair::{Caps, Change, PathToPeer, QueuePair};
 use softverbs::settings::Settings;
 use softverbs::work_request::{Operation, SendRequest, Sge};
@@ -29,14 +28,10 @@ pub struct Bed {
 impl Bed {
     /// Two machines with the rails of [`PROFILE`], which have 8000 Mb/s: a byte takes a nanosecond.
     pub fn new() -> Self {
-        Self::of(Nic::default())
+        Self::wired("")
     }
 
-    pub fn of(nic: Nic) -> Self {
-        Self::wired(nic, "")
-    }
-
-    pub fn wired(nic: Nic, lines: &str) -> Self {
+    pub fn wired(lines: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!(
             "test-{}-{}",
@@ -53,7 +48,6 @@ impl Bed {
             fabric: name,
             node: None,
             profile,
-            nic,
             scale: 1.0,
             threads: Some(1),
             adversary: None,

@@ -70,28 +70,22 @@ const USUAL_PLUGIN: &str = "/usr/local/lib/libnccl-net-spark.so";
 /// The process does not exist, or its environment cannot be read.
 pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examined>), String> {
     let mut answer = Answer::default();
-    let mut examined = None;
     let environment = match request.pid {
         Some(pid) => environment::of_process(place, pid)
             .map_err(|error| format!("--pid {pid}: its environment cannot be read: {error}"))?,
         None => request.variables.clone(),
-    };
-    let value = |name: &str| {
-        environment
-            .iter()
-            .find(|(known, _)| known == name)
-            .map(|(_, value)| value.clone())
     };
     let inside = match request.pid.filter(|_| place.is_live()) {
         // The process sees the files of its container, which are below this folder.
         Some(pid) => Place::new(format!("/proc/{pid}/root")),
         None => place.clone(),
     };
-    let variables = environment::with_files(
-        environment::known_variables(&environment),
-        value("HOME").as_deref(),
-        &inside,
-    );
+    let home = environment
+        .iter()
+        .find(|(name, _)| name == "HOME")
+        .map(|(_, value)| value.as_str());
+    let variables =
+        environment::with_files(environment::known_variables(&environment), home, &inside);
     let own_plugin = places::plugin(&request.own_program);
     let plugin = own_plugin
         .as_ref()
@@ -99,63 +93,26 @@ pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examine
     let verdicts = environment::judge(&variables, &plugin, &|path| inside.missing_reason(path));
     answer.variables = verdicts.variables;
     answer.findings = verdicts.findings;
-    if !request.is_env_alone {
-        let set = |name: &str| {
-            variables
-                .iter()
-                .find(|one| one.name == name)
-                .map(|one| one.value.trim().to_owned())
+    let examined = (!request.is_env_alone).then(|| {
+        let job = JobVariables {
+            environment: &environment,
+            known: &variables,
         };
-        let filled = |name: &str| set(name).filter(|value| !value.is_empty());
-        let job_facts = JobFacts {
+        let (facts, libraries) = examine(
+            place,
+            &inside,
+            request,
+            &job,
             plugin,
-            nvls_is_off: filled("NCCL_NVLS_ENABLE").as_deref() == Some("0"),
-            proxy_cpus: filled("NCCL_PROXY_CPUSET"),
-            socket_interfaces: filled("NCCL_SOCKET_IFNAME"),
-            gloo_interfaces: filled("GLOO_SOCKET_IFNAME"),
-        };
-        if let Some(pid) = request.pid {
-            answer.not_seen.extend(other_network(place, pid));
-        }
-        let facts = look::facts(place, request.pid, &variables, &mut answer.not_seen);
-        answer
-            .findings
-            .extend(findings::machine(&facts, &job_facts));
-        let python = request.python.or_else(|| python_in_path(&inside, &value));
-        if request.pid.is_none() && request.program.is_none() && python.is_none() {
-            answer.not_seen.push(NotSeen::new(
-                "the libnccl that Python would load",
-                "PATH has no python3",
-            ));
-        }
-        let process = request
-            .pid
-            .and_then(|pid| mapped(&inside, pid, &mut answer.not_seen));
-        let value = |name: &str| set(name).or_else(|| value(name));
-        let job = Job {
-            value: &value,
-            python,
-            program: request.program,
             own_plugin,
-            process,
-        };
-        let libraries = look::libraries(&inside, job, &mut answer.not_seen);
-        let has_mlx5 = facts
-            .functions
-            .iter()
-            .any(|function| function.is_mellanox());
-        answer
-            .findings
-            .extend(findings::libraries(&libraries, &job_facts, has_mlx5));
-        drop_redundant(&libraries, &mut answer.findings);
-        answer.picture = picture::picture(&facts.survey);
-        answer.facts = facts_to_show(&facts, &libraries);
-        examined = Some(Examined {
+            &mut answer,
+        );
+        Examined {
             facts,
             libraries,
             variables: variables.clone(),
-        });
-    }
+        }
+    });
     for cure in answer
         .findings
         .iter_mut()
@@ -165,6 +122,86 @@ pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examine
     }
     answer.settle();
     Ok((answer, examined))
+}
+
+/// The variables of a job: those of its environment, and those that NCCL knows, also from files.
+struct JobVariables<'a> {
+    environment: &'a [(String, String)],
+    known: &'a [Variable],
+}
+
+impl JobVariables<'_> {
+    fn value(&self, name: &str) -> Option<String> {
+        let environment = || {
+            let mut all = self.environment.iter();
+            all.find(|(known, _)| known == name)
+                .map(|(_, value)| value.clone())
+        };
+        let known = self.known.iter().find(|one| one.name == name);
+        known
+            .map(|one| one.value.trim().to_owned())
+            .or_else(environment)
+    }
+
+    fn filled(&self, name: &str) -> Option<String> {
+        self.value(name).filter(|value| !value.is_empty())
+    }
+}
+
+/// Reads and judges the machine and the job's libraries. `inside` has the files that the job sees.
+fn examine(
+    place: &Place,
+    inside: &Place,
+    request: Request,
+    variables: &JobVariables,
+    plugin: String,
+    own_plugin: Option<PathBuf>,
+    answer: &mut Answer,
+) -> (Facts, Libraries) {
+    let job_facts = JobFacts {
+        plugin,
+        nvls_is_off: variables.filled("NCCL_NVLS_ENABLE").as_deref() == Some("0"),
+        proxy_cpus: variables.filled("NCCL_PROXY_CPUSET"),
+        socket_interfaces: variables.filled("NCCL_SOCKET_IFNAME"),
+        gloo_interfaces: variables.filled("GLOO_SOCKET_IFNAME"),
+    };
+    if let Some(pid) = request.pid {
+        answer.not_seen.extend(other_network(place, pid));
+    }
+    let facts = look::facts(place, request.pid, variables.known, &mut answer.not_seen);
+    answer
+        .findings
+        .extend(findings::machine(&facts, &job_facts));
+    let value = |name: &str| variables.value(name);
+    let python = request.python.or_else(|| python_in_path(inside, &value));
+    if request.pid.is_none() && request.program.is_none() && python.is_none() {
+        answer.not_seen.push(NotSeen::new(
+            "the libnccl that Python would load",
+            "PATH has no python3",
+        ));
+    }
+    let process = request
+        .pid
+        .and_then(|pid| mapped(inside, pid, &mut answer.not_seen));
+    let job = Job {
+        value: &value,
+        python,
+        program: request.program,
+        own_plugin,
+        process,
+    };
+    let libraries = look::libraries(inside, job, &mut answer.not_seen);
+    let has_mlx5 = facts
+        .functions
+        .iter()
+        .any(|function| function.is_mellanox());
+    answer
+        .findings
+        .extend(findings::libraries(&libraries, &job_facts, has_mlx5));
+    drop_redundant(&libraries, &mut answer.findings);
+    answer.picture = picture::picture(&facts.survey);
+    answer.facts = facts_to_show(&facts, &libraries);
+    (facts, libraries)
 }
 
 /// Reads the files that process `pid` has mapped. A container's `/proc`, below `/proc/N/root`, may
@@ -223,6 +260,18 @@ fn drop_redundant(libraries: &Libraries, findings: &mut Vec<Finding>) {
 }
 
 fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
+    let mut shown = facts_of_machine(facts);
+    shown.extend(facts_of_libraries(libraries));
+    let functions = facts.functions.iter();
+    shown.extend(functions.map(|one| Fact::new(&one.device, of_function(one, facts))));
+    shown.extend(facts.ports.iter().filter_map(|port| {
+        let errors = pcie_errors(port.aer?);
+        Some(Fact::new(format!("PCIe port {}", port.address), errors))
+    }));
+    shown
+}
+
+fn facts_of_machine(facts: &Facts) -> Vec<Fact> {
     let machine = &facts.machine;
     let memory = |limit: u64, pinned: u64| {
         let limit = if limit == u64::MAX {
@@ -240,8 +289,7 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
         .iter()
         .any(|module| module == "nvidia_peermem");
     let deepest = machine.cpus.deepest_idle();
-    let path = |path: &Path| path.display().to_string();
-    let of_machine = [
+    let all = [
         ("machine", machine.product.clone()),
         ("BIOS", machine.bios.clone()),
         ("kernel", machine.kernel.clone()),
@@ -291,6 +339,15 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
                 .map(|count| count.to_string()),
         ),
     ];
+    all.into_iter().filter_map(named).collect()
+}
+
+fn named((name, value): (&str, Option<String>)) -> Option<Fact> {
+    Some(Fact::new(name, value?))
+}
+
+fn facts_of_libraries(libraries: &Libraries) -> Vec<Fact> {
+    let path = |path: &Path| path.display().to_string();
     let nccl = libraries.nccl.iter().filter_map(|file| {
         let library = file.library.as_ref().ok()?;
         let version = library
@@ -320,22 +377,7 @@ fn facts_to_show(facts: &Facts, libraries: &Libraries) -> Vec<Fact> {
                 .map(|(major, minor)| format!("{major}.{minor}")),
         ),
     ];
-    let functions = facts
-        .functions
-        .iter()
-        .map(|one| Fact::new(&one.device, of_function(one, facts)));
-    let ports = facts.ports.iter().filter_map(|port| {
-        Some(Fact::new(
-            format!("PCIe port {}", port.address),
-            pcie_errors(port.aer?),
-        ))
-    });
-    let named = |(name, value): (&str, Option<String>)| Some(Fact::new(name, value?));
-    let machine = of_machine.into_iter().filter_map(named).chain(nccl);
-    machine
-        .chain(of_libraries.into_iter().filter_map(named))
-        .chain(functions)
-        .chain(ports)
+    nccl.chain(of_libraries.into_iter().filter_map(named))
         .collect()
 }
 
@@ -365,24 +407,10 @@ fn of_function(function: &look::Function, facts: &Facts) -> String {
         .rails
         .iter()
         .find(|rail| rail.device == function.device);
-    let address = |one: &RailAddress| {
-        format!(
-            "{} (GID {})",
-            Ipv6Addr::from(one.gid).to_canonical(),
-            one.gid_index
-        )
-    };
     let refused = survey
         .refused
         .iter()
         .find(|one| one.device == function.device);
-    let counted = function
-        .counters
-        .iter()
-        .filter(|(name, value)| **value > 0 && !is_traffic(name));
-    let counted: Vec<String> = counted
-        .map(|(name, value)| format!("{name} {value}"))
-        .collect();
     let parts = [
         Some(refused.map_or("rail".to_owned(), |refused| {
             format!("not used: {}", refused.obstacle)
@@ -393,13 +421,7 @@ fn of_function(function: &look::Function, facts: &Facts) -> String {
             .map(|port| format!("port {port}")),
         rail.map(|rail| gbps(rail.speed_mbps)),
         rail.map(|rail| format!("path MTU {}", rail.path_mtu_bytes)),
-        rail.map(|rail| {
-            rail.addresses
-                .iter()
-                .map(address)
-                .collect::<Vec<_>>()
-                .join(" ")
-        }),
+        rail.map(|rail| addresses(&rail.addresses)),
         function
             .firmware
             .as_ref()
@@ -423,10 +445,30 @@ fn of_function(function: &look::Function, facts: &Facts) -> String {
                 on(*rp)
             )
         }),
-        Some(counted.join(" ")).filter(|text| !text.is_empty()),
+        Some(counted(function)).filter(|text| !text.is_empty()),
         function.aer.map(pcie_errors),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+fn addresses(all: &[RailAddress]) -> String {
+    let text = |one: &RailAddress| {
+        let address = Ipv6Addr::from(one.gid).to_canonical();
+        format!("{address} (GID {})", one.gid_index)
+    };
+    all.iter().map(text).collect::<Vec<_>>().join(" ")
+}
+
+/// Lists the port's counters that are not 0 and do not count traffic.
+fn counted(function: &look::Function) -> String {
+    let counted = function
+        .counters
+        .iter()
+        .filter(|(name, value)| **value > 0 && !is_traffic(name));
+    let texts: Vec<String> = counted
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
+    texts.join(" ")
 }
 
 fn pcie_errors(aer: look::PcieErrorCounts) -> String {

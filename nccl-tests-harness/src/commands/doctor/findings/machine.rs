@@ -481,7 +481,7 @@ pub mod faults {
             bed.write("run/secrets/kubernetes.io/serviceaccount/token", "");
             bed.replace("proc/self/limits", "unlimited  ", "8388608    ");
         }) => Broken "memlock" ["8 MB"] "sudo install -D -m 644 10-memlock.conf";
-        // podman-container-tools/podman 19319: -1 is "Operation not permitted" above the user's limit.
+        // podman-container-tools/podman 19319: -1 is not permitted above the user's limit.
         "locked memory limited in podman": with(one(), |bed| {
             bed.write("run/.containerenv", "rootless=1\n");
             bed.replace("proc/self/limits", "unlimited  ", "8388608    ");

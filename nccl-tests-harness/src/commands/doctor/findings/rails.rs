@@ -1,14 +1,14 @@
 //! Findings about rails: the plugin's own warnings, each with a cure, and faults of the network
 //! around the rails.
 
-use super::cures::{JobFacts, group_by_key, list, singular_or_plural};
+use super::cures::{group_by_key, list, singular_or_plural};
 use super::functions::is_spark;
 use super::machine::container_cure;
 use super::qos;
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::finding::{Kind, kinds};
 use crate::commands::doctor::look::{AutomaticProfile, Facts};
-use nccl_net_spark::interfaces::{ARP_FIX_COMMAND, Interface};
+use nccl_net_spark::interfaces::ARP_FIX_COMMAND;
 use nccl_net_spark::rails::{
     LinkLayer, Obstacle, PortState, Rail, Refused, Survey, Warning, WarningKind,
 };
@@ -34,11 +34,10 @@ kinds! {
     LINK_LOCAL_ONLY = Note "link-local-only": "a rail has link-local addresses alone, and its twin has IPv4", "an IPv4 address, unless the peer's rail has none either";
     SUBNET_CLASH = Fragile "subnet-clash": "an interface that is no rail is in a rail's subnet", "another subnet for the rails";
     AUTOMATIC_PROFILE = Fragile "automatic-profile": "NetworkManager's automatic profile keeps a rail's interface on DHCP", "[delete it](install.md#networkmanagers-automatic-profile)";
-    SOCKET_IFNAME = Broken "socket-ifname": "`NCCL_SOCKET_IFNAME` or `GLOO_SOCKET_IFNAME` leaves no interface that other hosts reach", "unset it, or name an interface that is up";
     UNPROTECTED_PRIORITY = Fragile "unprotected-priority": "RoCE has a priority without PFC, and PFC is on for another", "[switches.md](switches.md#priority)";
 }
 
-pub(super) fn judge(facts: &Facts, job_facts: &JobFacts, found: &mut Vec<Finding>) {
+pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     let survey = &facts.survey;
     if survey.rails.is_empty() && !survey.refused.is_empty() {
         no_rail(facts, found);
@@ -53,7 +52,6 @@ pub(super) fn judge(facts: &Facts, job_facts: &JobFacts, found: &mut Vec<Finding
     link_local_only_rails(survey, found);
     foreign_interfaces_in_a_rails_subnet(facts, found);
     automatic_profiles(facts, found);
-    bootstrap(facts, job_facts, found);
 }
 
 fn no_rail(facts: &Facts, found: &mut Vec<Finding>) {
@@ -570,79 +568,6 @@ fn profile_word(profile: &AutomaticProfile) -> String {
     }
 }
 
-fn bootstrap(facts: &Facts, job_facts: &JobFacts, found: &mut Vec<Finding>) {
-    let usable: Vec<&Interface> = facts
-        .interfaces
-        .iter()
-        .filter(|one| one.is_up && !one.addresses.is_empty())
-        .collect();
-    if let Some(wanted) = &job_facts.gloo_interfaces {
-        gloo(wanted, &usable, found);
-    }
-    let Some(wanted) = &job_facts.socket_interfaces else {
-        return;
-    };
-    let pair = [("NCCL_SOCKET_IFNAME".to_owned(), wanted.clone())];
-    let Ok(config) = nccl_net_spark::config::Config::from_variables(&pair) else {
-        return;
-    };
-    if usable.is_empty() {
-        return;
-    }
-    // NCCL takes the first interface that the list admits (`findInterfaces` in NCCL's socket.cc),
-    // and the kernel lists the loopback first.
-    let admitted = usable
-        .iter()
-        .filter(|one| config.setup.interfaces.admits(&one.name, None));
-    match admitted.min_by_key(|one| one.index) {
-        Some(first) if first.is_loopback && wanted.starts_with('^') => {
-            let text = format!(
-                "NCCL_SOCKET_IFNAME={wanted} does not exclude {}, which NCCL then takes: other hosts cannot reach this one there",
-                first.name
-            );
-            let mark = if wanted.starts_with("^=") { "^=" } else { "^" };
-            let rest = wanted.trim_start_matches(['^', '=']);
-            let cure = format!("export NCCL_SOCKET_IFNAME={mark}{},{rest}", first.name);
-            found.push(SOCKET_IFNAME.finding(text).cured_by(cure));
-            return;
-        }
-        Some(_) => return,
-        None => {}
-    }
-    let names: Vec<&str> = usable.iter().map(|one| one.name.as_str()).collect();
-    let text = format!(
-        "NCCL_SOCKET_IFNAME={wanted} matches none of the interfaces that are up ({})",
-        list(&names)
-    );
-    found.push(
-        SOCKET_IFNAME
-            .finding(text)
-            .cured_by("unset NCCL_SOCKET_IFNAME"),
-    );
-}
-
-/// Finds names in `GLOO_SOCKET_IFNAME` that no interface has. PyTorch separates the names at commas
-/// and gives each to Gloo, which knows neither prefixes nor exclusions.
-fn gloo(wanted: &str, usable: &[&Interface], found: &mut Vec<Finding>) {
-    let is_here = |name: &&str| usable.iter().any(|one| one.name == **name);
-    let Some(missing) = wanted.split(',').find(|name| !is_here(name)) else {
-        return;
-    };
-    let names = usable.iter().filter(|one| !one.is_loopback);
-    let names: Vec<&str> = names.map(|one| one.name.as_str()).collect();
-    let Some(first) = names.first() else {
-        return;
-    };
-    let text = format!(
-        "GLOO_SOCKET_IFNAME={wanted}: no interface that is up has the name {missing}, so PyTorch's Gloo stops (Unable to find address for: {missing}). \
-         Unlike NCCL, Gloo takes whole names alone; here are {}",
-        list(&names)
-    );
-    let cure =
-        format!("export GLOO_SOCKET_IFNAME={first}    # or another of them that all hosts reach");
-    found.push(SOCKET_IFNAME.finding(text).cured_by(cure));
-}
-
 fn ip(gid: &[u8; 16]) -> IpAddr {
     Ipv6Addr::from(*gid).to_canonical()
 }
@@ -697,7 +622,7 @@ pub mod faults {
                 bed.no_gids(device);
             }
         }) => Broken "no-rail" ["their link layer is InfiniBand"] "unset NCCL_NET NCCL_NET_PLUGIN";
-        // Mellanox/k8s-rdma-shared-dev-plugin 72: /dev/infiniband without the interfaces, zero GIDs.
+        // Mellanox/k8s-rdma-shared-dev-plugin 72: /dev/infiniband and no interfaces, zero GIDs.
         "a pod without the ports' interfaces": with(two(), |bed| {
             bed.write("run/secrets/kubernetes.io/serviceaccount/token", "");
             FUNCTIONS.iter().for_each(|one| bed.hide_interface(one));
@@ -816,17 +741,6 @@ pub mod faults {
         }) => Broken "automatic-profile" ["enp1s0f0np0", "no address and is no rail"] "sudo nmcli con delete";
         "an automatic profile on a rail with an address": with(one(), |bed| bed.profile("enp1s0f0np0", "-999", "Kabelgebunden 1", "auto")) =>
             Note "automatic-profile" ["enp1s0f0np0 (\"Kabelgebunden 1\")", "can change"] "nmcli con delete \"Kabelgebunden 1\"";
-        // aws/aws-ofi-nccl 803: "Bootstrap : Using lo:127.0.0.1"; horovod/horovod 700.
-        "NCCL_SOCKET_IFNAME that leaves the loopback": with(one(), |bed| bed.set("NCCL_SOCKET_IFNAME", "^docker0")) =>
-            Broken "socket-ifname" ["does not exclude lo"] "export NCCL_SOCKET_IFNAME=^lo,docker0";
-        // aws-samples/aws-do-eks 51: NCCL's syntax, given to Gloo.
-        "GLOO_SOCKET_IFNAME with an exclusion": with(one(), |bed| bed.set("GLOO_SOCKET_IFNAME", "^lo,docker,veth,eni")) =>
-            Broken "socket-ifname" ["the name ^lo", "whole names alone"] "export GLOO_SOCKET_IFNAME=enP7s7";
-        // tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-DGX-Spark 13: the image's value.
-        "GLOO_SOCKET_IFNAME of another machine": with(one(), |bed| bed.set("GLOO_SOCKET_IFNAME", "enP9s9")) =>
-            Broken "socket-ifname" ["the name enP9s9"] "export GLOO_SOCKET_IFNAME=enP7s7";
-        "NCCL_SOCKET_IFNAME that no interface has": with(one(), |bed| bed.set("NCCL_SOCKET_IFNAME", "eth0")) =>
-            Broken "socket-ifname" ["NCCL_SOCKET_IFNAME=eth0", "enP7s7"] "unset NCCL_SOCKET_IFNAME";
     }
 }
 

@@ -121,32 +121,38 @@ pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSee
         hotplug_state: place.text("/sys/devices/platform/MTKP0001:00/pcie_hotplug/hotplug_enabled"),
         cpus: cpus(place, &process),
     };
-    let mut missing = |is_missing: bool, what: &str, why: &str| {
-        if is_missing {
-            not_seen.push(NotSeen::new(what, why));
-        }
-    };
-    missing(
-        machine.memlock_bytes.is_none(),
-        "the limit of locked memory",
-        &format!("{process}/limits cannot be read"),
-    );
-    missing(
-        machine.cpus.allowed.is_empty(),
-        "the allowed processors",
-        &format!("{process}/status cannot be read"),
-    );
-    missing(
-        machine.bios.is_none(),
-        "the BIOS version",
-        "/sys/class/dmi/id has none",
-    );
-    missing(
-        machine.cpus.idle.is_empty(),
-        "idle states of the processors",
-        "the kernel has no cpuidle driver, or hides it",
-    );
+    not_seen.extend(unread(&machine, &process));
     machine
+}
+
+/// Lists the facts that could not be read. `process` is the folder of the process in `/proc`.
+fn unread(machine: &Machine, process: &str) -> Vec<NotSeen> {
+    let kinds = [
+        (
+            machine.memlock_bytes.is_none(),
+            "the limit of locked memory",
+            format!("{process}/limits cannot be read"),
+        ),
+        (
+            machine.cpus.allowed.is_empty(),
+            "the allowed processors",
+            format!("{process}/status cannot be read"),
+        ),
+        (
+            machine.bios.is_none(),
+            "the BIOS version",
+            "/sys/class/dmi/id has none".to_owned(),
+        ),
+        (
+            machine.cpus.idle.is_empty(),
+            "idle states of the processors",
+            "the kernel has no cpuidle driver, or hides it".to_owned(),
+        ),
+    ];
+    let missing = kinds.into_iter().filter(|(is_missing, ..)| *is_missing);
+    missing
+        .map(|(_, what, why)| NotSeen::new(what, why))
+        .collect()
 }
 
 fn container(place: &Place) -> Option<&'static str> {

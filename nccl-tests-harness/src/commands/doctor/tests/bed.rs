@@ -508,41 +508,7 @@ impl Bed {
         let domain = &address[..4];
         let parent = format!("sys/devices/pci{domain}:00/{domain}:00:00.0");
         let folder = format!("{parent}/{address}");
-        for (file, text) in [
-            ("vendor", "0x15b3"),
-            ("device", "0x1021"),
-            ("class", "0x020000"),
-            ("current_link_width", "4"),
-            ("max_link_width", "4"),
-            ("current_link_speed", "32.0 GT/s PCIe"),
-            ("max_link_speed", "32.0 GT/s PCIe"),
-            ("iommu_group/type", "DMA-FQ"),
-        ] {
-            self.write(&format!("{folder}/{file}"), &format!("{text}\n"));
-        }
-        fs::write(self.path(&format!("{folder}/config")), configuration(2, 2)).unwrap();
-        for kind in ["correctable", "nonfatal", "fatal"] {
-            let short = if kind == "correctable" {
-                "COR".to_owned()
-            } else {
-                kind.to_uppercase()
-            };
-            for place in [&folder, &parent] {
-                self.write(
-                    &format!("{place}/aer_dev_{kind}"),
-                    &format!("RxErr 0\nTOTAL_ERR_{short} 0\n"),
-                );
-            }
-        }
-        self.write(&format!("{parent}/class"), "0x060400\n");
-        for kind in ["cor", "nonfatal", "fatal"] {
-            self.write(&format!("{parent}/aer_rootport_total_err_{kind}"), "0\n");
-        }
-        let port = format!("sys/bus/pci/devices/{domain}:00:00.0");
-        if !self.path(&port).exists() {
-            self.link(&parent, &port);
-        }
-        self.link(&folder, &format!("sys/bus/pci/devices/{address}"));
+        self.pci_function(&folder, &parent, address);
         let rdma = format!("{folder}/infiniband/{device}");
         for (file, text) in [
             ("node_guid", format!("fc4c:ea03:00f9:423{guid}")),
@@ -580,6 +546,46 @@ impl Bed {
             &format!("answers/ethtool-a/{netdev}"),
             &format!("Pause parameters for {netdev}:\nAutonegotiate:\toff\nRX:\t\ton\nTX:\t\ton\n"),
         );
+    }
+
+    /// Writes the files of a PCI function, and of the PCIe port above it (`parent`).
+    fn pci_function(&self, folder: &str, parent: &str, address: &str) {
+        let domain = &address[..4];
+        for (file, text) in [
+            ("vendor", "0x15b3"),
+            ("device", "0x1021"),
+            ("class", "0x020000"),
+            ("current_link_width", "4"),
+            ("max_link_width", "4"),
+            ("current_link_speed", "32.0 GT/s PCIe"),
+            ("max_link_speed", "32.0 GT/s PCIe"),
+            ("iommu_group/type", "DMA-FQ"),
+        ] {
+            self.write(&format!("{folder}/{file}"), &format!("{text}\n"));
+        }
+        fs::write(self.path(&format!("{folder}/config")), configuration(2, 2)).unwrap();
+        for kind in ["correctable", "nonfatal", "fatal"] {
+            let short = if kind == "correctable" {
+                "COR".to_owned()
+            } else {
+                kind.to_uppercase()
+            };
+            for place in [folder, parent] {
+                self.write(
+                    &format!("{place}/aer_dev_{kind}"),
+                    &format!("RxErr 0\nTOTAL_ERR_{short} 0\n"),
+                );
+            }
+        }
+        self.write(&format!("{parent}/class"), "0x060400\n");
+        for kind in ["cor", "nonfatal", "fatal"] {
+            self.write(&format!("{parent}/aer_rootport_total_err_{kind}"), "0\n");
+        }
+        let port = format!("sys/bus/pci/devices/{domain}:00:00.0");
+        if !self.path(&port).exists() {
+            self.link(parent, &port);
+        }
+        self.link(folder, &format!("sys/bus/pci/devices/{address}"));
     }
 
     /// Writes the files of a port. With an `address` the port has a cable, without one it has none.

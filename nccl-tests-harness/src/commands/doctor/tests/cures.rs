@@ -9,8 +9,8 @@
 
 use super::bed::Bed;
 use super::faults::{Fault, all};
-use super::skip;
 use crate::commands::doctor::finding::Finding;
+use crate::skip;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -164,17 +164,15 @@ fn run(bed: &mut Bed, commands: &str, name: &str) {
         fs::create_dir_all(bed.path(&format!("etc/{folder}"))).expect("a folder");
     }
     bed.program("sudo", "#!/bin/sh\nexec \"$@\"\n");
-    let script = format!(
-        "set -e; for folder in usr bin sbin lib lib64; do\n\
-           [ ! -e /$folder ] || {{ mkdir -p \"$1/$folder\"; mount --bind /$folder \"$1/$folder\"; }}\n\
+    const SCRIPT: &str = "set -e; for folder in usr bin sbin lib lib64; do\n\
+           [ ! -e /$folder ] || { mkdir -p \"$1/$folder\"; mount --bind /$folder \"$1/$folder\"; }\n\
          done\n\
          root=$1 commands=$2; shift 2\n\
-         exec chroot \"$root\" /usr/bin/env -i \"$@\" /bin/sh -c \"$commands\""
-    );
+         exec chroot \"$root\" /usr/bin/env -i \"$@\" /bin/sh -c \"$commands\"";
     let commands = format!("{commands}\nstatus=$?; /usr/bin/env -0 >/{VARIABLES}; exit $status");
     let root = bed.path("");
     let mut shell = Command::new("unshare");
-    shell.args(["--map-root-user", "--mount", "sh", "-c", &script]);
+    shell.args(["--map-root-user", "--mount", "sh", "-c", SCRIPT]);
     shell.arg("sh").arg(&root).arg(&commands);
     shell.arg("PATH=/stubs:/usr/bin:/bin:/usr/sbin:/sbin");
     let kept = |(name, _): &&(String, String)| name != "PATH";

@@ -206,66 +206,69 @@ fn with_the_proposed_variables_every_launcher_lets_the_plugin_in() {
     }
 }
 
+/// A variable, its effect, and the ids of the findings.
+const EFFECTS: &[(&str, Effect, &[&str])] = &[
+    ("NCCL_NET=Spark", Effect::Nccl, &[]),
+    ("NCCL_NET=spark", Effect::Nccl, &[]),
+    ("NCCL_NET=Socket", Effect::Blocks, &["network-not-spark"]),
+    ("NCCL_NET=", Effect::Blocks, &["network-not-spark"]),
+    ("NCCL_NET_PLUGIN=spark", Effect::Nccl, &[]),
+    (
+        "NCCL_NET_PLUGIN=/opt/lib/libnccl_net_spark.so",
+        Effect::Nccl,
+        &[],
+    ),
+    (
+        "NCCL_NET_PLUGIN=/opt/hpcx/libnccl-net.so,spark",
+        Effect::Harms,
+        &["plugin-not-first"],
+    ),
+    (
+        "NCCL_NET_PLUGIN=/home/spark/libnccl-net.so",
+        Effect::Blocks,
+        &["plugin-kept-out"],
+    ),
+    ("NCCL_NET_PLUGIN=", Effect::Blocks, &["plugin-kept-out"]),
+    ("NCCL_NET_PLUGIN=NONE", Effect::Blocks, &["plugin-kept-out"]),
+    ("NCCL_IB_DISABLE=1", Effect::Misleads, &["ib-disable"]),
+    ("NCCL_IB_DISABLE=0", Effect::Ignored, &[]),
+    ("NCCL_IB_GID_INDEX=-1", Effect::Honoured, &[]),
+    ("NCCL_IB_GID_INDEX=3", Effect::Harms, &["gid-index-pinned"]),
+    ("NCCL_IB_GID_INDEX=", Effect::Unset, &[]),
+    ("NCCL_IB_TIMEOUT=22", Effect::Harms, &["slow-failover"]),
+    ("NCCL_IB_TIMEOUT=14", Effect::Honoured, &[]),
+    ("NCCL_IB_RETRY_CNT=1", Effect::Harms, &["slow-failover"]),
+    ("NCCL_IB_TIMEOUT=32", Effect::Refused, &["setting-refused"]),
+    ("NCCL_IB_TC=-1", Effect::Honoured, &[]),
+    ("NCCL_IB_TC=-2", Effect::Refused, &["setting-refused"]),
+    (
+        "NCCL_SPARK_TUNNER=on",
+        Effect::Refused,
+        &["setting-refused"],
+    ),
+    ("NCCL_SPARK_TUNER=on", Effect::Honoured, &[]),
+    (
+        "NCCL_IB_ROCE_VERSION_NUM=1",
+        Effect::Misleads,
+        &["roce-version"],
+    ),
+    ("NCCL_IB_ROCE_VERSION_NUM=2", Effect::Ignored, &[]),
+    ("NCCL_IB_MERGE_NICS=0", Effect::Ignored, &[]),
+    ("NCCL_IB_QPS_PER_CONNECTION=4", Effect::Honoured, &[]),
+    ("NCCL_PROTO=Simple", Effect::Nccl, &[]),
+    ("NCCL_BUFFSIZE=4194304", Effect::Nccl, &[]),
+    ("UCX_TLS=rc", Effect::Other, &[]),
+    ("GLOO_SOCKET_IFNAME=lo", Effect::Other, &[]),
+    ("TP_SOCKET_IFNAME=lo", Effect::Other, &[]),
+];
+
 #[test]
 fn single_variables_have_their_documented_effect() {
-    for (text, wanted, found) in [
-        ("NCCL_NET=Spark", Effect::Nccl, &[][..]),
-        ("NCCL_NET=spark", Effect::Nccl, &[]),
-        ("NCCL_NET=Socket", Effect::Blocks, &["network-not-spark"]),
-        ("NCCL_NET=", Effect::Blocks, &["network-not-spark"]),
-        ("NCCL_NET_PLUGIN=spark", Effect::Nccl, &[]),
-        (
-            "NCCL_NET_PLUGIN=/opt/lib/libnccl_net_spark.so",
-            Effect::Nccl,
-            &[],
-        ),
-        (
-            "NCCL_NET_PLUGIN=/opt/hpcx/libnccl-net.so,spark",
-            Effect::Harms,
-            &["plugin-not-first"],
-        ),
-        (
-            "NCCL_NET_PLUGIN=/home/spark/libnccl-net.so",
-            Effect::Blocks,
-            &["plugin-kept-out"],
-        ),
-        ("NCCL_NET_PLUGIN=", Effect::Blocks, &["plugin-kept-out"]),
-        ("NCCL_NET_PLUGIN=NONE", Effect::Blocks, &["plugin-kept-out"]),
-        ("NCCL_IB_DISABLE=1", Effect::Misleads, &["ib-disable"]),
-        ("NCCL_IB_DISABLE=0", Effect::Ignored, &[]),
-        ("NCCL_IB_GID_INDEX=-1", Effect::Honoured, &[]),
-        ("NCCL_IB_GID_INDEX=3", Effect::Harms, &["gid-index-pinned"]),
-        ("NCCL_IB_GID_INDEX=", Effect::Unset, &[]),
-        ("NCCL_IB_TIMEOUT=22", Effect::Harms, &["slow-failover"]),
-        ("NCCL_IB_TIMEOUT=14", Effect::Honoured, &[]),
-        ("NCCL_IB_RETRY_CNT=1", Effect::Harms, &["slow-failover"]),
-        ("NCCL_IB_TIMEOUT=32", Effect::Refused, &["setting-refused"]),
-        ("NCCL_IB_TC=-1", Effect::Honoured, &[]),
-        ("NCCL_IB_TC=-2", Effect::Refused, &["setting-refused"]),
-        (
-            "NCCL_SPARK_TUNNER=on",
-            Effect::Refused,
-            &["setting-refused"],
-        ),
-        ("NCCL_SPARK_TUNER=on", Effect::Honoured, &[]),
-        (
-            "NCCL_IB_ROCE_VERSION_NUM=1",
-            Effect::Misleads,
-            &["roce-version"],
-        ),
-        ("NCCL_IB_ROCE_VERSION_NUM=2", Effect::Ignored, &[]),
-        ("NCCL_IB_MERGE_NICS=0", Effect::Ignored, &[]),
-        ("NCCL_IB_QPS_PER_CONNECTION=4", Effect::Honoured, &[]),
-        ("NCCL_PROTO=Simple", Effect::Nccl, &[]),
-        ("NCCL_BUFFSIZE=4194304", Effect::Nccl, &[]),
-        ("UCX_TLS=rc", Effect::Other, &[]),
-        ("GLOO_SOCKET_IFNAME=lo", Effect::Other, &[]),
-        ("TP_SOCKET_IFNAME=lo", Effect::Other, &[]),
-    ] {
+    for (text, wanted, found) in EFFECTS {
         let verdicts = judge(text);
         let name = text.split('=').next().unwrap();
-        assert_eq!(effect(&verdicts, name), wanted, "{text}");
-        assert_eq!(ids(&verdicts), found, "{text}: {:#?}", verdicts.findings);
+        assert_eq!(effect(&verdicts, name), *wanted, "{text}");
+        assert_eq!(ids(&verdicts), *found, "{text}: {:#?}", verdicts.findings);
         assert!(
             verdicts
                 .findings
@@ -275,6 +278,10 @@ fn single_variables_have_their_documented_effect() {
             verdicts.findings
         );
     }
+}
+
+#[test]
+fn variables_that_restrict_the_tuner_are_noted() {
     for (text, note) in [
         ("NCCL_TUNER_PLUGIN=libnccl-tuner.so", "other-tuner"),
         ("NCCL_MAX_NCHANNELS=2", "few-channels"),
@@ -290,7 +297,10 @@ fn single_variables_have_their_documented_effect() {
             verdicts.findings
         );
     }
-    // Without NCCL_NET_PLUGIN, NCCL looks for libnccl-net.so, and finds no network named Spark.
+}
+
+#[test]
+fn without_nccl_net_plugin_nccl_finds_no_network_named_spark() {
     let is_noted = |text: &str| {
         judge(text)
             .findings

@@ -50,6 +50,7 @@ pub fn all() -> impl Iterator<Item = &'static Fault> {
     let of_files = [
         findings::machine::faults::FAULTS,
         findings::rails::faults::FAULTS,
+        findings::sockets::faults::FAULTS,
         findings::counters::faults::FAULTS,
         findings::functions::faults::FAULTS,
         findings::qos::faults::FAULTS,
@@ -300,40 +301,9 @@ fn a_root_port_without_its_nic_still_reports_fatal_errors() {
     assert!(finding.text.starts_with(text), "{finding:?}");
 }
 
-/// Two faults that files cannot describe, so the test plants them in the facts: libibverbs fails,
-/// and libibverbs lists a port that sysfs lacks.
-#[test]
-fn a_copy_of_a_machine_is_judged_despite_missing_parts() {
-    let job_facts = JobFacts {
-        plugin: String::new(),
-        nvls_is_off: false,
-        proxy_cpus: None,
-        socket_interfaces: None,
-        gloo_interfaces: None,
-    };
-    let mut facts = look::facts(&Place::new(one().path("")), None, &[], &mut Vec::new());
-    let judged = |facts: &Facts| {
-        let found = findings::machine(facts, &job_facts);
-        found
-            .into_iter()
-            .map(|finding| (finding.severity, finding.id))
-            .collect::<Vec<_>>()
-    };
-    let warning = Warning {
-        kind: WarningKind::UnknownWiring,
-        devices: vec!["mlx5_0".into()],
-        text: "mlx5_0".into(),
-    };
-    facts.survey.warnings = vec![warning];
-    facts.verbs = Err("the RDMA library libibverbs.so.1 has no function ibv_reg_mr".to_owned());
-    assert_eq!(
-        judged(&facts),
-        [(Broken, "verbs".into()), (Fragile, "unknown-wiring".into())]
-    );
-}
-
-#[test]
-fn a_fault_of_several_rails_is_one_finding() {
+/// Faults of both functions of a cable: the bed, the finding's id, words of its text, and of its
+/// commands.
+fn faults_of_both_functions() -> Vec<(Bed, &'static str, &'static str, &'static str)> {
     let both = |plant: fn(&mut Bed, &str, &str)| {
         with(one(), |bed| {
             plant(bed, "rocep1s0f0", "enp1s0f0np0");
@@ -364,7 +334,7 @@ fn a_fault_of_several_rails_is_one_finding() {
             .iter()
             .for_each(|at| bed.write(&format!("answers/open/uverbs{at}"), "EPERM"));
     });
-    for (bed, id, words, cure) in [
+    vec![
         (
             both(no_pause),
             "no-pause",
@@ -401,7 +371,44 @@ fn a_fault_of_several_rails_is_one_finding() {
             "uverbs0 (rocep1s0f0) and /dev/infiniband/uverbs2 (roceP2p1s0f0) may not be opened here: the container was not given them",
             "docker",
         ),
-    ] {
+    ]
+}
+
+/// Two faults that files cannot describe, so the test plants them in the facts: libibverbs fails,
+/// and libibverbs lists a port that sysfs lacks.
+#[test]
+fn a_copy_of_a_machine_is_judged_despite_missing_parts() {
+    let job_facts = JobFacts {
+        plugin: String::new(),
+        nvls_is_off: false,
+        proxy_cpus: None,
+        socket_interfaces: None,
+        gloo_interfaces: None,
+    };
+    let mut facts = look::facts(&Place::new(one().path("")), None, &[], &mut Vec::new());
+    let judged = |facts: &Facts| {
+        let found = findings::machine(facts, &job_facts);
+        found
+            .into_iter()
+            .map(|finding| (finding.severity, finding.id))
+            .collect::<Vec<_>>()
+    };
+    let warning = Warning {
+        kind: WarningKind::UnknownWiring,
+        devices: vec!["mlx5_0".into()],
+        text: "mlx5_0".into(),
+    };
+    facts.survey.warnings = vec![warning];
+    facts.verbs = Err("the RDMA library libibverbs.so.1 has no function ibv_reg_mr".to_owned());
+    assert_eq!(
+        judged(&facts),
+        [(Broken, "verbs".into()), (Fragile, "unknown-wiring".into())]
+    );
+}
+
+#[test]
+fn a_fault_of_several_rails_is_one_finding() {
+    for (bed, id, words, cure) in faults_of_both_functions() {
         let answer = bed.answer();
         let found: Vec<_> = answer
             .findings
@@ -414,6 +421,11 @@ fn a_fault_of_several_rails_is_one_finding() {
         assert!(finding.text.contains(words), "{finding:?}");
         assert!(commands(finding).contains(cure), "{finding:?}");
     }
+}
+
+/// A name with characters that a shell acts on does not get into a command.
+#[test]
+fn a_profile_with_an_odd_name_is_deleted_by_its_uuid() {
     let odd = with(one(), |bed| {
         bed.profile("enp1s0f0np0", "-999", "x$(reboot): \"", "auto")
     })
@@ -431,6 +443,10 @@ fn a_fault_of_several_rails_is_one_finding() {
             .starts_with("sudo nmcli con delete 3c1f9d0e-"),
         "{found:?}"
     );
+}
+
+#[test]
+fn several_excluded_ports_are_one_finding() {
     let excluded = with(two(), |bed| bed.set("NCCL_IB_HCA", "mlx5_7")).answer();
     let found = excluded
         .findings

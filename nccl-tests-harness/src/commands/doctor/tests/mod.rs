@@ -8,8 +8,3 @@ mod ids;
 mod picture;
 mod qos;
 mod ssh;
-
-// Reads the variable by which CI forbids skipped tests.
-#[allow(clippy::disallowed_methods)]
-#[path = "../../../../../tests/common/skip.rs"]
-mod skip;

@@ -129,7 +129,11 @@ fn facts_are_listed_and_gaps_are_stated() {
             .unwrap()
             .starts_with("2.28.9+cuda13.0, build id c0db9360")
     );
-    // The process to examine is in a container with its own network namespace.
+}
+
+/// The process to examine is in a container with its own network namespace.
+#[test]
+fn another_network_namespace_is_stated() {
     let mut other = Bed::spark(&["p0"]);
     other.process("42");
     other.write(
@@ -149,7 +153,12 @@ fn facts_are_listed_and_gaps_are_stated() {
             .any(|one| one.why.contains("another network namespace")),
         "{not_seen:#?}"
     );
-    // The doctor runs without privileges, in a container without the DMI files of sysfs.
+}
+
+/// The doctor runs without privileges, in a container without the DMI files of sysfs.
+#[test]
+fn facts_that_cannot_be_read_are_stated() {
+    let bed = Bed::spark(&["p0"]);
     bed.remove("sys/class/dmi/id/bios_version");
     bed.remove("sys/class/dmi/id/bios_date");
     for device in ["rocep1s0f0", "rocep1s0f1", "roceP2p1s0f0", "roceP2p1s0f1"] {

@@ -162,8 +162,7 @@ impl Options {
             |one: &&Collective| algorithms == [Algorithm::Tree] && **one != Collective::AllReduce;
         if let Some(without) = collectives.iter().find(is_without) {
             return Err(wrong(format!(
-                "--algorithms tree: NCCL runs {} over rings only; add ring, or leave it out of --collectives",
-                without.word()
+                "--algorithms tree: NCCL runs {without} over rings only; add ring, or leave it out of --collectives"
             )))?;
         }
         let setting = self.scene.setting(program)?;
@@ -173,7 +172,7 @@ impl Options {
         let found = |collective: Collective| {
             Ok((
                 collective,
-                tests::find(collective.word(), folder, path.as_deref())?,
+                tests::find(&collective.to_string(), folder, path.as_deref())?,
             ))
         };
         let collectives = collectives

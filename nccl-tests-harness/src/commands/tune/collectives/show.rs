@@ -146,10 +146,10 @@ pub fn remark(outcome: &Outcome<'_>, date: &str) -> String {
             .as_ref()
             .is_some_and(|confirmation| confirmation.gains().next().is_some())
     };
-    let names: Vec<&str> = sweeps
+    let names: Vec<String> = sweeps
         .iter()
         .filter(with_rows)
-        .map(|sweep| sweep.collective.word())
+        .map(|sweep| sweep.collective.to_string())
         .collect();
     format!(
         "{}, {} ranks: {least:.2} to {most:.2} times as fast as NCCL's choice ({}, measured {date}){older}",
