@@ -234,7 +234,7 @@ impl fmt::Display for Obstacle {
             }
             Self::RoceV1(netdev) => write!(
                 f,
-                "its interface {netdev} has GIDs of RoCE v1 alone, and the plugin needs RoCE v2"
+                "it has no RoCE v2 GID: its interface {netdev} has GIDs of RoCE v1 alone"
             ),
             Self::NoRoce(netdev) => write!(
                 f,

@@ -144,7 +144,7 @@ fn text_for_several(obstacle: &Obstacle) -> String {
             "they have no RoCE v2 GID, although their interfaces have addresses: RoCE is off on the devices"
         }
         Obstacle::RoceV1(_) => {
-            "they have GIDs of RoCE v1 alone, and the plugin needs RoCE v2: older devices, such as ConnectX-3, do not have it"
+            "they have no RoCE v2 GID: their interfaces have GIDs of RoCE v1 alone. Older devices, such as ConnectX-3, do not have RoCE v2"
         }
         Obstacle::NoAddress(_) => {
             "their RoCE v2 GIDs are link-local, and their interfaces have none of these addresses"
