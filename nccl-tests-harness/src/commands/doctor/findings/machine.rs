@@ -59,31 +59,7 @@ pub(super) fn container_cure(engine: &str) -> &'static str {
 fn devices(facts: &Facts, found: &mut Vec<Finding>) {
     let machine = &facts.machine;
     let has_ports = !facts.survey.rails.is_empty() || !facts.survey.refused.is_empty();
-    let unbound = facts
-        .unbound
-        .iter()
-        .map(|(driver, address)| (driver.as_deref().unwrap_or("no driver"), address));
-    let is_loaded = machine.modules.iter().any(|module| module == "mlx5_ib");
-    for (driver, addresses) in group_by_key(unbound) {
-        let text = format!(
-            "{} at {} ({driver}) {} no RDMA device",
-            singular_or_plural(&addresses, "the NIC", "the NICs"),
-            list(&addresses),
-            singular_or_plural(&addresses, "has", "have")
-        );
-        found.push(if is_loaded {
-            let shown = addresses.iter().map(|address| {
-                format!("devlink dev param show pci/{address} name enable_roce")
-            });
-            RDMA_DRIVER
-                .finding(format!("{text}, although the driver mlx5_ib is loaded: is RoCE off on it?"))
-                .cured_by(shown.collect::<Vec<_>>().join(" && "))
-        } else {
-            RDMA_DRIVER
-                .finding(format!("{text}: the driver mlx5_ib is not loaded"))
-                .cured_by("echo mlx5_ib | sudo tee /etc/modules-load.d/mlx5_ib.conf && sudo modprobe mlx5_ib")
-        });
-    }
+    nics_without_device(facts, found);
     if !has_ports && facts.has_nic == Some(false) && is_spark(facts) {
         found.push(no_nic(machine));
         return;
@@ -135,6 +111,39 @@ fn devices(facts: &Facts, found: &mut Vec<Finding>) {
                 .finding(text)
                 .cured_by("sudo apt install libibverbs1 ibverbs-providers"),
         );
+    }
+}
+
+/// Finds NICs that have no RDMA device.
+fn nics_without_device(facts: &Facts, found: &mut Vec<Finding>) {
+    let unbound = facts
+        .unbound
+        .iter()
+        .map(|(driver, address)| (driver.as_deref().unwrap_or("no driver"), address));
+    let is_loaded = facts
+        .machine
+        .modules
+        .iter()
+        .any(|module| module == "mlx5_ib");
+    for (driver, addresses) in group_by_key(unbound) {
+        let text = format!(
+            "{} at {} ({driver}) {} no RDMA device",
+            singular_or_plural(&addresses, "the NIC", "the NICs"),
+            list(&addresses),
+            singular_or_plural(&addresses, "has", "have")
+        );
+        found.push(if is_loaded {
+            let shown = addresses.iter().map(|address| {
+                format!("devlink dev param show pci/{address} name enable_roce")
+            });
+            RDMA_DRIVER
+                .finding(format!("{text}, although the driver mlx5_ib is loaded: is RoCE off on it?"))
+                .cured_by(shown.collect::<Vec<_>>().join(" && "))
+        } else {
+            RDMA_DRIVER
+                .finding(format!("{text}: the driver mlx5_ib is not loaded"))
+                .cured_by("echo mlx5_ib | sudo tee /etc/modules-load.d/mlx5_ib.conf && sudo modprobe mlx5_ib")
+        });
     }
 }
 
