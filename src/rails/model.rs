@@ -183,8 +183,12 @@ pub enum Obstacle {
     NoCarrier(String),
     /// The port has no RoCE v2 GID, and no interface with an address.
     NoGid,
+    /// The port has no RoCE v2 GID, and this network namespace does not have its interface.
+    NoInterface,
     /// The port has no RoCE v2 GID, although its interface, named here, has an address.
     NoRoce(String),
+    /// As `NoRoce`, but the port has GIDs of RoCE v1.
+    RoceV1(String),
     /// All RoCE v2 GIDs of the port are link-local, and the port's interface, named here, has none
     /// of their addresses.
     NoAddress(String),
@@ -222,6 +226,13 @@ impl fmt::Display for Obstacle {
             Self::NoAddress(netdev) => Missing::Address(netdev.clone()).fmt(f),
             Self::NoGid => f.write_str(
                 "it has no RoCE v2 GID: its interface has neither an IPv4 nor an IPv6 address",
+            ),
+            Self::NoInterface => {
+                f.write_str("it has no RoCE v2 GID: its interface is not in this network namespace")
+            }
+            Self::RoceV1(netdev) => write!(
+                f,
+                "it has no RoCE v2 GID: its interface {netdev} has GIDs of RoCE v1 alone"
             ),
             Self::NoRoce(netdev) => write!(
                 f,

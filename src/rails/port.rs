@@ -68,7 +68,7 @@ impl<'a> Port<'a> {
             obstacle: if is_iwarp {
                 Some(Obstacle::Iwarp)
             } else {
-                obstacle(facts, &owned, interface)
+                obstacle(facts, &owned, interface, netdev.is_some())
             },
             is_admitted: filter.admits(device, Some(port)),
             is_in_sysfs: sysfs::has_device(sysfs, device),
@@ -176,6 +176,7 @@ fn obstacle(
     facts: &PortFacts,
     owned: &[OwnedGid],
     interface: Option<&Interface>,
+    has_netdev: bool,
 ) -> Option<Obstacle> {
     if facts.info.link_layer != LinkLayer::Ethernet {
         return Some(Obstacle::LinkLayer(facts.info.link_layer));
@@ -190,8 +191,10 @@ fn obstacle(
         });
     }
     let without_gid = match interface.filter(|one| !one.addresses.is_empty()) {
+        Some(one) if has_roce_v1(facts) => Obstacle::RoceV1(one.name.clone()),
         Some(one) => Obstacle::NoRoce(one.name.clone()),
-        None => Obstacle::NoGid,
+        None if has_netdev => Obstacle::NoGid,
+        None => Obstacle::NoInterface,
     };
     // One entry with a usable address is enough for a rail. Otherwise the last entry gives the
     // reason; without any entry, the reason is `without_gid`.
@@ -208,6 +211,11 @@ fn roce_v2(facts: &PortFacts) -> impl Iterator<Item = &GidEntry> {
         .gids
         .iter()
         .filter(|entry| entry.kind == GidKind::RoceV2 && entry.gid != [0; 16])
+}
+
+fn has_roce_v1(facts: &PortFacts) -> bool {
+    let mut gids = facts.gids.iter();
+    gids.any(|entry| entry.kind == GidKind::RoceV1 && entry.gid != [0; 16])
 }
 
 fn owner_of<'a>(

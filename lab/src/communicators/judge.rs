@@ -246,84 +246,51 @@ mod tests {
         );
     }
 
+    const BEFORE: Health = Health {
+        memory_kib: 100_000,
+        descriptors: 40,
+        threads: 9,
+    };
+
+    /// Judges a rank that made `count` communicators, by its health after them.
+    fn judged(count: u32, after: Health) -> Result<String> {
+        let rank = good(Some((BEFORE, after, count)));
+        judge(&plan(), Scenario::Again, &[rank])
+    }
+
+    fn with_memory(memory_kib: u64) -> Health {
+        Health {
+            memory_kib,
+            ..BEFORE
+        }
+    }
+
     #[test]
-    fn growth_is_found() {
-        let before = Health {
-            memory_kib: 100_000,
-            descriptors: 40,
-            threads: 9,
-        };
-        let judged_over = |count, after: Health| {
-            judge(
-                &plan(),
-                Scenario::Again,
-                &[good(Some((before, after, count)))],
-            )
-        };
-        let judged = |after: Health| judged_over(900, after);
-        assert!(
-            judged(Health {
-                memory_kib: 100_900,
-                ..before
-            })
-            .unwrap()
-            .contains("(1.00 each)")
-        );
-        assert!(
-            judged(Health {
-                memory_kib: 107_200,
-                ..before
-            })
-            .is_ok()
-        );
-        assert!(
-            judged(Health {
-                memory_kib: 107_201,
-                ..before
-            })
-            .unwrap_err()
-            .to_string()
-            .contains("7200 KiB more")
-        );
+    fn growth_of_memory_is_found() {
+        let line = judged(900, with_memory(100_900)).unwrap();
+        assert!(line.contains("(1.00 each)"), "{line}");
+        assert!(judged(900, with_memory(107_200)).is_ok());
+        let error = judged(900, with_memory(107_201)).unwrap_err().to_string();
+        assert!(error.contains("7200 KiB more"), "{error}");
         // A step of the allocators, within few communicators.
-        assert!(
-            judged_over(
-                54,
-                Health {
-                    memory_kib: 104_096,
-                    ..before
-                }
-            )
-            .is_ok()
-        );
-        assert!(
-            judged_over(
-                54,
-                Health {
-                    memory_kib: 104_097,
-                    ..before
-                }
-            )
-            .unwrap_err()
-            .to_string()
-            .contains("4096 KiB")
-        );
-        assert!(
-            judged(Health {
-                descriptors: 41,
-                ..before
-            })
-            .unwrap_err()
-            .to_string()
-            .contains("descriptors 40 to 41")
-        );
-        assert!(
-            judged(Health {
-                threads: 10,
-                ..before
-            })
-            .is_err()
-        );
+        assert!(judged(54, with_memory(104_096)).is_ok());
+        let error = judged(54, with_memory(104_097)).unwrap_err().to_string();
+        assert!(error.contains("4096 KiB"), "{error}");
+    }
+
+    #[test]
+    fn growth_of_descriptors_and_threads_is_found() {
+        let more_descriptors = Health {
+            descriptors: 41,
+            ..BEFORE
+        };
+        let error = judged(900, more_descriptors).unwrap_err().to_string();
+        assert!(error.contains("descriptors 40 to 41"), "{error}");
+        let more_threads = Health {
+            threads: 10,
+            ..BEFORE
+        };
+        assert!(judged(900, more_threads).is_err());
         assert!(judge(&plan(), Scenario::Again, &[good(None)]).is_err());
     }
 

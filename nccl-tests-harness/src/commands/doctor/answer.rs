@@ -163,6 +163,7 @@ fn examine(
         nvls_is_off: variables.filled("NCCL_NVLS_ENABLE").as_deref() == Some("0"),
         proxy_cpus: variables.filled("NCCL_PROXY_CPUSET"),
         socket_interfaces: variables.filled("NCCL_SOCKET_IFNAME"),
+        gloo_interfaces: variables.filled("GLOO_SOCKET_IFNAME"),
     };
     if let Some(pid) = request.pid {
         answer.not_seen.extend(other_network(place, pid));

@@ -47,6 +47,7 @@ pub fn kinds() -> impl Iterator<Item = &'static Kind> {
     let of_files = [
         findings::machine::KINDS,
         findings::rails::KINDS,
+        findings::sockets::KINDS,
         findings::functions::KINDS,
         findings::qos::KINDS,
         findings::counters::KINDS,

@@ -140,7 +140,9 @@ fn function(one: &Function, survey: &Survey) -> Json {
             Obstacle::LinkLayer(_)
             | Obstacle::Iwarp
             | Obstacle::NoGid
+            | Obstacle::NoInterface
             | Obstacle::NoRoce(_)
+            | Obstacle::RoceV1(_)
             | Obstacle::NoAddress(_) => "unusable",
         }),
         "physical_port": refused.and_then(|port| port.phys_port.as_ref()),

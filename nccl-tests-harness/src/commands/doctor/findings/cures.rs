@@ -8,6 +8,8 @@ pub struct JobFacts {
     pub nvls_is_off: bool,
     pub proxy_cpus: Option<String>,
     pub socket_interfaces: Option<String>,
+    /// Interfaces that `GLOO_SOCKET_IFNAME` names.
+    pub gloo_interfaces: Option<String>,
 }
 
 pub(super) fn group_by_key<K: PartialEq, T>(

@@ -23,7 +23,9 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
         .iter()
         .filter(|function| function.is_rail)
         .collect();
-    transactions(&rails, found);
+    if is_spark(facts) {
+        transactions(&rails, found);
+    }
     pcie_errors(facts, found);
     pause(facts, &rails, found);
     firmware(&facts.functions, found);

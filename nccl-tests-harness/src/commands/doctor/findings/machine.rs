@@ -1,6 +1,7 @@
 //! Findings about the machine's device files, memory, kernel and processors.
 
 use super::cures::{JobFacts, group_by_key, list, singular_or_plural};
+use super::functions::is_spark;
 use crate::commands::doctor::finding::kinds;
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::look::{Cpus, DeviceFile, Facts, Machine};
@@ -10,7 +11,7 @@ use std::io::ErrorKind;
 
 kinds! {
     NO_RDMA_DEVICE = Broken "no-rdma-device": "this host or container shows no RDMA device", "`sudo modprobe mlx5_ib`; [containers.md](containers.md)";
-    DEV_INFINIBAND = Broken "dev-infiniband": "sysfs shows RDMA devices, and `/dev/infiniband` is not there", "`--device /dev/infiniband`";
+    DEV_INFINIBAND = Broken "dev-infiniband": "sysfs shows RDMA devices, and `/dev/infiniband` is not there", "`--device /dev/infiniband`; on a host `sudo modprobe ib_uverbs`";
     DEVICE_FILE = Broken "device-file": "one device's file is missing below `/dev/infiniband`", "`sudo modprobe ib_uverbs`; `--device /dev/infiniband`";
     DEVICE_PERMISSIONS = Broken "device-permissions": "this user may not open a device's file", "a udev rule";
     DEVICE_FORBIDDEN = Broken "device-forbidden": "the container's rules forbid a device (EPERM)", "`--device /dev/infiniband`. Nothing if the device belongs to another pod";
@@ -39,8 +40,11 @@ pub(super) fn judge(facts: &Facts, job_facts: &JobFacts, found: &mut Vec<Finding
 
 const HOST_DRIVER: &str = "sudo apt install rdma-core ibverbs-providers && sudo modprobe mlx5_ib";
 
+const LOAD_UVERBS: &str =
+    "echo ib_uverbs | sudo tee /etc/modules-load.d/ib_uverbs.conf && sudo modprobe ib_uverbs";
+
 /// Returns the cure for a container that lacks the rails' devices.
-fn container_cure(engine: &str) -> &'static str {
+pub(super) fn container_cure(engine: &str) -> &'static str {
     match engine {
         "kubernetes" => {
             "kubectl apply -f host-network.yaml    # examples/containers/kubernetes: hostNetwork and /dev/infiniband, or multus-rdma.yaml"
@@ -55,30 +59,10 @@ fn container_cure(engine: &str) -> &'static str {
 fn devices(facts: &Facts, found: &mut Vec<Finding>) {
     let machine = &facts.machine;
     let has_ports = !facts.survey.rails.is_empty() || !facts.survey.refused.is_empty();
-    let unbound = facts
-        .unbound
-        .iter()
-        .map(|(driver, address)| (driver.as_deref().unwrap_or("no driver"), address));
-    let is_loaded = machine.modules.iter().any(|module| module == "mlx5_ib");
-    for (driver, addresses) in group_by_key(unbound) {
-        let text = format!(
-            "{} at {} ({driver}) {} no RDMA device",
-            singular_or_plural(&addresses, "the NIC", "the NICs"),
-            list(&addresses),
-            singular_or_plural(&addresses, "has", "have")
-        );
-        found.push(if is_loaded {
-            let shown = addresses.iter().map(|address| {
-                format!("devlink dev param show pci/{address} name enable_roce")
-            });
-            RDMA_DRIVER
-                .finding(format!("{text}, although the driver mlx5_ib is loaded: is RoCE off on it?"))
-                .cured_by(shown.collect::<Vec<_>>().join(" && "))
-        } else {
-            RDMA_DRIVER
-                .finding(format!("{text}: the driver mlx5_ib is not loaded"))
-                .cured_by("echo mlx5_ib | sudo tee /etc/modules-load.d/mlx5_ib.conf && sudo modprobe mlx5_ib")
-        });
+    nics_without_device(facts, found);
+    if !has_ports && facts.has_nic == Some(false) && is_spark(facts) {
+        found.push(no_nic(machine));
+        return;
     }
     if !has_ports {
         let cure = machine.container.map_or(HOST_DRIVER, container_cure);
@@ -104,11 +88,17 @@ fn devices(facts: &Facts, found: &mut Vec<Finding>) {
         .collect();
     if !machine.has_dev_infiniband {
         let text = "sysfs shows RDMA devices, and /dev/infiniband does not exist: programs cannot open the devices";
-        let engine = machine.container.unwrap_or("docker");
+        let is_loaded = machine.modules.iter().any(|module| module == "ib_uverbs");
+        // Modules of a host show in its containers too. With the module loaded, this is a container
+        // whose engine left no mark.
+        let (why, cure) = match machine.container {
+            None if !is_loaded => (": the driver ib_uverbs is not loaded", LOAD_UVERBS),
+            engine => ("", container_cure(engine.unwrap_or("docker"))),
+        };
         found.push(
             DEV_INFINIBAND
-                .finding(text)
-                .cured_by(container_cure(engine)),
+                .finding(format!("{text}{why}"))
+                .cured_by(cure),
         );
     } else {
         device_files(machine, &failed, found);
@@ -122,6 +112,56 @@ fn devices(facts: &Facts, found: &mut Vec<Finding>) {
                 .cured_by("sudo apt install libibverbs1 ibverbs-providers"),
         );
     }
+}
+
+/// Finds NICs that have no RDMA device.
+fn nics_without_device(facts: &Facts, found: &mut Vec<Finding>) {
+    let unbound = facts
+        .unbound
+        .iter()
+        .map(|(driver, address)| (driver.as_deref().unwrap_or("no driver"), address));
+    let is_loaded = facts
+        .machine
+        .modules
+        .iter()
+        .any(|module| module == "mlx5_ib");
+    for (driver, addresses) in group_by_key(unbound) {
+        let text = format!(
+            "{} at {} ({driver}) {} no RDMA device",
+            singular_or_plural(&addresses, "the NIC", "the NICs"),
+            list(&addresses),
+            singular_or_plural(&addresses, "has", "have")
+        );
+        found.push(if is_loaded {
+            let shown = addresses.iter().map(|address| {
+                format!("devlink dev param show pci/{address} name enable_roce")
+            });
+            RDMA_DRIVER
+                .finding(format!("{text}, although the driver mlx5_ib is loaded: is RoCE off on it?"))
+                .cured_by(shown.collect::<Vec<_>>().join(" && "))
+        } else {
+            RDMA_DRIVER
+                .finding(format!("{text}: the driver mlx5_ib is not loaded"))
+                .cured_by("echo mlx5_ib | sudo tee /etc/modules-load.d/mlx5_ib.conf && sudo modprobe mlx5_ib")
+        });
+    }
+}
+
+/// Makes the finding for a Spark whose NIC is not on PCI, so that no driver can help.
+fn no_nic(machine: &Machine) -> Finding {
+    const TEXT: &str = "no RDMA device: PCI shows no ConnectX-7";
+    if is_hotplug_on(machine) {
+        let text = format!(
+            "{TEXT}. DGX OS's hotplug handler removes the NIC while no port has a cable: plug a cable in, or turn the handler off"
+        );
+        return NO_RDMA_DEVICE.finding(text);
+    }
+    let text = format!(
+        "{TEXT}. The NIC can be missing after a warm boot that follows an update, until the power is cut"
+    );
+    NO_RDMA_DEVICE
+        .finding(text)
+        .cured_by("sudo poweroff    # on the host; then the power cable out for a minute")
 }
 
 fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Finding>) {
@@ -173,10 +213,7 @@ fn device_files(machine: &Machine, failed: &[&DeviceFile], found: &mut Vec<Findi
             }
             _ => {
                 let is = singular_or_plural(&files, "is", "are");
-                let cure = machine.container.map_or(
-                    "echo ib_uverbs | sudo tee /etc/modules-load.d/ib_uverbs.conf && sudo modprobe ib_uverbs",
-                    container_cure,
-                );
+                let cure = machine.container.map_or(LOAD_UVERBS, container_cure);
                 (format!("{names} {is} not there"), cure.to_owned())
             }
         };
@@ -210,21 +247,42 @@ fn memlock(facts: &Facts, found: &mut Vec<Finding>) {
             "a program that registers its own buffers can reach the limit, because every rail's registration counts",
         ),
     };
-    let text = format!(
-        "the limit of locked memory is {} MB. {needs}: {effect}",
-        megabytes(bytes)
-    );
+    let limit = match bytes {
+        ..1_000_000 => format!("{} kB", bytes / 1000),
+        _ => format!("{} MB", megabytes(bytes)),
+    };
+    let service = facts.machine.service.as_deref();
+    let whose = service
+        .map(|name| format!(" ({name}, like each systemd service, does not read limits.d)"))
+        .unwrap_or_default();
+    let text = format!("the limit of locked memory is {limit}{whose}. {needs}: {effect}");
+    let for_host = service.map_or_else(|| LIMITS.to_owned(), limit_of_service);
     let cure = match facts.machine.container {
         Some("kubernetes") => {
-            "sudo cp 10-memlock.conf /etc/systemd/system/containerd.service.d/ && sudo systemctl daemon-reload    # examples/containers/kubernetes; on each node, then restart containerd"
+            "sudo install -D -m 644 10-memlock.conf /etc/systemd/system/containerd.service.d/10-memlock.conf && sudo systemctl daemon-reload    # examples/containers/kubernetes; on each node, then restart containerd (or the unit that starts it, such as k3s)"
         }
-        Some("podman") => "podman run --ulimit memlock=-1:-1 ...",
+        Some("podman") => {
+            "podman run --ulimit memlock=-1:-1 ...    # without root, first the host's limit: limits.d, then log in again"
+        }
         Some(_) => "docker run --ulimit memlock=-1 ...",
-        None => {
-            "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-memlock.conf    # then log in again"
+        None if service.is_some() && facts.machine.may_raise_memlock => {
+            "ulimit -l unlimited    # in the job's script, before its program"
         }
+        None => for_host.as_str(),
     };
     found.push(MEMLOCK.finding(text).at(severity).cured_by(cure));
+}
+
+const LIMITS: &str = "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-memlock.conf    # then log in again";
+
+/// Returns the cure for processes of a systemd service. The service must be restarted, which the
+/// command leaves to the owner: it may end jobs.
+fn limit_of_service(name: &str) -> String {
+    let folder = format!("/etc/systemd/system/{name}.d");
+    format!(
+        "sudo mkdir -p {folder} && printf '[Service]\\nLimitMEMLOCK=infinity\\n' | sudo tee {folder}/90-memlock.conf && \
+         sudo systemctl daemon-reload    # then restart {name}"
+    )
 }
 
 /// Finds kernels that report more free memory than total memory in their contiguous memory area
@@ -242,11 +300,13 @@ fn contiguous_memory(machine: &Machine, found: &mut Vec<Finding>) {
     found.push(CMA_REGRESSION.finding(text).cured_by(cure));
 }
 
+fn is_hotplug_on(machine: &Machine) -> bool {
+    let state = machine.hotplug_state.as_deref();
+    state.is_some_and(|state| state != "0")
+}
+
 fn hotplug(machine: &Machine, found: &mut Vec<Finding>) {
-    let is_on = machine
-        .hotplug_state
-        .as_deref()
-        .is_some_and(|state| state != "0");
+    let is_on = is_hotplug_on(machine);
     const MARKER: &str = "/etc/nvidia/cx7-hotplug-enabled";
     let (what, cure) = match (machine.has_hotplug_marker, is_on) {
         (true, _) => (
@@ -386,6 +446,19 @@ pub mod faults {
         "no RDMA device in podman": with(Bed::plain(), |bed| bed.write("run/.containerenv", "")) =>
             Broken "no-rdma-device" [] "podman run --network host";
         "a container without /dev/infiniband": Bed::container() => Broken "dev-infiniband" ["/dev/infiniband"] "--for docker";
+        // siderolabs/pkgs 1245 (a kernel without ib_uverbs), firedancer-io/firedancer 11320.
+        "a host without ib_uverbs": with(one(), |bed| {
+            std::fs::remove_dir_all(bed.path("dev/infiniband")).unwrap();
+            bed.write("proc/modules", "mlx5_ib 500000 0 - Live 0x0\n");
+        }) => Broken "dev-infiniband" ["the driver ib_uverbs is not loaded"] "modprobe ib_uverbs";
+        // https://uni.hi.is/helmut/?p=6236: PCI was empty after an update and a warm boot.
+        "a Spark whose NIC is not on PCI": with(Bed::plain(), |bed| bed.write("sys/bus/pci/devices/000f:01:00.0/vendor", "0x10de\n")) =>
+            Broken "no-rdma-device" ["PCI shows no ConnectX-7", "until the power is cut"] "sudo poweroff";
+        // graham33/nixos-dgx-spark 173: the handler is on and no cable is in.
+        "a Spark whose NIC the hotplug handler removed": with(Bed::plain(), |bed| {
+            bed.write("sys/bus/pci/devices/000f:01:00.0/vendor", "0x10de\n");
+            bed.write("sys/devices/platform/MTKP0001:00/pcie_hotplug/hotplug_enabled", "1\n");
+        }) => Broken "no-rdma-device" ["while no port has a cable"] "";
         "a device file is closed to this user": with(one(), |bed| bed.write("answers/open/uverbs0", "EACCES")) =>
             Slow "device-permissions" ["/dev/infiniband/uverbs0", "rocep1s0f0"] "chmod a+rw /dev/infiniband/uverbs0";
         "a device that the container's rules forbid": with(one(), |bed| bed.write("answers/open/uverbs2", "EPERM")) =>
@@ -402,6 +475,26 @@ pub mod faults {
             Broken "memlock" ["8 MB", "1040 MB over 2 rails"] "memlock unlimited";
         "locked memory limited to 16 GiB": with(one(), |bed| bed.replace("proc/self/limits", "unlimited  ", "17179869184")) =>
             Fragile "memlock" ["17179 MB", "1849 MB with 32"] "memlock unlimited";
+        // ai4d-iasc/trixie 81: limits.conf says unlimited, and a job's soft limit is 64 KiB.
+        "a job of Slurm with a soft limit": with(one(), |bed| {
+            bed.replace("proc/self/limits", "unlimited            unlimited", "65536                unlimited");
+            bed.slurm_job();
+        }) => Broken "memlock" ["65 kB (slurmd.service", "does not read limits.d"] "ulimit -l unlimited";
+        // clustervision/trinity 498, omnivector-solutions/snap-slurm 92: the daemon's own limit.
+        "a job of Slurm under a limited daemon": with(one(), |bed| {
+            bed.replace("proc/self/limits", "unlimited            unlimited", "65536                65536    ");
+            bed.slurm_job();
+        }) => Broken "memlock" ["slurmd.service"] "LimitMEMLOCK=infinity";
+        // NVIDIA/nvidia-container-toolkit 2037: IPC_LOCK has no effect for a user other than root.
+        "locked memory limited in a pod": with(one(), |bed| {
+            bed.write("run/secrets/kubernetes.io/serviceaccount/token", "");
+            bed.replace("proc/self/limits", "unlimited  ", "8388608    ");
+        }) => Broken "memlock" ["8 MB"] "sudo install -D -m 644 10-memlock.conf";
+        // podman-container-tools/podman 19319: -1 is not permitted above the user's limit.
+        "locked memory limited in podman": with(one(), |bed| {
+            bed.write("run/.containerenv", "rootless=1\n");
+            bed.replace("proc/self/limits", "unlimited  ", "8388608    ");
+        }) => Broken "memlock" ["8 MB"] "without root, first the host's limit";
         "kernel with the CMA regression": with(one(), |bed| {
             bed.write("proc/meminfo", "CmaTotal:       0 kB\nCmaFree:        1200 kB\n");
             bed.write("proc/sys/kernel/osrelease", "7.0.0-1019-nvidia\n");

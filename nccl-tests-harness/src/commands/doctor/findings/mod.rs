@@ -7,6 +7,7 @@ pub(super) mod libraries;
 pub(super) mod machine;
 pub(super) mod qos;
 pub(super) mod rails;
+pub(super) mod sockets;
 
 pub use cures::JobFacts;
 pub use rails::{MTU_FOR_GOOD, arp_cure};
@@ -51,7 +52,8 @@ pub fn take_in(findings: &mut Vec<Finding>) {
 pub fn machine(facts: &Facts, job_facts: &JobFacts) -> Vec<Finding> {
     let mut found = Vec::new();
     machine::judge(facts, job_facts, &mut found);
-    rails::judge(facts, job_facts, &mut found);
+    rails::judge(facts, &mut found);
+    sockets::judge(facts, job_facts, &mut found);
     functions::judge(facts, &mut found);
     qos::judge(facts, &mut found);
     counters::judge(facts, &mut found);

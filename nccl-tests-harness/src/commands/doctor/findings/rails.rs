@@ -1,13 +1,14 @@
 //! Findings about rails: the plugin's own warnings, each with a cure, and faults of the network
 //! around the rails.
 
-use super::cures::{JobFacts, group_by_key, list, singular_or_plural};
+use super::cures::{group_by_key, list, singular_or_plural};
 use super::functions::is_spark;
+use super::machine::container_cure;
 use super::qos;
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::finding::{Kind, kinds};
 use crate::commands::doctor::look::{AutomaticProfile, Facts};
-use nccl_net_spark::interfaces::{ARP_FIX_COMMAND, Interface};
+use nccl_net_spark::interfaces::ARP_FIX_COMMAND;
 use nccl_net_spark::rails::{
     LinkLayer, Obstacle, PortState, Rail, Refused, Survey, Warning, WarningKind,
 };
@@ -23,7 +24,7 @@ kinds! {
     BOND = Slow "bond": "the ports of one PCIe link are a bond (RoCE LAG)", "remove the bond, and give each function [an address](install.md#addresses)";
     SLOW_PORT = Slow "slow-port": "a Spark's port has a link of less than 200 Gb/s", "a cable for 200 Gb/s";
     DUPLICATE_ADDRESS = Broken "duplicate-address": "two interfaces of this host have one address", "[a subnet for each function](install.md#addresses)";
-    SLOW_PCIE_LINK = Slow "slow-pcie-link": "a PCIe link has fewer lanes or a lower generation than it could", "a BIOS update, then the power cable out for a minute";
+    SLOW_PCIE_LINK = Slow "slow-pcie-link": "a PCIe link has fewer lanes or a lower generation than it could", "on a Spark a BIOS update, then the power cable out for a minute; else another slot";
     UNKNOWN_WIRING = Fragile "unknown-wiring": "sysfs does not show a device, so its PCIe link and cable are unknown", "mount `/sys` in the container";
     UNKNOWN_SPEED = Note "unknown-speed": "a port reports no speed", "`ethtool` on its interface; nothing if the interface is virtual";
     SMALL_MTU = Slow "small-mtu": "the interface's MTU makes a path MTU below 4096 bytes", "`mtu: 9000` in the netplan file, at both ends";
@@ -32,11 +33,10 @@ kinds! {
     LINK_LOCAL_ONLY = Note "link-local-only": "a rail has link-local addresses alone, and its twin has IPv4", "an IPv4 address, unless the peer's rail has none either";
     SUBNET_CLASH = Fragile "subnet-clash": "an interface that is no rail is in a rail's subnet", "another subnet for the rails";
     AUTOMATIC_PROFILE = Fragile "automatic-profile": "NetworkManager's automatic profile keeps a rail's interface on DHCP", "[delete it](install.md#networkmanagers-automatic-profile)";
-    SOCKET_IFNAME = Broken "socket-ifname": "`NCCL_SOCKET_IFNAME` leaves no interface that is up", "unset it, or name an interface that is up";
     UNPROTECTED_PRIORITY = Fragile "unprotected-priority": "RoCE has a priority without PFC, and PFC is on for another", "[switches.md](switches.md#priority)";
 }
 
-pub(super) fn judge(facts: &Facts, job_facts: &JobFacts, found: &mut Vec<Finding>) {
+pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     let survey = &facts.survey;
     if survey.rails.is_empty() && !survey.refused.is_empty() {
         no_rail(facts, found);
@@ -51,7 +51,6 @@ pub(super) fn judge(facts: &Facts, job_facts: &JobFacts, found: &mut Vec<Finding
     link_local_only_rails(survey, found);
     foreign_interfaces_in_a_rails_subnet(facts, found);
     automatic_profiles(facts, found);
-    bootstrap(facts, job_facts, found);
 }
 
 fn no_rail(facts: &Facts, found: &mut Vec<Finding>) {
@@ -81,7 +80,12 @@ fn no_rail(facts: &Facts, found: &mut Vec<Finding>) {
             Obstacle::Iwarp => IWARP,
             _ => NO_RAIL,
         };
-        found.push(with_cure(id.finding(text), obstacle, &ports));
+        found.push(with_cure(
+            id.finding(text),
+            obstacle,
+            &ports,
+            facts.machine.container,
+        ));
     }
 }
 
@@ -91,6 +95,7 @@ fn alike(obstacle: &Obstacle) -> Obstacle {
     match obstacle {
         Obstacle::NoCarrier(_) => Obstacle::NoCarrier("the interfaces".to_owned()),
         Obstacle::NoRoce(_) => Obstacle::NoRoce("the interfaces".to_owned()),
+        Obstacle::RoceV1(_) => Obstacle::RoceV1("the interfaces".to_owned()),
         Obstacle::NoAddress(_) => Obstacle::NoAddress("the interfaces".to_owned()),
         other => other.clone(),
     }
@@ -131,8 +136,14 @@ fn text_for_several(obstacle: &Obstacle) -> String {
         Obstacle::NoGid => {
             "they have no RoCE v2 GID: their interfaces have neither an IPv4 nor an IPv6 address"
         }
+        Obstacle::NoInterface => {
+            "they have no RoCE v2 GID: their interfaces are not in this network namespace"
+        }
         Obstacle::NoRoce(_) => {
             "they have no RoCE v2 GID, although their interfaces have addresses: RoCE is off on the devices"
+        }
+        Obstacle::RoceV1(_) => {
+            "they have no RoCE v2 GID: their interfaces have GIDs of RoCE v1 alone. Older devices, such as ConnectX-3, do not have RoCE v2"
         }
         Obstacle::NoAddress(_) => {
             "their RoCE v2 GIDs are link-local, and their interfaces have none of these addresses"
@@ -150,7 +161,9 @@ fn explained(obstacle: &Obstacle, text: String) -> String {
         | Obstacle::Iwarp
         | Obstacle::State(_)
         | Obstacle::NoCarrier(_)
-        | Obstacle::NoRoce(_) => text,
+        | Obstacle::NoInterface
+        | Obstacle::NoRoce(_)
+        | Obstacle::RoceV1(_) => text,
     }
 }
 
@@ -165,7 +178,12 @@ fn with_addresses_explained(text: &str) -> String {
 }
 
 /// Adds the commands that remove this obstacle from the ports, if commands can.
-fn with_cure(finding: Finding, obstacle: &Obstacle, ports: &[&Refused]) -> Finding {
+fn with_cure(
+    finding: Finding,
+    obstacle: &Obstacle,
+    ports: &[&Refused],
+    container: Option<&str>,
+) -> Finding {
     let netdevs: Vec<&str> = ports
         .iter()
         .filter_map(|port| port.netdev.as_deref())
@@ -176,6 +194,11 @@ fn with_cure(finding: Finding, obstacle: &Obstacle, ports: &[&Refused]) -> Findi
         .collect();
     match obstacle {
         Obstacle::Excluded => finding.cured_by(UNSET_FILTER),
+        Obstacle::NoInterface => match container {
+            Some(engine) => finding.cured_by(container_cure(engine)),
+            None => finding,
+        },
+        Obstacle::LinkLayer(LinkLayer::InfiniBand) => finding.cured_by(OWN_NETWORK),
         Obstacle::Iwarp if !addresses.is_empty() => finding.until_boot_by(format!(
             "{}    # an E810; an X722 has iWARP alone",
             each(&addresses, |address| format!(
@@ -213,6 +236,7 @@ fn labels(ports: &[&Refused]) -> String {
     }
 }
 
+const OWN_NETWORK: &str = "unset NCCL_NET NCCL_NET_PLUGIN    # NCCL's own network is for InfiniBand; mlxconfig's LINK_TYPE_P1=2 makes a VPI card Ethernet";
 const UNSET_FILTER: &str = "unset NCCL_IB_HCA";
 
 fn each(names: &[&str], command: impl FnMut(&str) -> String) -> String {
@@ -249,7 +273,7 @@ fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
         WarningKind::NamedButUnusable => {
             let finding = plain(HCA_FILTER_UNUSABLE);
             let finding = match refused(0) {
-                Some(port) => with_cure(finding, &port.obstacle, &[port]),
+                Some(port) => with_cure(finding, &port.obstacle, &[port], facts.machine.container),
                 None => finding,
             };
             finding.cured_by(UNSET_FILTER)
@@ -261,28 +285,71 @@ fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
                 );
             };
             let text = explained(&twin.obstacle, warning.text.clone());
-            with_cure(HALF_CABLE.finding(text), &twin.obstacle, &[twin])
+            with_cure(
+                HALF_CABLE.finding(text),
+                &twin.obstacle,
+                &[twin],
+                facts.machine.container,
+            )
         }
+        WarningKind::Bond if fits_its_link(survey, devices[0]) => plain(BOND).at(Severity::Note),
         WarningKind::Bond => plain(BOND),
-        WarningKind::SlowLink => plain(SLOW_PCIE_LINK).cured_by(
-            "sudo fwupdmgr update && sudo poweroff    # then the power cable out for a minute",
-        ),
+        WarningKind::SlowLink => plain(SLOW_PCIE_LINK).cured_by(if is_spark(facts) {
+            "sudo fwupdmgr update && sudo poweroff    # then the power cable out for a minute"
+        } else {
+            "sudo lspci -vv -d 15b3: | grep -E 'LnkCap:|LnkSta:'    # then re-seat the card, or a slot with more lanes"
+        }),
         WarningKind::UnknownWiring => {
             plain(UNKNOWN_WIRING).cured_by("docker run -v /sys:/sys:ro ...")
         }
         WarningKind::UnknownSpeed => plain(UNKNOWN_SPEED).cured_by(format!("ethtool {first}")),
         WarningKind::SmallMtu => {
-            let text = format!("{} {MTU_FOR_GOOD}", warning.text);
-            SMALL_MTU
-                .finding(text)
-                .until_boot_by(each(&devices, |device| {
-                    format!("sudo ip link set {} mtu 9000", netdev(device))
-                }))
+            let netdevs: Vec<String> = devices.iter().map(|device| netdev(device)).collect();
+            small_mtu(&warning.text, &netdevs, facts)
         }
         WarningKind::SharedSubnet => SHARED_SUBNET.finding(with_addresses_explained(&warning.text)),
         WarningKind::Arp { is_strict } => plain(ARP).cured_by(arp_cure(is_strict)),
         WarningKind::UnprotectedPriority => qos::cure(plain(UNPROTECTED_PRIORITY), facts, &devices),
     }
+}
+
+/// Returns true if a rail's PCIe link carries the whole rate of its port, as an x16 link can carry
+/// both ports of a bond.
+fn fits_its_link(survey: &Survey, device: &str) -> bool {
+    let mut rails = survey.rails.iter();
+    rails
+        .find(|rail| rail.device == device)
+        .is_some_and(|rail| {
+            let payload = survey.links[rail.link].payload_mbps;
+            payload.is_some_and(|payload| payload >= rail.speed_mbps)
+        })
+}
+
+/// Adds the cure of a small MTU. In a pod no command can help: the pod's network definition sets
+/// the MTU. A VLAN cannot have a larger MTU than the interface below it, so that comes first.
+fn small_mtu(text: &str, netdevs: &[String], facts: &Facts) -> Finding {
+    const IN_A_POD: &str = "In Kubernetes: `mtu: 9000` for the node's interface, then \"mtu\": 9000 in the pod's NetworkAttachmentDefinition.";
+    if facts.machine.container == Some("kubernetes") {
+        return SMALL_MTU.finding(format!("{text} {IN_A_POD}"));
+    }
+    let mut names: Vec<&str> = Vec::new();
+    let mut of_vlan = "";
+    for netdev in netdevs {
+        let its = facts
+            .functions
+            .iter()
+            .find(|one| one.netdev.as_ref() == Some(netdev));
+        let below = its.and_then(|one| one.below.as_ref());
+        if let Some(below) = below.filter(|below| below.mtu_bytes.is_none_or(|mtu| mtu < 9000)) {
+            of_vlan = " The interface below a VLAN needs the line too.";
+            names.push(&below.netdev);
+        }
+        names.push(netdev);
+    }
+    let set = each(&names, |name| format!("sudo ip link set {name} mtu 9000"));
+    SMALL_MTU
+        .finding(format!("{text} {MTU_FOR_GOOD}{of_vlan}"))
+        .until_boot_by(set)
 }
 
 /// The lasting cure of a small MTU. A command would have to know which program sets the addresses.
@@ -497,38 +564,6 @@ fn profile_word(profile: &AutomaticProfile) -> String {
     }
 }
 
-fn bootstrap(facts: &Facts, job_facts: &JobFacts, found: &mut Vec<Finding>) {
-    let Some(wanted) = &job_facts.socket_interfaces else {
-        return;
-    };
-    let pair = [("NCCL_SOCKET_IFNAME".to_owned(), wanted.clone())];
-    let Ok(config) = nccl_net_spark::config::Config::from_variables(&pair) else {
-        return;
-    };
-    let usable: Vec<&Interface> = facts
-        .interfaces
-        .iter()
-        .filter(|one| one.is_up && !one.addresses.is_empty())
-        .collect();
-    if facts.interfaces.is_empty()
-        || usable
-            .iter()
-            .any(|one| config.setup.interfaces.admits(&one.name, None))
-    {
-        return;
-    }
-    let names: Vec<&str> = usable.iter().map(|one| one.name.as_str()).collect();
-    let text = format!(
-        "NCCL_SOCKET_IFNAME={wanted} matches none of the interfaces that are up ({})",
-        list(&names)
-    );
-    found.push(
-        SOCKET_IFNAME
-            .finding(text)
-            .cured_by("unset NCCL_SOCKET_IFNAME"),
-    );
-}
-
 fn ip(gid: &[u8; 16]) -> IpAddr {
     Ipv6Addr::from(*gid).to_canonical()
 }
@@ -548,7 +583,7 @@ fn subnet(ip: IpAddr, prefix: Option<u8>) -> Option<(u32, u8)> {
 /// a part of its commands.
 #[cfg(test)]
 pub mod faults {
-    use crate::commands::doctor::tests::bed::{Bed, addresses, link};
+    use crate::commands::doctor::tests::bed::{Bed, FUNCTIONS, addresses, link};
     use crate::commands::doctor::tests::faults::{faults, iwarp, one, two, with, without_carrier};
 
     faults! {
@@ -570,9 +605,37 @@ pub mod faults {
             without_carrier("enp1s0f0np0", 10), without_carrier("enp1s0f1np1", 11),
             without_carrier("enP2p1s0f0np0", 12), without_carrier("enP2p1s0f1np1", 13),
         ])) => Broken "no-rail" ["their interfaces are up and have no carrier"] "sudo ethtool -m enp1s0f0np0";
+        // tensorflow/tensorflow 22077: show_gids has v1 alone for each GID of a ConnectX-3.
+        "ports with RoCE v1 alone": with(one(), |bed| {
+            for device in ["rocep1s0f0", "roceP2p1s0f0"] {
+                (0..4).for_each(|at| bed.port(device, &format!("gid_attrs/types/{at}"), "IB/RoCE v1\n"));
+            }
+        }) => Broken "no-rail" ["rocep1s0f0 and roceP2p1s0f0", "GIDs of RoCE v1 alone"] "";
+        // deepseek-ai/DeepEP 38: the four fast ports of each host are InfiniBand.
+        "ports for InfiniBand": with(two(), |bed| {
+            for (device, ..) in FUNCTIONS {
+                bed.port(device, "link_layer", "InfiniBand\n");
+                bed.no_gids(device);
+            }
+        }) => Broken "no-rail" ["their link layer is InfiniBand"] "unset NCCL_NET NCCL_NET_PLUGIN";
+        // Mellanox/k8s-rdma-shared-dev-plugin 72: /dev/infiniband and no interfaces, zero GIDs.
+        "a pod without the ports' interfaces": with(two(), |bed| {
+            bed.write("run/secrets/kubernetes.io/serviceaccount/token", "");
+            FUNCTIONS.iter().for_each(|one| bed.hide_interface(one));
+        }) => Broken "no-rail" ["their interfaces are not in this network namespace"] "hostNetwork";
+        // NVIDIA/nccl 925: every container sees all devices and has one interface.
+        "a container with one of two interfaces": with(one(), |bed| {
+            bed.write(".dockerenv", "");
+            bed.hide_interface(&FUNCTIONS[2]);
+        }) => Slow "half-cable" ["roceP2p1s0f0", "its interface is not in this network namespace"] "--for docker";
         "an iWARP device": iwarp() => Broken "iwarp" ["rocep1s0f0", "iWARP"] "enable_roce value true";
         "a bond over both ports": with(two(), |bed| bed.bond()) =>
             Slow "bond" ["mlx5_bond_0 is the bond bond0", "one PCIe link"] "";
+        // NVIDIA/nccl-tests 265: a bond of two ports of 200 Gb/s, on a link of 16 lanes.
+        "a bond on a link that carries it": with(two(), |bed| {
+            bed.bond();
+            ["current_link_width", "max_link_width"].iter().for_each(|file| bed.pci("mlx5_bond_0", file, "16\n"));
+        }) => Note "bond" ["448.1 Gb/s at most"] "";
         "a cable for 40 Gb/s": with(one(), |bed| {
             ["rocep1s0f0", "roceP2p1s0f0"].iter().for_each(|device| bed.port(device, "rate", "40 Gb/sec (4X QDR)\n"));
         }) => Slow "slow-port" ["rocep1s0f0 and roceP2p1s0f0 run at 40 Gb/s"] "";
@@ -595,6 +658,11 @@ pub mod faults {
         "a PCIe link of two lanes": with(one(), |bed| bed.pci("rocep1s0f0", "current_link_width", "2\n")) => Slow "slow-pcie-link" ["Gen5 x2", "Gen5 x4"] "fwupdmgr";
         "a PCIe link at generation 4": with(one(), |bed| bed.pci("roceP2p1s0f0", "current_link_speed", "16.0 GT/s PCIe\n")) =>
             Slow "slow-pcie-link" ["Gen4 x4"] "fwupdmgr";
+        // geerlingguy/raspberry-pi-pcie-devices 143: a ConnectX-3 on one of its lanes.
+        "a card on one lane, on another machine": with(one(), |bed| {
+            bed.other_machine();
+            bed.pci("rocep1s0f0", "current_link_width", "1\n");
+        }) => Slow "slow-pcie-link" ["Gen5 x1"] "lspci -vv -d 15b3:";
         "PFC for another priority, trust PCP": with(one(), |bed| {
             bed.mlnx_qos("pcp", "0   0   0   1   0   0   0   0");
             bed.qos_unit();
@@ -611,6 +679,16 @@ pub mod faults {
             }
         }) => Slow "small-mtu" ["enp1s0f0np0", "1024"] "ip link set enp1s0f0np0 mtu 9000";
         "an MTU that differs": with(one(), |bed| bed.write("sys/class/net/enP2p1s0f0np0/mtu", "1500\n")) => Slow "small-mtu" ["roceP2p1s0f0 has a path MTU of 1024"] "mtu 9000";
+        // NVIDIA/nccl 1573: pods with net1 and net2 (macvlan).
+        "an interface MTU of 1500 in a pod": with(one(), |bed| {
+            bed.write("run/secrets/kubernetes.io/serviceaccount/token", "");
+            for name in ["enp1s0f0np0", "enP2p1s0f0np0"] {
+                bed.write(&format!("sys/class/net/{name}/mtu"), "1500\n");
+            }
+        }) => Slow "small-mtu" ["NetworkAttachmentDefinition"] "";
+        // NVIDIA/nccl 177: bond0.2973 has MTU 1500, and bond0 below it 8888.
+        "a VLAN with an MTU of 1500": with(one(), |bed| bed.vlan(&FUNCTIONS[0], "1500\n")) =>
+            Slow "small-mtu" ["below a VLAN needs the line"] "ip link set enp1s0f0np0 mtu 9000 && sudo ip link set enp1s0f0np0.100 mtu 9000";
         "twins in one subnet": with(one(), |bed| {
             let links = [link("lo", 1, "127.0.0.1/8"), link("enp1s0f0np0", 10, "192.168.100.1/16"), link("enP2p1s0f0np0", 12, "192.168.101.1/16")];
             bed.write("answers/ip-addr.json", &addresses(&links));
@@ -659,8 +737,6 @@ pub mod faults {
         }) => Broken "automatic-profile" ["enp1s0f0np0", "no address and is no rail"] "sudo nmcli con delete";
         "an automatic profile on a rail with an address": with(one(), |bed| bed.profile("enp1s0f0np0", "-999", "Kabelgebunden 1", "auto")) =>
             Note "automatic-profile" ["enp1s0f0np0 (\"Kabelgebunden 1\")", "can change"] "nmcli con delete \"Kabelgebunden 1\"";
-        "NCCL_SOCKET_IFNAME that no interface has": with(one(), |bed| bed.set("NCCL_SOCKET_IFNAME", "eth0")) =>
-            Broken "socket-ifname" ["NCCL_SOCKET_IFNAME=eth0", "enP7s7"] "unset NCCL_SOCKET_IFNAME";
     }
 }
 
@@ -710,7 +786,12 @@ mod tests {
             is_late: false,
         };
         let commands = |obstacle: Obstacle| {
-            let finding = with_cure(NO_RAIL.finding(""), &obstacle, &[&port(obstacle.clone())]);
+            let finding = with_cure(
+                NO_RAIL.finding(""),
+                &obstacle,
+                &[&port(obstacle.clone())],
+                None,
+            );
             (
                 finding.cure.unwrap_or_default(),
                 finding.now.unwrap_or_default(),
@@ -718,7 +799,11 @@ mod tests {
         };
         let cure = |obstacle: Obstacle| commands(obstacle).0;
         assert_eq!(cure(Obstacle::Excluded), "unset NCCL_IB_HCA");
-        assert_eq!(cure(Obstacle::LinkLayer(LinkLayer::InfiniBand)), "");
+        assert_eq!(
+            cure(Obstacle::LinkLayer(LinkLayer::InfiniBand)),
+            OWN_NETWORK
+        );
+        assert_eq!(cure(Obstacle::NoInterface), "");
         for state in [PortState::Down, PortState::Init, PortState::Other(5)] {
             let (for_good, now) = commands(Obstacle::State(state));
             assert_eq!(for_good, "");

@@ -23,12 +23,20 @@ pub struct Function {
     /// IOMMU mode: `DMA`, `DMA-FQ` or `identity`.
     pub iommu: Option<String>,
     pub mtu_bytes: Option<u32>,
+    /// The interface below `netdev`, if `netdev` is a VLAN or the like.
+    pub below: Option<Below>,
     /// `None` if ethtool gives no answer, and for a function that is no rail: ethtool is run only
     /// for rails.
     pub pause: Option<Pause>,
     /// The port's counters in sysfs (`counters` and `hw_counters`). For a rail also the discards
     /// and pauses of `ethtool -S`.
     pub counters: PortCounters,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Below {
+    pub netdev: String,
+    pub mtu_bytes: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +85,7 @@ pub(super) fn functions(
             mtu_bytes: netdev
                 .as_ref()
                 .and_then(|name| number(place, &format!("/sys/class/net/{name}/mtu"))),
+            below: netdev.as_ref().and_then(|name| below(place, name)),
             pause: rail.and_then(|name| {
                 pause(place, name)
                     .map_err(|why| without_pause.push((name, why)))
@@ -180,6 +189,31 @@ pub(super) fn unbound(place: &Place) -> Vec<(Option<String>, String)> {
             (driver, address)
         })
         .collect()
+}
+
+/// Finds the interface below another one. A bond has several interfaces below it, and sets their
+/// MTU itself.
+fn below(place: &Place, netdev: &str) -> Option<Below> {
+    let names = place.names(format!("/sys/class/net/{netdev}"));
+    let mut lower = names.iter().filter_map(|name| name.strip_prefix("lower_"));
+    let (only, None) = (lower.next()?, lower.next()) else {
+        return None;
+    };
+    Some(Below {
+        netdev: only.to_owned(),
+        mtu_bytes: number(place, &format!("/sys/class/net/{only}/mtu")),
+    })
+}
+
+/// Returns true if PCI has a Mellanox device, and `None` if sysfs shows no PCI device at all.
+pub(super) fn has_nic(place: &Place) -> Option<bool> {
+    let folder = "/sys/bus/pci/devices";
+    let addresses = place.names(folder);
+    let is_nic = |address: &String| {
+        let vendor = place.text(format!("{folder}/{address}/vendor"));
+        vendor.as_deref() == Some(MELLANOX)
+    };
+    (!addresses.is_empty()).then(|| addresses.iter().any(is_nic))
 }
 
 fn number<T: TryFrom<u64>>(place: &Place, file: &str) -> Option<T> {

@@ -19,6 +19,12 @@ pub struct Machine {
     /// Limit of locked memory in bytes. `u64::MAX` if there is no limit, or if CAP_IPC_LOCK lifts
     /// the limit.
     pub memlock_bytes: Option<u64>,
+    /// True if the process may raise its limit of locked memory by itself: the hard limit is
+    /// infinite.
+    pub may_raise_memlock: bool,
+    /// The systemd service that started the process, if any: slurmd for a job of Slurm. A login and
+    /// its user manager do not count.
+    pub service: Option<String>,
     /// Memory that all processes have pinned now for devices.
     pub pinned_bytes: u64,
     pub device_files: Vec<DeviceFile>,
@@ -98,6 +104,9 @@ pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSee
         kernel: place.text("/proc/sys/kernel/osrelease"),
         cma_kib: cma_kib(place),
         memlock_bytes: memlock_bytes(place, &process),
+        may_raise_memlock: memlock_limits(place, &process)
+            .is_some_and(|limits| limits.hard == "unlimited"),
+        service: service(place, &process),
         pinned_bytes: pinned_bytes(place),
         device_files: device_files(place),
         has_dev_infiniband: place.has("/dev/infiniband"),
@@ -179,14 +188,42 @@ fn memlock_bytes(place: &Place, process: &str) -> Option<u64> {
     if effective & CAP_IPC_LOCK != 0 {
         return Some(u64::MAX);
     }
+    match memlock_limits(place, process)?.soft.as_str() {
+        "unlimited" => Some(u64::MAX),
+        bytes => bytes.parse().ok(),
+    }
+}
+
+struct Limits {
+    soft: String,
+    hard: String,
+}
+
+fn memlock_limits(place: &Place, process: &str) -> Option<Limits> {
     let text = place.text(format!("{process}/limits"))?;
     let line = text
         .lines()
         .find_map(|line| line.strip_prefix("Max locked memory"))?;
-    match line.split_whitespace().next()? {
-        "unlimited" => Some(u64::MAX),
-        bytes => bytes.parse().ok(),
+    let mut words = line.split_whitespace().map(str::to_owned);
+    Some(Limits {
+        soft: words.next()?,
+        hard: words.next()?,
+    })
+}
+
+/// Reads the systemd service of a process from its control group. Slurm moves the processes of jobs
+/// into a scope of its own, `slurmstepd.scope`.
+fn service(place: &Place, process: &str) -> Option<String> {
+    let text = place.text(format!("{process}/cgroup"))?;
+    let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let units: Vec<&str> = path.split('/').filter(|unit| !unit.is_empty()).collect();
+    if units.iter().any(|unit| unit.starts_with("slurmstepd")) {
+        return Some("slurmd.service".to_owned());
     }
+    let [slice, service, ..] = units[..] else {
+        return None;
+    };
+    (slice == "system.slice" && service.ends_with(".service")).then(|| service.to_owned())
 }
 
 /// Adds up the memory that processes have pinned. The kernel counts each registration of a page.

@@ -41,6 +41,8 @@ pub struct Facts {
     pub functions: Vec<Function>,
     /// The driver, if any, and the PCI address of each NIC without an RDMA device.
     pub unbound: Vec<(Option<String>, String)>,
+    /// True if PCI has a Mellanox device; `None` if sysfs shows no PCI device at all.
+    pub has_nic: Option<bool>,
     pub ports: Vec<PciePort>,
     /// Lines of the kernel log about uncorrected errors of `functions` and (PCIe) `ports`.
     pub pcie_log: Vec<String>,
@@ -119,6 +121,7 @@ pub fn facts(
         module_log: log.module,
         profiles: profiles::automatic_profiles(place, &netdevs, not_seen),
         unbound: functions::unbound(place),
+        has_nic: functions::has_nic(place),
         functions,
         ports: pcie_ports,
         qos,

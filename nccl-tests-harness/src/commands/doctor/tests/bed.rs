@@ -17,9 +17,18 @@ pub struct Bed {
     pub request: Request,
 }
 
+type Function = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+    u8,
+    &'static str,
+);
+
 /// The four functions: device, interface, PCI address, physical port, last digit of the GUID, and
 /// the IP address that the interface has if the port has a cable.
-pub const FUNCTIONS: [(&str, &str, &str, &str, u8, &str); 4] = [
+pub const FUNCTIONS: [Function; 4] = [
     (
         "rocep1s0f0",
         "enp1s0f0np0",
@@ -203,6 +212,59 @@ impl Bed {
                 "0000:0000:0000:0000:0000:0000:0000:0000\n",
             );
         }
+    }
+
+    /// Makes the machine another one than a Spark, with cards from a shop.
+    pub fn other_machine(&self) {
+        self.write("sys/class/dmi/id/sys_vendor", "Supermicro\n");
+        self.write("sys/class/dmi/id/product_name", "SYS-821GE-TNHR\n");
+        for (device, ..) in FUNCTIONS {
+            self.write(
+                &format!("sys/class/infiniband/{device}/board_id"),
+                "MT_0000000838\n",
+            );
+        }
+    }
+
+    /// Hides a function's interface, as a container does that has the device alone: the kernel then
+    /// hides the port's GIDs too.
+    pub fn hide_interface(&self, function: &Function) {
+        let (device, netdev, address, ..) = *function;
+        let domain = &address[..4];
+        self.no_gids(device);
+        (0..4).for_each(|at| self.port(device, &format!("gid_attrs/ndevs/{at}"), ""));
+        self.remove(&format!("sys/class/net/{netdev}"));
+        let pci = format!("sys/devices/pci{domain}:00/{domain}:00:00.0/{address}");
+        fs::remove_dir_all(self.path(&format!("{pci}/net"))).unwrap();
+        let mut links = self.links_written();
+        links.retain(|link| link["ifname"] != netdev);
+        self.interfaces(&links);
+    }
+
+    /// Moves a function's address to a VLAN with this MTU.
+    pub fn vlan(&self, function: &Function, mtu: &str) {
+        let (device, netdev, .., address) = *function;
+        let vlan = format!("{netdev}.100");
+        let mut links = self.links_written();
+        links.retain(|link| link["ifname"] != netdev);
+        links.push(link(netdev, 10, ""));
+        links.push(link(&vlan, 30, &format!("{address}/24")));
+        self.interfaces(&links);
+        for at in [2, 3] {
+            self.port(
+                device,
+                &format!("gid_attrs/ndevs/{at}"),
+                &format!("{vlan}\n"),
+            );
+        }
+        for name in [netdev, &vlan] {
+            self.write(&format!("sys/class/net/{name}/mtu"), mtu);
+        }
+        self.write(&format!("sys/class/net/{vlan}/ifindex"), "30\n");
+        self.link(
+            &format!("sys/class/net/{netdev}"),
+            &format!("sys/class/net/{vlan}/lower_{netdev}"),
+        );
     }
 
     /// Makes a bond of the two functions of the first PCIe link, as mlx5 shows RoCE LAG: the first
@@ -421,6 +483,17 @@ impl Bed {
         self.write(
             &format!("proc/{name}/status"),
             "Name:\tx\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-19\n",
+        );
+    }
+
+    /// Puts the doctor into a job of Slurm, on a machine whose limits.d allows all logins to lock
+    /// memory.
+    pub fn slurm_job(&self) {
+        let limits = "* soft memlock unlimited\n* hard memlock unlimited\n";
+        self.write("etc/security/limits.d/90-memlock.conf", limits);
+        self.write(
+            "proc/self/cgroup",
+            "0::/system.slice/slurmstepd.scope/job_17/step_batch/user/task_0\n",
         );
     }
 

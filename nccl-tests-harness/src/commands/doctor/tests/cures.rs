@@ -37,12 +37,21 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("ethtool enp", "shows, and changes nothing"),
     ("devlink dev param show", "shows, and changes nothing"),
     ("pgrep", "shows, and changes nothing"),
+    (
+        "ulimit -l",
+        "the limit of the job's shell; this user may not raise it",
+    ),
     ("nccl-spark all-gather", "shows, and changes nothing"),
     (
         "NCCL_SPARK_CPU_LATENCY_US",
         "takes effect in a job, on a GB10",
     ),
     ("fwupdmgr", "updates firmware"),
+    ("the power cable out", "somebody at the machine"),
+    (
+        "NCCL's own network",
+        "the plugin is not for InfiniBand, with or without it",
+    ),
     ("re-seat the cable", "a reboot, or somebody at the machine"),
     (
         "devlink dev param set",
@@ -142,7 +151,7 @@ impl Outcome {
 /// Runs commands in the bed's folder. The shell's variables become the bed's.
 fn run(bed: &mut Bed, commands: &str, name: &str) {
     const VARIABLES: &str = "variables-after";
-    for program in ["reboot", "poweroff", "update-grub", "modprobe"] {
+    for program in ["reboot", "poweroff", "update-grub", "modprobe", "systemctl"] {
         bed.program(program, "#!/bin/sh\n");
     }
     // Folders that Ubuntu has.
@@ -212,6 +221,10 @@ fn boot(bed: &Bed) {
         .split_whitespace()
         .eq(["*", "-", "memlock", "unlimited"])
     {
+        bed.process("self");
+    }
+    let of_slurm = text("etc/systemd/system/slurmd.service.d/90-memlock.conf");
+    if of_slurm == "[Service]\nLimitMEMLOCK=infinity\n" {
         bed.process("self");
     }
     for module in ["mlx5_ib", "ib_uverbs"] {

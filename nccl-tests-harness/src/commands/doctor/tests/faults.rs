@@ -50,6 +50,7 @@ pub fn all() -> impl Iterator<Item = &'static Fault> {
     let of_files = [
         findings::machine::faults::FAULTS,
         findings::rails::faults::FAULTS,
+        findings::sockets::faults::FAULTS,
         findings::counters::faults::FAULTS,
         findings::functions::faults::FAULTS,
         findings::qos::faults::FAULTS,
@@ -220,6 +221,7 @@ fn no_finding_does_harm_or_contradicts_a_fact() {
 const TOGETHER: &[(&str, &[&str])] = &[
     ("shared-subnet", &["subnet-clash", "arp"]),
     ("arp", &["shared-subnet", "subnet-clash"]),
+    ("no-rdma-device", &["hotplug"]),
 ];
 
 #[test]
@@ -374,6 +376,7 @@ fn a_copy_of_a_machine_is_judged_despite_missing_parts() {
         nvls_is_off: false,
         proxy_cpus: None,
         socket_interfaces: None,
+        gloo_interfaces: None,
     };
     let mut facts = look::facts(&Place::new(one().path("")), None, &[], &mut Vec::new());
     let judged = |facts: &Facts| {
