@@ -1,9 +1,10 @@
 //! Warnings: faults of a host's ports or settings, with their cures.
 
 use super::arp::Arp;
+use super::capacity::FRAMING_BYTES;
 use super::port::{ASSUMED_SPEED_MBPS, Cable, Port, ipv4_subnet};
 use super::text::{gbps, list};
-use super::{FRAMING_BYTES, HcaFilter, Obstacle, PcieLink, Rail, Warning, WarningKind};
+use super::{HcaFilter, Obstacle, PcieLink, Rail, Warning, WarningKind};
 
 /// Returns all warnings, the costliest first.
 pub(super) fn warnings(

@@ -2,6 +2,11 @@
 
 use super::{PcieLink, Rail};
 
+/// Overhead of a RoCE v2 packet, in bytes: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8, base
+/// transport header 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture annex
+/// A17). The sum leaves out the RDMA header, because only a message's first packet has one.
+pub(super) const FRAMING_BYTES: u64 = 82;
+
 /// Bandwidth of a set of rails in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {

@@ -135,7 +135,7 @@ impl Survey {
     pub fn payload(&self) -> Capacity {
         capacity::capacity(&self.rails, &self.links, |rail| {
             let mtu = u64::from(rail.path_mtu_bytes);
-            let mbps = u64::from(rail.speed_mbps) * mtu / (mtu + FRAMING_BYTES);
+            let mbps = u64::from(rail.speed_mbps) * mtu / (mtu + capacity::FRAMING_BYTES);
             u32::try_from(mbps).unwrap_or(u32::MAX)
         })
     }
@@ -179,11 +179,6 @@ impl Survey {
         }
     }
 }
-
-/// Overhead of a RoCE v2 packet, in bytes: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8, base
-/// transport header 12, invariant CRC 4, frame check 4 (IEEE 802.3; InfiniBand Architecture annex
-/// A17). The sum leaves out the RDMA header, because only a message's first packet has one.
-const FRAMING_BYTES: u64 = 82;
 
 /// Sorts ports by cable, and the ports of one cable by PCI address, domain first. A cable's place
 /// is the place of its lowest PCI address. Ports without PCI are last.

@@ -85,8 +85,8 @@ pub(super) fn is_bond(sysfs: &Path, netdev: &str) -> bool {
     folder.is_dir()
 }
 
-/// Returns true if a device speaks iWARP: the kernel calls its node type `4: RNIC` (`node_type_show`
-/// in drivers/infiniband/core/sysfs.c).
+/// Returns true if a device speaks iWARP: the kernel calls its node type `4: RNIC`
+/// (`node_type_show` in drivers/infiniband/core/sysfs.c).
 pub(super) fn is_iwarp(sysfs: &Path, device: &str) -> bool {
     read(&rdma_device(sysfs, device).join("node_type")).is_some_and(|kind| kind.starts_with("4:"))
 }

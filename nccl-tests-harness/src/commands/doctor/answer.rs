@@ -48,8 +48,8 @@ pub struct Examined {
 }
 
 impl Answer {
-    /// Drops findings that another one explains, sorts the others (worst first), removes duplicates,
-    /// and sets the verdict.
+    /// Drops findings that another one explains, sorts the others (worst first), removes
+    /// duplicates, and sets the verdict.
     pub fn settle(&mut self) {
         self.schema = 1;
         findings::take_in(&mut self.findings);

@@ -285,8 +285,8 @@ fn general(name: &str) -> Rule {
     }
 }
 
-/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding, and
-/// a part of its commands.
+/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding,
+/// and a part of its commands.
 #[cfg(test)]
 pub mod faults {
     use crate::commands::doctor::tests::faults::{faults, one, with};

@@ -177,8 +177,8 @@ fn netdev(rail: &Function) -> &str {
     rail.netdev.as_deref().unwrap_or("its interface")
 }
 
-/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding, and
-/// a part of its commands.
+/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding,
+/// and a part of its commands.
 #[cfg(test)]
 pub mod faults {
     use crate::commands::doctor::tests::bed::KERNEL_LOG;

@@ -208,8 +208,8 @@ pub(super) fn is_spark(facts: &Facts) -> bool {
 /// Board id of a Spark's ConnectX-7, from owners' `ibstat` output.
 const SPARK_BOARD: &str = "NVD0000000087";
 
-/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding, and
-/// a part of its commands.
+/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding,
+/// and a part of its commands.
 #[cfg(test)]
 pub mod faults {
     use crate::commands::doctor::tests::bed::KERNEL_LOG;

@@ -287,8 +287,8 @@ fn glibc(found: &Libraries, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding, and
-/// a part of its commands.
+/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding,
+/// and a part of its commands.
 #[cfg(test)]
 pub mod faults {
     use crate::commands::doctor::tests::bed::{LIB, Object};

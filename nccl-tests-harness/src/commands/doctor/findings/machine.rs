@@ -431,8 +431,8 @@ fn ranges(numbers: &[u32]) -> String {
     parts.iter().map(text).collect::<Vec<_>>().join(",")
 }
 
-/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding, and
-/// a part of its commands.
+/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding,
+/// and a part of its commands.
 #[cfg(test)]
 pub mod faults {
     use crate::commands::doctor::tests::bed::Bed;

@@ -61,8 +61,8 @@ pub(super) fn cure(finding: Finding, facts: &Facts, devices: &[&str]) -> Finding
         .until_boot_by(commands.join(" && "))
 }
 
-/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding, and
-/// a part of its commands.
+/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding,
+/// and a part of its commands.
 #[cfg(test)]
 pub mod faults {
     use crate::commands::doctor::tests::faults::{faults, one, with};

@@ -579,8 +579,8 @@ fn subnet(ip: IpAddr, prefix: Option<u8>) -> Option<(u32, u8)> {
     }
 }
 
-/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding, and
-/// a part of its commands.
+/// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding,
+/// and a part of its commands.
 #[cfg(test)]
 pub mod faults {
     use crate::commands::doctor::tests::bed::{Bed, FUNCTIONS, addresses, link};

@@ -1,5 +1,5 @@
-//! Carries out the cures that the doctor prints: plants a fault, runs the finding's commands as they
-//! are printed, and asks the doctor again. The finding must be gone.
+//! Carries out the cures that the doctor prints: plants a fault, runs the finding's commands as
+//! they are printed, and asks the doctor again. The finding must be gone.
 //!
 //! The machine is the fault's folder, as the root folder of a shell (chroot), with this machine's
 //! programs in `/usr`. So commands change only the folder. Commands about variables change the
