@@ -1,13 +1,14 @@
 //! Examines a machine or process: reads its facts, judges them, and collects the results.
 
-use super::environment::{self, Judged, Variable};
 use super::finding::{Fact, Finding, NotSeen, Verdict};
+use super::findings::variables::{self, Judged};
 use super::findings::{self, JobFacts};
+use super::hosts::PeerResult;
+use super::look::variables::{Variable, known_variables, of_process, with_files};
 use super::look::{self, Facts, Job, Libraries, Process};
-use super::picture;
 use super::place::Place;
-use super::together::PeerResult;
-use crate::commands::doctor::environment::PLUGIN_NOT_NAMED;
+use super::show::picture;
+use crate::commands::doctor::findings::variables::PLUGIN_NOT_NAMED;
 use crate::places::{self, in_path};
 use crate::unique::unique;
 use nccl_net_spark::rails::{CudaDevice, RailAddress, gbps, host_pointers_reason};
@@ -71,7 +72,7 @@ const USUAL_PLUGIN: &str = "/usr/local/lib/libnccl-net-spark.so";
 pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examined>), String> {
     let mut answer = Answer::default();
     let environment = match request.pid {
-        Some(pid) => environment::of_process(place, pid)
+        Some(pid) => of_process(place, pid)
             .map_err(|error| format!("--pid {pid}: its environment cannot be read: {error}"))?,
         None => request.variables.clone(),
     };
@@ -84,13 +85,12 @@ pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examine
         .iter()
         .find(|(name, _)| name == "HOME")
         .map(|(_, value)| value.as_str());
-    let variables =
-        environment::with_files(environment::known_variables(&environment), home, &inside);
+    let variables = with_files(known_variables(&environment), home, &inside);
     let own_plugin = places::plugin(&request.own_program);
     let plugin = own_plugin
         .as_ref()
         .map_or(USUAL_PLUGIN.to_owned(), |path| path.display().to_string());
-    let verdicts = environment::judge(&variables, &plugin, &|path| inside.missing_reason(path));
+    let verdicts = variables::judge(&variables, &plugin, &|path| inside.missing_reason(path));
     answer.variables = verdicts.variables;
     answer.findings = verdicts.findings;
     let examined = (!request.is_env_alone).then(|| {
@@ -118,7 +118,7 @@ pub fn answer(place: &Place, request: Request) -> Result<(Answer, Option<Examine
         .iter_mut()
         .filter_map(|finding| finding.cure.as_mut())
     {
-        *cure = environment::at_its_source(cure, &variables);
+        *cure = variables::at_its_source(cure, &variables);
     }
     answer.settle();
     Ok((answer, examined))

@@ -1,35 +1,30 @@
 //! `nccl-spark doctor`: finds the faults of this machine or of a job, and prints the worst first.
 //! Most findings have a cure: a command that removes the fault.
 //!
-//! `place` reads files below a root folder: `/`, or a folder with copied files of another machine.
-//! `look` reads facts and judges nothing. `findings` makes findings from these facts and reads
-//! nothing. `environment` reads and judges a job's variables. `tests` injects single faults. A new
-//! kind of finding is one file: its row, its judgement and its fault are in the same file of
-//! `findings`. A fact that the doctor does not read yet is added to `look`.
+//! - `look` reads facts, and judges nothing. It reads files below a root folder (`place`): `/`, or
+//!   a folder with copied files of another machine.
+//! - `findings` makes findings from these facts, and reads nothing. A new kind of finding is one
+//!   file of it: its row, its judgement and its fault. A fact that the doctor does not read yet is
+//!   added to `look`.
+//! - `hosts` examines another host together with this one, and compares the subnets of several.
+//! - `show` prints the results.
 //!
-//! `options` is the command line. `peer` examines another host together with this one. `hosts`
-//! compares the subnets of several hosts. `together` has the results for two hosts.
+//! `options` is the command line, and `answer` an examination. `tests` injects single faults.
 //!
 //! Each file that makes findings begins with their kinds; [`kinds`] collects these. Scripts rely on
 //! ids and on `--json`: an id keeps its meaning, and `schema` increases when a field is removed or
 //! changes its meaning.
 
 mod answer;
-mod environment;
 mod finding;
 mod findings;
-mod hosts;
+pub mod hosts;
 pub mod look;
 mod options;
-mod peer;
-mod picture;
 pub mod place;
-mod rail;
 mod show;
-pub mod ssh;
 #[cfg(test)]
 mod tests;
-mod together;
 
 pub use answer::{Request, answer};
 pub use finding::{Kind, Verdict};
@@ -52,13 +47,13 @@ pub fn kinds() -> impl Iterator<Item = &'static Kind> {
         findings::qos::KINDS,
         findings::counters::KINDS,
         findings::libraries::KINDS,
-        environment::variable::KINDS,
-        environment::KINDS,
-        environment::launchers::KINDS,
-        peer::compare::KINDS,
-        peer::neighbours::KINDS,
-        peer::grade::KINDS,
-        peer::KINDS,
+        findings::variables::variable::KINDS,
+        findings::variables::KINDS,
+        findings::variables::launchers::KINDS,
+        hosts::peer::compare::KINDS,
+        hosts::peer::neighbours::KINDS,
+        hosts::peer::grade::KINDS,
+        hosts::peer::KINDS,
     ];
     of_files.into_iter().flatten().copied()
 }
@@ -87,7 +82,7 @@ impl Options {
         let (peer, ssh) = self.checked(|name| value(name).filter(|value| !value.is_empty()))?;
         let target = self.json.target;
         if !self.hosts.is_empty() {
-            let has_order = hosts::run(&self.hosts, &ssh, end, target)?;
+            let has_order = hosts::several::run(&self.hosts, &ssh, end, target)?;
             return Ok(Ended::Judged(if has_order {
                 Verdict::Good
             } else {
@@ -108,15 +103,17 @@ impl Options {
         let (mut answer, examined) = answer::answer(&place, request).map_err(wrong)?;
         if self.partner || peer.is_some() {
             let examined = examined.context("this host was not examined")?;
-            let host = peer::Host::new(&place, &answer, &examined, program)?;
+            let host = hosts::peer::Host::new(&place, &answer, &examined, program)?;
             if let Some(peer) = &peer {
-                peer::examine(peer, &host, &mut answer, program, end)?;
+                hosts::peer::examine(peer, &host, &mut answer, program, end)?;
             } else {
-                let address = peer::address(self.interface.as_deref(), ssh_connection.as_deref())?;
+                let address =
+                    hosts::peer::address(self.interface.as_deref(), ssh_connection.as_deref())?;
                 if self.attached {
-                    peer::end_with_input();
+                    hosts::peer::end_with_input();
                 }
-                return peer::serve(&host, address, program, end).map(|()| Ended::ServedAsPartner);
+                return hosts::peer::serve(&host, address, program, end)
+                    .map(|()| Ended::ServedAsPartner);
             }
         }
         show::show(&answer, self.env, report::beside(target.as_ref()))?;

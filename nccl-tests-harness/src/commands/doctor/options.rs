@@ -1,7 +1,7 @@
 //! The command line of `nccl-spark doctor`.
 
-use super::peer::Peer;
-use super::ssh::{self, Ssh};
+use super::hosts::peer::Peer;
+use super::hosts::ssh::{self, Ssh};
 use crate::output::report::JsonOption;
 use crate::ranks::rendezvous::parse_place;
 use crate::ranks::token::Token;

@@ -1,8 +1,8 @@
 //! The command line of `nccl-spark report`, checked before anything starts.
 
 use super::parts::{self, Part, Request, Step};
+use crate::commands::doctor::hosts::ssh::{self, Ssh};
 use crate::commands::doctor::place::Place;
-use crate::commands::doctor::ssh::{self, Ssh};
 use crate::commands::nccl_tests::gpus::is_gpu;
 use crate::date;
 use crate::output::{STANDARD_OUTPUT, replacement};

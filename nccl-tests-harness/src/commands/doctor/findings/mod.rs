@@ -1,21 +1,21 @@
 //! Makes findings from facts, without I/O.
 
-pub(super) mod counters;
+pub mod counters;
 mod cures;
-pub(super) mod functions;
-pub(super) mod libraries;
-pub(super) mod machine;
-pub(super) mod qos;
-pub(super) mod rails;
-pub(super) mod sockets;
+pub mod functions;
+pub mod libraries;
+pub mod machine;
+pub mod qos;
+pub mod rails;
+pub mod sockets;
+pub mod variables;
 
 pub use cures::JobFacts;
 pub use rails::{MTU_FOR_GOOD, arp_cure};
 
-use crate::commands::doctor::environment;
-use crate::commands::doctor::environment::variable::PLUGIN_KEPT_OUT;
 use crate::commands::doctor::finding::{Finding, Kind};
 use crate::commands::doctor::look::{Facts, Libraries};
+use variables::variable::PLUGIN_KEPT_OUT;
 
 /// Findings that another one explains: a cause, and what follows from it.
 const EXPLAINS: &[(&Kind, &[&Kind])] = &[
@@ -27,7 +27,7 @@ const EXPLAINS: &[(&Kind, &[&Kind])] = &[
     ),
     (functions::PCIE_LOG, &[functions::PCIE_UNCORRECTED]),
     (PLUGIN_KEPT_OUT, &[libraries::OTHER_PLUGIN]),
-    (libraries::OTHER_PLUGIN, &[environment::PLUGIN_NOT_NAMED]),
+    (libraries::OTHER_PLUGIN, &[variables::PLUGIN_NOT_NAMED]),
 ];
 
 /// Drops the findings that another one explains. The cause gets the worst of their severities.

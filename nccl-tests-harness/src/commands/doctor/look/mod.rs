@@ -18,6 +18,7 @@ mod process;
 mod profiles;
 mod python;
 mod qos;
+pub mod variables;
 
 pub use elf::Library;
 pub use functions::Function;
@@ -28,8 +29,8 @@ pub use process::Process;
 pub use profiles::AutomaticProfile;
 pub use qos::Qos;
 
-use crate::commands::doctor::environment::Variable;
 use crate::commands::doctor::finding::NotSeen;
+use crate::commands::doctor::look::variables::Variable;
 use crate::commands::doctor::place::Place;
 use nccl_net_spark::config::{Config, RailConfig};
 use nccl_net_spark::interfaces::Interface;

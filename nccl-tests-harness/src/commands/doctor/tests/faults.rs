@@ -3,7 +3,6 @@
 //! their findings.
 
 use super::bed::{Bed, FUNCTIONS, LIB, link};
-use crate::commands::doctor::environment;
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
 use crate::commands::doctor::findings::{self, JobFacts};
 use crate::commands::doctor::look::{self, Facts};
@@ -55,8 +54,8 @@ pub fn all() -> impl Iterator<Item = &'static Fault> {
         findings::functions::faults::FAULTS,
         findings::qos::faults::FAULTS,
         findings::libraries::faults::FAULTS,
-        environment::variable::faults::FAULTS,
-        environment::faults::FAULTS,
+        findings::variables::variable::faults::FAULTS,
+        findings::variables::faults::FAULTS,
     ];
     of_files.into_iter().flatten()
 }
@@ -458,27 +457,27 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "unknown-wiring",
         "a_copy_of_a_machine_is_judged_despite_missing_parts",
     ),
-    ("network-not-spark", "tests/environment.rs"),
-    ("plugin-not-first", "tests/environment.rs"),
-    ("plugin-not-named", "tests/environment.rs"),
-    ("setting-refused", "tests/environment.rs"),
-    ("ib-disable", "tests/environment.rs"),
-    ("gid-index-pinned", "tests/environment.rs"),
-    ("roce-version", "tests/environment.rs"),
-    ("other-tuner", "tests/environment.rs"),
-    ("few-channels", "tests/environment.rs"),
-    ("launcher", "tests/environment.rs"),
+    ("network-not-spark", "tests/variables.rs"),
+    ("plugin-not-first", "tests/variables.rs"),
+    ("plugin-not-named", "tests/variables.rs"),
+    ("setting-refused", "tests/variables.rs"),
+    ("ib-disable", "tests/variables.rs"),
+    ("gid-index-pinned", "tests/variables.rs"),
+    ("roce-version", "tests/variables.rs"),
+    ("other-tuner", "tests/variables.rs"),
+    ("few-channels", "tests/variables.rs"),
+    ("launcher", "tests/variables.rs"),
 ];
 
 #[test]
 fn each_kind_of_finding_has_a_fault() {
     let peers = [
-        crate::commands::doctor::peer::compare::KINDS,
-        crate::commands::doctor::peer::neighbours::KINDS,
-        crate::commands::doctor::peer::grade::KINDS,
-        crate::commands::doctor::peer::KINDS,
+        crate::commands::doctor::hosts::peer::compare::KINDS,
+        crate::commands::doctor::hosts::peer::neighbours::KINDS,
+        crate::commands::doctor::hosts::peer::grade::KINDS,
+        crate::commands::doctor::hosts::peer::KINDS,
     ];
-    let tests = include_str!("../peer/tests.rs");
+    let tests = include_str!("../hosts/peer/tests.rs");
     let process_tests = include_str!("../../../../tests/doctor_peer.rs");
     for kind in peers.into_iter().flatten() {
         let quoted = format!("\"{}\"", kind.id);

@@ -2,9 +2,9 @@
 
 pub mod bed;
 mod cures;
-mod environment;
 pub mod faults;
 mod ids;
 mod picture;
 mod qos;
 mod ssh;
+mod variables;

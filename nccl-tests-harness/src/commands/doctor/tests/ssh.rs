@@ -1,6 +1,6 @@
 //! Refused host names, and a script in place of ssh: its output, exit status and time limit.
 
-use crate::commands::doctor::ssh::{Ssh, check_host};
+use crate::commands::doctor::hosts::ssh::{Ssh, check_host};
 use std::time::{Duration, Instant};
 
 #[test]

@@ -4,7 +4,7 @@ use super::sheet::{NcclSheet, Sheet};
 use crate::commands::doctor::finding::kinds;
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::findings::MTU_FOR_GOOD;
-use crate::commands::doctor::rail::{Pair, PairedBy, RailSheet};
+use crate::commands::doctor::hosts::rail::{Pair, PairedBy, RailSheet};
 use nccl_net_spark::tuner;
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;

@@ -6,8 +6,8 @@ use super::sheet::{MAX_LIST_LEN, Neighbour, Sheet};
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::finding::kinds;
 use crate::commands::doctor::findings::arp_cure;
+use crate::commands::doctor::hosts::rail::{Pair, RailSheet};
 use crate::commands::doctor::place::Place;
-use crate::commands::doctor::rail::{Pair, RailSheet};
 use std::net::Ipv4Addr;
 
 kinds! {

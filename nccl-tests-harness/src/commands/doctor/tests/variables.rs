@@ -1,8 +1,9 @@
 //! Tests the doctor's verdict for the variables that each known launcher (a program or script that
 //! starts jobs) sets, and the effect of single variables.
 
-use crate::commands::doctor::environment::{self, Effect, Source, Variable, Verdicts};
 use crate::commands::doctor::finding::{Finding, Severity, Verdict};
+use crate::commands::doctor::findings::variables::{self, Effect, Verdicts};
+use crate::commands::doctor::look::variables::{Source, Variable};
 
 const PLUGIN: &str = "/usr/local/lib/libnccl-net-spark.so";
 
@@ -20,7 +21,7 @@ pub(super) fn variables(text: &str) -> Vec<Variable> {
 }
 
 fn judge(text: &str) -> Verdicts {
-    environment::judge(&variables(text), PLUGIN, &|_| None)
+    variables::judge(&variables(text), PLUGIN, &|_| None)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -339,7 +340,7 @@ fn a_missing_plugin_is_not_loaded() {
         ("/opt/libnccl-net-spark.so,/none/libnccl-net-spark.so", None),
         ("none/libnccl-net-spark.so", None),
     ] {
-        let verdicts = environment::judge(
+        let verdicts = variables::judge(
             &variables(&format!("NCCL_NET_PLUGIN={value}")),
             PLUGIN,
             &missing_reason,
@@ -350,7 +351,7 @@ fn a_missing_plugin_is_not_loaded() {
             .map(|finding| (&*finding.id, verdicts.variables[0].effect));
         assert_eq!(found, wanted, "{value}");
     }
-    let verdicts = environment::judge(
+    let verdicts = variables::judge(
         &variables("NCCL_NET_PLUGIN=/none/spark.so"),
         PLUGIN,
         &missing_reason,
@@ -364,7 +365,7 @@ fn a_missing_plugin_is_not_loaded() {
         verdicts.findings[0].cure.as_deref(),
         Some(&*format!("export NCCL_NET_PLUGIN={PLUGIN}"))
     );
-    let verdicts = environment::judge(
+    let verdicts = variables::judge(
         &variables("NCCL_NET_PLUGIN=/none/spark.so"),
         "/none/spark.so",
         &missing_reason,
@@ -386,7 +387,7 @@ fn the_cure_for_a_variable_of_nccls_file_names_that_file() {
         value: "IB".into(),
         source,
     };
-    let verdicts = environment::judge(&[variable], PLUGIN, &|_| None);
+    let verdicts = variables::judge(&[variable], PLUGIN, &|_| None);
     let finding = &verdicts.findings[0];
     assert!(
         finding

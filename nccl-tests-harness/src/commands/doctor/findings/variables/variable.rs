@@ -1,8 +1,8 @@
 //! The effect of a single variable.
 
-use super::source::{Source, Variable};
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::finding::{Kind, kinds};
+use crate::commands::doctor::look::variables::{Source, Variable};
 use Effect::{Blocks, Harms, Honoured, Ignored, Misleads, Nccl, Other, Refused, Unset};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::config::fate::{Fate, fate};

@@ -2,9 +2,9 @@
 
 use crate::commands::doctor::answer::{Answer, Examined};
 use crate::commands::doctor::finding::{Finding, Verdict};
+use crate::commands::doctor::hosts::rail::RailSheet;
 use crate::commands::doctor::look::Qos;
 use crate::commands::doctor::place::Place;
-use crate::commands::doctor::rail::RailSheet;
 use crate::commands::rails::Found;
 use crate::digest::sha256;
 use crate::output;

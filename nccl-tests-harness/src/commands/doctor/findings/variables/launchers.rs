@@ -6,9 +6,9 @@
 //! run-cluster-node.sh and cluster_topology.py, sparkrun's orchestration/infiniband.py,
 //! orchestration/executor.py and runtimes/atlas.py) and from their users' posts.
 
-use super::source::Variable;
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::finding::kinds;
+use crate::commands::doctor::look::variables::Variable;
 
 kinds! {
     LAUNCHER = Note "launcher": "the variables are as a known launcher sets them", "[launchers.md](launchers.md)";

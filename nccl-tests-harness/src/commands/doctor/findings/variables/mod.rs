@@ -1,22 +1,17 @@
 //! Judges the effect of a job's variables on this plugin: of each variable alone (`variable`), and
-//! of some variables together. `launchers` recognises the launcher that set the variables. `source`
-//! reads the variables. Judging reads no file: the caller passes a function that checks whether a
-//! file exists.
+//! of some variables together. `launchers` recognises the launcher that set the variables. Judging
+//! reads no file: the caller passes a function that checks whether a file exists.
 
-pub(super) mod launchers;
-mod source;
-pub(super) mod variable;
+pub mod launchers;
+pub mod variable;
 
 pub use launchers::recognised;
-pub use source::Source;
-pub use source::{Variable, known_variables, of_process, with_files};
 pub use variable::{Effect, Judged, MissingReason};
 
-use crate::commands::doctor::environment::variable::NETWORK_NOT_SPARK;
-use crate::commands::doctor::environment::variable::PLUGIN_KEPT_OUT;
-use crate::commands::doctor::finding::Finding;
-use crate::commands::doctor::finding::kinds;
+use crate::commands::doctor::finding::{Finding, kinds};
+use crate::commands::doctor::look::variables::{Source, Variable};
 use nccl_net_spark::config::Config;
+use variable::{NETWORK_NOT_SPARK, PLUGIN_KEPT_OUT};
 
 kinds! {
     PLUGIN_NOT_NAMED = Note "plugin-not-named": "no variable names the plugin", "as for `other-plugin`";

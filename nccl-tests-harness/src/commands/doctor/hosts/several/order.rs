@@ -1,8 +1,8 @@
 //! The order of ranks in which each host has a cable to the next, and the last to the first. Found
 //! without I/O.
 
-use crate::commands::doctor::rail::{PairedBy, RailSheet, pairs};
-use crate::commands::doctor::ssh::MOST_HOSTS;
+use crate::commands::doctor::hosts::rail::{PairedBy, RailSheet, pairs};
+use crate::commands::doctor::hosts::ssh::MOST_HOSTS;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PairCounts {

@@ -2,7 +2,7 @@
 
 use crate::commands::doctor::finding::kinds;
 use crate::commands::doctor::finding::{Finding, Severity};
-use crate::commands::doctor::together::{Grade, Outcome, Path, Rate};
+use crate::commands::doctor::hosts::together::{Grade, Outcome, Path, Rate};
 use crate::output::numbers::significant;
 
 kinds! {

@@ -3,9 +3,9 @@
 use super::neighbours;
 use super::sheet::Sheet;
 use crate::commands::doctor::answer::{Answer, Examined};
+use crate::commands::doctor::hosts::rail::{self, RailSheet};
 use crate::commands::doctor::look::PluginKind;
 use crate::commands::doctor::place::Place;
-use crate::commands::doctor::rail::{self, RailSheet};
 use crate::fabric::SoftRails;
 use crate::output;
 use crate::places::PluginOption;

@@ -1,8 +1,10 @@
 //! Prints the doctor's results as text.
 
+pub(super) mod picture;
+
 use super::answer::Answer;
 use super::finding::{Finding, Severity, Verdict};
-use super::together::PeerResult;
+use super::hosts::PeerResult;
 use crate::output::{self, Verbosity, numbers, plain};
 use anyhow::Result;
 use nccl_net_spark::rails::wrapped;
@@ -174,7 +176,7 @@ mod tests {
     use super::*;
     use crate::commands::doctor::finding::{Fact, NotSeen};
     use crate::commands::doctor::findings::rails::NO_RAIL;
-    use crate::commands::doctor::together::{Outcome, Path};
+    use crate::commands::doctor::hosts::together::{Outcome, Path};
 
     #[test]
     fn text_from_files_cannot_control_the_terminal() {

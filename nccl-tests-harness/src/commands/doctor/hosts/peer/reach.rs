@@ -1,7 +1,7 @@
 //! Connects to a partner that ssh starts, or that the user has started.
 
 use super::messages::{ANSWER_TIMEOUT, Ask, PARTNER_WORD};
-use crate::commands::doctor::ssh::{self, Remote, Ssh};
+use crate::commands::doctor::hosts::ssh::{self, Remote, Ssh};
 use crate::ranks::greeting::PROTOCOL;
 use crate::ranks::line::GreetingStream;
 use crate::ranks::token::Token;

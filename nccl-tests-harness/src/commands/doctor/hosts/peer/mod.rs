@@ -14,12 +14,12 @@
 //! partner accepts no path and no variable from the doctor. Each side limits the size of the
 //! other's messages before it uses them (`Sheet::received`, `ranks::line`).
 
-pub(super) mod compare;
-pub(super) mod grade;
+pub mod compare;
+pub mod grade;
 mod host;
 mod measure;
 mod messages;
-pub(super) mod neighbours;
+pub mod neighbours;
 mod partner;
 mod reach;
 mod sheet;
@@ -30,10 +30,10 @@ pub use host::Host;
 pub use partner::{address, end_with_input, run as serve};
 pub use reach::Peer;
 
-use super::answer::Answer;
-use super::finding::Finding;
 use super::rail::{Pair, pairs};
 use super::together::{Path, PeerResult};
+use crate::commands::doctor::answer::Answer;
+use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::finding::kinds;
 use crate::output;
 use crate::output::watch::Watch;
