@@ -9,7 +9,7 @@ use nccl_net_spark::rails::PciFunction;
 kinds! {
     PCIE_PAYLOAD = Slow "pcie-payload": "PCIe transactions are smaller than on other Sparks", "a BIOS update";
     PCIE_READ_REQUEST = Slow "pcie-read-request": "PCIe read requests are smaller than on other Sparks", "a BIOS update";
-    PCIE_UNCORRECTED = Fragile "pcie-uncorrected": "a PCIe link has had errors that were not corrected", "power off, re-seat the cable; if the errors return, the hardware is faulty";
+    PCIE_UNCORRECTED = Fragile "pcie-uncorrected": "a PCIe link has had errors that were not corrected", "power off, re-seat the cable; else the hardware";
     PCIE_CORRECTED = Fragile "pcie-corrected": "a PCIe link has corrected many errors", "as for `pcie-uncorrected`";
     PCIE_LOG = Fragile "pcie-log": "the kernel log has lines about uncorrected PCIe errors of the NIC or of the ports above it", "reboot, then as for `pcie-uncorrected`";
     NO_PAUSE = Fragile "no-pause": "pause frames are off", "[switches.md](switches.md#pause-or-pfc)";

@@ -17,7 +17,7 @@ kinds! {
     DEVICE_FORBIDDEN = Broken "device-forbidden": "the container's rules forbid a device (EPERM)", "`--device /dev/infiniband`. Nothing if the device belongs to another pod";
     RDMA_DRIVER = Broken "rdma-driver": "a NIC is present without an RDMA device: `mlx5_ib` is not loaded, or RoCE is off", "`sudo modprobe mlx5_ib`, or turn RoCE on";
     VERBS = Broken "verbs": "libibverbs is installed and cannot be used", "`sudo apt install libibverbs1 ibverbs-providers`";
-    MEMLOCK = Fragile "memlock": "locked memory is limited", "`--ulimit memlock=-1`; on the host the line of README's Install, then log in again and restart daemons such as Ray; in Kubernetes [for the node](containers.md#locked-memory)";
+    MEMLOCK = Fragile "memlock": "locked memory is limited", "the line of README's Install, then log in again; in containers [locked memory](containers.md#locked-memory)";
     CMA_REGRESSION = Broken "cma-regression": "the kernel's contiguous memory is broken, and registering fails with ENOMEM", "`kho=off` on the kernel's command line, or kernel 6.17";
     HOTPLUG = Fragile "hotplug": "DGX OS's hotplug handler takes all four functions away when one cable is pulled", "[failover.md](failover.md#dgx-oss-hotplug-handler)";
     PEERMEM_AT_BOOT = Note "peermem-at-boot": "nvidia-peermem is to be loaded at boot, which fails on a Spark", "remove it from `/etc/modules-load.d`";

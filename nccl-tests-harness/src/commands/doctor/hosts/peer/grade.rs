@@ -9,10 +9,10 @@ kinds! {
     SWITCH_MTU = Slow "switch-mtu": "a switch between two ports drops packets that both ports could send", "[switches.md](switches.md#mtu)";
     PAIR_UNREACHABLE = Slow "pair-unreachable": "a pair of rails delivers no packets", "`nccl-spark doctor` on both: cable, VLAN, MTU, ARP";
     WRONG_BYTES = Broken "wrong-bytes": "bytes arrived wrong", "stop using that rail, and report it";
-    SLOW_RAIL = Slow "slow-rail": "one rail is slow and others are not, though its attributes are right", "power off, and the power cable out for a minute, network cable connected";
+    SLOW_RAIL = Slow "slow-rail": "one rail is slow and others are not, though its attributes are right", "as for `slow-node`";
     SLOW_NODE = Slow "slow-node": "every rail carries 8 to 25 Gb/s over fast links: a node needs a restart", "restart the node, or else power-cycle it";
     SLOW_PATH = Slow "slow-path": "a pair of rails is slow, and no other pair is much faster", "`nccl-spark doctor` on both; stop other jobs";
-    SLOW_MERGED = Slow "slow-merged": "each rail is fast, and all together are slow", "processors, PCIe and pause frames: `nccl-spark doctor` on both";
+    SLOW_MERGED = Slow "slow-merged": "each rail is fast, and all together are slow", "`nccl-spark doctor` on both";
     FAIR_RAIL = Note "fair-rail": "a pair of rails carries 80 to 90 % of what it should", "nothing; other jobs may share the rail";
 }
 
