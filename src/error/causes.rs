@@ -403,14 +403,16 @@ pub enum Network {
     PathOnTrial,
     #[error("no usable rail to {peer}: {rails}")]
     NoRail { peer: String, rails: String },
-    #[error("no usable rail to {peer} within NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}")]
+    #[error(
+        "no usable rail to {peer} within NCCL_SPARK_CONNECT_TIMEOUT_S={limit}: {tries}; nccl-spark doctor --peer HOST tests each rail"
+    )]
     NoFirstRail {
         peer: String,
         limit: u64,
         tries: String,
     },
     #[error(
-        "no usable rail to {peer} for {waited:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={limit}): {rails}"
+        "no usable rail to {peer} for {waited:.0?} (NCCL_SPARK_LOSS_TIMEOUT_S={limit}): {rails}; check the cables, and the peer's host and ports"
     )]
     NoRailLeft {
         peer: String,
@@ -430,7 +432,9 @@ pub enum Network {
         number: usize,
         why: String,
     },
-    #[error("no answer from {tcp} for {silent:.0?}: {waited}")]
+    #[error(
+        "no answer from {tcp} for {silent:.0?}, the peer's host or the network may be down: {waited}"
+    )]
     Silent {
         tcp: TcpPath,
         silent: Duration,
@@ -442,13 +446,13 @@ pub enum Network {
 
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum PeerGone {
-    #[error("{peer} closed the connection")]
+    #[error("{peer} closed the connection: its job has ended or failed, see its log")]
     Closed { peer: String },
     #[error(
-        "{peer} is gone: its bootstrap connection closed without BYE, and it answered neither over a rail nor by a new TCP connection"
+        "{peer} is gone: its bootstrap connection closed without BYE, and it answered neither over a rail nor by a new TCP connection; its process has ended, or its host is down"
     )]
     Vanished { peer: String },
-    #[error("{peer} closed the connection before any rail worked: {rails}")]
+    #[error("{peer} closed the connection before any rail worked, see its log: {rails}")]
     Left { peer: String, rails: String },
     #[error("{peer} closed the bootstrap connection during connection set-up: see its log")]
     ClosedInSetup { peer: String },
@@ -476,7 +480,7 @@ pub enum PeerGone {
 
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum Violation {
-    #[error("{peer} violated the protocol: {how}")]
+    #[error("{peer} violated the protocol: {how}; please report it, with the logs of both hosts")]
     Breach { peer: String, how: String },
     #[error(transparent)]
     OnRail(Box<OnRail>),
@@ -522,7 +526,7 @@ pub enum TimedOut {
         limit: u64,
     },
     #[error(
-        "rail {rail} to {peer} lost, and its device does not stop within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {rails}"
+        "rail {rail} to {peer} lost, and its device does not stop within NCCL_SPARK_LOSS_TIMEOUT_S={limit}, see dmesg: {rails}"
     )]
     NotStopped {
         rail: String,
@@ -531,7 +535,7 @@ pub enum TimedOut {
         rails: String,
     },
     #[error(
-        "{peer} did not acknowledge the loss of rail {rail} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}: {rails}"
+        "{peer} did not acknowledge the loss of rail {rail} within NCCL_SPARK_LOSS_TIMEOUT_S={limit}, see its log and its dmesg: {rails}"
     )]
     NotAcknowledged {
         rail: String,
