@@ -121,10 +121,14 @@ fn of_finding(finding: &Finding, indent: &str, line: &dyn Fn(&str, &str) -> Stri
         .cure
         .as_ref()
         .map(|cure| format!("{indent}    $ {}\n", plain(cure)));
-    let now = finding
-        .now
-        .as_ref()
-        .map(|now| format!("{indent}    $ {}    # until the next boot\n", plain(now)));
+    let now = finding.now.as_ref().map(|now| {
+        let lasts = if now.contains(" # ") {
+            ", until the next boot"
+        } else {
+            "    # until the next boot"
+        };
+        format!("{indent}    $ {}{lasts}\n", plain(now))
+    });
     line(&format!("{indent}    "), &text) + &cure.unwrap_or_default() + &now.unwrap_or_default()
 }
 
