@@ -107,13 +107,11 @@ fn flapping_link(function: &Function, found: &mut Vec<Finding>) {
 
 /// Finds the kernel's messages about the cable or module of a port.
 fn module_faults(facts: &Facts, found: &mut Vec<Finding>) {
-    let Some(last) = facts.module_log.last() else {
+    let log = &facts.kernel_log.module;
+    let Some(last) = log.last() else {
         return;
     };
-    let is_hot = facts
-        .module_log
-        .iter()
-        .any(|line| line.contains("High Temperature"));
+    let is_hot = log.iter().any(|line| line.contains("High Temperature"));
     let why = if is_hot {
         "a module overheats, which takes the link down: some machines blow their exhaust over the \
          cages, and a passive cable (DAC) stays cool"
@@ -122,7 +120,7 @@ fn module_faults(facts: &Facts, found: &mut Vec<Finding>) {
     };
     let text = format!(
         "the kernel log has {} about the cable or module of a port, the last: {last}: {why}",
-        count(facts.module_log.len(), "line")
+        count(log.len(), "line")
     );
     let netdevs: Vec<&str> = facts
         .functions

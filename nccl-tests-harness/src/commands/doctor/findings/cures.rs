@@ -32,3 +32,22 @@ pub(super) fn singular_or_plural<'a, T>(of: &[T], one: &'a str, several: &'a str
 pub(super) fn list<S: AsRef<str>>(names: &[S]) -> String {
     nccl_net_spark::rails::list(names.iter().map(AsRef::as_ref))
 }
+
+/// Joins the commands for several things, each of which must succeed before the next.
+pub(super) fn each<T>(
+    things: impl IntoIterator<Item = T>,
+    command: impl FnMut(T) -> String,
+) -> String {
+    let commands: Vec<String> = things.into_iter().map(command).collect();
+    commands.join(" && ")
+}
+
+/// Returns the commands that show whether RoCE is on, on the devices at these PCI addresses.
+pub(super) fn show_roce<S: AsRef<str>>(addresses: &[S]) -> String {
+    each(addresses, |address| {
+        format!(
+            "devlink dev param show pci/{} name enable_roce",
+            address.as_ref()
+        )
+    })
+}

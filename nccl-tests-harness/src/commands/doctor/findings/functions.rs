@@ -1,6 +1,6 @@
 //! Findings about the RDMA functions: about each alone, and about their differences.
 
-use super::cures::{group_by_key, list, singular_or_plural};
+use super::cures::{each, group_by_key, list, singular_or_plural};
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::finding::{Kind, kinds};
 use crate::commands::doctor::look::{Facts, Function, PcieErrorCounts};
@@ -85,9 +85,10 @@ fn pcie_errors(facts: &Facts, found: &mut Vec<Finding>) {
             found,
         );
     }
-    if let Some(last) = facts.pcie_log.last() {
-        let count = facts.pcie_log.len();
-        let lines = singular_or_plural(&facts.pcie_log, "line", "lines");
+    let log = &facts.kernel_log.pcie;
+    if let Some(last) = log.last() {
+        let count = log.len();
+        let lines = singular_or_plural(log, "line", "lines");
         let text = format!(
             "the kernel log has {count} {lines} about uncorrected PCIe errors of the NIC, the last: {last}"
         );
@@ -154,14 +155,13 @@ fn pause(facts: &Facts, rails: &[&Function], found: &mut Vec<Finding>) {
             "{} {which} pause frames: what the peer's link cannot take in time is dropped",
             list(&names)
         );
-        let cures: Vec<String> = netdevs
-            .iter()
-            .map(|(netdev, _)| format!("sudo ethtool -A {netdev} rx on tx on"))
-            .collect();
+        let on = each(&netdevs, |(netdev, _)| {
+            format!("sudo ethtool -A {netdev} rx on tx on")
+        });
         let finding = NO_PAUSE
             .finding(text)
             .cured_by("nccl-spark env --for systemd | sudo sh    # PFC in their place, on both hosts; not during a job")
-            .until_boot_by(cures.join(" && "));
+            .until_boot_by(on);
         found.push(finding);
     }
 }

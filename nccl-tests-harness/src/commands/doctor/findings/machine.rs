@@ -1,6 +1,6 @@
 //! Findings about the machine's device files, memory, kernel and processors.
 
-use super::cures::{JobFacts, group_by_key, list, singular_or_plural};
+use super::cures::{JobFacts, group_by_key, list, show_roce, singular_or_plural};
 use super::functions::is_spark;
 use crate::commands::doctor::finding::kinds;
 use crate::commands::doctor::finding::{Finding, Severity};
@@ -133,12 +133,9 @@ fn nics_without_device(facts: &Facts, found: &mut Vec<Finding>) {
             singular_or_plural(&addresses, "has", "have")
         );
         found.push(if is_loaded {
-            let shown = addresses.iter().map(|address| {
-                format!("devlink dev param show pci/{address} name enable_roce")
-            });
             RDMA_DRIVER
                 .finding(format!("{text}, although the driver mlx5_ib is loaded: is RoCE off on it?"))
-                .cured_by(shown.collect::<Vec<_>>().join(" && "))
+                .cured_by(show_roce(&addresses))
         } else {
             RDMA_DRIVER
                 .finding(format!("{text}: the driver mlx5_ib is not loaded"))

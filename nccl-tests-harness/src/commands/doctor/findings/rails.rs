@@ -1,7 +1,7 @@
 //! Findings about rails: the plugin's own warnings, each with a cure, and faults of the network
 //! around the rails.
 
-use super::cures::{group_by_key, list, singular_or_plural};
+use super::cures::{each, group_by_key, list, show_roce, singular_or_plural};
 use super::functions::is_spark;
 use super::machine::container_cure;
 use super::qos;
@@ -206,9 +206,7 @@ fn with_cure(
                  sudo devlink dev param set pci/{address} name enable_roce value true cmode runtime"
             ))
         )),
-        Obstacle::NoRoce(_) if !addresses.is_empty() => finding.cured_by(each(&addresses, |address| {
-            format!("devlink dev param show pci/{address} name enable_roce")
-        })),
+        Obstacle::NoRoce(_) if !addresses.is_empty() => finding.cured_by(show_roce(&addresses)),
         Obstacle::NoCarrier(_) if !netdevs.is_empty() => finding.cured_by(format!(
             "{}    # then the cable, and the port at its other end",
             each(&netdevs, |netdev| format!("sudo ethtool -m {netdev}"))
@@ -238,15 +236,6 @@ fn labels(ports: &[&Refused]) -> String {
 
 const OWN_NETWORK: &str = "unset NCCL_NET NCCL_NET_PLUGIN    # NCCL's own network is for InfiniBand; mlxconfig's LINK_TYPE_P1=2 makes a VPI card Ethernet";
 const UNSET_FILTER: &str = "unset NCCL_IB_HCA";
-
-fn each(names: &[&str], command: impl FnMut(&str) -> String) -> String {
-    names
-        .iter()
-        .copied()
-        .map(command)
-        .collect::<Vec<_>>()
-        .join(" && ")
-}
 
 fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
     let survey = &facts.survey;
@@ -536,13 +525,10 @@ fn automatic_profiles(facts: &Facts, found: &mut Vec<Finding>) {
             "{}: NetworkManager's {keeps} on DHCP{follows}",
             list(&names)
         );
-        let deleted = profiles
-            .iter()
-            .map(|one| format!("sudo nmcli con delete {}", profile_word(one)));
-        let cure = format!(
-            "{} && sudo netplan apply",
-            deleted.collect::<Vec<_>>().join(" && ")
-        );
+        let deleted = each(&profiles, |one| {
+            format!("sudo nmcli con delete {}", profile_word(one))
+        });
+        let cure = format!("{deleted} && sudo netplan apply");
         found.push(AUTOMATIC_PROFILE.finding(text).at(severity).cured_by(cure));
     }
 }

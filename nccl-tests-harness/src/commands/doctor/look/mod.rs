@@ -24,7 +24,7 @@ pub use elf::Library;
 pub use functions::Function;
 pub use libraries::{Job, Libraries, NcclFile, PluginKind, libraries};
 pub use machine::{Cpus, DeviceFile, Machine};
-pub use pcie::{PcieErrorCounts, PciePort};
+pub use pcie::{KernelLog, PcieErrorCounts, PciePort};
 pub use process::Process;
 pub use profiles::AutomaticProfile;
 pub use qos::Qos;
@@ -45,10 +45,8 @@ pub struct Facts {
     /// True if PCI has a Mellanox device; `None` if sysfs shows no PCI device at all.
     pub has_nic: Option<bool>,
     pub ports: Vec<PciePort>,
-    /// Lines of the kernel log about uncorrected errors of `functions` and (PCIe) `ports`.
-    pub pcie_log: Vec<String>,
-    /// Lines of the kernel log about the cables and modules of `functions`.
-    pub module_log: Vec<String>,
+    /// Lines about `functions` and (PCIe) `ports`.
+    pub kernel_log: KernelLog,
     pub profiles: Vec<AutomaticProfile>,
     pub qos: Qos,
     pub interfaces: Vec<Interface>,
@@ -115,11 +113,9 @@ pub fn facts(
     let addresses: Vec<&str> = addresses
         .chain(pcie_ports.iter().map(|port| port.address.as_str()))
         .collect();
-    let log = pcie::log(place, &addresses, not_seen);
     Facts {
         machine,
-        pcie_log: log.pcie,
-        module_log: log.module,
+        kernel_log: pcie::log(place, &addresses, not_seen),
         profiles: profiles::automatic_profiles(place, &netdevs, not_seen),
         unbound: functions::unbound(place),
         has_nic: functions::has_nic(place),
