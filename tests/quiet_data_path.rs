@@ -12,8 +12,8 @@ mod common;
 mod counting;
 
 use common::comms::{Receiving, Sending};
-use common::ends::{Buffer, Ends, connect};
-use nccl_net_spark::comm::{Host, RecvPart, Registration};
+use common::ends::{Bed, connect};
+use nccl_net_spark::comm::{Host, RecvPart};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn no_allocation_and_no_system_call_once_connected() {
     let ([a, b], library) = common::test_rails();
     let ends = connect(&host(&a, &library), &host(&b, &library)).unwrap();
     let bed = Bed::new(ends, 1 << 20);
-    bed.transfer(8, 1, false);
+    transfer(&bed, 8, 1, false);
     mark("/data-path-begins");
     let allocations = counting::allocations(|| {
         for _ in 0..50 {
@@ -34,7 +34,7 @@ fn no_allocation_and_no_system_call_once_connected() {
                 (300, 8, false),
                 (1 << 20, 1, false),
             ] {
-                bed.transfer(size, parts, optional);
+                transfer(&bed, size, parts, optional);
             }
         }
     });
@@ -55,58 +55,35 @@ fn host(devices: &str, library: &[(String, String)]) -> Arc<Host> {
         .0
 }
 
-/// A connection, with memory for the messages of both ends.
-struct Bed {
-    out: Arc<Registration>,
-    into: Arc<Registration>,
-    ends: Ends,
-    from: Buffer,
-    to: Buffer,
-}
-
-impl Bed {
-    fn new(ends: Ends, bytes: usize) -> Self {
-        let from = Buffer::filled(bytes, 1);
-        let to = Buffer::blank(bytes);
-        Self {
-            out: ends.send.register(from.memory()).unwrap(),
-            into: ends.recv.register(to.memory()).unwrap(),
-            ends,
-            from,
-            to,
+/// Moves a message of `size` bytes to each part of a receive.
+fn transfer(bed: &Bed, size: usize, parts: usize, optional: bool) {
+    let part = RecvPart {
+        addr: bed.to.addr(),
+        bytes: size,
+        tag: 0,
+        memory: &bed.into,
+    };
+    let receive = loop {
+        match bed.ends.recv.irecv(&[part; 8][..parts], optional).unwrap() {
+            Some(request) => break request,
+            // An optional receive keeps its slot until its bytes have arrived.
+            None => std::hint::spin_loop(),
         }
-    }
-
-    /// Moves a message of `size` bytes to each part of a receive.
-    fn transfer(&self, size: usize, parts: usize, optional: bool) {
-        let part = RecvPart {
-            addr: self.to.addr(),
-            bytes: size,
-            tag: 0,
-            memory: &self.into,
-        };
-        let receive = loop {
-            match self.ends.recv.irecv(&[part; 8][..parts], optional).unwrap() {
-                Some(request) => break request,
-                // An optional receive keeps its slot until its bytes have arrived.
-                None => std::hint::spin_loop(),
+    };
+    for _ in 0..parts {
+        let running = loop {
+            if let Some(request) = bed
+                .ends
+                .send
+                .isend(bed.from.addr(), size, 0, &bed.out)
+                .unwrap()
+            {
+                break request;
             }
         };
-        for _ in 0..parts {
-            let running = loop {
-                if let Some(request) = self
-                    .ends
-                    .send
-                    .isend(self.from.addr(), size, 0, &self.out)
-                    .unwrap()
-                {
-                    break request;
-                }
-            };
-            while self.ends.send.test(running).unwrap().is_none() {}
-        }
-        while !self.ends.recv.test(receive, |_, _| {}).unwrap() {}
+        while bed.ends.send.test(running).unwrap().is_none() {}
     }
+    while !bed.ends.recv.test(receive, |_, _| {}).unwrap() {}
 }
 
 /// Queries a file that does not exist, so that the name appears among the system calls.

@@ -7,8 +7,8 @@ mod common;
 mod counting;
 
 use common::comms::{Receiving, Sending};
-use common::ends::{Buffer, Ends, connect};
-use nccl_net_spark::comm::{Host, RecvPart, Registration, SendComm};
+use common::ends::{Bed, connect};
+use nccl_net_spark::comm::{Host, RecvPart, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn no_allocation_by_tcp_once_connected() {
     let ends = connect(&a, &b).unwrap();
     assert!(matches!(ends.send, SendComm::Streams(_)));
     let bed = Bed::new(ends, 4 << 20);
-    bed.transfer(8, 1, false);
+    transfer(&bed, 8, 1, false);
     let allocations = counting::allocations(|| {
         for _ in 0..50 {
             for (size, parts, is_watched) in [
@@ -33,7 +33,7 @@ fn no_allocation_by_tcp_once_connected() {
                 (300, 8, false),
                 (4 << 20, 1, false),
             ] {
-                bed.transfer(size, parts, is_watched);
+                transfer(&bed, size, parts, is_watched);
             }
         }
     });
@@ -54,54 +54,31 @@ fn host(devices: &str, library: &[(String, String)]) -> Arc<Host> {
         .0
 }
 
-/// A connection, with memory for the messages of both ends.
-struct Bed {
-    out: Arc<Registration>,
-    into: Arc<Registration>,
-    ends: Ends,
-    from: Buffer,
-    to: Buffer,
-}
-
-impl Bed {
-    fn new(ends: Ends, bytes: usize) -> Self {
-        let from = Buffer::filled(bytes, 1);
-        let to = Buffer::blank(bytes);
-        Self {
-            out: ends.send.register(from.memory()).unwrap(),
-            into: ends.recv.register(to.memory()).unwrap(),
-            ends,
-            from,
-            to,
+/// Moves a message of `size` bytes to each part of a receive.
+fn transfer(bed: &Bed, size: usize, parts: usize, is_watched: bool) {
+    let part = RecvPart {
+        addr: bed.to.addr(),
+        bytes: size,
+        tag: 0,
+        memory: &bed.into,
+    };
+    let receive = bed.ends.recv.irecv(&[part; 8][..parts], is_watched);
+    let receive = receive.unwrap().unwrap();
+    let mut running = [None; 8];
+    for place in &mut running[..parts] {
+        while place.is_none() {
+            *place = bed
+                .ends
+                .send
+                .isend(bed.from.addr(), size, 0, &bed.out)
+                .unwrap();
         }
     }
-
-    /// Moves a message of `size` bytes to each part of a receive.
-    fn transfer(&self, size: usize, parts: usize, is_watched: bool) {
-        let part = RecvPart {
-            addr: self.to.addr(),
-            bytes: size,
-            tag: 0,
-            memory: &self.into,
-        };
-        let receive = self.ends.recv.irecv(&[part; 8][..parts], is_watched);
-        let receive = receive.unwrap().unwrap();
-        let mut running = [None; 8];
-        for place in &mut running[..parts] {
-            while place.is_none() {
-                *place = self
-                    .ends
-                    .send
-                    .isend(self.from.addr(), size, 0, &self.out)
-                    .unwrap();
-            }
+    let mut is_received = false;
+    while running.iter().any(Option::is_some) || !is_received {
+        for place in &mut running {
+            *place = place.filter(|request| bed.ends.send.test(*request).unwrap().is_none());
         }
-        let mut is_received = false;
-        while running.iter().any(Option::is_some) || !is_received {
-            for place in &mut running {
-                *place = place.filter(|request| self.ends.send.test(*request).unwrap().is_none());
-            }
-            is_received = is_received || self.ends.recv.test(receive, |_, _| {}).unwrap();
-        }
+        is_received = is_received || bed.ends.recv.test(receive, |_, _| {}).unwrap();
     }
 }

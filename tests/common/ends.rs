@@ -2,7 +2,9 @@
 
 use super::comms::{Receiving, Sending};
 use super::{fill, is_filled, until};
-use nccl_net_spark::comm::{Host, HostMemory, ListenComm, RecvComm, RecvPart, SendComm};
+use nccl_net_spark::comm::{
+    Host, HostMemory, ListenComm, RecvComm, RecvPart, Registration, SendComm,
+};
 use nccl_net_spark::error::Error;
 use nccl_net_spark::wire::handle::HANDLE_BYTES;
 use std::sync::Arc;
@@ -205,6 +207,29 @@ pub fn full_window(ends: &Ends, piece: usize, wait: impl Fn(Vec<u16>, Vec<u16>, 
                 within >= piece - part / 2 || a == b,
                 "byte {at} in round {round}"
             );
+        }
+    }
+}
+
+/// A connection, with memory for the messages of both ends.
+pub struct Bed {
+    pub out: Arc<Registration>,
+    pub into: Arc<Registration>,
+    pub ends: Ends,
+    pub from: Buffer,
+    pub to: Buffer,
+}
+
+impl Bed {
+    pub fn new(ends: Ends, bytes: usize) -> Self {
+        let from = Buffer::filled(bytes, 1);
+        let to = Buffer::blank(bytes);
+        Self {
+            out: ends.send.register(from.memory()).unwrap(),
+            into: ends.recv.register(to.memory()).unwrap(),
+            ends,
+            from,
+            to,
         }
     }
 }
