@@ -24,10 +24,10 @@ mod qp;
 mod value;
 
 use crate::error::{Error, Result, SettingFault};
-use crate::tuner::table::Table;
-use crate::tuner::{self, Mode, TunerConfig};
 use file::SettingsFile;
 pub use names::NameFilter;
+use proto::tuner::table::Table;
+use proto::tuner::{self, Mode, TunerConfig};
 pub use qp::QpConfig;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -26,10 +26,10 @@ use attack::{
 use common::ends::{CHECKED, Ends};
 use common::{turn, until};
 use nccl_net_spark::error::Error;
-use nccl_net_spark::wire::PROTOCOL_VERSION;
-use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Received};
-use nccl_net_spark::wire::ids::LaneId;
-use nccl_net_spark::wire::message::Message;
+use proto::wire::PROTOCOL_VERSION;
+use proto::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Received};
+use proto::wire::ids::LaneId;
+use proto::wire::message::Message;
 use socket2::{Domain, SockRef, Socket, Type};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

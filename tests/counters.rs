@@ -17,7 +17,7 @@ use common::{LIMIT, until};
 use job::{Job, sums};
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::counters::layout::{Counters, Direction, FILE_BYTES, FILE_NAME, Record, State};
-use nccl_net_spark::flow::stall::Cause;
+use proto::flow::stall::Cause;
 use softverbs::control::Action;
 use std::io::{BufRead, Write};
 use std::os::unix::fs::FileExt;

@@ -11,7 +11,7 @@ use nccl_net_spark::comm::log::outages::{ConnectionOutages, RailOutages, SETTLED
 use nccl_net_spark::comm::{Host, RecvComm, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::wire::ids::{LaneId, RailId};
+use proto::wire::ids::{LaneId, RailId};
 use softverbs::control::{Action, control};
 use std::path::Path;
 use std::sync::Arc;

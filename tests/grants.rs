@@ -9,9 +9,9 @@ mod sim;
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::verbs::Region;
-use nccl_net_spark::wire::control::Received;
-use nccl_net_spark::wire::ids::LaneId;
-use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
+use proto::wire::control::Received;
+use proto::wire::ids::LaneId;
+use proto::wire::mailbox::MAILBOX_BYTES;
 use sim::fabric::{Fabric, Start};
 
 const BYTES: usize = 64;

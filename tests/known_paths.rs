@@ -18,7 +18,7 @@ use nccl_net_spark::comm::{Host, ListenComm, RecvComm, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::error::{Call, Error};
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::wire::handle::HANDLE_BYTES;
+use proto::wire::handle::HANDLE_BYTES;
 use softverbs::control::{Action, control, status};
 use softverbs::path::PathFault;
 use std::sync::mpsc::channel;

@@ -12,7 +12,7 @@ use common::captured_log::CapturedLog;
 use nccl_net_spark::comm::{Purpose, RecvPart, Registration};
 use nccl_net_spark::error::{Error, Internal, Quick, StallCause, TimedOut};
 use nccl_net_spark::verbs::HostMemory;
-use nccl_net_spark::wire::control::ControlFrame;
+use proto::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair, RAILS, Start};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

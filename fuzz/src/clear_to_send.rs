@@ -10,18 +10,18 @@
 use crate::memory;
 use crate::tape::{Tape, lane};
 use crate::target::Seeds;
-use nccl_net_spark::flow::next::{Head, Peek};
-use nccl_net_spark::flow::plan::Share;
-use nccl_net_spark::flow::sends::{LocalRoute, REQUESTS, Route, Sends};
-use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::control::{OpenReceive, Received};
-use nccl_net_spark::wire::cts::{
+use proto::flow::next::{Head, Peek};
+use proto::flow::plan::Share;
+use proto::flow::sends::{LocalRoute, REQUESTS, Route, Sends};
+use proto::wire::codec::Writer;
+use proto::wire::control::{OpenReceive, Received};
+use proto::wire::cts::{
     ENTRY_WORDS, Entry, Epoch, MAX_RECEIVE_BYTES, PackedKeys, RING_WORDS, Terms, Violation,
     entry_word, rkey_in,
 };
-use nccl_net_spark::wire::ids::{LaneId, Slot};
-use nccl_net_spark::wire::immediate::Immediate;
-use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
+use proto::wire::ids::{LaneId, Slot};
+use proto::wire::immediate::Immediate;
+use proto::wire::{MAX_RAILS, PARTS, SLOTS};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

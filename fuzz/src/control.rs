@@ -8,15 +8,15 @@ use crate::fields::{check_queue_pairs, check_rail};
 use crate::memory;
 use crate::tape::{Tape, lane};
 use crate::target::Seeds;
-use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::control::{
+use proto::wire::codec::Writer;
+use proto::wire::control::{
     ControlFrame, ControlMessage, FRAME_WORDS, JoinAnswer, MAX_CONTROL_BYTES, OpenReceive,
     Progress, Received, StallReport,
 };
-use nccl_net_spark::wire::cts::Epoch;
-use nccl_net_spark::wire::fields::{Address, Attachment, LaneEnd, QpEnd, RailAdvert};
-use nccl_net_spark::wire::ids::LaneId;
-use nccl_net_spark::wire::{MAX_RAILS, PARTS, SLOTS};
+use proto::wire::cts::Epoch;
+use proto::wire::fields::{Address, Attachment, LaneEnd, QpEnd, RailAdvert};
+use proto::wire::ids::LaneId;
+use proto::wire::{MAX_RAILS, PARTS, SLOTS};
 
 /// Dispatches by the first byte.
 pub fn check(data: &[u8]) -> bool {

@@ -6,9 +6,9 @@ use crate::control::messages;
 use crate::memory;
 use crate::tape::Tape;
 use crate::target::Seeds;
-use nccl_net_spark::flow::control_link::ControlLink;
-use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::control::{ControlFrame, ControlMessage};
+use proto::flow::control_link::ControlLink;
+use proto::wire::codec::Writer;
+use proto::wire::control::{ControlFrame, ControlMessage};
 
 /// The protocol's rules. A control message is sent only after the message before it was confirmed,
 /// unless all queued messages are sent ahead. A received message is accepted only if its number is

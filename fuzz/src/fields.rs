@@ -1,6 +1,6 @@
 //! Checks of the fields that handshake messages and control messages share.
 
-use nccl_net_spark::wire::fields::{Attachment, QpEnd, RailAdvert};
+use proto::wire::fields::{Attachment, QpEnd, RailAdvert};
 
 pub(crate) const NAME_BYTES: usize = 64;
 pub(crate) const MAX_LIST: usize = 16;

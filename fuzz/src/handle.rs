@@ -3,7 +3,7 @@
 
 use crate::memory;
 use crate::target::Seeds;
-use nccl_net_spark::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
+use proto::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
 use std::net::SocketAddr;
 
 /// Number of bytes that `encode` fills: magic, version, port, scope, address and token.

@@ -11,18 +11,18 @@ use crate::fields::{
 use crate::memory;
 use crate::target::Seeds;
 use nccl_net_spark::comm::setup::negotiate;
-use nccl_net_spark::flow::pairing::{self, Route};
-use nccl_net_spark::flow::paths::{End, Paths};
-use nccl_net_spark::wire::control::{ControlFrame, MAX_CONTROL_BYTES};
-use nccl_net_spark::wire::fields::{Address, Attachment, Priority, QpEnd, RailAdvert};
-use nccl_net_spark::wire::ids::RailId;
-use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
-use nccl_net_spark::wire::message::{
+use proto::flow::pairing::{self, Route};
+use proto::flow::paths::{End, Paths};
+use proto::wire::control::{ControlFrame, MAX_CONTROL_BYTES};
+use proto::wire::fields::{Address, Attachment, Priority, QpEnd, RailAdvert};
+use proto::wire::ids::RailId;
+use proto::wire::mailbox::MAILBOX_BYTES;
+use proto::wire::message::{
     ByTcp, Go, HEADER_BYTES, Header, Hello, MAX_BODY_BYTES, Message, NotOurs, NotYet, Offer,
     Offered, PairGo, PairOffer, PairReady, Ready, Redial, RedialAt, Stream, Streams,
 };
-use nccl_net_spark::wire::stream::MAX_STREAMS;
-use nccl_net_spark::wire::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
+use proto::wire::stream::MAX_STREAMS;
+use proto::wire::{MAX_OFFERED_RAILS, MAX_RAILS, PROTOCOL_VERSION};
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 

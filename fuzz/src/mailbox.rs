@@ -7,9 +7,9 @@ use crate::target::Seeds;
 use nccl_net_spark::comm::datapath::lane::MailboxKeys;
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::verbs::Region;
-use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::control::{ControlFrame, FRAME_WORDS};
-use nccl_net_spark::wire::mailbox::{INBOX_AT, MAILBOX_BYTES, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
+use proto::wire::codec::Writer;
+use proto::wire::control::{ControlFrame, FRAME_WORDS};
+use proto::wire::mailbox::{INBOX_AT, MAILBOX_BYTES, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -10,14 +10,14 @@
 use crate::memory;
 use crate::tape::{Tape, lane};
 use crate::target::Seeds;
-use nccl_net_spark::flow::NotInFlight;
-use nccl_net_spark::flow::receives::{Arrival, Grant, Receives, Repeat, Violation};
-use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::control::{ControlMessage, MAX_CONTROL_BYTES};
-use nccl_net_spark::wire::cts::MAX_RECEIVE_BYTES;
-use nccl_net_spark::wire::ids::{LaneId, Slot};
-use nccl_net_spark::wire::immediate::Immediate;
-use nccl_net_spark::wire::{PARTS, SLOTS};
+use proto::flow::NotInFlight;
+use proto::flow::receives::{Arrival, Grant, Receives, Repeat, Violation};
+use proto::wire::codec::Writer;
+use proto::wire::control::{ControlMessage, MAX_CONTROL_BYTES};
+use proto::wire::cts::MAX_RECEIVE_BYTES;
+use proto::wire::ids::{LaneId, Slot};
+use proto::wire::immediate::Immediate;
+use proto::wire::{PARTS, SLOTS};
 use std::collections::BTreeMap;
 
 const LANES: usize = 4;

@@ -8,15 +8,15 @@
 use crate::control::messages;
 use crate::tape::Tape;
 use crate::target::Seeds;
-use nccl_net_spark::flow::recovery::{Action, Failure, Limits, Recovery, Role, State};
-use nccl_net_spark::flow::redial::Need;
-use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::control::{
+use proto::flow::recovery::{Action, Failure, Limits, Recovery, Role, State};
+use proto::flow::redial::Need;
+use proto::wire::codec::Writer;
+use proto::wire::control::{
     ControlFrame, ControlMessage, JoinAnswer, Progress, Received, StallReport,
 };
-use nccl_net_spark::wire::cts::Epoch;
-use nccl_net_spark::wire::fields::{LaneEnd, QpEnd, RailAdvert};
-use nccl_net_spark::wire::ids::LaneId;
+use proto::wire::cts::Epoch;
+use proto::wire::fields::{LaneEnd, QpEnd, RailAdvert};
+use proto::wire::ids::LaneId;
 
 const RAILS: usize = 2;
 /// Number of kinds of events on the tape.

@@ -7,16 +7,16 @@
 use crate::memory;
 use crate::tape::Tape;
 use crate::target::Seeds;
-use nccl_net_spark::flow::streams::inbound::Inbound;
-use nccl_net_spark::flow::streams::outbound::Outbound;
-use nccl_net_spark::flow::streams::{CHUNK_BYTES, StreamViolation};
-use nccl_net_spark::wire::codec::Writer;
-use nccl_net_spark::wire::cts::MAX_RECEIVE_BYTES;
-use nccl_net_spark::wire::ids::Slot;
-use nccl_net_spark::wire::stream::{
+use proto::flow::streams::inbound::Inbound;
+use proto::flow::streams::outbound::Outbound;
+use proto::flow::streams::{CHUNK_BYTES, StreamViolation};
+use proto::wire::codec::Writer;
+use proto::wire::cts::MAX_RECEIVE_BYTES;
+use proto::wire::ids::Slot;
+use proto::wire::stream::{
     Data, FRAME_BYTES, LINE_BYTES, MAX_CHUNK_BYTES, StreamFrame, StreamGrant,
 };
-use nccl_net_spark::wire::{PARTS, SLOTS};
+use proto::wire::{PARTS, SLOTS};
 
 /// Runs the input as a tape of frames and calls. The first byte selects the side.
 pub fn check(data: &[u8]) -> bool {

@@ -1,8 +1,8 @@
 //! An input read as a tape of decisions. Numbers behind the input's end are 0, so every input is a
 //! valid tape.
 
-use nccl_net_spark::wire::MAX_RAILS;
-use nccl_net_spark::wire::ids::LaneId;
+use proto::wire::MAX_RAILS;
+use proto::wire::ids::LaneId;
 
 /// Maximum number of events of one input. More events show nothing new, and cost time.
 const MOST_STEPS: usize = 256;

@@ -13,7 +13,7 @@ use super::tuner_types::{NvlDomainInfo, TunerConstants};
 use super::types::{DebugLogger, NcclResult};
 use crate::error::{Argument, Error, Quick};
 use crate::plugin;
-use crate::tuner::{ALGORITHMS, Costs, PROTOCOLS, Tuner};
+use proto::tuner::{ALGORITHMS, Costs, PROTOCOLS, Tuner};
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -210,8 +210,8 @@ fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quick<()>) -> N
 mod tests {
     use super::*;
     use crate::error::Usage;
-    use crate::tuner::table::Fingerprint;
-    use crate::tuner::{Mode, Policy, TunerConfig};
+    use proto::tuner::table::Fingerprint;
+    use proto::tuner::{Mode, Policy, TunerConfig};
 
     const UNTOUCHED: c_int = 77;
     const ALL_REDUCE: c_int = 4;

@@ -9,7 +9,7 @@
 
 use super::handles::{Mark, TUNER, mark_of, non_null, of_another_kind};
 use crate::error::Quick;
-use crate::tuner::{Costs, Tuner};
+use proto::tuner::{Costs, Tuner};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 

@@ -1,7 +1,7 @@
 //! NCCL's interface for tuner plugins as Rust declares it: `ncclTuner_v4_t` to `ncclTuner_v7_t`.
 
 use super::types::{DebugLogger, NcclResult};
-use crate::tuner::{ALGORITHMS, PROTOCOLS};
+use proto::tuner::{ALGORITHMS, PROTOCOLS};
 use std::ffi::{c_char, c_int, c_void};
 
 /// `ncclTuner_v4_t`, and the start of every later version.

@@ -3,7 +3,7 @@
 
 use crate::error::{Call, Error, Network, PeerGone, Result, Violation};
 use crate::verbs::OwnSocket;
-use crate::wire::message::{HEADER_BYTES, Header, MAX_BODY_BYTES, Message};
+use proto::wire::message::{HEADER_BYTES, Header, MAX_BODY_BYTES, Message};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -270,7 +270,7 @@ pub fn write_queued(
 mod tests {
     use super::*;
     use crate::verbs::tcp_pair;
-    use crate::wire::control::ControlFrame;
+    use proto::wire::control::ControlFrame;
 
     fn pair() -> (Channel, TcpStream) {
         let [stream, accepted] = tcp_pair();

@@ -9,7 +9,7 @@ use super::setup::negotiate::LocalRails;
 use super::setup::{self, Setup};
 use crate::config::Config;
 use crate::error::Result;
-use crate::wire::handle::HANDLE_BYTES;
+use proto::wire::handle::HANDLE_BYTES;
 use std::sync::Arc;
 
 /// The open rails of this host, and its connections.

@@ -30,6 +30,6 @@ pub use rail::{Rail, RailInfo};
 pub use setup::listen::ListenComm;
 
 /// Exclusive upper bound of the request numbers of sends.
-pub const SEND_REQUESTS: usize = crate::flow::sends::REQUESTS;
+pub const SEND_REQUESTS: usize = proto::flow::sends::REQUESTS;
 /// Exclusive upper bound of the request numbers of receives.
-pub const RECV_REQUESTS: usize = crate::wire::SLOTS;
+pub const RECV_REQUESTS: usize = proto::wire::SLOTS;

@@ -16,10 +16,10 @@ use super::threads::lock;
 use crate::config::Config;
 use crate::counters::Counting;
 use crate::error::Result;
-use crate::flow::pairing::{self, Route};
 use crate::verbs::HostMemory;
-use crate::wire::fields::{Priority, RailAdvert};
 use cpu_latency::CpuLatency;
+use proto::flow::pairing::{self, Route};
+use proto::wire::fields::{Priority, RailAdvert};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -61,7 +61,7 @@ pub struct Process {
 /// Identity of a host's tuner, which the two sides of a connection compare.
 #[derive(Debug, Clone, Default)]
 pub struct TunerIdentity {
-    /// Hash of the policy ([`crate::tuner::Policy::hash`]); 0 if NCCL makes every choice.
+    /// Hash of the policy ([`proto::tuner::Policy::hash`]); 0 if NCCL makes every choice.
     pub hash: u64,
     /// Name of this host's GPU, which the policy depends on; for log lines.
     pub gpu: String,

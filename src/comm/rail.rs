@@ -15,12 +15,12 @@ use crate::config::{RailConfig, RelaxedOrdering};
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::{Missing, Network, Result};
-use crate::flow::pairing;
-use crate::flow::paths::End;
 use crate::interfaces::{GidOwner, Interface, TableEntry, gid_owner, routes};
 use crate::verbs::{Access, GidEntry, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
-use crate::wire::fields::{Address, Attachment, RailAdvert, preference_rank};
-use crate::wire::ids::RailId;
+use proto::flow::pairing;
+use proto::flow::paths::End;
+use proto::wire::fields::{Address, Attachment, RailAdvert, preference_rank};
+use proto::wire::ids::RailId;
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

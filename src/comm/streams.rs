@@ -7,7 +7,7 @@
 //!
 //! - Streams never replace rails. The accepting side decides once, in the handshake. It chooses
 //!   streams only if no pair of rails can be formed, not even of unusable rails
-//!   ([`crate::flow::pairing`]), and the addresses of all rails of both hosts are known. A
+//!   ([`proto::flow::pairing`]), and the addresses of all rails of both hosts are known. A
 //!   connection whose pairs do not carry data, or that loses all its rails, fails and does not
 //!   change to streams.
 //! - Both hosts must have the same value of the setting, because the tuners depend on it. HELLO,
@@ -39,8 +39,8 @@
 //!
 //! `send` and `recv` run only within NCCL's `isend`, `irecv` and `test`: sockets do not block,
 //! there is no thread, and nothing is allocated or locked while messages succeed.
-//! [`crate::flow::streams`] keeps the state of messages and checks every frame,
-//! [`crate::wire::stream`] encodes the frames, and `comm::setup::streams` makes the connection.
+//! [`proto::flow::streams`] keeps the state of messages and checks every frame,
+//! [`proto::wire::stream`] encodes the frames, and `comm::setup::streams` makes the connection.
 //!
 //! # The end
 //!

@@ -10,7 +10,7 @@
 use super::channel::{Channel, Received};
 use super::descriptors::{DescriptorWarning, shortage_text};
 use crate::verbs::OwnSocket;
-use crate::wire::message::Message;
+use proto::wire::message::Message;
 use std::net::{IpAddr, TcpListener};
 use std::time::{Duration, Instant};
 

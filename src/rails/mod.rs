@@ -42,9 +42,9 @@ pub use text::{gbps, list};
 
 use crate::error::{Error, Result, SettingFault};
 use crate::interfaces::Interface;
-use crate::wire::fields::Attachment;
 use arp::Arp;
 use port::Port;
+use proto::wire::fields::Attachment;
 use std::path::Path;
 
 /// Checks that sysfs is readable at `NCCL_SPARK_SYSFS`. Without sysfs, links and cables would be

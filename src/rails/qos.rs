@@ -4,7 +4,7 @@
 use super::model::{Survey, Warning, WarningKind};
 use super::text::list;
 use crate::interfaces::qos::{self, PortQos};
-use crate::wire::fields::Priority;
+use proto::wire::fields::Priority;
 use std::io;
 
 /// The [`PortQos`] of a rail's port, with the rail's names.

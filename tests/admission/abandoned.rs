@@ -6,7 +6,7 @@ use crate::{hello_for, old_handshake};
 use nccl_net_spark::comm::Host;
 use nccl_net_spark::comm::setup::pending::ABANDONED;
 use nccl_net_spark::error::{Error, Network};
-use nccl_net_spark::wire::handle::{HANDLE_BYTES, Handle};
+use proto::wire::handle::{HANDLE_BYTES, Handle};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use crate::common::turn;
 use crate::common::until;
 use nccl_net_spark::comm::{Host, Rail};
 use nccl_net_spark::error::Error;
-use nccl_net_spark::wire::message::{Hello, Message};
+use proto::wire::message::{Hello, Message};
 use std::io::Write;
 use std::sync::Arc;
 use tracing::Level;

@@ -6,7 +6,7 @@ use nccl_net_spark::comm::{
     Host, HostMemory, ListenComm, RecvComm, RecvPart, Registration, SendComm,
 };
 use nccl_net_spark::error::Error;
-use nccl_net_spark::wire::handle::HANDLE_BYTES;
+use proto::wire::handle::HANDLE_BYTES;
 use std::sync::Arc;
 
 pub struct Ends {

@@ -8,7 +8,7 @@ use nccl_net_spark::config::Config;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::HostMemory;
-use nccl_net_spark::wire::handle::HANDLE_BYTES;
+use proto::wire::handle::HANDLE_BYTES;
 use softverbs::control::{Action, control};
 use softverbs::profile::Profile;
 use std::path::Path;

@@ -14,8 +14,6 @@ pub struct Rooms {
     /// The rooms inside `comm`, by layer, with the top layer first. A room may import rooms of its
     /// own layer and of lower layers.
     layers: Vec<Names>,
-    pure: Names,
-    never_in_pure: Names,
 }
 
 impl Rooms {
@@ -43,8 +41,6 @@ impl Rooms {
             rooms,
             crates: table("crates"),
             layers: layers.iter().map(names).collect(),
-            pure: names(&data["pure"]["rooms"]),
-            never_in_pure: names(&data["pure"]["never"]),
         }
     }
 
@@ -57,11 +53,7 @@ impl Rooms {
             .iter()
             .flatten()
             .map(|room| format!("src/comm/{room}"));
-        let rooms = self
-            .rooms
-            .keys()
-            .chain(&self.pure)
-            .map(|room| format!("src/{room}"));
+        let rooms = self.rooms.keys().map(|room| format!("src/{room}"));
         let places = rooms.chain(inside_comm).chain(self.crates.keys().cloned());
         let missing = places.filter(|place| !exists(place));
         missing
@@ -90,14 +82,6 @@ impl Rooms {
         let room = modules[0];
         if ["mod", "lib"].contains(modules.last()?) {
             modules.pop();
-        }
-        if self.pure.contains(room)
-            && self
-                .never_in_pure
-                .iter()
-                .any(|name| starts_with(&path.segments, name))
-        {
-            return Some(format!("`{text}` in a room that is pure state"));
         }
         let target = absolute(&modules, path)?;
         let target: Vec<&str> = target.iter().map(String::as_str).collect();
@@ -168,9 +152,4 @@ fn names(list: &Value) -> Names {
                 .to_owned()
         })
         .collect()
-}
-
-fn starts_with(segments: &[String], prefix: &str) -> bool {
-    let prefix: Vec<&str> = prefix.split("::").collect();
-    segments.len() >= prefix.len() && segments.iter().zip(&prefix).all(|(a, b)| a == b)
 }

@@ -1,9 +1,9 @@
 //! Control messages that a lying peer may send.
 
-use nccl_net_spark::wire::control::{ControlMessage, JoinAnswer};
-use nccl_net_spark::wire::cts::Epoch;
-use nccl_net_spark::wire::fields::{Address, Attachment, LaneEnd, QpEnd, RailAdvert};
-use nccl_net_spark::wire::ids::LaneId;
+use proto::wire::control::{ControlMessage, JoinAnswer};
+use proto::wire::cts::Epoch;
+use proto::wire::fields::{Address, Attachment, LaneEnd, QpEnd, RailAdvert};
+use proto::wire::ids::LaneId;
 
 pub const QPS: [QpEnd; 1] = [QpEnd {
     number: 0xff_ffff,

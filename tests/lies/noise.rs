@@ -4,8 +4,8 @@ use super::Stage;
 use super::messages::{QPS, join, joined, lane, not_now};
 use crate::sim::Dice;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
-use nccl_net_spark::wire::control::{ControlFrame, ControlMessage, FRAME_WORDS, Received};
-use nccl_net_spark::wire::mailbox::INBOX_AT;
+use proto::wire::control::{ControlFrame, ControlMessage, FRAME_WORDS, Received};
+use proto::wire::mailbox::INBOX_AT;
 use std::sync::atomic::Ordering;
 
 #[test]

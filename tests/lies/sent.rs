@@ -6,8 +6,8 @@ use crate::sim::fabric::ARENA;
 use crate::sim::liar::Liar;
 use nccl_net_spark::error::Error;
 use nccl_net_spark::verbs::HostMemory;
-use nccl_net_spark::wire::ids::{RailId, Slot};
-use nccl_net_spark::wire::immediate::Immediate;
+use proto::wire::ids::{RailId, Slot};
+use proto::wire::immediate::Immediate;
 use softverbs::status;
 use softverbs::work_request::Operation;
 

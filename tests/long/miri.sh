@@ -18,4 +18,4 @@ cargo +nightly miri --version >/dev/null 2>&1 ||
 # virtual time, and the search through every order of events, would take hours.
 readonly skipped=(verbs::library verbs::memory flow::striping flow::pace flow::plan flow::paths flow::recovery::tests::search)
 [[ $# -gt 0 ]] || set -- abi:: comm::datapath flow:: verbs:: wire::
-cargo +nightly miri test -p nccl-net-spark --lib --no-fail-fast -- "${skipped[@]/#/--skip=}" "$@"
+cargo +nightly miri test -p nccl-net-spark -p spark-proto --lib --no-fail-fast -- "${skipped[@]/#/--skip=}" "$@"

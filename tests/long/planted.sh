@@ -62,7 +62,7 @@ played_by() {
 events_of() {
   local output
   output=$(mktemp)
-  ! timeout 300 cargo test --quiet -p nccl-net-spark --lib flow::recovery::tests::search >"$output" 2>&1 || { rm "$output"; return 1; }
+  ! timeout 300 cargo test --quiet -p spark-proto --lib flow::recovery::tests::search >"$output" 2>&1 || { rm "$output"; return 1; }
   # A search that reaches the time limit also fails, but has found nothing.
   grep -q ', after \[' "$output" || { cat "$output" >&2; die "the search did not end with an order of events"; }
   echo "the search, after $(grep -m 1 -oE ', after \[[^]]*\]' "$output" |

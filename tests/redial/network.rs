@@ -1,8 +1,8 @@
 //! A network between the two ends of a connection's TCP, which can fail in several ways.
 
 use crate::attack::{HEADER_BYTES, decoded, read_frame};
-use nccl_net_spark::wire::handle::{HANDLE_BYTES, Handle};
-use nccl_net_spark::wire::message::{Go, Message, RedialAt};
+use proto::wire::handle::{HANDLE_BYTES, Handle};
+use proto::wire::message::{Go, Message, RedialAt};
 use socket2::SockRef;
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -8,8 +8,8 @@ use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::process::Process;
 use nccl_net_spark::comm::recovery::attempt::ManagedRail;
-use nccl_net_spark::flow::paths::End;
 use nccl_net_spark::verbs::Region;
+use proto::flow::paths::End;
 use std::sync::Arc;
 
 /// Registers the mailbox of each side for its lanes, and gives each lane the key of its peer.

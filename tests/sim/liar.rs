@@ -2,8 +2,8 @@
 //! verbs allow, including what the plugin never sends.
 
 use nccl_net_spark::verbs::Region;
-use nccl_net_spark::wire::fields::QpEnd;
-use nccl_net_spark::wire::mailbox::MAILBOX_BYTES;
+use proto::wire::fields::QpEnd;
+use proto::wire::mailbox::MAILBOX_BYTES;
 use softverbs::completion_queue::{Completion, CompletionQueue};
 use softverbs::fabric::Node;
 use softverbs::queue_pair::{Caps, Change, PathToPeer, QueuePair};

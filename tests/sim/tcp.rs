@@ -3,8 +3,8 @@
 
 use super::Dice;
 use nccl_net_spark::comm::recovery::driver::Driver;
-use nccl_net_spark::flow::redial::{Attempts, Step};
-use nccl_net_spark::wire::control::ControlFrame;
+use proto::flow::redial::{Attempts, Step};
+use proto::wire::control::ControlFrame;
 use std::collections::VecDeque;
 use std::time::Instant;
 

@@ -7,7 +7,7 @@ use crate::common::{LIMIT, fabric_folder, fabric_library, fabric_name, mix, unti
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, SendComm};
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::wire::handle::HANDLE_BYTES;
+use proto::wire::handle::HANDLE_BYTES;
 use softverbs::control::{Action, Prepared, control, prepare, sysfs_of_node};
 use softverbs::profile::Profile;
 use std::io::{BufRead, BufReader, Write};

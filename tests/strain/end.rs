@@ -17,7 +17,7 @@ use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, S
 use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
 use nccl_net_spark::verbs::HostMemory;
-use nccl_net_spark::wire::handle::HANDLE_BYTES;
+use proto::wire::handle::HANDLE_BYTES;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;

@@ -124,7 +124,7 @@ fn streams_connect_under_load_and_only_for_their_peer() {
     let b = host(FAR, &[RING_TCP]);
     for _ in 0..3 {
         let (listener, mut handle) = b.listen().unwrap();
-        let address = nccl_net_spark::wire::handle::Handle::decode(&handle)
+        let address = proto::wire::handle::Handle::decode(&handle)
             .unwrap()
             .address;
         let is_over = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! Clock for measuring the speed of rails ([`crate::flow::pace`]).
+//! Clock for measuring the speed of rails ([`proto::flow::pace`]).
 
 use std::time::Instant;
 

@@ -4,8 +4,8 @@
 use super::try_cell::TryCell;
 use crate::comm::rail::registration::Registration;
 use crate::error::{Argument, Error, Internal, Quick, Usage, Violation};
-use crate::flow::NotInFlight;
 use crate::verbs::{Blame, Completion};
+use proto::flow::NotInFlight;
 use std::ops::Range;
 
 /// Text of the fault of a lane whose completion queue is in error. A sender then loses the rail. A

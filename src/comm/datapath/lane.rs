@@ -11,17 +11,17 @@ use crate::counters::layout::Word;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::{Internal, Missing, Quick, Result, Violation};
-use crate::flow::pace::Moment;
 use crate::verbs::{
     Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Write,
 };
-use crate::wire::cts::ENTRY_BYTES;
-use crate::wire::fields::{LaneEnd, Priority, QpEnd};
-use crate::wire::{PARTS, SLOTS};
+use proto::flow::pace::Moment;
+use proto::wire::cts::ENTRY_BYTES;
+use proto::wire::fields::{LaneEnd, Priority, QpEnd};
+use proto::wire::{PARTS, SLOTS};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-pub use crate::flow::recovery::Role;
+pub use proto::flow::recovery::Role;
 
 /// Largest number of writes in flight on a sender's queue pair. NCCL may start more sends: up to
 /// 256, for 32 receives that are groups of eight. Further writes wait until earlier writes

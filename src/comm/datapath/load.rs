@@ -2,8 +2,8 @@
 //! rail.
 
 use super::lane::Lane;
-use crate::flow::striping::OtherConnections;
-use crate::wire::ids::LaneId;
+use proto::flow::striping::OtherConnections;
+use proto::wire::ids::LaneId;
 
 /// Lanes of a sending connection, with the load of all connections on their rails.
 pub struct Sending<'a>(pub &'a [Lane]);

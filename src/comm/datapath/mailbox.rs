@@ -1,12 +1,12 @@
 //! Both mailboxes of a connection. A mailbox is the memory of one end into which the other end
-//! writes ([`crate::wire::mailbox`]). The peer's control frames arrive in this end's mailbox. This
+//! writes ([`proto::wire::mailbox`]). The peer's control frames arrive in this end's mailbox. This
 //! end's control frames are written into the peer's mailbox.
 
 use super::lane::{LaneWrite, MailboxKeys};
 use super::wr_id::Work;
 use crate::verbs::{Region, Remote};
-use crate::wire::control::{ControlFrame, FRAME_WORDS};
-use crate::wire::mailbox::{INBOX_AT, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
+use proto::wire::control::{ControlFrame, FRAME_WORDS};
+use proto::wire::mailbox::{INBOX_AT, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

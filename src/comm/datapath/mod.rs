@@ -21,7 +21,7 @@
 //!
 //! A NIC writes CTS entries into the sender's ring while the sender reads the ring. The sender
 //! loads the first word of an entry with acquire, and then checks the entry's digest
-//! ([`crate::wire::cts`]). Received bytes are visible once their completion was polled: the NIC
+//! ([`proto::wire::cts`]). Received bytes are visible once their completion was polled: the NIC
 //! writes the data before the completion, and the provider orders its read of the completion before
 //! later loads (`dmb oshld` on Arm).
 

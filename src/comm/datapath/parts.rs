@@ -1,13 +1,13 @@
 //! The values from which connection set-up creates a data path.
 
 use super::lane::Lane;
-use crate::flow::striping::Striping;
 use crate::verbs::Region;
+use proto::flow::striping::Striping;
 use std::sync::Arc;
 
 /// The values from which a data path is created.
 pub struct PathParts {
-    /// 1 to [`MAX_RAILS`](crate::wire::MAX_RAILS) lanes. A lane is connected and has the keys of
+    /// 1 to [`MAX_RAILS`](proto::wire::MAX_RAILS) lanes. A lane is connected and has the keys of
     /// both mailboxes, or it has no queue pairs because its rail does not work yet.
     pub lanes: Vec<Lane>,
     /// This end's mailbox, which the peer writes into.

@@ -12,9 +12,9 @@ use super::rails::Rails;
 use super::status::{Doubt, Loss, STRIKES};
 use crate::error::{Error, Network, OnRail, Quick, Result, Violation};
 use crate::verbs::Completion;
-use crate::wire::control::{Progress, Received};
-use crate::wire::cts::Epoch;
-use crate::wire::ids::LaneId;
+use proto::wire::control::{Progress, Received};
+use proto::wire::cts::Epoch;
+use proto::wire::ids::LaneId;
 
 /// A data path of either direction.
 pub trait DataPath: Send {

@@ -4,8 +4,8 @@ use super::lane::{Lane, Role};
 use super::status::Status;
 use super::stopping::LostQueues;
 use crate::error::Error;
-use crate::flow::striping::Striping;
-use crate::wire::ids::LaneId;
+use proto::flow::striping::Striping;
+use proto::wire::ids::LaneId;
 
 /// The lanes of one connection, with their striping and status.
 pub struct Rails {

@@ -19,16 +19,16 @@ use super::wr_id::{Work, WrId};
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::{Registration, pack};
 use crate::error::{Argument, Error, Internal, Quick};
-use crate::flow::NotInFlight;
-use crate::flow::receives::{Arrival, Grant, Receives};
-use crate::flow::shadow;
 use crate::verbs::{Blame, Completion, CompletionBuffer, Region, Remote};
-use crate::wire::cts::{
+use proto::flow::NotInFlight;
+use proto::flow::receives::{Arrival, Grant, Receives};
+use proto::flow::shadow;
+use proto::wire::cts::{
     ENTRY_BYTES, ENTRY_WORDS, Entry, Epoch, MAX_RECEIVE_BYTES, PackedKeys, Terms, entry_word,
 };
-use crate::wire::ids::{LaneId, Slot};
-use crate::wire::immediate::Immediate;
-use crate::wire::{PARTS, SLOTS};
+use proto::wire::ids::{LaneId, Slot};
+use proto::wire::immediate::Immediate;
+use proto::wire::{PARTS, SLOTS};
 use std::sync::Arc;
 use std::time::Duration;
 

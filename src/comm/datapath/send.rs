@@ -23,13 +23,13 @@ use crate::comm::rail::registration::Registration;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Quick;
-use crate::flow::next::{Head, Peek};
-use crate::flow::plan::Shares;
-use crate::flow::sends::{REQUESTS, Route, Sends};
-use crate::flow::striping::Striping;
 use crate::verbs::{Completion, CompletionBuffer, Region, Remote};
-use crate::wire::ids::LaneId;
-use crate::wire::immediate::{Immediate, MAX_FULL_CHUNKS};
+use proto::flow::next::{Head, Peek};
+use proto::flow::plan::Shares;
+use proto::flow::sends::{REQUESTS, Route, Sends};
+use proto::flow::striping::Striping;
+use proto::wire::ids::LaneId;
+use proto::wire::immediate::{Immediate, MAX_FULL_CHUNKS};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -446,7 +446,7 @@ impl SendPath {
     }
 
     /// Starts the shares of a send. The caller must already have added each large share
-    /// ([`is_counted`](crate::flow::striping::Striping::is_counted)) to the backlog of its lane.
+    /// ([`is_counted`](proto::flow::striping::Striping::is_counted)) to the backlog of its lane.
     /// With `now_ns`, the large shares are timed from that time on.
     #[inline(never)]
     fn start_shares(

@@ -2,7 +2,7 @@
 
 use super::lane::Lane;
 use crate::error::{Error, Quick};
-use crate::wire::ids::LaneId;
+use proto::wire::ids::LaneId;
 
 /// Number of losses that are blamed on the rails, although a request may have caused the losses.
 /// The next loss is blamed on the request. A Spark has four rails, and all of them may fail
@@ -175,7 +175,11 @@ impl Status {
 mod tests {
     use super::*;
     use crate::error::{Network, Usage};
-    use crate::wire::ids::lane;
+    use proto::wire::ids::LaneId;
+
+    fn lane(number: usize) -> LaneId {
+        LaneId::new(number).unwrap()
+    }
 
     #[test]
     fn rails_lost_over_one_message_are_counted_until_it_ends() {

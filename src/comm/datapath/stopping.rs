@@ -8,8 +8,8 @@
 use super::wr_id::{Work, WrId};
 use crate::comm::rail::Rail;
 use crate::comm::rail::device::DevicePresence;
-use crate::flow::recovery::Role;
 use crate::verbs::{Completion, CompletionBuffer, Cq, Mr, Qp};
+use proto::flow::recovery::Role;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
 //! Layout of the 64-bit work request number that a completion returns.
 
-use crate::wire::ids::Slot;
+use proto::wire::ids::Slot;
 
 /// Purpose of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

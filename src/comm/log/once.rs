@@ -6,7 +6,7 @@
 
 use crate::comm::threads::lock;
 pub use crate::counters::layout::Direction;
-use crate::wire::ids::RailId;
+use proto::wire::ids::RailId;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 

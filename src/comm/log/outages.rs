@@ -17,7 +17,7 @@
 //! Each call takes a lock. The callers are set-up and the service thread, never the data path.
 
 use crate::comm::threads::lock;
-use crate::wire::ids::LaneId;
+use proto::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

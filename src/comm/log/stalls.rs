@@ -15,7 +15,7 @@
 
 use crate::comm::threads::lock;
 use crate::error::StallCause;
-use crate::flow::stall::Cause;
+use proto::flow::stall::Cause;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

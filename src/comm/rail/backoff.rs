@@ -24,7 +24,7 @@
 use super::Rail;
 use crate::comm::threads::lock;
 use crate::error::{Error, Network, Result};
-use crate::wire::ids::RailId;
+use proto::wire::ids::RailId;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 

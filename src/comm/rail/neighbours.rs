@@ -9,7 +9,7 @@
 //! (RFC 4291 appendix A). Link-local GIDs of other forms do not contain it.
 
 use crate::interfaces::ARP_FIX_COMMAND;
-use crate::wire::fields::RailAdvert;
+use proto::wire::fields::RailAdvert;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -132,7 +132,7 @@ impl fmt::Display for HardwareAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::fields::{Address, Attachment};
+    use proto::wire::fields::{Address, Attachment};
 
     const TABLE: &str = "\
 IP address       HW type     Flags       HW address            Mask     Device

@@ -1,4 +1,4 @@
-//! Recovery driver of one connection: executes the decisions of [`crate::flow::recovery`].
+//! Recovery driver of one connection: executes the decisions of [`proto::flow::recovery`].
 //!
 //! The driver passes events to recovery, and executes the actions that recovery requests. It stops
 //! queue pairs, creates, connects and tests new ones, and sends control frames. On the connecting
@@ -35,11 +35,11 @@ use crate::comm::process::Process;
 use crate::comm::rail::Rail;
 use crate::counters::nanos;
 use crate::error::Error;
-use crate::flow::recovery::{Action, Frame, Limits, Recovery};
-use crate::flow::redial::Need;
-use crate::wire::control::ControlFrame;
-use crate::wire::fields::Priority;
-use crate::wire::ids::LaneId;
+use proto::flow::recovery::{Action, Frame, Limits, Recovery};
+use proto::flow::redial::Need;
+use proto::wire::control::ControlFrame;
+use proto::wire::fields::Priority;
+use proto::wire::ids::LaneId;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Recovery of lost rails and TCP connections, by the decisions of [`crate::flow::recovery`].
+//! Recovery of lost rails and TCP connections, by the decisions of [`proto::flow::recovery`].
 //!
 //! - `service`: the thread that watches all connections.
 //! - `driver`: executes the decisions for one connection. `attempt`: state of a rail that is being

@@ -4,7 +4,7 @@ use crate::comm::log::stalls::ConnectionStall;
 use crate::comm::process::Process;
 use crate::config::Config;
 use crate::counters::nanos;
-use crate::flow::stall::{StallLimits, StallWatch};
+use proto::flow::stall::{StallLimits, StallWatch};
 use std::time::Duration;
 
 /// Stall detection of one connection, used by `driver::stall`.

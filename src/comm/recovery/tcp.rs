@@ -2,7 +2,7 @@
 //! given up. Then the connecting side dials another one.
 //!
 //! - Nothing blocks: dialling and waiting for answers are states, and each attempt has a time limit
-//!   ([`crate::flow::redial`]).
+//!   ([`proto::flow::redial`]).
 //! - The accepting side takes a new TCP connection without checking the old one. The connecting
 //!   side has given up the old one, and only a caller that knows the token can dial. The old one
 //!   may still be open, if its end has not arrived.
@@ -20,11 +20,11 @@ use crate::comm::datapath::peer::PeerState;
 use crate::comm::descriptors::{DescriptorWarning, waits_for_descriptors};
 use crate::counters::nanos;
 use crate::error::{Error, PeerGone, Result};
-use crate::flow::redial::{Attempts, Need, Step};
 use crate::verbs::OwnSocket;
-use crate::wire::control::ControlFrame;
-use crate::wire::handle::TOKEN_BYTES;
-use crate::wire::message::{Message, Redial, RedialAt};
+use proto::flow::redial::{Attempts, Need, Step};
+use proto::wire::control::ControlFrame;
+use proto::wire::handle::TOKEN_BYTES;
+use proto::wire::message::{Message, Redial, RedialAt};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;

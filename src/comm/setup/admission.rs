@@ -4,8 +4,8 @@
 use crate::comm::channel::Channel;
 use crate::comm::descriptors::DescriptorWarning;
 use crate::comm::unauthenticated::{Admitted, Unauthenticated, Verdict};
-use crate::wire::handle::TOKEN_BYTES;
-use crate::wire::message::{Hello, Message, Stream};
+use proto::wire::handle::TOKEN_BYTES;
+use proto::wire::message::{Hello, Message, Stream};
 use std::net::TcpListener;
 
 /// A listener that waits for one peer.

@@ -19,13 +19,13 @@ use crate::comm::recovery::tcp::Redialling;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::{Internal, Network, Result, Usage, Violation};
-use crate::flow::paths::End;
 use crate::verbs::Region;
-use crate::wire::fields::Priority;
-use crate::wire::handle::{HANDLE_BYTES, Handle};
-use crate::wire::ids::RailId;
-use crate::wire::mailbox::MAILBOX_BYTES;
-use crate::wire::message::{
+use proto::flow::paths::End;
+use proto::wire::fields::Priority;
+use proto::wire::handle::{HANDLE_BYTES, Handle};
+use proto::wire::ids::RailId;
+use proto::wire::mailbox::MAILBOX_BYTES;
+use proto::wire::message::{
     Go, Hello, Message, NotYet, Offer, Offered, PairGo, PairOffer, PairReady, Ready,
 };
 use std::net::SocketAddr;

@@ -2,7 +2,7 @@
 //! hands the connection to the service thread.
 //!
 //! NCCL gets a connection once a rail works. If no rail worked in the handshake, recovery continues
-//! to try all of them ([`crate::flow::recovery`]). [`AwaitingRail`] keeps the connection until a
+//! to try all of them ([`proto::flow::recovery`]). [`AwaitingRail`] keeps the connection until a
 //! rail works or the time limit has passed.
 
 use super::Setup;
@@ -28,11 +28,11 @@ use crate::counters::{CountedConnection, CountedLane};
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::{PeerGone, Result};
-use crate::flow::paths::End;
-use crate::flow::striping::Striping;
 use crate::verbs::Region;
-use crate::wire::fields::Priority;
-use crate::wire::ids::{LaneId, RailId};
+use proto::flow::paths::End;
+use proto::flow::striping::Striping;
+use proto::wire::fields::Priority;
+use proto::wire::ids::{LaneId, RailId};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -53,7 +53,7 @@ pub struct Agreed {
     /// Address of the peer's region.
     pub peer_addr: u64,
     /// The pairs of rails, in the same order on both sides, including pairs that do not work yet.
-    /// At most [`MAX_RAILS`](crate::wire::MAX_RAILS).
+    /// At most [`MAX_RAILS`](proto::wire::MAX_RAILS).
     pub pairs: Vec<AgreedPair>,
     /// This host's rails that are in no pair, each with the reason.
     pub left_out: Vec<(RailId, String)>,

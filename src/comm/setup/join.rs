@@ -9,7 +9,7 @@
 //!
 //! Each wait has a limit, and dropping a connection releases its trial. The thread ends when the
 //! kernel answers, even if the thread's connection no longer waits. Recovery later tries every path
-//! that is left out ([`crate::flow::recovery`]).
+//! that is left out ([`proto::flow::recovery`]).
 
 use super::negotiate;
 use crate::comm::datapath::lane::{Lane, Role, Route};
@@ -19,8 +19,8 @@ use crate::comm::rail::backoff::{Advice, PathId, Requirement, SEARCH, Trial};
 use crate::comm::recovery::attempt::PathChoice;
 use crate::comm::threads;
 use crate::error::Result;
-use crate::wire::fields::{Priority, QpEnd};
-use crate::wire::message::NotYet;
+use proto::wire::fields::{Priority, QpEnd};
+use proto::wire::message::NotYet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};

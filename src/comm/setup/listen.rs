@@ -22,14 +22,14 @@ use crate::comm::rail::{Rail, interfaces, neighbours};
 use crate::comm::recovery::attempt::PathChoice;
 use crate::comm::threads::lock;
 use crate::error::{Call, Error, Internal, Missing, Result};
-use crate::flow::pairing::{self, Pair};
-use crate::flow::paths::{End, Paths};
 use crate::verbs::{CompletionBuffer, Region};
-use crate::wire::fields::{Priority, RailAdvert};
-use crate::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
-use crate::wire::ids::RailId;
-use crate::wire::mailbox::MAILBOX_BYTES;
-use crate::wire::message::{
+use proto::flow::pairing::{self, Pair};
+use proto::flow::paths::{End, Paths};
+use proto::wire::fields::{Priority, RailAdvert};
+use proto::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
+use proto::wire::ids::RailId;
+use proto::wire::mailbox::MAILBOX_BYTES;
+use proto::wire::message::{
     Go, Hello, Message, NotYet, Offer, Offered, PairGo, PairOffer, PairReady, Ready, Streams,
 };
 use std::net::TcpListener;

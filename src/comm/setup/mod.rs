@@ -13,7 +13,7 @@
 //!
 //! 1. HELLO, from the connecting side: the token; its rails with addresses, speed, MTU and cable;
 //!    the priority of its packets, which both sides' queue pairs use; the hash of its tuner.
-//! 2. OFFER, from the accepting side: the pairs of rails ([`crate::flow::pairing`]), with its new
+//! 2. OFFER, from the accepting side: the pairs of rails ([`proto::flow::pairing`]), with its new
 //!    queue pairs.
 //! 3. READY: the connecting side's own queue pairs, already connected, and the keys of its mailbox.
 //! 4. GO: the pairs that carry data, the keys of the accepting side's mailbox, and the port and

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::verbs::{HostMemory, order_loads, order_stores};
-use crate::wire::stream::LINE_BYTES;
+use proto::wire::stream::LINE_BYTES;
 use std::io::{Error, Result};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;

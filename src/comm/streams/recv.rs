@@ -13,12 +13,12 @@ use crate::comm::datapath::recv::{RecvPart, check_parts};
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::Direction;
 use crate::error::{Error, Network, PeerGone, Quick};
-use crate::flow::NotInFlight;
-use crate::flow::streams::inbound::{Inbound, Landing};
 use crate::verbs::HostMemory;
-use crate::wire::ids::Slot;
-use crate::wire::stream::{FRAME_BYTES, LINE_BYTES, StreamFrame};
-use crate::wire::{PARTS, SLOTS};
+use proto::flow::NotInFlight;
+use proto::flow::streams::inbound::{Inbound, Landing};
+use proto::wire::ids::Slot;
+use proto::wire::stream::{FRAME_BYTES, LINE_BYTES, StreamFrame};
+use proto::wire::{PARTS, SLOTS};
 use std::io::ErrorKind;
 use std::net::TcpStream;
 

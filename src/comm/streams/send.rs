@@ -10,12 +10,12 @@ use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::Registration;
 use crate::error::{Error, PeerGone, Quick};
-use crate::flow::next::Head;
-use crate::flow::sends::REQUESTS;
-use crate::flow::streams::outbound::{Chunk, Outbound};
 use crate::verbs::HostMemory;
-use crate::wire::cts::MAX_RECEIVE_BYTES;
-use crate::wire::stream::{FRAME_BYTES, StreamFrame};
+use proto::flow::next::Head;
+use proto::flow::sends::REQUESTS;
+use proto::flow::streams::outbound::{Chunk, Outbound};
+use proto::wire::cts::MAX_RECEIVE_BYTES;
+use proto::wire::stream::{FRAME_BYTES, StreamFrame};
 use std::fmt::Display;
 use std::io::ErrorKind;
 

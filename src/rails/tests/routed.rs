@@ -3,8 +3,8 @@
 
 use super::machines::{F0, F1, P2F0, P2F1, host, spark_with};
 use super::topologies::adverts;
-use crate::flow::pairing::{self, Pair};
-use crate::wire::fields::RailAdvert;
+use proto::flow::pairing::{self, Pair};
+use proto::wire::fields::RailAdvert;
 use std::net::Ipv6Addr;
 
 /// A host's rails and its kernel's host routes, each as (rail, destination).

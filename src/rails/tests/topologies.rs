@@ -5,13 +5,13 @@
 use super::machines::{
     F0, F1, P2F0, P2F1, host, pod_function, spark_from_netplan, spark_with, with_arp, workstation,
 };
-use crate::flow::pairing::{self, Pair};
-use crate::flow::paths::{End, Paths, is_cable_full};
 use crate::rails::testbed::{Function, TestHost};
 use crate::rails::{Rail, Survey, report};
-use crate::wire::fields::{Address, Priority, RailAdvert};
-use crate::wire::ids::RailId;
-use crate::wire::message::{ByTcp, HEADER_BYTES, Header, Hello, Message};
+use proto::flow::pairing::{self, Pair};
+use proto::flow::paths::{End, Paths, is_cable_full};
+use proto::wire::fields::{Address, Priority, RailAdvert};
+use proto::wire::ids::RailId;
+use proto::wire::message::{ByTcp, HEADER_BYTES, Header, Hello, Message};
 use std::net::Ipv6Addr;
 
 pub(super) fn adverts(survey: &Survey) -> Vec<RailAdvert> {

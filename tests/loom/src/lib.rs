@@ -11,7 +11,3 @@ pub mod comm;
 
 #[path = "../../../src/error/mod.rs"]
 pub mod error;
-#[path = "../../../src/flow/mod.rs"]
-pub mod flow;
-#[path = "../../../src/wire/mod.rs"]
-pub mod wire;

@@ -6,11 +6,11 @@
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
-use loom_models::flow::next::{Head, Peek};
-use loom_models::flow::sends::Sends;
-use loom_models::wire::cts::{ENTRY_WORDS, Entry, Epoch, PackedKeys, Terms};
-use loom_models::wire::ids::LaneId;
-use loom_models::wire::{MAX_RAILS, SLOTS};
+use proto::flow::next::{Head, Peek};
+use proto::flow::sends::Sends;
+use proto::wire::cts::{ENTRY_WORDS, Entry, Epoch, PackedKeys, Terms};
+use proto::wire::ids::LaneId;
+use proto::wire::{MAX_RAILS, SLOTS};
 use std::sync::Arc;
 
 type Ring = Arc<Vec<AtomicU64>>;

@@ -140,7 +140,7 @@ mod tests {
     use crate::commands::top::rows::of_job;
     use crate::commands::top::rows::tests::{flow, job};
     use nccl_net_spark::counters::layout::{Counts, Direction};
-    use nccl_net_spark::flow::stall::Cause;
+    use proto::flow::stall::Cause;
 
     #[test]
     fn figures_have_their_units() {

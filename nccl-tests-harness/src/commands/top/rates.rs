@@ -10,7 +10,7 @@
 use super::look::{self, FileId, Reading, SkippedProcess};
 use nccl_net_spark::counters::layout::{Counts, Direction, Record, State};
 use nccl_net_spark::counters::nic::{self, PortCounters};
-use nccl_net_spark::flow::stall::Cause;
+use proto::flow::stall::Cause;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 

@@ -4,7 +4,7 @@
 
 use super::rates::{self, Flow, Job, Side, Snapshot};
 use nccl_net_spark::counters::layout::Direction;
-use nccl_net_spark::flow::stall::Cause;
+use proto::flow::stall::Cause;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -10,11 +10,11 @@ use crate::comm::datapath::path::{DataPath, Faults};
 use crate::comm::datapath::rails::Rails;
 use crate::comm::datapath::wr_id::Work;
 use crate::error::{Error, Result, Usage};
-use crate::flow::receives::Repeat;
 use crate::verbs::Completion;
-use crate::wire::control::{Progress, Received};
-use crate::wire::cts::Epoch;
-use crate::wire::ids::LaneId;
+use proto::flow::receives::Repeat;
+use proto::wire::control::{Progress, Received};
+use proto::wire::cts::Epoch;
+use proto::wire::ids::LaneId;
 
 impl RecvPath {
     /// Repeats the grants that may be lost or have old keys, as far as the queue pairs have room.

@@ -7,11 +7,11 @@ use crate::comm::datapath::load::Sending;
 use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::rails::Rails;
 use crate::error::{Result, Usage};
-use crate::flow::sends::LocalRoute;
 use crate::verbs::Completion;
-use crate::wire::control::{Progress, Received};
-use crate::wire::cts::Epoch;
-use crate::wire::ids::LaneId;
+use proto::flow::sends::LocalRoute;
+use proto::wire::control::{Progress, Received};
+use proto::wire::cts::Epoch;
+use proto::wire::ids::LaneId;
 
 impl SendPath {
     /// Sends the shares of lost lanes again, as far as other lanes can carry them.

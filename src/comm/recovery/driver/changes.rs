@@ -2,8 +2,8 @@
 
 use super::Driver;
 use crate::comm::log::once::Subject;
-use crate::flow::recovery::{Cause, Changed, LogEntry, Role, State};
-use crate::wire::ids::LaneId;
+use proto::flow::recovery::{Cause, Changed, LogEntry, Role, State};
+use proto::wire::ids::LaneId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

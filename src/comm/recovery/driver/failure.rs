@@ -6,8 +6,8 @@ use crate::comm::datapath::path::Faults;
 use crate::comm::datapath::shared::NotBorrowed;
 use crate::comm::log::once::Subject;
 use crate::error::{Error, Internal, Network, TimedOut};
-use crate::flow::recovery::Failure;
-use crate::wire::ids::LaneId;
+use proto::flow::recovery::Failure;
+use proto::wire::ids::LaneId;
 use std::time::Duration;
 
 impl Driver {

@@ -9,8 +9,8 @@ use crate::comm::datapath::stopping::LostQueues;
 use crate::comm::rail::calls::PATIENCE;
 use crate::comm::recovery::attempt::Attempt;
 use crate::comm::recovery::fence::Fence;
-use crate::flow::recovery::State;
-use crate::wire::ids::LaneId;
+use proto::flow::recovery::State;
+use proto::wire::ids::LaneId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

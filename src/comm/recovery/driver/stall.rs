@@ -1,6 +1,6 @@
 //! Detection of requests without progress. Samples the data path, asks the peer, and reports the
 //! cause to the log and the counters. The connection fails if acknowledged data is lost, and with
-//! `NCCL_SPARK_STALL_ABORT_S` after a long stall. [`crate::flow::stall`] decides when to ask, what
+//! `NCCL_SPARK_STALL_ABORT_S` after a long stall. [`proto::flow::stall`] decides when to ask, what
 //! the cause is, and when to fail.
 
 use super::{Driver, MOST_ROUNDS};
@@ -8,9 +8,9 @@ use crate::comm::datapath::lane::Role;
 use crate::comm::datapath::shared::NotBorrowed;
 use crate::counters::layout::stall_word;
 use crate::error::{Error, Internal, StallCause, TimedOut};
-use crate::flow::stall::{Cause, Verdict};
-use crate::wire::control::{Progress, StallReport};
-use crate::wire::ids::LaneId;
+use proto::flow::stall::{Cause, Verdict};
+use proto::wire::control::{Progress, StallReport};
+use proto::wire::ids::LaneId;
 use std::time::{Duration, Instant};
 
 /// Nanoseconds between samples of the data path. A stall is thus noticed at most half a second

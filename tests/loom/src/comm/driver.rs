@@ -3,7 +3,7 @@
 use crate::comm::datapath::peer::Peer;
 use crate::comm::rail::Rail;
 use crate::error::Error;
-use crate::wire::control::ControlFrame;
+use proto::wire::control::ControlFrame;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 

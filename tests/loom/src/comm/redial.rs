@@ -2,7 +2,7 @@
 
 use super::tcp::Redialling;
 use crate::comm::channel::Channel;
-use crate::wire::message::Redial;
+use proto::wire::message::Redial;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;

@@ -2,8 +2,8 @@
 
 use super::driver::Driver;
 use crate::comm::channel::Channel;
-use crate::wire::control::ControlFrame;
-use crate::wire::message::Redial;
+use proto::wire::control::ControlFrame;
+use proto::wire::message::Redial;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

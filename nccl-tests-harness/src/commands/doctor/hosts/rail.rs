@@ -2,9 +2,9 @@
 //! by the plugin's own rule.
 
 use crate::commands::rails::{LinkJson, RailJson};
-use nccl_net_spark::flow::pairing::{self, Route};
 use nccl_net_spark::rails::Rail;
-use nccl_net_spark::wire::fields::{Address, Attachment, RailAdvert};
+use proto::flow::pairing::{self, Route};
+use proto::wire::fields::{Address, Attachment, RailAdvert};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv6Addr};
 

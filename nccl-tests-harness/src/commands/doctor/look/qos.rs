@@ -5,7 +5,7 @@ use crate::commands::doctor::place::Place;
 use nccl_net_spark::config::Config;
 use nccl_net_spark::interfaces::qos::PortQos;
 use nccl_net_spark::rails::{RailQos, Survey};
-use nccl_net_spark::wire::fields::Priority;
+use proto::wire::fields::Priority;
 use std::path::Path;
 
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ use crate::commands::tune::keep;
 use crate::scene::Scene;
 use crate::scene::network::{Network, Used};
 use anyhow::{Context, Result, bail, ensure};
-use nccl_net_spark::tuner::table::{Fingerprint, Table};
+use proto::tuner::table::{Fingerprint, Table};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 

@@ -10,7 +10,7 @@ use crate::usage::wrong;
 use anyhow::Result;
 use clap::Args;
 use nccl_net_spark::config::Settings;
-use nccl_net_spark::tuner::table::{Algorithm, Choice, Collective, Protocol, Table};
+use proto::tuner::table::{Algorithm, Choice, Collective, Protocol, Table};
 use std::path::{Path, PathBuf};
 
 /// Options of tune collectives.

@@ -1,6 +1,6 @@
 //! Makes rows of the tuner's table from the choices at measured sizes. Pure arithmetic on sizes.
 
-use nccl_net_spark::tuner::table::{Choice, Collective, Fingerprint, Row, Table};
+use proto::tuner::table::{Choice, Collective, Fingerprint, Row, Table};
 
 /// Returns the rows for `sizes`: sizes in bytes with their choices. The sizes must be above 0 and
 /// ascending. A size without a choice gets no row.
@@ -66,8 +66,8 @@ fn lower_middle(bytes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nccl_net_spark::tuner::table::Table;
     use proptest::prelude::*;
+    use proto::tuner::table::Table;
 
     fn choices() -> Vec<Choice> {
         ["ring/ll/1", "ring/ll128/2", "ring/simple/8"]

@@ -5,7 +5,7 @@ use super::sweep::{Outcome, Sweep};
 use super::verdict::{Dropped, Finding, Judged};
 use crate::output::numbers::{significant, spread};
 use crate::output::table::{Table as Columns, left, right};
-use nccl_net_spark::tuner::table::{Choice, Table};
+use proto::tuner::table::{Choice, Table};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 

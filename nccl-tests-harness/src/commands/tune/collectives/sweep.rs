@@ -3,7 +3,7 @@
 use super::measure::Facts;
 use super::rows;
 use super::verdict::{Finding, Judged, Measured, Record};
-use nccl_net_spark::tuner::table::{Choice, Collective, Row, Table};
+use proto::tuner::table::{Choice, Collective, Row, Table};
 use serde::{Serialize, Serializer};
 use serde_json::json;
 use std::path::Path;

@@ -3,7 +3,7 @@
 
 use super::measure::Times;
 use crate::output::numbers::median;
-use nccl_net_spark::tuner::table::Choice;
+use proto::tuner::table::Choice;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 use std::cmp::Ordering;

@@ -11,7 +11,7 @@ use crate::commands::tune::keep;
 use crate::lines;
 use crate::ranks::placement;
 use anyhow::{Context, Result, bail};
-use nccl_net_spark::tuner::table::Table;
+use proto::tuner::table::Table;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

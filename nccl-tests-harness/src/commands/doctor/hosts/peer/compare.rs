@@ -5,7 +5,7 @@ use crate::commands::doctor::finding::kinds;
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::findings::MTU_FOR_GOOD;
 use crate::commands::doctor::hosts::rail::{Pair, PairedBy, RailSheet};
-use nccl_net_spark::tuner;
+use proto::tuner;
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
 

@@ -10,7 +10,7 @@ use crate::digest::sha256;
 use crate::output;
 use crate::ranks::placement;
 use nccl_net_spark::rails::RailQos;
-use nccl_net_spark::wire::MAX_OFFERED_RAILS;
+use proto::wire::MAX_OFFERED_RAILS;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -25,7 +25,7 @@ impl OtherConnections for CrowdState<'_> {
         self.busy[lane.index()]
     }
 
-    /// Computes the average as [`crate::comm::rail::path_quality`] does.
+    /// Computes the average as `comm::rail::path_quality` does.
     fn share_quality(&self, lane: LaneId, quality: f64) -> f64 {
         let all = &self.quality[lane.index()];
         all.set(if all.get() > 0.0 {
