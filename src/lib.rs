@@ -35,10 +35,4 @@
 
 pub mod abi;
 pub mod comm;
-pub mod config;
-pub mod counters;
-pub mod error;
-pub mod interfaces;
 pub mod plugin;
-pub mod rails;
-pub mod verbs;

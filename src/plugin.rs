@@ -3,11 +3,10 @@
 use crate::comm::process::{Process, TunerIdentity};
 use crate::comm::threads::lock;
 use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
-use crate::config::{Config, RailConfig, RelaxedOrdering};
-use crate::error::{Argument, Error, Internal, Missing, Result, Usage};
-use crate::interfaces;
-use crate::rails::{self, Obstacle, PortFacts, Survey};
-use crate::verbs::{self, Context, Library, Pd};
+use host::config::{Config, RailConfig, RelaxedOrdering};
+use host::error::{Argument, Error, Internal, Missing, Result, Usage};
+use host::interfaces;
+use host::rails::{self, Obstacle, PortFacts, Survey};
 use once_cell::sync::OnceCell;
 use proto::tuner::communicators::Communicators;
 use proto::tuner::table::Fingerprint;
@@ -23,6 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
+use verbs::{self, Context, Library, Pd};
 
 /// The network's name, for `NCCL_NET`.
 pub const NETWORK_NAME: &CStr = c"Spark";
@@ -589,7 +589,7 @@ impl DeviceProperties {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Call;
+    use host::error::Call;
 
     #[test]
     fn relaxed_ordering_needs_marked_receives() {

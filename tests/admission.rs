@@ -25,7 +25,7 @@ use attack::{
 };
 use common::ends::{CHECKED, Ends};
 use common::{turn, until};
-use nccl_net_spark::error::Error;
+use host::error::Error;
 use proto::wire::PROTOCOL_VERSION;
 use proto::wire::control::{ControlFrame, ControlMessage, JoinAnswer, Received};
 use proto::wire::ids::LaneId;

@@ -14,9 +14,9 @@ mod job;
 use bed::{Bed, RAILS, Stream};
 use common::comms::{Receiving, Sending};
 use common::{LIMIT, until};
+use host::counters::layout::{Counters, Direction, FILE_BYTES, FILE_NAME, Record, State};
 use job::{Job, sums};
 use nccl_net_spark::comm::RecvPart;
-use nccl_net_spark::counters::layout::{Counters, Direction, FILE_BYTES, FILE_NAME, Record, State};
 use proto::flow::stall::Cause;
 use softverbs::control::Action;
 use std::io::{BufRead, Write};
@@ -419,8 +419,8 @@ fn a_job_without_counters_passes() {
 #[test]
 fn without_a_free_descriptor_a_connection_keeps_its_own_counters() {
     let log = common::captured_log::CapturedLog::default();
-    let counting = nccl_net_spark::counters::Counting::new(true);
-    let lane = || nccl_net_spark::counters::CountedLane {
+    let counting = host::counters::Counting::new(true);
+    let lane = || host::counters::CountedLane {
         rail: "a:1".to_owned(),
         peer_rail: "b:1".to_owned(),
         bits_per_s: 1,
@@ -438,7 +438,7 @@ fn without_a_free_descriptor_a_connection_keeps_its_own_counters() {
             .starts_with("cannot create the counters' memory file ("),
         "{lines:?}"
     );
-    use nccl_net_spark::counters::layout::Word;
+    use host::counters::layout::Word;
     connection.record(1).add(Word::Bytes, 7);
     assert_eq!(
         (

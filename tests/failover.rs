@@ -13,6 +13,9 @@ mod hangs;
 use bed::{Bed, RAILS, SLOT_BYTES, Stream, WINDOW, host, set};
 use common::comms::{Receiving, Sending};
 use common::{fill, turn, until, without_files};
+use host::config::Config;
+use host::counters::layout::State;
+use host::error::{Error, Network};
 use nccl_net_spark::comm::channel::Channel;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::Role;
@@ -24,11 +27,7 @@ use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::recovery::redial::RedialHandle;
 use nccl_net_spark::comm::recovery::tcp::Redialling;
 use nccl_net_spark::comm::{Host, RecvPart};
-use nccl_net_spark::config::Config;
-use nccl_net_spark::counters::layout::State;
-use nccl_net_spark::error::{Error, Network};
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::verbs::{HostMemory, Region};
 use proto::wire::fields::Priority;
 use proto::wire::mailbox::MAILBOX_BYTES;
 use softverbs::control::Action;
@@ -37,6 +36,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use verbs::{HostMemory, Region};
 
 #[test]
 fn a_rail_dies_in_mid_transfer_and_returns() {

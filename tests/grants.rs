@@ -8,11 +8,11 @@ mod sim;
 
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
-use nccl_net_spark::verbs::Region;
 use proto::wire::control::Received;
 use proto::wire::ids::LaneId;
 use proto::wire::mailbox::MAILBOX_BYTES;
 use sim::fabric::{Fabric, Start};
+use verbs::Region;
 
 const BYTES: usize = 64;
 

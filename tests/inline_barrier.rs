@@ -1,5 +1,5 @@
 //! Every path through `isend` to `post_send` of an inline write contains a load barrier, `dmb
-//! oshld`, in the compiled aarch64 library (reason: `src/verbs/barrier.rs`).
+//! oshld`, in the compiled aarch64 library (reason: `crates/verbs/src/barrier.rs`).
 //!
 //! `SPARK_TEST_AARCH64_LIBRARY` names a build of the library that has its symbols. CI makes this
 //! build for the test. `objdump`, from binutils for aarch64, disassembles it.

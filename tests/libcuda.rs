@@ -2,7 +2,7 @@
 
 mod common;
 
-use nccl_net_spark::rails;
+use host::rails;
 use std::path::Path;
 use std::process::Command;
 

@@ -16,6 +16,7 @@ mod sent;
 mod sim;
 
 use common::captured_log::CapturedLog;
+use host::error::{Argument, Error, Quick};
 use messages::{QPS, advert, end, join, joined, lane};
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::lane::LaneWrite;
@@ -23,7 +24,6 @@ use nccl_net_spark::comm::datapath::path::{DataPath, Faults};
 use nccl_net_spark::comm::datapath::peer::PeerState;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::datapath::wr_id::Work;
-use nccl_net_spark::error::{Argument, Error, Quick};
 use proto::wire::control::{ControlFrame, ControlMessage, OpenReceive, Received};
 use proto::wire::cts::{ENTRY_WORDS, Entry, Epoch, MAX_RECEIVE_BYTES, Terms, entry_word};
 use proto::wire::fields::RailAdvert;

@@ -1,5 +1,6 @@
 //! netplan accepts the guide's examples, and generates the configuration that the guide describes.
-//! `src/rails/tests/topologies.rs` checks the rails that hosts with these addresses have in common.
+//! `crates/host/src/rails/tests/topologies.rs` checks the rails that hosts with these addresses
+//! have in common.
 
 mod common;
 

@@ -13,8 +13,8 @@ mod counting;
 
 use common::comms::{Receiving, Sending};
 use common::ends::{Bed, connect};
+use host::config::Config;
 use nccl_net_spark::comm::{Host, RecvPart};
-use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
 use std::sync::Arc;
 

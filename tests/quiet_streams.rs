@@ -8,8 +8,8 @@ mod counting;
 
 use common::comms::{Receiving, Sending};
 use common::ends::{Bed, connect};
+use host::config::Config;
 use nccl_net_spark::comm::{Host, RecvPart, SendComm};
-use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! The guide agrees with the program, and links in all documents lead to files.
 
-use nccl_net_spark::config;
+use host::config;
 use std::fs;
 use std::path::{Path, PathBuf};
 

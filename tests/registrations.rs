@@ -8,9 +8,9 @@ mod sim;
 
 use common::captured_log::CapturedLog;
 use nccl_net_spark::comm::{Purpose, RecvPart};
-use nccl_net_spark::verbs::HostMemory;
 use sim::fabric::{Fabric, RAILS};
 use tracing::Level;
+use verbs::HostMemory;
 
 const BYTES: usize = 4096;
 

@@ -7,6 +7,7 @@ mod common;
 mod sim;
 
 use common::captured_log::CapturedLog;
+use host::error::Internal;
 use nccl_net_spark::comm::datapath::lane::Role;
 use nccl_net_spark::comm::datapath::path::Faults;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
@@ -14,8 +15,6 @@ use nccl_net_spark::comm::datapath::stopping::{LostQueues, Stopped};
 use nccl_net_spark::comm::rail::device::DevicePresence;
 use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::comm::{Purpose, RecvPart};
-use nccl_net_spark::error::Internal;
-use nccl_net_spark::verbs::HostMemory;
 use proto::wire::control::{ControlFrame, ControlMessage};
 use proto::wire::ids::LaneId;
 use sim::fabric::{Fabric, Pair, RAILS};
@@ -24,6 +23,7 @@ use softverbs::hotplug::Phase;
 use softverbs::path::PathFault;
 use std::sync::MutexGuard;
 use std::time::Duration;
+use verbs::HostMemory;
 
 struct Stage {
     fabric: MutexGuard<'static, Option<Fabric>>,

@@ -9,12 +9,11 @@ mod common;
 use common::captured_log::CapturedLog;
 use common::comms::{Receiving, Sending};
 use common::{LIMIT, fabric_folder, fabric_name, until};
+use host::config::Config;
+use host::error::{Error, Result};
 use nccl_net_spark::comm::setup::pending::ABANDONED;
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, SendComm};
-use nccl_net_spark::config::Config;
-use nccl_net_spark::error::{Error, Result};
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::verbs::HostMemory;
 use proto::wire::PROTOCOL_VERSION;
 use proto::wire::handle::{HANDLE_BYTES, Handle};
 use softverbs::control::{Action, control, priorities};
@@ -24,6 +23,7 @@ use std::net::TcpStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tracing::Level;
+use verbs::HostMemory;
 
 const TWINS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
 

@@ -9,14 +9,14 @@ mod common;
 mod sim;
 
 use common::captured_log::CapturedLog;
+use host::error::{Error, Internal, Quick, StallCause, TimedOut};
 use nccl_net_spark::comm::{Purpose, RecvPart, Registration};
-use nccl_net_spark::error::{Error, Internal, Quick, StallCause, TimedOut};
-use nccl_net_spark::verbs::HostMemory;
 use proto::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair, RAILS, Start};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tracing::Level;
+use verbs::HostMemory;
 
 /// Index of the sending side in a [`Pair`]'s arrays.
 const SENDER: usize = 0;

@@ -21,8 +21,8 @@ use common::captured_log::CapturedLog;
 use common::comms::{Receiving, Sending};
 use common::ends::{every_size, full_window};
 use common::{fill, is_filled, turn, until};
+use host::error::Error;
 use nccl_net_spark::comm::RecvPart;
-use nccl_net_spark::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tracing::Level;
@@ -89,8 +89,7 @@ fn watched_receives_arrive_and_their_log_lines_are_whole() {
             .unwrap();
         let to = &memory[first..first + words];
         // SAFETY: the memory outlives the connection, and is accessed as atomics.
-        let region =
-            unsafe { nccl_net_spark::verbs::HostMemory::from_caller(to.as_ptr() as usize, bytes) };
+        let region = unsafe { verbs::HostMemory::from_caller(to.as_ptr() as usize, bytes) };
         let mut from = Buffer::blank(bytes);
         let out = ends.send.register(from.memory()).unwrap();
         let into = ends.recv.register(region).unwrap();

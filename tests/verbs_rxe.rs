@@ -15,11 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use nccl_net_spark::config::QpConfig;
-use nccl_net_spark::error::Error;
-use nccl_net_spark::verbs::{
-    Access, AsyncEvent, CompletionBuffer, Context, Cq, GidEntry, GidKind, HostMemory, Library,
-    LinkLayer, Mr, Path, Pd, PortState, Qp, QpCaps, Region, Remote, Write,
+use host::config::QpConfig;
+use host::error::Error;
+use host::port::{GidEntry, GidKind, LinkLayer, PortState};
+use verbs::{
+    Access, AsyncEvent, CompletionBuffer, Context, Cq, HostMemory, Library, Mr, Path, Pd, Qp,
+    QpCaps, Region, Remote, Write,
 };
 
 const PORT: u8 = 1;

@@ -11,9 +11,9 @@
 use crate::tape::Tape;
 use crate::target::Seeds;
 use crate::{handshake, memory};
+use host::config::Config;
 use nccl_net_spark::comm::process::TunerIdentity;
 use nccl_net_spark::comm::{Host, ListenComm};
-use nccl_net_spark::config::Config;
 use proto::wire::PROTOCOL_VERSION;
 use proto::wire::codec::Writer;
 use proto::wire::control::ControlFrame;

@@ -6,12 +6,12 @@ use crate::tape::Tape;
 use crate::target::Seeds;
 use nccl_net_spark::comm::datapath::lane::MailboxKeys;
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
-use nccl_net_spark::verbs::Region;
 use proto::wire::codec::Writer;
 use proto::wire::control::{ControlFrame, FRAME_WORDS};
 use proto::wire::mailbox::{INBOX_AT, MAILBOX_BYTES, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use verbs::Region;
 
 const PROBE: usize = PROBE_AT / 8;
 const INBOX: usize = INBOX_AT / 8;

@@ -3,7 +3,7 @@
 //! Input: the file's bytes, then a byte 0 and variables, one `NAME=value` on each line.
 
 use crate::target::Seeds;
-use nccl_net_spark::config::{Config, Settings, Source, table};
+use host::config::{Config, Settings, Source, table};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -9,7 +9,7 @@ use crate::{interrupt, usage, words};
 use anyhow::{Context, Result};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
-use nccl_net_spark::config::Settings;
+use host::config::Settings;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{ProgramOutput, built, is_built, nccl_spark, skip};
-use nccl_net_spark::counters::layout::{
+use host::counters::layout::{
     FILE_BYTES, FILE_NAME, HEADER_WORDS, HeaderWord, MAGIC, RECORD_WORDS, RECORDS, VERSION, Word,
     text_words,
 };

@@ -3,7 +3,7 @@
 use super::handles;
 use super::types::MAX_RECVS;
 use crate::comm::RecvPart;
-use crate::error::{Argument, Error, Quick};
+use host::error::{Argument, Error, Quick};
 use std::ffi::{c_int, c_void};
 
 /// A length argument: `int` in v8, `size_t` since v9.

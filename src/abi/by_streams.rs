@@ -6,7 +6,7 @@ use super::arguments::{Length, Parts, check_data, count_of, irecv_group, write_s
 use super::guard::{Health, Scope};
 use super::handles::{self, CommHandle, Out, RailComm};
 use crate::comm::{HostMemory, Registration, StreamRecvComm, StreamSendComm};
-use crate::error::{Quick, Result};
+use host::error::{Quick, Result};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 

@@ -15,8 +15,8 @@ use super::types::*;
 use crate::comm::{
     HostMemory, ListenComm, RailRecvComm, RailSendComm, StreamRecvComm, StreamSendComm,
 };
-use crate::error::{Argument, Result, Usage};
 use crate::plugin;
+use host::error::{Argument, Result, Usage};
 use std::ffi::{c_int, c_void};
 use std::ptr;
 

@@ -4,8 +4,8 @@
 
 use super::logger;
 use super::types::NcclResult;
-use crate::error::{Error, Internal, Missing, Quick, panic_text};
 use crate::plugin;
+use host::error::{Error, Internal, Missing, Quick, panic_text};
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -143,7 +143,7 @@ fn panicked(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{
+    use host::error::{
         Argument, Call, Network, PeerGone, SettingFault, TimedOut, Usage, Violation,
     };
     use std::time::Duration;

@@ -22,7 +22,7 @@ use crate::comm::{
     ListenComm, RECV_REQUESTS, RailRecvComm, RailSendComm, RecvComm, Registration, SEND_REQUESTS,
     SendComm, StreamRecvComm, StreamSendComm,
 };
-use crate::error::{Argument, Error, Internal, Quick, Result, Usage};
+use host::error::{Argument, Error, Internal, Quick, Result, Usage};
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 //! and only the first refusal is written, to standard error (`warn_once_after_fork`).
 
 use super::types::DebugLogger;
-use crate::error::Error;
+use host::error::Error;
 use std::ffi::{c_int, c_ulong};
 use std::fmt::{self, Write};
 use std::mem;

@@ -11,8 +11,8 @@ use super::logger;
 use super::tuner_handles;
 use super::tuner_types::{NvlDomainInfo, TunerConstants};
 use super::types::{DebugLogger, NcclResult};
-use crate::error::{Argument, Error, Quick};
 use crate::plugin;
+use host::error::{Argument, Error, Quick};
 use proto::tuner::{ALGORITHMS, Costs, PROTOCOLS, Tuner};
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -209,7 +209,7 @@ fn call<'a>(name: &'static str, body: impl FnOnce(&Scope<'a>) -> Quick<()>) -> N
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Usage;
+    use host::error::Usage;
     use proto::tuner::table::Fingerprint;
     use proto::tuner::{Mode, Policy, TunerConfig};
 

@@ -8,7 +8,7 @@
 //! A context begins with a mark, as a comm does (`handles`).
 
 use super::handles::{Mark, TUNER, mark_of, non_null, of_another_kind};
-use crate::error::Quick;
+use host::error::Quick;
 use proto::tuner::{Costs, Tuner};
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -27,7 +27,7 @@ pub(super) fn into_raw(tuner: Tuner) -> *mut c_void {
 /// Returns the tuner behind one of NCCL's pointers; `None` for NULL.
 ///
 /// # Errors
-/// [`Error::Argument`](crate::error::Error::Argument) if `raw` is another object.
+/// [`Error::Argument`](host::error::Error::Argument) if `raw` is another object.
 ///
 /// # Safety
 /// `raw` is NULL, or came from [`into_raw`] and is not taken back before `'a` ends.
@@ -67,7 +67,7 @@ unsafe fn from_raw(raw: *mut c_void) -> Quick<NonNull<TunerContext>> {
 }
 
 /// # Errors
-/// [`Error::Argument`](crate::error::Error::Argument) if NULL.
+/// [`Error::Argument`](host::error::Error::Argument) if NULL.
 ///
 /// # Safety
 /// `raw` is NULL, or points to as many contiguous costs as [`Costs`] has. Nothing else uses these

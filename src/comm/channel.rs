@@ -1,14 +1,14 @@
 //! TCP channel of a connection, called the bootstrap. It carries framed messages: first the
 //! handshake, then control frames. Calls do not block, and buffers are bounded.
 
-use crate::error::{Call, Error, Network, PeerGone, Result, Violation};
-use crate::verbs::OwnSocket;
+use host::error::{Call, Error, Network, PeerGone, Result, Violation};
 use proto::wire::message::{HEADER_BYTES, Header, MAX_BODY_BYTES, Message};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
+use verbs::OwnSocket;
 
 /// Time after which the kernel fails the socket if sent bytes get no acknowledgement.
 const USER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -267,10 +267,17 @@ pub fn write_queued(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
-    use crate::verbs::tcp_pair;
     use proto::wire::control::ControlFrame;
+    use std::net::TcpListener;
+
+    /// Returns the two ends of a new TCP connection.
+    pub fn tcp_pair() -> [TcpStream; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        [one, listener.accept().unwrap().0]
+    }
 
     fn pair() -> (Channel, TcpStream) {
         let [stream, accepted] = tcp_pair();

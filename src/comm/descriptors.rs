@@ -1,6 +1,6 @@
 //! Temporary shortage of file descriptors or memory. Work that can wait is retried.
 
-use crate::error::Error;
+use host::error::Error;
 use nix::sys::resource::{Resource, getrlimit};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,7 +59,7 @@ fn limit_text() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Call;
+    use host::error::Call;
 
     #[test]
     fn short_resources_are_named_and_other_errors_are_not() {

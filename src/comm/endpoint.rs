@@ -18,11 +18,11 @@ use super::streams::context::StreamContext;
 use super::streams::farewell::{FinalBytes, StreamClose};
 use super::streams::recv::StreamRecvPath;
 use super::streams::send::StreamSendPath;
-use crate::counters::CountedConnection;
-use crate::error::{Quick, Result};
-use crate::verbs::HostMemory;
+use host::counters::CountedConnection;
+use host::error::{Quick, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use verbs::HostMemory;
 
 /// One end of a connection, with the data path of one direction. NCCL calls `isend`, `irecv` and
 /// `test` from one thread at a time, and `register` from any thread.

@@ -7,8 +7,8 @@ use super::setup::connect::PendingConnections;
 use super::setup::listen::ListenComm;
 use super::setup::negotiate::LocalRails;
 use super::setup::{self, Setup};
-use crate::config::Config;
-use crate::error::Result;
+use host::config::Config;
+use host::error::Result;
 use proto::wire::handle::HANDLE_BYTES;
 use std::sync::Arc;
 

@@ -19,15 +19,15 @@ pub mod streams;
 pub mod threads;
 pub mod unauthenticated;
 
-pub use crate::verbs::HostMemory;
+pub use self::host::Host;
 pub use datapath::recv::RecvPart;
 pub use endpoint::{
     RailRecvComm, RailSendComm, RecvComm, SendComm, StreamRecvComm, StreamSendComm,
 };
-pub use host::Host;
 pub use rail::registration::{Purpose, Registration};
 pub use rail::{Rail, RailInfo};
 pub use setup::listen::ListenComm;
+pub use verbs::HostMemory;
 
 /// Exclusive upper bound of the request numbers of sends.
 pub const SEND_REQUESTS: usize = proto::flow::sends::REQUESTS;

@@ -13,15 +13,15 @@ use super::rail::registration::{Purpose, Registration, Registrations};
 use super::rail::{Rail, RailSnapshot};
 use super::streams::context::Totals;
 use super::threads::lock;
-use crate::config::Config;
-use crate::counters::Counting;
-use crate::error::Result;
-use crate::verbs::HostMemory;
 use cpu_latency::CpuLatency;
+use host::config::Config;
+use host::counters::Counting;
+use host::error::Result;
 use proto::flow::pairing::{self, Route};
 use proto::wire::fields::{Priority, RailAdvert};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+use verbs::HostMemory;
 
 /// State shared by all connections of this process. It has no access to the connections themselves.
 pub struct Process {
@@ -181,7 +181,7 @@ impl Process {
     /// Records memory for connections over TCP streams.
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::error::Error::Argument) for an empty or impossible range.
+    /// [`Error::Argument`](host::error::Error::Argument) for an empty or impossible range.
     pub fn register_for_streams(
         &self,
         memory: HostMemory,
@@ -277,7 +277,7 @@ fn priority(config: &Config, traffic_class: Option<u8>) -> Priority {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::LatencyLimit;
+    use host::config::LatencyLimit;
     use std::time::Duration;
 
     #[test]

@@ -11,12 +11,12 @@ pub mod registration;
 use self::device::RailDevice;
 use self::path_quality::PathQualities;
 use crate::comm::threads::lock;
-use crate::config::{RailConfig, RelaxedOrdering};
+use host::config::{RailConfig, RelaxedOrdering};
 #[cfg(doc)]
-use crate::error::Error;
-use crate::error::{Missing, Network, Result};
-use crate::interfaces::{GidOwner, Interface, TableEntry, gid_owner, routes};
-use crate::verbs::{Access, GidEntry, GidKind, LinkLayer, Pd, PortInfo, PortState, Region};
+use host::error::Error;
+use host::error::{Missing, Network, Result};
+use host::interfaces::{GidOwner, Interface, TableEntry, gid_owner, routes};
+use host::port::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};
 use proto::flow::pairing;
 use proto::flow::paths::End;
 use proto::wire::fields::{Address, Attachment, RailAdvert, preference_rank};
@@ -25,6 +25,7 @@ use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use verbs::{Access, Pd, Region};
 
 /// Properties of a rail that do not change while the process runs.
 #[derive(Debug, Clone)]

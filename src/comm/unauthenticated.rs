@@ -9,10 +9,10 @@
 
 use super::channel::{Channel, Received};
 use super::descriptors::{DescriptorWarning, shortage_text};
-use crate::verbs::OwnSocket;
 use proto::wire::message::Message;
 use std::net::{IpAddr, TcpListener};
 use std::time::{Duration, Instant};
+use verbs::OwnSocket;
 
 /// Largest number of unauthenticated connections. One more connection replaces the oldest one from
 /// the address that has the most connections.

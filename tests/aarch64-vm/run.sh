@@ -83,7 +83,7 @@ build_tests() {
   export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
   cargo build --target "$triple" -p softverbs
   cargo test --no-run --message-format=json --target "$triple" \
-    -p nccl-net-spark -p softverbs --lib --test core --test simulation --test returns --test lies
+    -p nccl-net-spark -p spark-host -p spark-verbs -p softverbs --lib --test core --test simulation --test returns --test lies
 }
 
 root_key() {

@@ -3,9 +3,9 @@
 use crate::attack::{Listener, dial, host, read_frame};
 use crate::common::{turn, until};
 use crate::{hello_for, old_handshake};
+use host::error::{Error, Network};
 use nccl_net_spark::comm::Host;
 use nccl_net_spark::comm::setup::pending::ABANDONED;
-use nccl_net_spark::error::{Error, Network};
 use proto::wire::handle::{HANDLE_BYTES, Handle};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};

@@ -4,17 +4,17 @@
 use crate::common::comms::{Receiving, Sending};
 use crate::common::ends::{Ends, meet};
 use crate::common::{self, LIMIT, until};
+use host::config::Config;
+use host::error::Error;
 use nccl_net_spark::comm::{Host, ListenComm, RecvPart};
-use nccl_net_spark::config::Config;
-use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::verbs::HostMemory;
 use proto::wire::handle::{HANDLE_BYTES, Handle};
 use proto::wire::message::{Header, Message};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use verbs::HostMemory;
 
 pub const HEADER_BYTES: usize = 8;
 pub const TOKEN: std::ops::Range<usize> = HEADER_BYTES..HEADER_BYTES + 16;

@@ -1,7 +1,7 @@
 //! One interface to connections over rails and over TCP streams.
 
+use host::error::{Quick, Result};
 use nccl_net_spark::comm::{HostMemory, RecvComm, RecvPart, Registration, SendComm};
-use nccl_net_spark::error::{Quick, Result};
 use std::sync::Arc;
 
 pub trait Sending {

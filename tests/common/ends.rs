@@ -2,10 +2,10 @@
 
 use super::comms::{Receiving, Sending};
 use super::{fill, is_filled, until};
+use host::error::Error;
 use nccl_net_spark::comm::{
     Host, HostMemory, ListenComm, RecvComm, RecvPart, Registration, SendComm,
 };
-use nccl_net_spark::error::Error;
 use proto::wire::handle::HANDLE_BYTES;
 use std::sync::Arc;
 

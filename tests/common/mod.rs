@@ -6,9 +6,9 @@ pub mod comms;
 pub mod ends;
 pub mod skip;
 
+use host::counters::layout::{Counters, Direction, Record};
+use host::port::PortState;
 use nccl_net_spark::comm::Rail;
-use nccl_net_spark::counters::layout::{Counters, Direction, Record};
-use nccl_net_spark::verbs::PortState;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

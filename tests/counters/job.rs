@@ -2,7 +2,7 @@
 
 use crate::bed::RAILS;
 use crate::common::{self, LIMIT};
-use nccl_net_spark::counters::layout::{Counters, Direction, FILE_NAME, Record};
+use host::counters::layout::{Counters, Direction, FILE_NAME, Record};
 use softverbs::control::{Action, control, status};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};

@@ -3,17 +3,17 @@
 
 use crate::common::comms::{Receiving, Sending};
 use crate::common::{self, fill, mix, until};
+use host::config::Config;
+use host::error::Error;
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm};
-use nccl_net_spark::config::Config;
-use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::verbs::HostMemory;
 use proto::wire::handle::HANDLE_BYTES;
 use softverbs::control::{Action, control};
 use softverbs::profile::Profile;
 use std::path::Path;
 use std::sync::{Arc, MutexGuard, Once};
 use std::time::{Duration, Instant};
+use verbs::HostMemory;
 
 pub const RAILS: [&str; 2] = ["rocep1s0f0", "roceP2p1s0f0"];
 /// Number of messages in flight at a time. Each has its own [`SLOT_BYTES`] of the buffers.

@@ -4,13 +4,13 @@ use crate::bed::{Bed, RAILS, Stream, set};
 use crate::common::captured_log::{CapturedLog, everywhere};
 use crate::common::comms::{Receiving, Sending};
 use crate::common::{self, until};
+use host::counters::layout::State;
 use nccl_net_spark::comm::rail::device::DevicePresence;
 use nccl_net_spark::comm::{Host, RecvPart};
-use nccl_net_spark::counters::layout::State;
-use nccl_net_spark::verbs::HostMemory;
 use softverbs::control::{Action, callers};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use verbs::HostMemory;
 
 /// Longest duration of a call that waits for no device, even on a busy machine. The plugin gives a
 /// device 3 s to answer.

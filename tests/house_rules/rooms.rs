@@ -28,17 +28,11 @@ impl Rooms {
                 .map(|(name, list)| (name.clone(), names(list)))
                 .collect::<BTreeMap<_, _>>()
         };
-        let mut rooms = table("rooms");
-        for allowed in rooms.values_mut() {
-            if allowed.remove("leaves") {
-                allowed.extend(names(&data["leaves"]));
-            }
-        }
         let layers = data["comm"]["layers"]
             .as_array()
             .expect("rooms.toml: [comm] has layers");
         Self {
-            rooms,
+            rooms: table("rooms"),
             crates: table("crates"),
             layers: layers.iter().map(names).collect(),
         }

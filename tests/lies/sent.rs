@@ -4,12 +4,12 @@
 use super::{Stage, breaks_protocol};
 use crate::sim::fabric::ARENA;
 use crate::sim::liar::Liar;
-use nccl_net_spark::error::Error;
-use nccl_net_spark::verbs::HostMemory;
+use host::error::Error;
 use proto::wire::ids::{RailId, Slot};
 use proto::wire::immediate::Immediate;
 use softverbs::status;
 use softverbs::work_request::Operation;
+use verbs::HostMemory;
 
 const WHOLE: Immediate = Immediate {
     slot: Slot::of(0),

@@ -3,7 +3,7 @@
 # and of the rooms that decode and keep a peer's messages. Needs `rustup toolchain install nightly
 # -c miri -c rust-src`.
 #
-#   miri.sh [TEST]...     default: every test that Miri can run
+#   miri.sh [PACKAGE [TEST]...]     default: every test of the three packages that Miri can run
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -16,6 +16,14 @@ cargo +nightly miri --version >/dev/null 2>&1 ||
 
 # Miri cannot open libraries, and does not know madvise(MADV_DONTFORK). The tests of striping in
 # virtual time, and the search through every order of events, would take hours.
-readonly skipped=(verbs::library verbs::memory flow::striping flow::pace flow::plan flow::paths flow::recovery::tests::search)
-[[ $# -gt 0 ]] || set -- abi:: comm::datapath flow:: verbs:: wire::
-cargo +nightly miri test -p nccl-net-spark -p spark-proto --lib --no-fail-fast -- "${skipped[@]/#/--skip=}" "$@"
+readonly skipped=(library::tests memory::tests flow::striping flow::pace flow::plan flow::paths flow::recovery::tests::search)
+miri() {
+  cargo +nightly miri test -p "$1" --lib --no-fail-fast -- "${skipped[@]/#/--skip=}" "${@:2}"
+}
+if [[ $# -gt 0 ]]; then
+  miri "$@"
+else
+  miri nccl-net-spark abi:: comm::datapath
+  miri spark-verbs
+  miri spark-proto flow:: wire::
+fi

@@ -11,12 +11,12 @@ use nccl_net_spark::comm::datapath::shared::{NotBorrowed, PathGuard, SharedPath}
 use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::recovery::service::Watch;
 use nccl_net_spark::comm::recovery::tcp::Redialling;
-use nccl_net_spark::verbs::Region;
 use proto::wire::fields::Priority;
 use proto::wire::mailbox::MAILBOX_BYTES;
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
+use verbs::Region;
 
 /// A connection whose data path can block the service thread until the `Frozen` is dropped.
 pub struct Frozen {

@@ -8,9 +8,9 @@ use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::process::Process;
 use nccl_net_spark::comm::recovery::attempt::ManagedRail;
-use nccl_net_spark::verbs::Region;
 use proto::flow::paths::End;
 use std::sync::Arc;
+use verbs::Region;
 
 /// Registers the mailbox of each side for its lanes, and gives each lane the key of its peer.
 pub fn exchange_mailbox_keys(lanes: &mut [Vec<Lane>; 2], mailboxes: &[Arc<Region>; 2]) {

@@ -5,6 +5,8 @@ use super::busy::Busy;
 use super::ends;
 use super::liar::Liar;
 use super::waker::Mark;
+use host::config::Config;
+use host::interfaces;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
 use nccl_net_spark::comm::datapath::parts::PathParts;
@@ -17,10 +19,7 @@ use nccl_net_spark::comm::rail::device::DevicePresence;
 use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, Purpose, Rail, Registration};
-use nccl_net_spark::config::Config;
-use nccl_net_spark::interfaces;
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::verbs::{CompletionBuffer, Cq, HostMemory, Region};
 use proto::flow::striping::Striping;
 use proto::wire::fields::Priority;
 use proto::wire::ids::{LaneId, RailId};
@@ -35,6 +34,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use verbs::{CompletionBuffer, Cq, HostMemory, Region};
 
 pub const RAILS: usize = 3;
 /// Size in bytes of an arena, the memory for the messages of one run. Each side has one arena.

@@ -1,7 +1,6 @@
 //! A sending end that is not the plugin. It has its own queue pair, and can send everything that
 //! verbs allow, including what the plugin never sends.
 
-use nccl_net_spark::verbs::Region;
 use proto::wire::fields::QpEnd;
 use proto::wire::mailbox::MAILBOX_BYTES;
 use softverbs::completion_queue::{Completion, CompletionQueue};
@@ -10,6 +9,7 @@ use softverbs::queue_pair::{Caps, Change, PathToPeer, QueuePair};
 use softverbs::status;
 use softverbs::work_request::{Operation, SendRequest, Sge};
 use std::sync::Arc;
+use verbs::Region;
 
 /// Initial packet sequence number of the liar's sends.
 const PSN: u32 = 7;

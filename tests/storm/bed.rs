@@ -8,6 +8,9 @@ use crate::common::comms::{Receiving, Sending};
 use crate::common::{fabric_folder, fabric_library, fabric_name};
 use crate::sim::waker::Mark;
 use crate::sim::{Dice, ends, threads};
+use host::config::Config;
+use host::error::{Quick, Result};
+use host::interfaces;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
@@ -22,11 +25,7 @@ use nccl_net_spark::comm::recovery::devices::{DeviceChange, Devices};
 use nccl_net_spark::comm::recovery::driver::{Driver, Terms as DriverTerms};
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, HostMemory, Purpose, RecvPart, Registration};
-use nccl_net_spark::config::Config;
-use nccl_net_spark::error::{Quick, Result};
-use nccl_net_spark::interfaces;
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::verbs::{CompletionBuffer, Cq, Region};
 use proto::wire::control::ControlFrame;
 use proto::wire::fields::Priority;
 use proto::wire::mailbox::MAILBOX_BYTES;
@@ -39,6 +38,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use verbs::{CompletionBuffer, Cq, Region};
 
 const MS: u64 = 1_000_000;
 /// Longest step of time while messages move.
@@ -551,7 +551,7 @@ impl<'b> Run<'b> {
         is_far && now_ns > self.changed_ns + 300 * MS
     }
 
-    fn progress(&mut self) -> std::result::Result<bool, nccl_net_spark::error::Error> {
+    fn progress(&mut self) -> std::result::Result<bool, host::error::Error> {
         let mut moved = false;
         let Self {
             channels,

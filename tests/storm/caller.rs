@@ -12,8 +12,8 @@
 
 use crate::common::comms::{Receiving, Sending};
 use crate::common::mix;
+use host::error::Error;
 use nccl_net_spark::comm::{HostMemory, RecvPart, Registration};
-use nccl_net_spark::error::Error;
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,8 +4,8 @@
 use super::caller::{Channel, Terms};
 use super::events::{Change, RAILS, Storm, What};
 use crate::common::{LIMIT, fabric_folder, fabric_library, fabric_name, mix, until};
+use host::config::Config;
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, SendComm};
-use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
 use proto::wire::handle::HANDLE_BYTES;
 use softverbs::control::{Action, Prepared, control, prepare, sysfs_of_node};

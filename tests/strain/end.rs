@@ -13,16 +13,16 @@
 use super::heap;
 use crate::common::comms::{Receiving, Sending};
 use crate::common::{fill, is_filled, mix, until};
+use host::config::Config;
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, RecvPart, Registration, SendComm};
-use nccl_net_spark::config::Config;
 use nccl_net_spark::plugin::bring_up;
-use nccl_net_spark::verbs::HostMemory;
 use proto::wire::handle::HANDLE_BYTES;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
+use verbs::HostMemory;
 
 /// Largest number of messages that a connection has in flight. Each is in memory of its own.
 const WINDOW: usize = 8;

@@ -4,9 +4,9 @@
 use crate::common::comms::{Receiving, Sending};
 pub use crate::common::ends::{Buffer, Ends, connect, sizes, transfer};
 use crate::common::{self, until};
+use host::config::Config;
+use host::error::Error;
 use nccl_net_spark::comm::{Host, RecvComm, RecvPart, Registration, SendComm};
-use nccl_net_spark::config::Config;
-use nccl_net_spark::error::Error;
 use nccl_net_spark::plugin::bring_up;
 use std::sync::Arc;
 

@@ -5,8 +5,8 @@
 use crate::bed::{Buffer, FAR, NEAR, RING_TCP, host, irecv, receive_error, sizes};
 use crate::common::comms::{Receiving, Sending};
 use crate::common::{LIMIT, fill, is_filled, until};
+use host::error::Error;
 use nccl_net_spark::comm::{Host, RecvComm, RecvPart, SendComm};
-use nccl_net_spark::error::Error;
 use proto::wire::fields::Priority;
 use proto::wire::handle::Handle;
 use proto::wire::message::{ByTcp, Header, Hello, Message, Stream, Streams};

@@ -7,7 +7,7 @@ mod topology;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use nccl_net_spark::rails::LinkRate;
+use host::rails::LinkRate;
 use nccl_tests_harness::fabric::{UNPACED, limit};
 use nccl_tests_harness::program::Outcome;
 use nccl_tests_harness::scene::network::{Network, TUNER, Used};
@@ -143,7 +143,8 @@ fn machine(profile: &Profile) -> Machine {
         cable.payload_mbps = cable.payload_mbps.max(rail.line_mbps);
     }
     for link in &mut profile.links {
-        // As the plugin computes it for a link of this width and rate (src/rails/pcie.rs).
+        // As the plugin computes it for a link of this width and rate
+        // (crates/host/src/rails/pcie.rs).
         let rate = LinkRate {
             width: link.width as u16,
             speed_mts: (link.gts * 1e3).round() as u32,

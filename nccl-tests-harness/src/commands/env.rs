@@ -3,7 +3,7 @@
 use crate::places;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use nccl_net_spark::rails::RailQos;
+use host::rails::RailQos;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -192,7 +192,7 @@ fn qos_installer(rails: &[RailQos]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nccl_net_spark::interfaces::qos::PortQos;
+    use host::interfaces::qos::PortQos;
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
     use std::process::{Command, Stdio};

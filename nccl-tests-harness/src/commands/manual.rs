@@ -8,7 +8,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Command};
 use clap_complete::{Generator, Shell};
 use clap_mangen::Man;
-use nccl_net_spark::config;
+use host::config;
 use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;

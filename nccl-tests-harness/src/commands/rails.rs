@@ -6,7 +6,7 @@ use crate::interrupt;
 use crate::output::report::{self, JsonOption, Target};
 use anyhow::{Context, Result};
 use clap::Args;
-use nccl_net_spark::rails::{Limit, PciFunction, PcieLink, Rail, Refused, Survey, gbps};
+use host::rails::{Limit, PciFunction, PcieLink, Rail, Refused, Survey, gbps};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -100,7 +100,7 @@ pub fn rails(options: Options, program: &Path) -> Result<u8> {
         let text = if short {
             lines(&survey)
         } else {
-            nccl_net_spark::rails::report(&survey)
+            host::rails::report(&survey)
         };
         write!(out, "{text}")?;
         out.flush()?;
@@ -216,7 +216,7 @@ impl From<Survey> for Found {
 }
 
 fn rail_json(rail: &Rail, survey: &Survey) -> RailJson {
-    let address = |address: &nccl_net_spark::rails::RailAddress| AddressJson {
+    let address = |address: &host::rails::RailAddress| AddressJson {
         address: Ipv6Addr::from(address.gid).to_canonical(),
         prefix: address.prefix,
         gid_index: address.gid_index,

@@ -2,8 +2,8 @@
 
 use crate::output;
 use anyhow::Result;
-use nccl_net_spark::config::{self, SettingRow, Settings, Source};
-use nccl_net_spark::rails::wrapped;
+use host::config::{self, SettingRow, Settings, Source};
+use host::rails::wrapped;
 use std::io::Write;
 
 const INDENT: &str = "    ";

@@ -3,10 +3,10 @@
 
 use super::try_cell::TryCell;
 use crate::comm::rail::registration::Registration;
-use crate::error::{Argument, Error, Internal, Quick, Usage, Violation};
-use crate::verbs::{Blame, Completion};
+use host::error::{Argument, Error, Internal, Quick, Usage, Violation};
 use proto::flow::NotInFlight;
 use std::ops::Range;
+use verbs::{Blame, Completion};
 
 /// Text of the fault of a lane whose completion queue is in error. A sender then loses the rail. A
 /// receiver's connection fails. A lane's completion queue has room for a full flush, so it should

@@ -5,21 +5,21 @@ use super::stopping::LostQueues;
 use super::wr_id::{Work, WrId};
 use crate::comm::rail::path_quality::PathQuality;
 use crate::comm::rail::{Rail, RailSnapshot};
-use crate::config::QpConfig;
-use crate::counters::Record;
-use crate::counters::layout::Word;
+use host::config::QpConfig;
+use host::counters::Record;
+use host::counters::layout::Word;
 #[cfg(doc)]
-use crate::error::Error;
-use crate::error::{Internal, Missing, Quick, Result, Violation};
-use crate::verbs::{
-    Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Write,
-};
+use host::error::Error;
+use host::error::{Internal, Missing, Quick, Result, Violation};
 use proto::flow::pace::Moment;
 use proto::wire::cts::ENTRY_BYTES;
 use proto::wire::fields::{LaneEnd, Priority, QpEnd};
 use proto::wire::{PARTS, SLOTS};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use verbs::{
+    Access, Completion, CompletionBuffer, Cq, Mr, Path, Qp, QpCaps, Readable, Region, Remote, Write,
+};
 
 pub use proto::flow::recovery::Role;
 

@@ -4,11 +4,11 @@
 
 use super::lane::{LaneWrite, MailboxKeys};
 use super::wr_id::Work;
-use crate::verbs::{Region, Remote};
 use proto::wire::control::{ControlFrame, FRAME_WORDS};
 use proto::wire::mailbox::{INBOX_AT, OUTBOX_AT, PROBE_AT, PROBE_BYTES};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use verbs::{Region, Remote};
 
 /// Both mailboxes of a connection.
 #[derive(Clone)]

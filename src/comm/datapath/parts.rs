@@ -1,9 +1,9 @@
 //! The values from which connection set-up creates a data path.
 
 use super::lane::Lane;
-use crate::verbs::Region;
 use proto::flow::striping::Striping;
 use std::sync::Arc;
+use verbs::Region;
 
 /// The values from which a data path is created.
 pub struct PathParts {

@@ -10,11 +10,11 @@ use super::lane::{Lane, LaneWrite, Role, lanes_text};
 use super::peer::PeerState;
 use super::rails::Rails;
 use super::status::{Doubt, Loss, STRIKES};
-use crate::error::{Error, Network, OnRail, Quick, Result, Violation};
-use crate::verbs::Completion;
+use host::error::{Error, Network, OnRail, Quick, Result, Violation};
 use proto::wire::control::{Progress, Received};
 use proto::wire::cts::Epoch;
 use proto::wire::ids::LaneId;
+use verbs::Completion;
 
 /// A data path of either direction.
 pub trait DataPath: Send {

@@ -3,7 +3,7 @@
 use super::lane::{Lane, Role};
 use super::status::Status;
 use super::stopping::LostQueues;
-use crate::error::Error;
+use host::error::Error;
 use proto::flow::striping::Striping;
 use proto::wire::ids::LaneId;
 

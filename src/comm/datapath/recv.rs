@@ -18,8 +18,7 @@ use super::stall::{StallTimer, Stalled};
 use super::wr_id::{Work, WrId};
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::{Registration, pack};
-use crate::error::{Argument, Error, Internal, Quick};
-use crate::verbs::{Blame, Completion, CompletionBuffer, Region, Remote};
+use host::error::{Argument, Error, Internal, Quick};
 use proto::flow::NotInFlight;
 use proto::flow::receives::{Arrival, Grant, Receives};
 use proto::flow::shadow;
@@ -31,6 +30,7 @@ use proto::wire::immediate::Immediate;
 use proto::wire::{PARTS, SLOTS};
 use std::sync::Arc;
 use std::time::Duration;
+use verbs::{Blame, Completion, CompletionBuffer, Region, Remote};
 
 /// One buffer of a receive. A grouped receive has several buffers, other receives have one.
 #[derive(Clone, Copy)]

@@ -21,9 +21,8 @@ use super::wr_id::{Work, WrId};
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::Registration;
 #[cfg(doc)]
-use crate::error::Error;
-use crate::error::Quick;
-use crate::verbs::{Completion, CompletionBuffer, Region, Remote};
+use host::error::Error;
+use host::error::Quick;
 use proto::flow::next::{Head, Peek};
 use proto::flow::plan::Shares;
 use proto::flow::sends::{REQUESTS, Route, Sends};
@@ -32,6 +31,7 @@ use proto::wire::ids::LaneId;
 use proto::wire::immediate::{Immediate, MAX_FULL_CHUNKS};
 use std::sync::Arc;
 use std::time::Duration;
+use verbs::{Completion, CompletionBuffer, Region, Remote};
 
 /// State of the sending data path.
 pub struct SendPath {

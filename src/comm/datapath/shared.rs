@@ -5,7 +5,7 @@ use super::path::{DataPath, Faults};
 use super::recv::RecvPath;
 use super::send::SendPath;
 use super::try_cell::{TryCell, TryCellGuard, UNUSED};
-use crate::error::Usage;
+use host::error::Usage;
 use std::ops::{Deref, DerefMut};
 
 /// Number of attempts to borrow a data path. A call of the data path takes about as long as a few

@@ -8,11 +8,11 @@ use super::context::PathContext;
 use super::lane::{Lane, lanes_text};
 use super::peer::PeerState;
 use crate::comm::log::once::Direction;
-use crate::counters::layout::Word;
-use crate::counters::{Record, nanos};
+use host::counters::layout::Word;
+use host::counters::{Record, nanos};
 #[cfg(doc)]
-use crate::error::Error;
-use crate::error::{PeerGone, Quick, Waited};
+use host::error::Error;
+use host::error::{PeerGone, Quick, Waited};
 use std::time::{Duration, Instant};
 
 /// Number of idle polls between two readings of the clock. This number of polls takes some
@@ -183,7 +183,7 @@ impl Stalled {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::counters::CountedLane;
+    use host::counters::CountedLane;
 
     #[test]
     fn the_clock_is_read_rarely_and_a_stall_is_reported_once() {
@@ -203,7 +203,7 @@ mod tests {
     fn a_stall_counts_once_and_its_length_grows() {
         let mut stall = StallTimer::default();
         let seconds = Duration::from_secs;
-        let counting = crate::counters::Counting::new(false);
+        let counting = host::counters::Counting::new(false);
         let (rail, peer_rail) = Default::default();
         let lane = CountedLane {
             rail,
@@ -212,7 +212,7 @@ mod tests {
             path_mtu_bytes: 0,
             carries: true,
         };
-        let counted = counting.connection(crate::counters::layout::Direction::Send, "b", &[lane]);
+        let counted = counting.connection(host::counters::layout::Direction::Send, "b", &[lane]);
         let record = counted.record(0);
         let mut count = |waited, moved: bool| {
             if moved {

@@ -1,7 +1,7 @@
 //! Status of a data path: lost rails, queue pairs under test, and the connection's failure.
 
 use super::lane::Lane;
-use crate::error::{Error, Quick};
+use host::error::{Error, Quick};
 use proto::wire::ids::LaneId;
 
 /// Number of losses that are blamed on the rails, although a request may have caused the losses.
@@ -44,8 +44,8 @@ pub struct Status {
 }
 
 /// Count of the losses of one kind of [`Doubt`]: losses that a wrong request may have caused
-/// ([`crate::verbs::Blame::Either`]), or losses that a wrong key may have caused
-/// ([`crate::verbs::Blame::Key`]).
+/// ([`verbs::Blame::Either`]), or losses that a wrong key may have caused
+/// ([`verbs::Blame::Key`]).
 ///
 /// A request that no rail can carry takes down each rail that it is posted on. Rails recover, so
 /// the request would be retried forever without this count. The count starts again once all
@@ -174,7 +174,7 @@ impl Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{Network, Usage};
+    use host::error::{Network, Usage};
     use proto::wire::ids::LaneId;
 
     fn lane(number: usize) -> LaneId {

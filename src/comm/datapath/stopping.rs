@@ -8,10 +8,10 @@
 use super::wr_id::{Work, WrId};
 use crate::comm::rail::Rail;
 use crate::comm::rail::device::DevicePresence;
-use crate::verbs::{Completion, CompletionBuffer, Cq, Mr, Qp};
 use proto::flow::recovery::Role;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use verbs::{Completion, CompletionBuffer, Cq, Mr, Qp};
 
 /// Interval between checks of the device while the completions of stopped queue pairs are awaited.
 /// The completions usually take microseconds. If they take longer, the device may have been cut off

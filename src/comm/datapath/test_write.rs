@@ -19,9 +19,9 @@ use super::lane::Lane;
 use super::mailbox::Mailboxes;
 use super::wr_id::WrId;
 use crate::comm::rail::backoff::{Backoff, PathId, Trial};
-use crate::error::Result;
-use crate::verbs::CompletionBuffer;
+use host::error::Result;
 use std::time::{Duration, Instant};
+use verbs::CompletionBuffer;
 
 /// Path MTU that fits into Ethernet's usual 1500 bytes. The next larger path MTU that InfiniBand
 /// defines is 2048 (IBTA specification, volume 1, section 7.7.8).

@@ -7,7 +7,7 @@
 //! about a second old. A port's counters include the packets of other jobs.
 
 use crate::comm::threads::{self, lock};
-use crate::counters::nic::{self, PortCounters};
+use host::counters::nic::{self, PortCounters};
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};

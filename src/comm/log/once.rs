@@ -5,7 +5,7 @@
 //! `NCCL_SPARK_STALL_WARN_S`. Messages that make progress cause no call.
 
 use crate::comm::threads::lock;
-pub use crate::counters::layout::Direction;
+pub use host::counters::layout::Direction;
 use proto::wire::ids::RailId;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

@@ -4,7 +4,7 @@
 //! thread reads them, because the driver of a device that has just returned may take long.
 
 use crate::comm::threads::{self, lock};
-use crate::interfaces::qos;
+use host::interfaces::qos;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

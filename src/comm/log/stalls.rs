@@ -14,7 +14,7 @@
 //! thread, and each takes a lock.
 
 use crate::comm::threads::lock;
-use crate::error::StallCause;
+use host::error::StallCause;
 use proto::flow::stall::Cause;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -12,7 +12,7 @@
 //! server without requests can sleep. The service thread compares the lanes' counters, so the data
 //! path does nothing for it. A refusal by the kernel is logged once and not retried.
 
-use crate::config::LatencyLimit;
+use host::config::LatencyLimit;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;

@@ -23,7 +23,7 @@
 
 use super::Rail;
 use crate::comm::threads::lock;
-use crate::error::{Error, Network, Result};
+use host::error::{Error, Network, Result};
 use proto::wire::ids::RailId;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

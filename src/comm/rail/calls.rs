@@ -3,8 +3,8 @@
 
 use crate::comm::threads::{self, lock};
 #[cfg(doc)]
-use crate::error::Error;
-use crate::error::{Missing, Result};
+use host::error::Error;
+use host::error::{Missing, Result};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};

@@ -67,14 +67,15 @@
 
 use super::calls::{DeviceCalls, PATIENCE};
 use crate::comm::threads::{self, lock};
-use crate::error::{Error, Missing, Result};
-use crate::verbs::{Context, Library, Pd, PortInfo};
+use host::error::{Error, Missing, Result};
+use host::port::PortInfo;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use verbs::{Context, Library, Pd};
 
 /// The device of a rail. The fast path does not use it: its methods lock, and some call the kernel.
 pub struct RailDevice {

@@ -1,11 +1,11 @@
 //! Choice of the network interface on which the bootstrap listens. The bootstrap is the TCP
 //! connection over which two ends set up a connection.
 
-use crate::config::{SetupConfig, SocketFamily};
+use host::config::{SetupConfig, SocketFamily};
 #[cfg(doc)]
-use crate::error::Error;
-use crate::error::{Missing, Result};
-use crate::interfaces;
+use host::error::Error;
+use host::error::{Missing, Result};
+use host::interfaces;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 /// One address of one interface that is up.
@@ -108,7 +108,7 @@ pub fn in_own_scope(address: SocketAddr, config: &SetupConfig) -> Result<SocketA
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use host::config::Config;
 
     fn host() -> Vec<BootstrapCandidate> {
         let one = |interface: &str, address: &str| BootstrapCandidate {

@@ -8,7 +8,7 @@
 //! contains only IPv4. A rail's own hardware address is part of its link-local GID in EUI-64 form
 //! (RFC 4291 appendix A). Link-local GIDs of other forms do not contain it.
 
-use crate::interfaces::ARP_FIX_COMMAND;
+use host::interfaces::ARP_FIX_COMMAND;
 use proto::wire::fields::RailAdvert;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};

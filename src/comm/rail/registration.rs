@@ -19,14 +19,14 @@ use super::Rail;
 use super::calls::{DeviceCalls, SlowCall};
 use super::device::DevicePresence;
 use crate::comm::threads::lock;
-use crate::error::{Argument, Error, Result};
-use crate::verbs::{Access, HostMemory, Mr, Pd, Readable};
+use host::error::{Argument, Error, Result};
 use proto::wire::cts::PackedKeys;
 use proto::wire::ids::RailId;
 use proto::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use verbs::{Access, HostMemory, Mr, Pd, Readable};
 
 /// Memory registered on every rail of this host.
 pub struct Registration {
@@ -484,10 +484,13 @@ pub fn pack(keys: impl Iterator<Item = u32>) -> PackedKeys {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Missing;
+    use host::error::Missing;
 
+    #[allow(unsafe_code)]
     fn registration(id: u32, range: &Range<usize>) -> Registration {
-        Registration::new(id, HostMemory::unowned(range), Purpose::Receive, 0)
+        // SAFETY: these tests neither read nor register the memory.
+        let memory = unsafe { HostMemory::from_caller(range.start, range.len()) };
+        Registration::new(id, memory, Purpose::Receive, 0)
     }
 
     #[test]

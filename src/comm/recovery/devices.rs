@@ -10,11 +10,12 @@ use crate::comm::process::Process;
 use crate::comm::rail::Rail;
 use crate::comm::rail::device::DevicePresence;
 use crate::comm::threads;
-use crate::error::Result;
-use crate::verbs::{AsyncEvent, Pd, PortInfo, PortState};
+use host::error::Result;
+use host::port::{PortInfo, PortState};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::Instant;
+use verbs::{AsyncEvent, Pd};
 
 /// The devices of all rails. Empty until the first round.
 #[derive(Default)]

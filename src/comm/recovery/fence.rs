@@ -10,10 +10,10 @@ use crate::comm::datapath::lane::Role;
 use crate::comm::datapath::stopping::{LostQueues, Stopped};
 use crate::comm::datapath::waker::Waker;
 use crate::comm::threads;
-use crate::error::{Error, Internal, Network};
-use crate::verbs::Completion;
+use host::error::{Error, Internal, Network};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use verbs::Completion;
 
 /// Fence of one rail of a connection.
 pub struct Fence {

@@ -14,7 +14,7 @@ use super::tcp::Redialling;
 use crate::comm::channel::{Channel, Received};
 use crate::comm::descriptors::DescriptorWarning;
 use crate::comm::unauthenticated::{Admitted, Unauthenticated, Verdict};
-use crate::error::{Call, Error, Internal, Network, Result};
+use host::error::{Call, Error, Internal, Network, Result};
 use proto::wire::handle::TOKEN_BYTES;
 use proto::wire::message::{Message, Redial, RedialAt};
 use std::net::{SocketAddr, TcpListener};

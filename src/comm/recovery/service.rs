@@ -28,7 +28,7 @@ use crate::comm::datapath::peer;
 use crate::comm::datapath::waker::Waker;
 use crate::comm::process::Process;
 use crate::comm::threads;
-use crate::error::{Call, Error, Internal, Result, panic_text};
+use host::error::{Call, Error, Internal, Result, panic_text};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use proto::wire::message::Redial;
 use std::io::{Read, Write};

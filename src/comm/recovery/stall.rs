@@ -2,8 +2,8 @@
 
 use crate::comm::log::stalls::ConnectionStall;
 use crate::comm::process::Process;
-use crate::config::Config;
-use crate::counters::nanos;
+use host::config::Config;
+use host::counters::nanos;
 use proto::flow::stall::{StallLimits, StallWatch};
 use std::time::Duration;
 

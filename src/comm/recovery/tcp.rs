@@ -18,9 +18,8 @@ use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::fault::broken_protocol;
 use crate::comm::datapath::peer::PeerState;
 use crate::comm::descriptors::{DescriptorWarning, waits_for_descriptors};
-use crate::counters::nanos;
-use crate::error::{Error, PeerGone, Result};
-use crate::verbs::OwnSocket;
+use host::counters::nanos;
+use host::error::{Error, PeerGone, Result};
 use proto::flow::redial::{Attempts, Need, Step};
 use proto::wire::control::ControlFrame;
 use proto::wire::handle::TOKEN_BYTES;
@@ -28,6 +27,7 @@ use proto::wire::message::{Message, Redial, RedialAt};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;
+use verbs::OwnSocket;
 
 const MESSAGES: usize = 16;
 

@@ -17,9 +17,8 @@ use crate::comm::recovery::attempt::PathChoice;
 use crate::comm::recovery::redial::RedialHandle;
 use crate::comm::recovery::tcp::Redialling;
 #[cfg(doc)]
-use crate::error::Error;
-use crate::error::{Internal, Network, Result, Usage, Violation};
-use crate::verbs::Region;
+use host::error::Error;
+use host::error::{Internal, Network, Result, Usage, Violation};
 use proto::flow::paths::End;
 use proto::wire::fields::Priority;
 use proto::wire::handle::{HANDLE_BYTES, Handle};
@@ -31,6 +30,7 @@ use proto::wire::message::{
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use verbs::Region;
 
 /// Pause before redialling a peer that closed the TCP connection before it answered. The peer may
 /// be alive: a listener with too many unauthenticated connections drops an old one. If the peer's

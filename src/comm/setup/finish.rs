@@ -23,18 +23,18 @@ use crate::comm::recovery::attempt::{ManagedRail, PathChoice};
 use crate::comm::recovery::driver::{Driver, Terms};
 use crate::comm::recovery::redial::RedialHandle;
 use crate::comm::recovery::tcp::Redialling;
-use crate::counters::layout::Direction;
-use crate::counters::{CountedConnection, CountedLane};
+use host::counters::layout::Direction;
+use host::counters::{CountedConnection, CountedLane};
 #[cfg(doc)]
-use crate::error::Error;
-use crate::error::{PeerGone, Result};
-use crate::verbs::Region;
+use host::error::Error;
+use host::error::{PeerGone, Result};
 use proto::flow::paths::End;
 use proto::flow::striping::Striping;
 use proto::wire::fields::Priority;
 use proto::wire::ids::{LaneId, RailId};
 use std::sync::Arc;
 use std::time::Instant;
+use verbs::Region;
 
 /// The result of the handshake between the two sides.
 pub struct Agreed {

@@ -18,7 +18,7 @@ use crate::comm::rail::RailSnapshot;
 use crate::comm::rail::backoff::{Advice, PathId, Requirement, SEARCH, Trial};
 use crate::comm::recovery::attempt::PathChoice;
 use crate::comm::threads;
-use crate::error::Result;
+use host::error::Result;
 use proto::wire::fields::{Priority, QpEnd};
 use proto::wire::message::NotYet;
 use std::sync::Arc;

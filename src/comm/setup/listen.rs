@@ -21,8 +21,7 @@ use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::{Rail, interfaces, neighbours};
 use crate::comm::recovery::attempt::PathChoice;
 use crate::comm::threads::lock;
-use crate::error::{Call, Error, Internal, Missing, Result};
-use crate::verbs::{CompletionBuffer, Region};
+use host::error::{Call, Error, Internal, Missing, Result};
 use proto::flow::pairing::{self, Pair};
 use proto::flow::paths::{End, Paths};
 use proto::wire::fields::{Priority, RailAdvert};
@@ -35,6 +34,7 @@ use proto::wire::message::{
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+use verbs::{CompletionBuffer, Region};
 
 /// Text added to the reason why a routed path does not work. On a Spark between the two ends, the
 /// NIC consumes RoCE packets itself, so the kernel never gets the packets and cannot forward them.

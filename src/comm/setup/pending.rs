@@ -10,7 +10,7 @@
 
 use crate::comm::recovery::service::Service;
 use crate::comm::threads::lock;
-use crate::error::{Network, Result};
+use host::error::{Network, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -61,7 +61,7 @@ impl<T: Send + 'static> Pending<T> {
     /// Takes out the state of a set-up, so that a call of NCCL continues it.
     ///
     /// # Errors
-    /// [`Error::Network`](crate::error::Error::Network) if the set-up has failed or was given up.
+    /// [`Error::Network`](host::error::Error::Network) if the set-up has failed or was given up.
     pub fn take(&self, ticket: u64) -> Result<T> {
         let taken = lock(&self.table).set_ups.remove(&ticket);
         taken
@@ -135,7 +135,7 @@ fn give_up_abandoned<T>(table: &Mutex<Table<T>>, peer: fn(&T) -> String, now: In
 mod tests {
     use super::*;
     use crate::comm::process::{Process, TunerIdentity};
-    use crate::config::Config;
+    use host::config::Config;
 
     fn service() -> Service {
         let config = Config::from_variables(&[]).unwrap();

@@ -2,13 +2,13 @@
 //! protocols LL and LL128 need.
 #![allow(unsafe_code)]
 
-use crate::verbs::{HostMemory, order_loads, order_stores};
 use proto::wire::stream::LINE_BYTES;
 use std::io::{Error, Result};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
+use verbs::{HostMemory, order_loads, order_stores};
 
 /// Sends `head`, then `body`, as far as a socket accepts without blocking. Returns how many bytes
 /// of both together the socket has accepted.
@@ -140,7 +140,7 @@ pub fn unacknowledged(socket: &TcpStream) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::tcp_pair;
+    use crate::comm::channel::tests::tcp_pair;
     use std::io::{ErrorKind, Read, Write};
 
     fn memory(bytes: &mut [u8]) -> HostMemory {
@@ -172,7 +172,8 @@ mod tests {
     #[test]
     fn unmapped_memory_is_an_error_and_no_crash() {
         let [mut one, other] = tcp_pair();
-        let page = HostMemory::unowned(&(0x1000..0x2000));
+        // SAFETY: no part of a program is mapped there, so the kernel refuses the addresses.
+        let page = unsafe { HostMemory::from_caller(0x1000, 0x1000) };
         assert_eq!(
             send(&one, b"", page).unwrap_err().raw_os_error(),
             Some(libc::EFAULT)

@@ -3,7 +3,7 @@
 use super::sockets::Sockets;
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::{Direction, LogOnce};
-use crate::error::{Error, Network, Quick, Usage, Waited};
+use host::error::{Error, Network, Quick, Usage, Waited};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -12,8 +12,7 @@ use crate::comm::datapath::fault::{broken_protocol, not_in_flight};
 use crate::comm::datapath::recv::{RecvPart, check_parts};
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::Direction;
-use crate::error::{Error, Network, PeerGone, Quick};
-use crate::verbs::HostMemory;
+use host::error::{Error, Network, PeerGone, Quick};
 use proto::flow::NotInFlight;
 use proto::flow::streams::inbound::{Inbound, Landing};
 use proto::wire::ids::Slot;
@@ -21,6 +20,7 @@ use proto::wire::stream::{FRAME_BYTES, LINE_BYTES, StreamFrame};
 use proto::wire::{PARTS, SLOTS};
 use std::io::ErrorKind;
 use std::net::TcpStream;
+use verbs::HostMemory;
 
 /// Size of a stream's inbox: a frame, and small messages after it.
 const INBOX_BYTES: usize = 16 << 10;

@@ -9,8 +9,7 @@ use crate::comm::datapath::fault::{
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::Registration;
-use crate::error::{Error, PeerGone, Quick};
-use crate::verbs::HostMemory;
+use host::error::{Error, PeerGone, Quick};
 use proto::flow::next::Head;
 use proto::flow::sends::REQUESTS;
 use proto::flow::streams::outbound::{Chunk, Outbound};
@@ -18,6 +17,7 @@ use proto::wire::cts::MAX_RECEIVE_BYTES;
 use proto::wire::stream::{FRAME_BYTES, StreamFrame};
 use std::fmt::Display;
 use std::io::ErrorKind;
+use verbs::HostMemory;
 
 /// Largest number of chunks that one call starts, because NCCL's thread also serves other
 /// connections.

@@ -2,13 +2,13 @@
 
 use super::caller_memory;
 use crate::comm::channel::Channel;
-use crate::error::{Error, Network, PeerGone, Result, TcpPath};
-use crate::verbs::OwnSocket;
+use host::error::{Error, Network, PeerGone, Result, TcpPath};
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
+use verbs::OwnSocket;
 
 /// The open streams of one connection.
 #[derive(Debug)]

@@ -8,6 +8,3 @@
 extern crate loom_std as std;
 
 pub mod comm;
-
-#[path = "../../../src/error/mod.rs"]
-pub mod error;

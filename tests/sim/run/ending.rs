@@ -3,9 +3,9 @@
 use super::{Ending, PATIENCE_NS, Run, Tally};
 use crate::sim::model::Model;
 use crate::sim::threads;
+use host::error::{Error, Internal};
 use nccl_net_spark::comm::datapath::path::Faults;
 use nccl_net_spark::comm::datapath::shared::{SharedPath, leave};
-use nccl_net_spark::error::{Error, Internal};
 use std::sync::Arc;
 
 enum BreakOff {

@@ -11,7 +11,7 @@ use super::show::picture;
 use crate::commands::doctor::findings::variables::PLUGIN_NOT_NAMED;
 use crate::places::{self, in_path};
 use crate::unique::unique;
-use nccl_net_spark::rails::{CudaDevice, RailAddress, gbps, host_pointers_reason};
+use host::rails::{CudaDevice, RailAddress, gbps, host_pointers_reason};
 use serde::Serialize;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};

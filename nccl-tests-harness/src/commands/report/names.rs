@@ -1,7 +1,7 @@
 //! Texts that a report may have: a newtype for text of known forms, and a marker for omitted text.
 
 use crate::commands::doctor::kinds;
-use nccl_net_spark::config;
+use host::config;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 

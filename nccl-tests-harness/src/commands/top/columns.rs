@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use crate::commands::top::rows::of_job;
     use crate::commands::top::rows::tests::{flow, job};
-    use nccl_net_spark::counters::layout::{Counts, Direction};
+    use host::counters::layout::{Counts, Direction};
     use proto::flow::stall::Cause;
 
     #[test]

@@ -114,7 +114,7 @@ fn job_json<'a>(job: &'a Job, rows: &[Row]) -> JobJson<'a> {
 mod tests {
     use super::*;
     use crate::commands::top::rows::tests::{flow, job, port};
-    use nccl_net_spark::counters::layout::Direction;
+    use host::counters::layout::Direction;
     use serde_json::Value;
 
     /// Scripts rely on these field names.

@@ -7,7 +7,7 @@ use super::rates::{Job, Port, Snapshot};
 use super::rows::{self, Row};
 use crate::output::numbers::{count, significant};
 use crate::output::table::{Column, Table, left, right};
-use nccl_net_spark::counters::nic;
+use host::counters::nic;
 use std::io::{self, Write};
 
 #[derive(Debug, Default)]
@@ -138,7 +138,7 @@ fn hidden(processes: usize, is_root: bool) -> Option<String> {
 mod tests {
     use super::*;
     use crate::commands::top::rows::tests::{flow, job, port};
-    use nccl_net_spark::counters::layout::Direction;
+    use host::counters::layout::Direction;
 
     #[test]
     fn each_line_has_all_fields_and_remarks_are_printed_once() {

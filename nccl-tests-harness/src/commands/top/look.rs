@@ -11,9 +11,9 @@ mod process;
 
 pub use process::is_there;
 
-use nccl_net_spark::config::Config;
-use nccl_net_spark::counters::layout::{Counters, FILE_BYTES, FILE_NAME, HEADER_WORDS};
-use nccl_net_spark::counters::nic::{self, PortCounters};
+use host::config::Config;
+use host::counters::layout::{Counters, FILE_BYTES, FILE_NAME, HEADER_WORDS};
+use host::counters::nic::{self, PortCounters};
 use nix::fcntl::OFlag;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};

@@ -282,7 +282,7 @@ impl Drop for Textfile {
 mod tests {
     use super::*;
     use crate::commands::top::rows::tests::{flow, job, port};
-    use nccl_net_spark::counters::layout::Direction;
+    use host::counters::layout::Direction;
     use std::collections::BTreeSet;
     use std::os::unix::fs::PermissionsExt;
 

@@ -8,8 +8,8 @@
 //! grow without limit.
 
 use super::look::{self, FileId, Reading, SkippedProcess};
-use nccl_net_spark::counters::layout::{Counts, Direction, Record, State};
-use nccl_net_spark::counters::nic::{self, PortCounters};
+use host::counters::layout::{Counts, Direction, Record, State};
+use host::counters::nic::{self, PortCounters};
 use proto::flow::stall::Cause;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};

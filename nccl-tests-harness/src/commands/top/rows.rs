@@ -3,7 +3,7 @@
 //! module does no I/O.
 
 use super::rates::{self, Flow, Job, Side, Snapshot};
-use nccl_net_spark::counters::layout::Direction;
+use host::counters::layout::Direction;
 use proto::flow::stall::Cause;
 use serde::Serialize;
 use std::collections::BTreeMap;

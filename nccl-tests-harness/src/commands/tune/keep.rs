@@ -3,7 +3,7 @@
 use super::judge::Candidate;
 use crate::output::replacement;
 use anyhow::{Context, Result, anyhow};
-use nccl_net_spark::config::{Config, Settings, Source};
+use host::config::{Config, Settings, Source};
 use nix::unistd::geteuid;
 use std::fmt::Display;
 use std::fs::{self, Permissions};
@@ -71,7 +71,7 @@ pub fn place(given: Option<PathBuf>, named: Option<String>) -> Result<PathBuf> {
 /// Returns the default file. For root, this is the machine's file. For other users, it is the file
 /// in the home directory, or the machine's file if HOME names no absolute path.
 fn standard_place(root: bool) -> Result<PathBuf> {
-    let places = nccl_net_spark::config::standard_files();
+    let places = host::config::standard_files();
     let place = if root { places.last() } else { places.first() };
     place
         .cloned()
@@ -435,7 +435,7 @@ mod tests {
         );
         assert_eq!(
             standard_place(false).unwrap(),
-            nccl_net_spark::config::standard_files()[0]
+            host::config::standard_files()[0]
         );
     }
 }

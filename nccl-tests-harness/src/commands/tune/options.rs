@@ -11,7 +11,7 @@ use crate::ranks::launch::World;
 use crate::sizes;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use nccl_net_spark::config::{Settings, Source};
+use host::config::{Settings, Source};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;
 use std::io::Write;

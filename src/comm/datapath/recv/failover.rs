@@ -9,12 +9,12 @@ use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::path::{DataPath, Faults};
 use crate::comm::datapath::rails::Rails;
 use crate::comm::datapath::wr_id::Work;
-use crate::error::{Error, Result, Usage};
-use crate::verbs::Completion;
+use host::error::{Error, Result, Usage};
 use proto::flow::receives::Repeat;
 use proto::wire::control::{Progress, Received};
 use proto::wire::cts::Epoch;
 use proto::wire::ids::LaneId;
+use verbs::Completion;
 
 impl RecvPath {
     /// Repeats the grants that may be lost or have old keys, as far as the queue pairs have room.

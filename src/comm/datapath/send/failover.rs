@@ -6,12 +6,12 @@ use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::load::Sending;
 use crate::comm::datapath::path::DataPath;
 use crate::comm::datapath::rails::Rails;
-use crate::error::{Result, Usage};
-use crate::verbs::Completion;
+use host::error::{Result, Usage};
 use proto::flow::sends::LocalRoute;
 use proto::wire::control::{Progress, Received};
 use proto::wire::cts::Epoch;
 use proto::wire::ids::LaneId;
+use verbs::Completion;
 
 impl SendPath {
     /// Sends the shares of lost lanes again, as far as other lanes can carry them.

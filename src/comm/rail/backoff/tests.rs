@@ -1,5 +1,5 @@
 use super::*;
-use crate::error::Call;
+use host::error::Call;
 
 const PATH: PathId = PathId {
     rail: RailId::new(0).unwrap(),

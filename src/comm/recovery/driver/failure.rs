@@ -5,7 +5,7 @@ use crate::comm::datapath::fault::broken_protocol;
 use crate::comm::datapath::path::Faults;
 use crate::comm::datapath::shared::NotBorrowed;
 use crate::comm::log::once::Subject;
-use crate::error::{Error, Internal, Network, TimedOut};
+use host::error::{Error, Internal, Network, TimedOut};
 use proto::flow::recovery::Failure;
 use proto::wire::ids::LaneId;
 use std::time::Duration;

@@ -5,7 +5,7 @@ use super::Driver;
 use crate::comm::datapath::shared::NotBorrowed;
 use crate::comm::log::once::Subject;
 use crate::comm::recovery::attempt::ManagedRail;
-use crate::error::{Error, Network, PeerGone};
+use host::error::{Error, Network, PeerGone};
 use std::time::Duration;
 
 /// Time without a rail until the first warning.

@@ -19,9 +19,8 @@ use crate::comm::rail::backoff::{PathId, SEARCH, Trial};
 use crate::comm::rail::{Rail, RailSnapshot};
 use crate::comm::recovery::attempt::{Attempt, Done, NewQueuePairs, PathChoice, Stage, Worker};
 use crate::comm::threads;
-use crate::error::{Internal, Missing, Result};
-use crate::interfaces;
-use crate::verbs::{CompletionBuffer, Region};
+use host::error::{Internal, Missing, Result};
+use host::interfaces;
 use proto::flow::pairing::{self, Pair};
 use proto::wire::control::JoinAnswer;
 use proto::wire::cts::Epoch;
@@ -30,6 +29,7 @@ use proto::wire::ids::LaneId;
 use std::sync::Arc;
 use std::sync::mpsc::{TryRecvError, sync_channel};
 use std::time::Instant;
+use verbs::{CompletionBuffer, Region};
 
 struct Job {
     process: Arc<Process>,

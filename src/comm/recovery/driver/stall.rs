@@ -6,8 +6,8 @@
 use super::{Driver, MOST_ROUNDS};
 use crate::comm::datapath::lane::Role;
 use crate::comm::datapath::shared::NotBorrowed;
-use crate::counters::layout::stall_word;
-use crate::error::{Error, Internal, StallCause, TimedOut};
+use host::counters::layout::stall_word;
+use host::error::{Error, Internal, StallCause, TimedOut};
 use proto::flow::stall::{Cause, Verdict};
 use proto::wire::control::{Progress, StallReport};
 use proto::wire::ids::LaneId;

@@ -2,7 +2,7 @@
 
 use crate::comm::datapath::peer::Peer;
 use crate::comm::rail::Rail;
-use crate::error::Error;
+use host::error::Error;
 use proto::wire::control::ControlFrame;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;

@@ -5,7 +5,7 @@ use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::finding::{Kind, kinds};
 use crate::commands::doctor::look::{Facts, Function};
 use crate::output::numbers::count;
-use nccl_net_spark::counters::nic::TOLERATED_LOSS_ONE_IN;
+use host::counters::nic::TOLERATED_LOSS_ONE_IN;
 
 kinds! {
     MODULE_FAULT = Fragile "module-fault": "the kernel log has errors of a port's cable or module", "`ethtool -m`; a passive cable if the module is hot";

@@ -30,7 +30,7 @@ pub(super) fn singular_or_plural<'a, T>(of: &[T], one: &'a str, several: &'a str
 }
 
 pub(super) fn list<S: AsRef<str>>(names: &[S]) -> String {
-    nccl_net_spark::rails::list(names.iter().map(AsRef::as_ref))
+    host::rails::list(names.iter().map(AsRef::as_ref))
 }
 
 /// Joins the commands for several things, each of which must succeed before the next.

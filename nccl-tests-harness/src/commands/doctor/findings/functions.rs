@@ -4,7 +4,7 @@ use super::cures::{each, group_by_key, list, singular_or_plural};
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::finding::{Kind, kinds};
 use crate::commands::doctor::look::{Facts, Function, PcieErrorCounts};
-use nccl_net_spark::rails::PciFunction;
+use host::rails::PciFunction;
 
 kinds! {
     PCIE_PAYLOAD = Slow "pcie-payload": "PCIe transactions are smaller than on other Sparks", "a BIOS update";

@@ -6,7 +6,7 @@ use crate::commands::doctor::finding::kinds;
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::look::{Cpus, DeviceFile, Facts, Machine};
 use crate::output::numbers::count;
-use nccl_net_spark::config::locked::{CHANNELS, locked_bytes};
+use host::config::locked::{CHANNELS, locked_bytes};
 use std::io::ErrorKind;
 
 kinds! {

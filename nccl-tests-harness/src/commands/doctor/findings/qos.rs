@@ -4,7 +4,7 @@ use super::cures::list;
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::finding::kinds;
 use crate::commands::doctor::look::Facts;
-use nccl_net_spark::rails::RailQos;
+use host::rails::RailQos;
 
 kinds! {
     QOS_UNTIL_REBOOT = Fragile "qos-until-reboot": "PFC and trust mode are set, and nothing sets them at boot", "[switches.md](switches.md#priority)";

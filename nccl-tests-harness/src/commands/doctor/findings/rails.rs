@@ -8,10 +8,8 @@ use super::qos;
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::finding::{Kind, kinds};
 use crate::commands::doctor::look::{AutomaticProfile, Facts};
-use nccl_net_spark::interfaces::ARP_FIX_COMMAND;
-use nccl_net_spark::rails::{
-    LinkLayer, Obstacle, PortState, Rail, Refused, Survey, Warning, WarningKind,
-};
+use host::interfaces::ARP_FIX_COMMAND;
+use host::rails::{LinkLayer, Obstacle, PortState, Rail, Refused, Survey, Warning, WarningKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 kinds! {
@@ -380,7 +378,7 @@ fn slow_ports(facts: &Facts, found: &mut Vec<Finding>) {
             singular_or_plural(&devices, "port", "ports"),
             list(&devices),
             singular_or_plural(&devices, "runs", "run"),
-            nccl_net_spark::rails::gbps(mbps),
+            host::rails::gbps(mbps),
         );
         found.push(SLOW_PORT.finding(text).at(severity));
     }

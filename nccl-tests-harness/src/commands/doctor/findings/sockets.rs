@@ -4,7 +4,7 @@ use super::cures::{JobFacts, list};
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::finding::kinds;
 use crate::commands::doctor::look::Facts;
-use nccl_net_spark::interfaces::Interface;
+use host::interfaces::Interface;
 
 kinds! {
     SOCKET_IFNAME = Broken "socket-ifname": "`NCCL_SOCKET_IFNAME` or `GLOO_SOCKET_IFNAME` leaves no interface that other hosts reach", "unset it, or name an interface that is up";
@@ -23,7 +23,7 @@ pub(super) fn judge(facts: &Facts, job_facts: &JobFacts, found: &mut Vec<Finding
         return;
     };
     let pair = [("NCCL_SOCKET_IFNAME".to_owned(), wanted.clone())];
-    let Ok(config) = nccl_net_spark::config::Config::from_variables(&pair) else {
+    let Ok(config) = host::config::Config::from_variables(&pair) else {
         return;
     };
     if usable.is_empty() {

@@ -2,7 +2,7 @@
 //! by the plugin's own rule.
 
 use crate::commands::rails::{LinkJson, RailJson};
-use nccl_net_spark::rails::Rail;
+use host::rails::Rail;
 use proto::flow::pairing::{self, Route};
 use proto::wire::fields::{Address, Attachment, RailAdvert};
 use serde::{Deserialize, Serialize};

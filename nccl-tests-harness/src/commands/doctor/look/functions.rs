@@ -4,8 +4,8 @@
 use super::pcie::{self, PcieErrorCounts};
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
-use nccl_net_spark::counters::nic::{self, PortCounters};
-use nccl_net_spark::rails::{PciFunction, Survey};
+use host::counters::nic::{self, PortCounters};
+use host::rails::{PciFunction, Survey};
 use std::path::Path;
 use std::process::Command;
 

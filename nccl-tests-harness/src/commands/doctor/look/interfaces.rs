@@ -2,7 +2,7 @@
 //! the output of `ip -json address`.
 
 use crate::commands::doctor::place::Place;
-use nccl_net_spark::interfaces::{self, Interface, InterfaceAddress};
+use host::interfaces::{self, Interface, InterfaceAddress};
 use serde_json::Value;
 use std::net::SocketAddr;
 

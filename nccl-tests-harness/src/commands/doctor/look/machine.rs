@@ -3,7 +3,7 @@
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
 use crate::proc_stat;
-use nccl_net_spark::rails::CudaDevice;
+use host::rails::CudaDevice;
 use std::io;
 use std::path::Path;
 

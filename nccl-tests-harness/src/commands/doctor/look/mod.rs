@@ -32,9 +32,9 @@ pub use qos::Qos;
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::look::variables::Variable;
 use crate::commands::doctor::place::Place;
-use nccl_net_spark::config::{Config, RailConfig};
-use nccl_net_spark::interfaces::Interface;
-use nccl_net_spark::rails::{self, CudaDevice, PortFacts, Survey};
+use host::config::{Config, RailConfig};
+use host::interfaces::Interface;
+use host::rails::{self, CudaDevice, PortFacts, Survey};
 
 #[derive(Debug)]
 pub struct Facts {

@@ -3,7 +3,7 @@
 
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
-use nccl_net_spark::rails::PciFunction;
+use host::rails::PciFunction;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;

@@ -2,9 +2,9 @@
 
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
-use nccl_net_spark::config::Config;
-use nccl_net_spark::interfaces::qos::PortQos;
-use nccl_net_spark::rails::{RailQos, Survey};
+use host::config::Config;
+use host::interfaces::qos::PortQos;
+use host::rails::{RailQos, Survey};
 use proto::wire::fields::Priority;
 use std::path::Path;
 
@@ -92,7 +92,7 @@ fn of_mlnx_qos(text: &str) -> Option<PortQos> {
         .filter(|(_, one)| *one == "1")
         .map(|(at, _)| 1 << at)
         .sum();
-    let mut map = nccl_net_spark::interfaces::qos::default_map();
+    let mut map = host::interfaces::qos::default_map();
     for (priority, dscps) in
         lines().filter_map(|line| line.strip_prefix("prio:")?.split_once(" dscp:"))
     {

@@ -7,7 +7,7 @@ use super::finding::{Finding, Severity, Verdict};
 use super::hosts::PeerResult;
 use crate::output::{self, Verbosity, numbers, plain};
 use anyhow::Result;
-use nccl_net_spark::rails::wrapped;
+use host::rails::wrapped;
 use std::io::Write;
 
 /// Prints the results. With `-v`, also the facts, and the facts that could not be read.

@@ -1,7 +1,7 @@
 //! A drawing of the rails: PCIe links on the left, cables on the right, and the total rate.
 
 use crate::commands::doctor::hosts::rail::name;
-use nccl_net_spark::rails::{Limit, PcieLink, Rail, Survey, gbps};
+use host::rails::{Limit, PcieLink, Rail, Survey, gbps};
 
 /// Returns the lines of the drawing, or none if there is no rail.
 pub fn picture(survey: &Survey) -> Vec<String> {

@@ -7,7 +7,7 @@ use crate::commands::doctor::finding::{Finding, Severity, Verdict};
 use crate::commands::doctor::findings::{self, JobFacts};
 use crate::commands::doctor::look::{self, Facts};
 use crate::commands::doctor::place::Place;
-use nccl_net_spark::rails::{Warning, WarningKind};
+use host::rails::{Warning, WarningKind};
 
 pub struct Fault {
     pub name: &'static str,

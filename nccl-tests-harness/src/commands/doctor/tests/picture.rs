@@ -3,7 +3,7 @@
 use super::bed::{Bed, FUNCTIONS};
 use crate::commands::doctor::look;
 use crate::commands::doctor::place::Place;
-use nccl_net_spark::rails::report;
+use host::rails::report;
 
 #[test]
 fn a_spark_with_two_cables_is_drawn_with_links_cables_and_the_speed_to_expect() {

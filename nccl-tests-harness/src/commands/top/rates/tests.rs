@@ -1,6 +1,6 @@
 use super::*;
 use crate::commands::top::look;
-use nccl_net_spark::counters::layout::Counters;
+use host::counters::layout::Counters;
 use proptest::prelude::*;
 
 fn record(index: usize, bytes: u64) -> Record {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::commands::top::look::{self, FileId};
-use nccl_net_spark::counters::layout::{Counters, Counts};
+use host::counters::layout::{Counters, Counts};
 
 const SECOND: u64 = 1_000_000_000;
 

@@ -2,7 +2,7 @@ use super::*;
 use crate::commands::top::look::SkippedProcess;
 use crate::commands::top::rates::Flow;
 use crate::commands::top::rows::tests::{flow, job};
-use nccl_net_spark::counters::layout::Direction;
+use host::counters::layout::Direction;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 

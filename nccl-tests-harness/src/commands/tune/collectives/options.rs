@@ -9,7 +9,7 @@ use crate::unique::unique;
 use crate::usage::wrong;
 use anyhow::Result;
 use clap::Args;
-use nccl_net_spark::config::Settings;
+use host::config::Settings;
 use proto::tuner::table::{Algorithm, Choice, Collective, Protocol, Table};
 use std::path::{Path, PathBuf};
 

@@ -10,7 +10,7 @@ pub use variable::{Effect, Judged, MissingReason};
 
 use crate::commands::doctor::finding::{Finding, kinds};
 use crate::commands::doctor::look::variables::{Source, Variable};
-use nccl_net_spark::config::Config;
+use host::config::Config;
 use variable::{NETWORK_NOT_SPARK, PLUGIN_KEPT_OUT};
 
 kinds! {

@@ -4,8 +4,8 @@ use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::finding::{Kind, kinds};
 use crate::commands::doctor::look::variables::{Source, Variable};
 use Effect::{Blocks, Harms, Honoured, Ignored, Misleads, Nccl, Other, Refused, Unset};
-use nccl_net_spark::config::Config;
-use nccl_net_spark::config::fate::{Fate, fate};
+use host::config::Config;
+use host::config::fate::{Fate, fate};
 use serde::Serialize;
 
 kinds! {

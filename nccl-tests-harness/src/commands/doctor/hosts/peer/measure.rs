@@ -24,7 +24,7 @@ use crate::ranks::control::answer;
 use crate::ranks::job::{Job, RankPlace};
 use crate::ranks::rendezvous::{Guest, Hello};
 use anyhow::{Context, Result, ensure};
-use nccl_net_spark::counters::layout::State;
+use host::counters::layout::State;
 use std::path::Path;
 use std::time::{Duration, Instant};
 

@@ -116,7 +116,7 @@ pub fn address(wanted: Option<&str>, ssh_connection: Option<&str>) -> Result<IpA
     if let Ok(address) = wanted.parse() {
         return Ok(address);
     }
-    let interfaces = nccl_net_spark::interfaces::all()?;
+    let interfaces = host::interfaces::all()?;
     let Some(interface) = interfaces.iter().find(|one| one.name == wanted) else {
         let names: Vec<&str> = interfaces.iter().map(|one| one.name.as_str()).collect();
         let names = names.join(", ");

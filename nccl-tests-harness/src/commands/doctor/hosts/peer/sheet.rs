@@ -9,7 +9,7 @@ use crate::commands::rails::Found;
 use crate::digest::sha256;
 use crate::output;
 use crate::ranks::placement;
-use nccl_net_spark::rails::RailQos;
+use host::rails::RailQos;
 use proto::wire::MAX_OFFERED_RAILS;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -121,7 +121,7 @@ impl Sheet {
                 })
             }),
             settings: all.collect(),
-            gpu: nccl_net_spark::rails::gpu_name().ok(),
+            gpu: host::rails::gpu_name().ok(),
             rails: RailSheet::all(&listed.rails, &listed.pcie_links),
             qos: qos_sheets(&examined.facts.qos),
             interfaces: interfaces

@@ -7,8 +7,8 @@ use super::context::{Operations, Pd, note_failure};
 use super::cq::{Cq, RawCq};
 use super::library::Pointer;
 use super::thread_domain::{ThreadDomain, tell_doorbells};
-use crate::config::QpConfig;
-use crate::error::{Argument, Call, Error, Result};
+use host::config::QpConfig;
+use host::error::{Argument, Call, Error, Result};
 use verbs_sys::*;
 
 /// A reliably connected queue pair.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::context::{Pd, note_failure};
-use crate::config::locked;
-use crate::error::{Argument, Call, Error, Internal, Missing, Result};
+use host::config::locked;
+use host::error::{Argument, Call, Error, Internal, Missing, Result};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use verbs_sys::*;
 
@@ -44,15 +44,6 @@ impl HostMemory {
     /// in this process relies on its content staying unchanged while a peer may write it.
     pub unsafe fn from_caller(addr: usize, len: usize) -> Self {
         Self { addr, len }
-    }
-
-    /// Describes addresses that are never read or registered, for tests.
-    #[cfg(test)]
-    pub fn unowned(range: &Range<usize>) -> Self {
-        Self {
-            addr: range.start,
-            len: range.len(),
-        }
     }
 
     /// Returns the start address.

@@ -2,7 +2,7 @@
 
 use super::pcie::{LinkRate, PciFunction};
 use crate::error::Missing;
-use crate::verbs::{GidEntry, LinkLayer, PortInfo, PortState};
+use crate::port::{GidEntry, LinkLayer, PortInfo, PortState};
 use std::fmt;
 
 /// Attributes of one port, from verbs.

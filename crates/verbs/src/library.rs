@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
 
-use crate::error::{Call, Error, Missing, Result};
+use host::error::{Call, Error, Missing, Result};
 use verbs_sys::*;
 
 /// The functions of libibverbs, looked up once. Never unloaded, because the library's providers

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::context::{Context, note_failure};
-use crate::error::{Call, Error, Result};
+use host::error::{Call, Error, Result};
 use verbs_sys::*;
 
 /// A completion queue. Several QPs may share one.

@@ -16,7 +16,7 @@
 //! One gap is accepted, because a lock in a fork handler could block the program: if another thread
 //! opens or drops a socket during the fork, the child may keep its copy of that socket.
 
-use crate::error::{Call, Error, Result};
+use host::error::{Call, Error, Result};
 use once_cell::sync::OnceCell;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, RawFd};

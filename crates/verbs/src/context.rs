@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::library::{Device, Library, Pointer};
-use crate::error::{Call, Error, Missing, Result};
+use host::error::{Call, Error, Missing, Result};
 use verbs_sys::*;
 
 /// An opened device, closed when the last object on it is dropped.

@@ -6,7 +6,7 @@ use super::barrier::order_loads;
 use super::cq::{Completion, CompletionBuffer, Cq};
 use super::memory::Readable;
 use super::qp::{Prepared, Qp};
-use crate::error::{Argument, Call, Error, Quick};
+use host::error::{Argument, Call, Error, Quick};
 use verbs_sys::*;
 
 /// An address in the peer's memory, with its key.

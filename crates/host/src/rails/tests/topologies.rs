@@ -517,7 +517,7 @@ fn sparse_gid_tables() {
             let gid = Ipv6Addr::new(0xfd00, 9, 9, 9, 0, 0, 1, n).octets();
             port.gids.insert(
                 0,
-                crate::verbs::GidEntry {
+                crate::port::GidEntry {
                     index: 100 + n,
                     gid,
                     ..last
@@ -949,7 +949,7 @@ fn the_guides_netplan_files() {
                 host(&spark_from_netplan(
                     n,
                     &format!(
-                        "{}/docs/guide/netplan/{kind}-{n}.yaml",
+                        "{}/../../docs/guide/netplan/{kind}-{n}.yaml",
                         env!("CARGO_MANIFEST_DIR")
                     ),
                 ))

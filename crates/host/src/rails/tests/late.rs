@@ -1,7 +1,7 @@
 //! Ports that become rails soon after the survey.
 
+use crate::port::PortState;
 use crate::rails::testbed::{TestHost, spark};
-use crate::verbs::PortState;
 
 #[test]
 fn the_twin_of_a_rail_is_late_if_it_has_a_carrier_and_no_address() {

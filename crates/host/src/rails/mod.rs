@@ -28,7 +28,7 @@ mod text;
 
 pub use crate::config::NameFilter as HcaFilter;
 
-pub use crate::verbs::{LinkLayer, PortState};
+pub use crate::port::{LinkLayer, PortState};
 pub use capacity::{Capacity, Limit};
 pub use cuda::{CudaDevice, cuda_devices, gpu_name, gpu_text, host_pointers_reason};
 pub use from_sysfs::ports_from_sysfs;

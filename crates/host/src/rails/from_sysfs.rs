@@ -6,7 +6,7 @@
 
 use super::model::PortFacts;
 use super::sysfs::{self, names, read};
-use crate::verbs::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};
+use crate::port::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};
 use std::net::Ipv6Addr;
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! A fake library and provider, to test what soft-RoCE cannot show: older versions of libibverbs,
 //! and thread domains as mlx5 has them.
 
-#[path = "../../tests/common/captured_log.rs"]
+#[path = "../../../tests/common/captured_log.rs"]
 #[allow(dead_code, reason = "integration tests use the rest")]
 mod captured_log;
 
@@ -12,9 +12,10 @@ use std::sync::Arc;
 
 use super::context::{Context, Pd};
 use super::library::Library;
-use super::{Cq, GidEntry, GidKind, Path, PortState, Qp, QpCaps};
-use crate::config::QpConfig;
-use crate::error::Error;
+use super::{Cq, Path, Qp, QpCaps};
+use host::config::QpConfig;
+use host::error::Error;
+use host::port::{GidEntry, GidKind, PortState};
 use verbs_sys::*;
 
 thread_local! {

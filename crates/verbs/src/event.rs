@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use super::context::Context;
-use crate::error::{Call, Error, Result};
+use host::error::{Call, Error, Result};
 use verbs_sys::*;
 
 /// An event of a device.

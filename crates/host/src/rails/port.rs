@@ -2,7 +2,7 @@
 
 use super::{HcaFilter, Obstacle, PciFunction, PortFacts, Rail, RailAddress, Refused, sysfs};
 use crate::interfaces::{GidOwner, Interface, TableEntry, gid_netdev, gid_owner};
-use crate::verbs::{GidEntry, GidKind, LinkLayer, PortState};
+use crate::port::{GidEntry, GidKind, LinkLayer, PortState};
 use proto::wire::fields::preference_rank;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;

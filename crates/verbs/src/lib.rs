@@ -8,6 +8,12 @@
 //! Objects may move between threads. One thread at a time uses a [`Qp`] or [`Cq`], which `&mut
 //! self` enforces. Operations for each message (`datapath.rs`) neither allocate nor format.
 #![allow(unsafe_code)]
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods
+)]
 
 mod barrier;
 mod context;
@@ -28,10 +34,7 @@ pub use context::{Context, DeviceLimits, Pd};
 pub use cq::{Blame, Completion, CompletionBuffer, Cq};
 pub use datapath::{Remote, Write};
 pub use event::AsyncEvent;
-#[cfg(test)]
-pub use fork::tests::tcp_pair;
 pub use fork::{OwnSocket, forked, watch_for_fork};
 pub use library::{Device, Library};
 pub use memory::{Access, HostMemory, Mr, Readable, Region};
-pub use port::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};
 pub use qp::{Path, Qp, QpCaps};

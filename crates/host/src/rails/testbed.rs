@@ -3,7 +3,7 @@
 use super::{HcaFilter, PortFacts, Survey, report, survey};
 use crate::config::Config;
 use crate::interfaces::{Interface, InterfaceAddress};
-use crate::verbs::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};
+use crate::port::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::symlink;

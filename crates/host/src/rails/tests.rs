@@ -10,7 +10,7 @@ use super::testbed::{
 };
 use super::{Limit, LinkRate, Survey, check_sysfs, report, survey};
 use crate::interfaces;
-use crate::verbs::{LinkLayer, PortState};
+use crate::port::{LinkLayer, PortState};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
@@ -573,7 +573,7 @@ fn ports_without_roce_v2_are_refused_with_a_reason() {
     let mut host = TestHost::new(&[spark_function(0, 0)]);
     host.ports[0]
         .gids
-        .retain(|entry| entry.kind == crate::verbs::GidKind::RoceV1);
+        .retain(|entry| entry.kind == crate::port::GidKind::RoceV1);
     assert!(reason(&host.survey(""), "rocep1s0f0").contains("no RoCE v2 GID"));
 }
 
@@ -767,7 +767,7 @@ fn another_link_local_address_of_the_interface_is_the_rails() {
     }]);
     host.remove_link_local("enp1s0f0np0");
     let stable_privacy: Ipv6Addr = "fe80::9a1c:77d2:41f0:5b3e".parse().unwrap();
-    let entry = crate::verbs::GidEntry {
+    let entry = crate::port::GidEntry {
         index: 3,
         gid: stable_privacy.octets(),
         ..host.ports[0].gids[1]
