@@ -34,5 +34,6 @@
 )]
 
 pub mod abi;
+pub mod clock;
 pub mod comm;
 pub mod plugin;

@@ -1,5 +1,6 @@
 //! State of the process: settings, verbs library, merged device, and the count of inits.
 
+use crate::clock;
 use crate::comm::process::{Process, TunerIdentity};
 use crate::comm::threads::lock;
 use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
@@ -8,6 +9,7 @@ use host::error::{Argument, Error, Internal, Missing, Result, Usage};
 use host::interfaces;
 use host::rails::{self, Obstacle, PortFacts, Survey};
 use once_cell::sync::OnceCell;
+use proto::time::Instant;
 use proto::tuner::communicators::Communicators;
 use proto::tuner::table::Fingerprint;
 use proto::tuner::{Policy, Tuner, TunerConfig};
@@ -21,7 +23,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use verbs::{self, Context, Library, Pd};
 
 /// The network's name, for `NCCL_NET`.
@@ -345,7 +347,7 @@ fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<Survey> {
         }
         // The whole process waits once for at most `limit`: after a failure, NCCL may call `init`
         // again from several threads.
-        let waited = WAITS_SINCE.get_or_init(Instant::now).elapsed();
+        let waited = clock::elapsed(*WAITS_SINCE.get_or_init(clock::now));
         if waited >= limit {
             return Ok(survey);
         }
@@ -383,7 +385,7 @@ fn wait_for_twins(config: &RailConfig, mut survey: Survey) -> Result<()> {
         }
         let late = late.join(", ");
         let is_first = WAITS_SINCE.get().is_none();
-        if WAITS_SINCE.get_or_init(Instant::now).elapsed() >= TWIN_WAIT {
+        if clock::elapsed(*WAITS_SINCE.get_or_init(clock::now)) >= TWIN_WAIT {
             let used: Vec<&str> = survey
                 .rails
                 .iter()

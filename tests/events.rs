@@ -7,6 +7,7 @@ use common::captured_log::{self, CapturedLog};
 use common::comms::{Receiving, Sending};
 use common::until;
 use host::config::Config;
+use nccl_net_spark::clock;
 use nccl_net_spark::comm::log::once::{Direction, LogOnce, Subject};
 use nccl_net_spark::comm::log::outages::{ConnectionOutages, RailOutages, SETTLED};
 use nccl_net_spark::comm::{Host, RecvComm, SendComm};
@@ -15,7 +16,7 @@ use proto::wire::ids::{LaneId, RailId};
 use softverbs::control::{Action, control};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tracing::Level;
 
 const CONNECTIONS: usize = 5;
@@ -56,7 +57,7 @@ fn warnings(log: &CapturedLog) -> Vec<String> {
 fn a_rail_lost_by_all_connections_is_one_warning_and_its_return_is_another() {
     let log = CapturedLog::default();
     let outages = Arc::<RailOutages>::default();
-    let begun = Instant::now();
+    let begun = clock::now();
     let at = |ms: u64| begun + Duration::from_millis(ms);
     log.capture(|| {
         let mut all = members(&outages, CONNECTIONS);
@@ -85,7 +86,7 @@ fn a_rail_lost_by_all_connections_is_one_warning_and_its_return_is_another() {
 fn losses_while_the_peer_may_have_ended_are_logged_only_if_it_answers() {
     let log = CapturedLog::default();
     let outages = Arc::<RailOutages>::default();
-    let begun = Instant::now();
+    let begun = clock::now();
     let at = |ms: u64| begun + Duration::from_millis(ms);
     log.capture(|| {
         let mut all = members(&outages, CONNECTIONS);
@@ -124,7 +125,7 @@ fn losses_while_the_peer_may_have_ended_are_logged_only_if_it_answers() {
 fn rails_that_only_other_connections_lost_still_count() {
     let log = CapturedLog::default();
     let outages = Arc::<RailOutages>::default();
-    let now = Instant::now();
+    let now = clock::now();
     log.capture(|| {
         let mut all = members(&outages, 2);
         all[0].lost(lane(0), "no answer", "retrying", now);
@@ -144,7 +145,7 @@ fn rails_that_only_other_connections_lost_still_count() {
 fn a_rail_that_a_connection_lacked_from_the_start_is_one_warning_when_others_lose_it() {
     let log = CapturedLog::default();
     let outages = Arc::<RailOutages>::default();
-    let now = Instant::now();
+    let now = clock::now();
     log.capture(|| {
         let mut all = members(&outages, 3);
         all[0].begins_without(lane(0), now);
@@ -166,7 +167,7 @@ fn a_rail_that_a_connection_lacked_from_the_start_is_one_warning_when_others_los
 fn a_connection_that_never_recovers_is_logged_and_hides_no_other_outage() {
     let log = CapturedLog::default();
     let outages = Arc::<RailOutages>::default();
-    let begun = Instant::now();
+    let begun = clock::now();
     let at = |s: u64| begun + Duration::from_secs(s);
     let settled = SETTLED.as_secs();
     log.capture(|| {
@@ -202,7 +203,7 @@ fn a_connection_that_never_recovers_is_logged_and_hides_no_other_outage() {
 #[test]
 fn a_state_common_to_all_connections_with_a_peer_lasts_until_the_last_is_closed() {
     let log_once = LogOnce::default();
-    let now = Instant::now();
+    let now = clock::now();
     let line = || Subject::Connected("over 2 rails".to_owned());
     let rail = RailId::new(0).unwrap();
     for _ in 0..2 {

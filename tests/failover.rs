@@ -205,7 +205,7 @@ fn an_address_that_does_not_answer_delays_no_other_rail() {
                         rail: rail.id,
                         peer_gid,
                     },
-                    Instant::now(),
+                    nccl_net_spark::clock::now(),
                 )
                 .is_some()
         };

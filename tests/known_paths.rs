@@ -15,6 +15,7 @@ use common::comms::{Receiving, Sending};
 use common::until;
 use host::config::Config;
 use host::error::{Call, Error};
+use nccl_net_spark::clock;
 use nccl_net_spark::comm::rail::backoff::{Advice, PathId, Requirement};
 use nccl_net_spark::comm::{Host, ListenComm, RecvComm, SendComm};
 use nccl_net_spark::plugin::bring_up;
@@ -23,7 +24,7 @@ use softverbs::control::{Action, control, status};
 use softverbs::path::PathFault;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const CONNECTIONS: usize = 32;
 /// Device of the rail whose path is dead. It is one of the cable's two functions.
@@ -113,7 +114,7 @@ impl Bed {
     /// Makes `count` connections concurrently on one thread, like NCCL.
     fn connect(&self, count: usize) -> (Vec<String>, Duration) {
         let log = CapturedLog::default();
-        let begun = Instant::now();
+        let begun = clock::now();
         let mut pending: Vec<Pending> = (0..count).map(|_| Pending::new(&self.hosts[1])).collect();
         log.capture(|| {
             until(|| {
@@ -126,7 +127,7 @@ impl Bed {
                     .then_some(())
             })
         });
-        let took = begun.elapsed();
+        let took = clock::elapsed(begun);
         (
             log.take().into_iter().map(|(_, words)| words).collect(),
             took,
@@ -209,7 +210,7 @@ fn where_every_path_counts_as_dead_all_connections_are_made_as_soon_as_one_carri
     };
     for is_silent in [false, true] {
         let bed = Bed::new(&[]);
-        let now = Instant::now();
+        let now = clock::now();
         for (here, there) in [(0, 1), (1, 0)] {
             let [here, there] = [here, there].map(|side: usize| bed.hosts[side].process());
             let snapshots = there.rails.iter().map(|rail| rail.snapshot(&[]).unwrap());
@@ -323,7 +324,7 @@ fn an_abandoned_connection_blocks_no_path_for_others() {
             Requirement::Acknowledgement,
             4096,
             Duration::from_secs(60),
-            Instant::now(),
+            clock::now(),
         )
     };
     let mut first = Pending::new(&bed.hosts[1]);
@@ -336,10 +337,10 @@ fn an_abandoned_connection_blocks_no_path_for_others() {
     // A thread may still be connecting the queue pairs, so the path may become free a little later.
     // If the abandoned connection kept the path, its test write would take half a minute, and other
     // connections could not try the path for more than a minute.
-    let begun = Instant::now();
+    let begun = clock::now();
     until(|| matches!(ask(), Advice::Try(_)).then_some(()));
     assert!(
-        begun.elapsed() < Duration::from_secs(30),
+        clock::elapsed(begun) < Duration::from_secs(30),
         "the abandoned connection still blocks the path"
     );
 }
@@ -387,7 +388,7 @@ fn both_ways(bed: &Bed) -> Duration {
         let mut sends: Vec<Option<SendComm>> = handles.iter().map(|_| None).collect();
         let mut receives: Vec<Option<RecvComm>> = listeners.iter().map(|_| None).collect();
         begin.wait();
-        let begun = Instant::now();
+        let begun = clock::now();
         until(|| {
             for (handle, send) in handles
                 .iter_mut()
@@ -406,7 +407,7 @@ fn both_ways(bed: &Bed) -> Duration {
             (sends.iter().all(Option::is_some) && receives.iter().all(Option::is_some))
                 .then_some(())
         });
-        let took = begun.elapsed();
+        let took = clock::elapsed(begun);
         // Neither side closes before the other has all connections.
         begin.wait();
         sends.iter().flatten().for_each(SendComm::close);

@@ -390,7 +390,7 @@ fn an_abandoned_connection_without_a_rail_is_given_up_and_its_peer_is_informed()
     });
     bed.hosts[0]
         .pending()
-        .give_up_abandoned(Instant::now() + ABANDONED);
+        .give_up_abandoned(nccl_net_spark::clock::now() + ABANDONED);
     let error = until(|| pair.listener.accept().err());
     assert!(
         matches!(error, Error::PeerGone(_)) && error.to_string().contains("closed the connection"),

@@ -18,10 +18,12 @@ use super::streams::context::StreamContext;
 use super::streams::farewell::{FinalBytes, StreamClose};
 use super::streams::recv::StreamRecvPath;
 use super::streams::send::StreamSendPath;
+use crate::clock;
 use host::counters::CountedConnection;
 use host::error::{Quick, Result};
+use proto::time::Instant;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use verbs::HostMemory;
 
 /// One end of a connection, with the data path of one direction. NCCL calls `isend`, `irecv` and
@@ -84,7 +86,7 @@ impl<P: Shareable> Endpoint<P> {
     /// If requests are running, waits until the service thread has stopped the queue pairs, because
     /// the caller may reuse the buffers of these requests after this call.
     pub fn close(&self) {
-        let until = Instant::now() + CLOSE_LIMIT;
+        let until = clock::now() + CLOSE_LIMIT;
         let is_cancelled =
             wait_until(until, || leave(&*self.path, &self.context).ok()).unwrap_or_default();
         self.close_unused();
@@ -112,7 +114,7 @@ impl<P: Shareable> Endpoint<P> {
 fn wait_until<T>(until: Instant, mut step: impl FnMut() -> Option<T>) -> Option<T> {
     loop {
         let done = step();
-        if done.is_some() || Instant::now() > until {
+        if done.is_some() || clock::now() > until {
             return done;
         }
         std::thread::sleep(CHECK_INTERVAL);
@@ -196,8 +198,7 @@ impl<P: FinalBytes> StreamEndpoint<P> {
         });
         match final_bytes {
             Some(final_bytes) => {
-                let mut farewell =
-                    StreamClose::new(Arc::clone(sockets), final_bytes, Instant::now());
+                let mut farewell = StreamClose::new(Arc::clone(sockets), final_bytes, clock::now());
                 // Most closes finish in the first call, which this thread makes: it sends the last
                 // bytes and reads the unread ones even if this process ends directly afterwards.
                 if let Err(error) = self.service.repeat(move |now| farewell.poll(now)) {

@@ -13,14 +13,15 @@ use super::rail::registration::{Purpose, Registration, Registrations};
 use super::rail::{Rail, RailSnapshot};
 use super::streams::context::Totals;
 use super::threads::lock;
+use crate::clock;
 use cpu_latency::CpuLatency;
 use host::config::Config;
 use host::counters::Counting;
 use host::error::Result;
 use proto::flow::pairing::{self, Route};
+use proto::time::Instant;
 use proto::wire::fields::{Priority, RailAdvert};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 use verbs::HostMemory;
 
 /// State shared by all connections of this process. It has no access to the connections themselves.
@@ -227,7 +228,7 @@ impl Process {
         self.log.opened(peer);
         let mut open = lock(&self.open);
         open.connections += 1;
-        open.cpu_latency.hold(Instant::now());
+        open.cpu_latency.hold(clock::now());
         let is_first = open.connections == 1;
         drop(open);
         if is_first {
@@ -293,7 +294,7 @@ mod tests {
         lock(&process.open).cpu_latency = CpuLatency::of(device, LatencyLimit::Us(7), "");
         let is_held = || lock(&process.open).cpu_latency.is_held();
         assert!(!is_held());
-        let now = Instant::now();
+        let now = clock::now();
         let second = Duration::from_secs(1);
         for _ in 0..2 {
             process.opened("a");

@@ -9,9 +9,11 @@
 
 use super::channel::{Channel, Received};
 use super::descriptors::{DescriptorWarning, shortage_text};
+use crate::clock;
+use proto::time::Instant;
 use proto::wire::message::Message;
 use std::net::{IpAddr, TcpListener};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use verbs::OwnSocket;
 
 /// Largest number of unauthenticated connections. One more connection replaces the oldest one from
@@ -122,7 +124,7 @@ impl Unauthenticated {
                     }
                     match Channel::new(stream, from) {
                         Ok(channel) => {
-                            let since = Instant::now();
+                            let since = clock::now();
                             let from = from.ip();
                             self.connections.push(Connection {
                                 since,
@@ -207,13 +209,13 @@ fn ask(mut connection: Connection, judge: Judge<'_>, rejections: &mut Rejections
                     let kind = message.kind();
                     rejections.tell(
                     &format!("bootstrap connection from {who} rejected: {kind} message without the token"),
-                    Instant::now(),
+                    clock::now(),
                 );
                 }
                 Verdict::Drop => {}
             }
         }
-        Ok(Received::Nothing) if since.elapsed() < TOKEN_LIMIT => {
+        Ok(Received::Nothing) if clock::elapsed(*since) < TOKEN_LIMIT => {
             return FirstMessage::Silent(connection);
         }
         Ok(Received::Nothing) => {
@@ -221,14 +223,14 @@ fn ask(mut connection: Connection, judge: Judge<'_>, rejections: &mut Rejections
                 "bootstrap connection from {} rejected: no token within 10 s",
                 channel.peer()
             );
-            rejections.tell(&text, Instant::now());
+            rejections.tell(&text, clock::now());
         }
         Ok(Received::Closed | Received::Unreachable(_)) => {
             tracing::debug!("unauthenticated bootstrap connection closed by its peer")
         }
         Err(error) => rejections.tell(
             &format!("bootstrap connection rejected: {error}"),
-            Instant::now(),
+            clock::now(),
         ),
     }
     FirstMessage::Dropped
@@ -258,7 +260,7 @@ mod tests {
     #[test]
     fn suppressed_lines_are_counted_and_a_minute_later_another_is_logged() {
         let mut rejections = Rejections::default();
-        let now = Instant::now();
+        let now = clock::now();
         let unsaid =
             |Rejections { said, others }: &Rejections| (said.map(|said| said - now), *others);
         let second = Duration::from_secs(1);

@@ -4,13 +4,15 @@ use crate::attack::{Listener, dial, host, read_frame};
 use crate::common::{turn, until};
 use crate::{hello_for, old_handshake};
 use host::error::{Error, Network};
+use nccl_net_spark::clock;
 use nccl_net_spark::comm::Host;
 use nccl_net_spark::comm::setup::pending::ABANDONED;
+use proto::time::Instant;
 use proto::wire::handle::{HANDLE_BYTES, Handle};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const HANDSHAKES: usize = 20;
 
@@ -68,7 +70,7 @@ fn abandoned_handshakes_leave_no_descriptor_and_their_next_call_fails() {
             .for_each(|(listener, _)| listener.listen.give_up_abandoned(now));
         hosts[0].pending().give_up_abandoned(now);
     };
-    give_up(Instant::now());
+    give_up(clock::now());
     for (listener, _) in &accepting {
         assert!(
             listener.listen.accept().unwrap().is_none(),
@@ -81,7 +83,7 @@ fn abandoned_handshakes_leave_no_descriptor_and_their_next_call_fails() {
             "given up although NCCL asks for it"
         );
     }
-    give_up(Instant::now() + ABANDONED);
+    give_up(clock::now() + ABANDONED);
     let has_ended = |error: &Error| matches!(error, Error::Network(Network::SetupEnded));
     for (listener, mut peer) in accepting.drain(..) {
         assert!(

@@ -7,6 +7,7 @@ use super::liar::Liar;
 use super::waker::Mark;
 use host::config::Config;
 use host::interfaces;
+use nccl_net_spark::clock;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
 use nccl_net_spark::comm::datapath::parts::PathParts;
@@ -21,6 +22,7 @@ use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, Purpose, Rail, Registration};
 use nccl_net_spark::plugin::bring_up;
 use proto::flow::striping::Striping;
+use proto::time::Instant;
 use proto::wire::fields::Priority;
 use proto::wire::ids::{LaneId, RailId};
 use proto::wire::mailbox::MAILBOX_BYTES;
@@ -33,7 +35,7 @@ use softverbs::settings::Settings;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use verbs::{CompletionBuffer, Cq, HostMemory, Region};
 
 pub const RAILS: usize = 3;
@@ -189,7 +191,7 @@ impl Fabric {
             .iter()
             .map(|rail| Cq::new(rail.device.pd().unwrap().context(), 1).unwrap())
             .collect();
-        let begun = Instant::now();
+        let begun = clock::now();
         let sysfs = dir.join(&fabric).join("sys");
         Self {
             node,

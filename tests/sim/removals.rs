@@ -5,9 +5,9 @@ use super::{Dice, threads};
 use nccl_net_spark::comm::Rail;
 use nccl_net_spark::comm::rail::device::DevicePresence;
 use nccl_net_spark::comm::recovery::driver::PortChange;
+use proto::time::Instant;
 use softverbs::hotplug::Phase;
 use std::sync::Arc;
-use std::time::Instant;
 
 pub struct Removals {
     left: u64,

@@ -11,7 +11,7 @@ use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::peer::PeerState;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::recovery::driver::PortChange;
-use std::time::Instant;
+use proto::time::Instant;
 
 /// Virtual time after which a wait counts as a hang.
 const PATIENCE_NS: u64 = 60_000_000_000;

@@ -4,9 +4,9 @@
 use super::Dice;
 use nccl_net_spark::comm::recovery::driver::Driver;
 use proto::flow::redial::{Attempts, Step};
+use proto::time::Instant;
 use proto::wire::control::ControlFrame;
 use std::collections::VecDeque;
-use std::time::Instant;
 
 enum Network {
     Carries,

@@ -11,6 +11,7 @@ use crate::sim::{Dice, ends, threads};
 use host::config::Config;
 use host::error::{Quick, Result};
 use host::interfaces;
+use nccl_net_spark::clock;
 use nccl_net_spark::comm::datapath::context::PathContext;
 use nccl_net_spark::comm::datapath::lane::{Lane, Role, Route};
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
@@ -26,6 +27,7 @@ use nccl_net_spark::comm::recovery::driver::{Driver, Terms as DriverTerms};
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, HostMemory, Purpose, RecvPart, Registration};
 use nccl_net_spark::plugin::bring_up;
+use proto::time::Instant;
 use proto::wire::control::ControlFrame;
 use proto::wire::fields::Priority;
 use proto::wire::mailbox::MAILBOX_BYTES;
@@ -37,7 +39,7 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use verbs::{CompletionBuffer, Cq, Region};
 
 const MS: u64 = 1_000_000;
@@ -160,7 +162,7 @@ impl Bed {
         let memory = shm::map(&file).unwrap();
         // From here on the fabric has no engine threads, and this is its only clock.
         memory.virtual_clock.store(1, Ordering::Release);
-        let begun = Instant::now();
+        let begun = clock::now();
         let nodes = [0, 1].map(|node| Node::new(node, &prepared, &trees[node]));
         Self {
             memory,

@@ -23,5 +23,6 @@
 )]
 
 pub mod flow;
+pub mod time;
 pub mod tuner;
 pub mod wire;

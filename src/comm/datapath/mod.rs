@@ -27,7 +27,6 @@
 
 #![deny(clippy::disallowed_types)]
 
-pub mod clock;
 pub mod context;
 pub mod fault;
 pub mod lane;

@@ -7,7 +7,6 @@
 
 mod failover;
 
-use super::clock::Clock;
 use super::context::PathContext;
 use super::fault::{Fault, broken_protocol, not_in_flight, outside_registration, too_large};
 use super::lane::{Lane, LaneWrite, Role};
@@ -18,6 +17,7 @@ use super::peer::PeerState;
 use super::rails::Rails;
 use super::stall::{StallTimer, Stalled};
 use super::wr_id::{Work, WrId};
+use crate::clock::Clock;
 use crate::comm::log::once::Direction;
 use crate::comm::rail::registration::Registration;
 #[cfg(doc)]
@@ -166,7 +166,7 @@ impl SendPath {
             sends: Sends::default(),
             rails: Rails::new(Role::Sender, lanes, striping),
             ring,
-            clock: Clock::start(),
+            clock: Clock::of_process(),
             now_ns: 0,
             chunk_bytes,
             buffer: CompletionBuffer::new(),

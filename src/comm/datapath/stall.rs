@@ -7,13 +7,15 @@
 use super::context::PathContext;
 use super::lane::{Lane, lanes_text};
 use super::peer::PeerState;
+use crate::clock;
 use crate::comm::log::once::Direction;
 use host::counters::layout::Word;
 use host::counters::{Record, nanos};
 #[cfg(doc)]
 use host::error::Error;
 use host::error::{PeerGone, Quick, Waited};
-use std::time::{Duration, Instant};
+use proto::time::Instant;
+use std::time::Duration;
 
 /// Number of idle polls between two readings of the clock. This number of polls takes some
 /// milliseconds, so the readings cost next to nothing.
@@ -68,20 +70,14 @@ impl StallTimer {
     /// present period.
     #[cold]
     pub fn elapsed(&mut self) -> Duration {
-        self.times()
-            .since
-            .get_or_insert_with(Instant::now)
-            .elapsed()
+        clock::elapsed(*self.times().since.get_or_insert_with(clock::now))
     }
 
     /// Returns the time for which the peer has been known to have left: the time since the first
     /// call of this method in the present period without progress.
     #[cold]
     pub fn away(&mut self) -> Duration {
-        self.times()
-            .peer_left_at
-            .get_or_insert_with(Instant::now)
-            .elapsed()
+        clock::elapsed(*self.times().peer_left_at.get_or_insert_with(clock::now))
     }
 
     /// Returns true once in each period without progress, when the period has lasted for `limit`.

@@ -6,11 +6,12 @@
 //! (`comm::recovery::fence`). If [`LostQueues`] are dropped, a thread of the device destroys them.
 
 use super::wr_id::{Work, WrId};
+use crate::clock;
 use crate::comm::rail::Rail;
 use crate::comm::rail::device::DevicePresence;
 use proto::flow::recovery::Role;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use verbs::{Completion, CompletionBuffer, Cq, Mr, Qp};
 
 /// Interval between checks of the device while the completions of stopped queue pairs are awaited.
@@ -146,8 +147,8 @@ impl LostQueues {
 
     /// Polls until every queue pair is flushed.
     fn drain(mut self: Box<Self>) -> Stopped {
-        let mut until = Instant::now() + DRAIN_LIMIT;
-        let mut asked = Instant::now();
+        let mut until = clock::now() + DRAIN_LIMIT;
+        let mut asked = clock::now();
         let mut has_posted = false;
         while !self.flushed.iter().all(|is_flushed| *is_flushed) {
             let is_broken = match self.poll() {
@@ -159,14 +160,14 @@ impl LostQueues {
                 self.post_receives();
                 continue;
             }
-            if !is_broken && asked.elapsed() < FLUSH_LIMIT {
+            if !is_broken && clock::elapsed(asked) < FLUSH_LIMIT {
                 std::thread::yield_now();
                 continue;
             }
-            let asks = Instant::now();
-            let is_late = Instant::now() > until;
+            let asks = clock::now();
+            let is_late = clock::now() > until;
             let presence = self.query_presence();
-            asked = Instant::now();
+            asked = clock::now();
             // While the device does not answer, it need not return completions either.
             until += asked.saturating_duration_since(asks);
             match presence {

@@ -20,7 +20,8 @@ use super::mailbox::Mailboxes;
 use super::wr_id::WrId;
 use crate::comm::rail::backoff::{Backoff, PathId, Trial};
 use host::error::Result;
-use std::time::{Duration, Instant};
+use proto::time::Instant;
+use std::time::Duration;
 use verbs::CompletionBuffer;
 
 /// Path MTU that fits into Ethernet's usual 1500 bytes. The next larger path MTU that InfiniBand

@@ -6,12 +6,14 @@
 //! the life of a process. Messages about stalls and lost rails show the newest values, which are
 //! about a second old. A port's counters include the packets of other jobs.
 
+use crate::clock;
 use crate::comm::threads::{self, lock};
 use host::counters::nic::{self, PortCounters};
+use proto::time::Instant;
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const EVERY: Duration = Duration::from_secs(1);
 /// Longest wait of [`Losses::end`]. A kernel driver that recovers its device can block a reading
@@ -161,7 +163,7 @@ impl Losses {
     }
 
     fn take(&self, state: &mut State, now: Vec<PortCounters>) {
-        let next = Instant::now() + EVERY;
+        let next = clock::now() + EVERY;
         if state.values.is_empty() {
             // If no port has counters, the readings every second do not begin.
             state.due = now.iter().any(|port| !port.is_empty()).then_some(next);
@@ -258,9 +260,9 @@ mod tests {
     }
 
     fn wait_until(mut is_true: impl FnMut() -> bool) {
-        let end = Instant::now() + Duration::from_secs(30);
+        let end = clock::now() + Duration::from_secs(30);
         while !is_true() {
-            assert!(Instant::now() < end, "not true within 30 s");
+            assert!(clock::now() < end, "not true within 30 s");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -299,7 +301,7 @@ mod tests {
         losses.start();
         assert_eq!(losses.end(), None);
         put(sysfs.path(), "d1", [8, 8]);
-        losses.tick(Instant::now() + 2 * EVERY);
+        losses.tick(clock::now() + 2 * EVERY);
         wait_until(|| losses.grown(None) == "; since the start: 2 packet_seq_err on d1");
     }
 
@@ -311,7 +313,7 @@ mod tests {
         let losses = losses(sysfs.path());
         losses.read();
         let (file, pipe) = block(sysfs.path());
-        losses.tick(Instant::now() + 2 * EVERY);
+        losses.tick(clock::now() + 2 * EVERY);
         // A writer can open the pipe, without waiting, as soon as the reading has opened it.
         let mut writer = None;
         wait_until(|| {
@@ -344,7 +346,7 @@ mod tests {
         let losses = losses(sysfs.path());
         losses.read();
         let (file, _) = block(sysfs.path());
-        let later = Instant::now() + 2 * EVERY;
+        let later = clock::now() + 2 * EVERY;
         losses.tick(later);
         losses.tick(later);
         assert_eq!((losses.end(), lock(&losses.state).is_reading), (None, true));

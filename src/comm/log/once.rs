@@ -6,9 +6,10 @@
 
 use crate::comm::threads::lock;
 pub use host::counters::layout::Direction;
+use proto::time::Instant;
 use proto::wire::ids::RailId;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Subjects already logged, for each connected peer.
 #[derive(Debug, Default)]

@@ -17,10 +17,11 @@
 //! Each call takes a lock. The callers are set-up and the service thread, never the data path.
 
 use crate::comm::threads::lock;
+use proto::time::Instant;
 use proto::wire::ids::LaneId;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time after the last recovery until a line reports the connections that still lack the rail. This
 /// time is longer than an attempt to reconnect takes if the peer does not answer.

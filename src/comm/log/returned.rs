@@ -5,9 +5,10 @@
 
 use crate::comm::threads::{self, lock};
 use host::interfaces::qos;
+use proto::time::Instant;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time from a return to the reading. What sets these values at boot also runs when the interface
 /// appears, and takes a few seconds.
@@ -172,6 +173,7 @@ fn losses(rail: &str, netdev: &str, before: Settings, now: Settings) -> Vec<Stri
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock;
 
     #[test]
     fn a_lost_mtu_is_named_once_after_the_interface_has_settled() {
@@ -188,7 +190,7 @@ mod tests {
         ];
         let ports = ReturnedPorts::new(sysfs.path(), (106, 0), rails.into_iter());
         let due = |at: Instant| ports.compare(&ports.take_due(at), at);
-        let start = Instant::now();
+        let start = clock::now();
         put("1500\n");
         assert_eq!(due(start + 2 * SETTLED), [""; 0], "nothing has returned");
         (0..3).for_each(|rail| ports.returned(rail, start));

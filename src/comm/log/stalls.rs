@@ -16,9 +16,10 @@
 use crate::comm::threads::lock;
 use host::error::StallCause;
 use proto::flow::stall::Cause;
+use proto::time::Instant;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time for other connections to report their causes. The service thread samples each data path
 /// twice in this time.
@@ -238,6 +239,7 @@ impl Drop for ConnectionStall {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock;
 
     const WINDOW: Duration = Duration::from_secs(60);
     const SECOND: Duration = Duration::from_secs(1);
@@ -255,7 +257,7 @@ mod tests {
         let mut members: Vec<_> = (0..3)
             .map(|_| ConnectionStall::new(&stalls, "a:1"))
             .collect();
-        let now = Instant::now();
+        let now = clock::now();
         let why = || StallCause::NoAnswer {
             silent: SECOND,
             unacknowledged: String::new(),
@@ -305,7 +307,7 @@ mod tests {
         let stalls = Arc::new(Stalls::default());
         let [mut asked, mut lost, late, other] =
             ["a:1", "a:1", "a:1", "b:1"].map(|of| ConnectionStall::new(&stalls, of));
-        let now = Instant::now();
+        let now = clock::now();
         let idle = SECOND;
         let waits = |why| StallCause::PeerWaits {
             why: Box::new(why),

@@ -14,9 +14,10 @@
 //! service thread, and each takes a lock.
 
 use crate::comm::threads::lock;
+use proto::time::Instant;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time without TCP until an INFO line is written. If the peer closes TCP, the peer has two seconds
 /// to show over a rail or a new TCP connection that it is alive; otherwise the connection fails.
@@ -200,6 +201,7 @@ impl Drop for ConnectionTcpOutages {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -219,7 +221,7 @@ mod tests {
             .map(|_| ConnectionTcpOutages::new(&outages, "a:1"))
             .collect();
         let mut other = ConnectionTcpOutages::new(&outages, "b:1");
-        let now = Instant::now();
+        let now = clock::now();
         members
             .iter_mut()
             .for_each(|member| member.lost("away", now));
@@ -259,7 +261,7 @@ mod tests {
         let mut members: Vec<ConnectionTcpOutages> = (0..100)
             .map(|_| ConnectionTcpOutages::new(&outages, "a:1"))
             .collect();
-        let (mut now, since) = (Instant::now(), Instant::now());
+        let (mut now, since) = (clock::now(), clock::now());
         for (at, member) in members.iter_mut().enumerate() {
             member.lost("away", now);
             // One connection is without TCP for long enough to be logged.

@@ -13,10 +13,11 @@
 //! path does nothing for it. A refusal by the kernel is logged once and not retried.
 
 use host::config::LatencyLimit;
+use proto::time::Instant;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const DEVICE: &str = "/dev/cpu_dma_latency";
 /// Time without work after which the request ends.
@@ -183,6 +184,7 @@ impl Wish {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock;
     use std::os::fd::AsRawFd;
 
     fn stand_in() -> (tempfile::TempDir, PathBuf) {
@@ -202,7 +204,7 @@ mod tests {
     fn the_descriptor_stays_open_with_its_value_while_held() {
         let (_folder, device) = stand_in();
         let mut latency = CpuLatency::of(device.clone(), LatencyLimit::Us(0x0102), "");
-        let now = Instant::now();
+        let now = clock::now();
         assert!(!is_open(&device));
         for _ in 0..2 {
             std::fs::write(&device, b"").unwrap();
@@ -244,7 +246,7 @@ mod tests {
     fn a_minute_without_work_ends_the_request_and_work_makes_it_again() {
         let (_folder, device) = stand_in();
         let mut latency = CpuLatency::of(device, LatencyLimit::Us(20), "");
-        let start = Instant::now();
+        let start = clock::now();
         latency.hold(start);
         let mut at = |second: u64, work: u64| {
             latency.follow(start + Duration::from_secs(second), || work);
@@ -276,7 +278,7 @@ mod tests {
         ] {
             std::fs::write(&device, b"").unwrap();
             let mut latency = CpuLatency::of(device.clone(), limit, gpu);
-            latency.hold(Instant::now());
+            latency.hold(clock::now());
             assert_eq!(
                 (latency.is_held(), is_open(&device)),
                 (value.is_some(), value.is_some()),
@@ -295,7 +297,7 @@ mod tests {
         let (_folder, device) = stand_in();
         let gone = device.with_file_name("none");
         let mut latency = CpuLatency::of(gone.clone(), LatencyLimit::Us(5), "");
-        let now = Instant::now();
+        let now = clock::now();
         latency.hold(now);
         std::fs::write(gone, b"").unwrap();
         latency.release();

@@ -24,9 +24,10 @@
 use super::Rail;
 use crate::comm::threads::lock;
 use host::error::{Error, Network, Result};
+use proto::time::Instant;
 use proto::wire::ids::RailId;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time that the kernel searches for an address: `rdma_addr_find_l2_eth_by_grh` passes 1000 ms to
 /// `rdma_resolve_ip` (drivers/infiniband/core/addr.c).

@@ -1,13 +1,15 @@
 //! Calls into a device that may not return. Three kinds are watched: calls of attempts, calls that
 //! destroy objects, and calls for which NCCL waits.
 
+use crate::clock;
 use crate::comm::threads::{self, lock};
 #[cfg(doc)]
 use host::error::Error;
 use host::error::{Missing, Result};
+use proto::time::Instant;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time after which a call counts as hanging. Firmware takes milliseconds, but a busy host may run
 /// a thread late.
@@ -110,7 +112,7 @@ impl DeviceCalls {
         if discarded.since.is_some() {
             return;
         }
-        discarded.since = Some(Instant::now());
+        discarded.since = Some(clock::now());
         drop(discarded);
         let calls = Arc::clone(self);
         threads::detach("spark-device", move || {
@@ -124,7 +126,7 @@ impl DeviceCalls {
         // A panic of a holder leaves the list complete.
         let mut discarded = lock(&self.discarded);
         let next = discarded.objects.pop_front();
-        discarded.since = next.is_some().then(Instant::now);
+        discarded.since = next.is_some().then(clock::now);
         next
     }
 
@@ -166,7 +168,7 @@ impl DeviceCalls {
         let number = slow.made;
         slow.calls.push(RunningCall {
             number,
-            began: Instant::now(),
+            began: clock::now(),
             what,
             was_reported: false,
         });

@@ -66,15 +66,17 @@
 //! earlier opening belongs to a removed device, even if the new device is present.
 
 use super::calls::{DeviceCalls, PATIENCE};
+use crate::clock;
 use crate::comm::threads::{self, lock};
 use host::error::{Error, Missing, Result};
 use host::port::PortInfo;
+use proto::time::Instant;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use verbs::{Context, Library, Pd};
 
 /// The device of a rail. The fast path does not use it: its methods lock, and some call the kernel.
@@ -495,22 +497,22 @@ impl RailDevice {
     ) -> Result<T> {
         let mut since = self.questions.lock();
         while let Some(asked_at) = *since {
-            let left = PATIENCE.saturating_sub(asked_at.elapsed());
+            let left = PATIENCE.saturating_sub(clock::elapsed(asked_at));
             if left.is_zero() {
                 drop(since);
-                self.check_patience(Instant::now());
+                self.check_patience(clock::now());
                 return Err(self.missing());
             }
             let waited = self.questions.answered.wait_timeout(since, left);
             (since, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
         let answer = self
-            .ask_on_thread(since, Instant::now(), question)
+            .ask_on_thread(since, clock::now(), question)
             .ok_or_else(|| self.missing())?;
         match answer.recv_timeout(PATIENCE) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                self.check_patience(Instant::now());
+                self.check_patience(clock::now());
                 Err(self.missing())
             }
         }

@@ -12,9 +12,9 @@ use crate::comm::rail::device::DevicePresence;
 use crate::comm::threads;
 use host::error::Result;
 use host::port::{PortInfo, PortState};
+use proto::time::Instant;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
-use std::time::Instant;
 use verbs::{AsyncEvent, Pd};
 
 /// The devices of all rails. Empty until the first round.

@@ -21,6 +21,7 @@ pub use fencing::END_LIMIT;
 use super::attempt::{Attempt, ManagedRail};
 use super::fence::Fence;
 use super::stall::Stall;
+use crate::clock;
 use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::fault::broken;
 use crate::comm::datapath::lane::Role;
@@ -37,12 +38,13 @@ use host::counters::nanos;
 use host::error::Error;
 use proto::flow::recovery::{Action, Frame, Limits, Recovery};
 use proto::flow::redial::Need;
+use proto::time::Instant;
 use proto::wire::control::ControlFrame;
 use proto::wire::fields::Priority;
 use proto::wire::ids::LaneId;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Largest number of polls of the data path in [`Driver::close`]. Fewer polls are enough to process
 /// every receive that has arrived.
@@ -148,7 +150,7 @@ impl Driver {
             first_rail: nanos(first_rail_timeout),
         };
         let mut recovery = Recovery::new(role, limits, rails.len());
-        let now = Instant::now();
+        let now = clock::now();
         let missing: Vec<_> = LaneId::all(rails.len())
             .filter(|lane| rails[lane.index()].generation.is_none())
             .collect();

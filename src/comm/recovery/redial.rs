@@ -11,16 +11,18 @@
 //! log lines about rejected callers.
 
 use super::tcp::Redialling;
+use crate::clock;
 use crate::comm::channel::{Channel, Received};
 use crate::comm::descriptors::DescriptorWarning;
 use crate::comm::unauthenticated::{Admitted, Unauthenticated, Verdict};
 use host::error::{Call, Error, Internal, Network, Result};
+use proto::time::Instant;
 use proto::wire::handle::TOKEN_BYTES;
 use proto::wire::message::{Message, Redial, RedialAt};
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroU16;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Shortest interval between polls of the listener. The service thread's rounds can be shorter.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -101,7 +103,7 @@ impl RedialHandle {
         self.opened = Some(RedialListener {
             unauthenticated,
             descriptors,
-            next_poll: Instant::now(),
+            next_poll: clock::now(),
         });
         self.at = Some(at);
         Ok(at)

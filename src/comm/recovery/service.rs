@@ -23,6 +23,7 @@ use super::devices::{DeviceChange, Devices};
 use super::driver::Driver;
 use super::redial::{RedialHandle, RedialListener};
 use super::tcp::{Redialling, Tcp};
+use crate::clock;
 use crate::comm::channel::Channel;
 use crate::comm::datapath::peer;
 use crate::comm::datapath::waker::Waker;
@@ -30,13 +31,14 @@ use crate::comm::process::Process;
 use crate::comm::threads;
 use host::error::{Call, Error, Internal, Result, panic_text};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use proto::time::Instant;
 use proto::wire::message::Redial;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longest time that a closed connection waits for its peer to close. A few retransmissions take
 /// less time.
@@ -153,7 +155,7 @@ impl Service {
     /// # Errors
     /// [`Error::Os`] if no thread can be started. Then the chore is not repeated.
     pub fn repeat(&self, mut chore: impl FnMut(Instant) -> bool + Send + 'static) -> Result<()> {
-        if chore(Instant::now()) {
+        if chore(clock::now()) {
             return Ok(());
         }
         let mut shared = lock(&self.shared);
@@ -299,7 +301,7 @@ fn do_round(
         }
     }
     closed.iter().for_each(|one| _ = lock(one).close());
-    let now = Instant::now();
+    let now = clock::now();
     chores.retain_mut(|chore| !chore(now));
     if !watched.is_empty() {
         for change in devices.round(process, now) {
@@ -324,7 +326,7 @@ fn do_round(
 
 fn take_redialled(listener: &mut RedialListener, watched: &[Arc<Mutex<Watched>>]) {
     let expects = |redial: &Redial| watched.iter().any(|each| lock(each).expects(redial));
-    for (channel, redial) in listener.poll(expects, Instant::now()) {
+    for (channel, redial) in listener.poll(expects, clock::now()) {
         // If a peer has dialled twice, the later attempt stays.
         if let Some(mut each) = watched
             .iter()
@@ -364,7 +366,7 @@ fn abandon(watched: &mut Vec<Arc<Mutex<Watched>>>, fault: &str) {
     // NCCL gets the errors once the queue pairs have stopped. No round is due for any connection,
     // so this thread may wait. The drivers limit the wait.
     loop {
-        let now = Instant::now();
+        let now = clock::now();
         ending.retain(|each| {
             let step = || {
                 let mut each = lock(each);
@@ -391,7 +393,7 @@ fn wait(watched: &[Arc<Mutex<Watched>>], devices: &Devices, wakened: &UnixStream
         sockets.extend(each.tcp.sockets());
     }
     let until_due = due.map_or(IDLE_INTERVAL, |due| {
-        due.saturating_duration_since(Instant::now())
+        due.saturating_duration_since(clock::now())
             .max(SHORTEST_INTERVAL)
     });
     let pause = if is_busy {
@@ -431,7 +433,7 @@ impl Watched {
         if self.closing.is_some() && !self.must_close {
             return true;
         }
-        let now = Instant::now();
+        let now = clock::now();
         // Set first, so that the connection ends even if the next call panics.
         self.must_close = false;
         let until = *self.closing.get_or_insert(now + LINGER);
@@ -452,7 +454,7 @@ impl Watched {
         };
         let peer_has_closed =
             !self.must_close && self.driver.peer().presence() != peer::PeerState::Here;
-        Instant::now() >= until
+        clock::now() >= until
             || peer_has_closed && (!self.tcp.is_open() || !self.driver.is_waiting())
     }
 
@@ -467,7 +469,7 @@ impl Watched {
         if self.must_close {
             self.close();
         }
-        let now = Instant::now();
+        let now = clock::now();
         let Self { tcp, driver, .. } = self;
         tcp.poll(driver, now);
         driver.poll(now, is_woken, &mut |frame| tcp.send(frame));

@@ -14,6 +14,7 @@
 //!   ([`Driver::tcp_opened`]).
 
 use super::driver::Driver;
+use crate::clock;
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::fault::broken_protocol;
 use crate::comm::datapath::peer::PeerState;
@@ -21,12 +22,12 @@ use crate::comm::descriptors::{DescriptorWarning, waits_for_descriptors};
 use host::counters::nanos;
 use host::error::{Error, PeerGone, Result};
 use proto::flow::redial::{Attempts, Need, Step};
+use proto::time::Instant;
 use proto::wire::control::ControlFrame;
 use proto::wire::handle::TOKEN_BYTES;
 use proto::wire::message::{Message, Redial, RedialAt};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Instant;
 use verbs::OwnSocket;
 
 const MESSAGES: usize = 16;
@@ -94,7 +95,7 @@ impl Redialling {
         };
         address.set_port(port.get());
         let (attempts, dialled) = Default::default();
-        let origin = Instant::now();
+        let origin = clock::now();
         let descriptors = Arc::clone(descriptors);
         Self::Dials(Box::new(Dialler {
             address,

@@ -6,6 +6,7 @@ use super::join::{JoinStep, Joining, NewRoute};
 use super::negotiate::{self, KnownRail, LocalRails, in_time, out_of_turn, receive, understood};
 use super::pending::Pending;
 use super::streams::OpeningStreams;
+use crate::clock;
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::datapath::send::SendPath;
@@ -20,6 +21,7 @@ use crate::comm::recovery::tcp::Redialling;
 use host::error::Error;
 use host::error::{Internal, Network, Result, Usage, Violation};
 use proto::flow::paths::End;
+use proto::time::Instant;
 use proto::wire::fields::Priority;
 use proto::wire::handle::{HANDLE_BYTES, Handle};
 use proto::wire::ids::RailId;
@@ -29,7 +31,7 @@ use proto::wire::message::{
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use verbs::Region;
 
 /// Pause before redialling a peer that closed the TCP connection before it answered. The peer may
@@ -151,7 +153,7 @@ enum ConnectStep {
 impl Connecting {
     fn begin(handle: Handle, process: &Process, traffic_class: Option<u8>) -> Result<Self> {
         let channel = dial(process, &handle)?;
-        let started = Instant::now();
+        let started = clock::now();
         let priority = process.priority(traffic_class);
         let handshake = Handshake {
             channel,
@@ -199,7 +201,7 @@ impl Handshake {
         let process = &*setup.process;
         loop {
             let waiting_for = match self.stage {
-                ConnectStage::Redialling(when) if Instant::now() >= when => {
+                ConnectStage::Redialling(when) if clock::now() >= when => {
                     self.channel = dial(process, &self.handle)?;
                     self.stage = ConnectStage::Dialling;
                     continue;
@@ -287,7 +289,7 @@ fn dialled(
 /// Returns the stage after the peer has dropped this side's connection without reading HELLO.
 fn redial(address: SocketAddr) -> ConnectStage {
     tracing::debug!("{address} closed the connection before it read HELLO; dialling again");
-    ConnectStage::Redialling(Instant::now() + REDIAL)
+    ConnectStage::Redialling(clock::now() + REDIAL)
 }
 
 /// Returns true if the peer accepted the connection and then dropped it, so the peer is alive.
@@ -539,7 +541,7 @@ impl OfferedPair {
                     rail: rail.id,
                     peer_gid: choice.peer_gid,
                 };
-                process.backoff.carried(path, Instant::now());
+                process.backoff.carried(path, clock::now());
                 lane.peer_mailbox_rkey = mailbox_rkey;
                 Ok(lane)
             }

@@ -7,6 +7,7 @@
 
 use super::Setup;
 use super::negotiate;
+use crate::clock;
 use crate::comm::channel::Channel;
 use crate::comm::datapath::context::PathContext;
 use crate::comm::datapath::fault::not_entered;
@@ -30,10 +31,10 @@ use host::error::Error;
 use host::error::{PeerGone, Result};
 use proto::flow::paths::End;
 use proto::flow::striping::Striping;
+use proto::time::Instant;
 use proto::wire::fields::Priority;
 use proto::wire::ids::{LaneId, RailId};
 use std::sync::Arc;
-use std::time::Instant;
 use verbs::Region;
 
 /// The result of the handshake between the two sides.
@@ -204,7 +205,7 @@ pub fn finish<P: Shareable + 'static>(
         .config
         .setup
         .connect_timeout
-        .saturating_sub(started.elapsed());
+        .saturating_sub(clock::elapsed(started));
     let shared = Arc::clone(&process);
     let watched = Arc::clone(&context);
     let terms = Terms {

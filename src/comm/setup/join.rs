@@ -12,6 +12,7 @@
 //! that is left out ([`proto::flow::recovery`]).
 
 use super::negotiate;
+use crate::clock;
 use crate::comm::datapath::lane::{Lane, Role, Route};
 use crate::comm::process::Process;
 use crate::comm::rail::RailSnapshot;
@@ -19,11 +20,12 @@ use crate::comm::rail::backoff::{Advice, PathId, Requirement, SEARCH, Trial};
 use crate::comm::recovery::attempt::PathChoice;
 use crate::comm::threads;
 use host::error::Result;
+use proto::time::Instant;
 use proto::wire::fields::{Priority, QpEnd};
 use proto::wire::message::NotYet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The route between the two ends of a new lane: a [`Route`] that owns its data.
 pub struct NewRoute {
@@ -83,7 +85,7 @@ impl Joining {
             peer_gid: route.choice.peer_gid,
         };
         let mtu_bytes = route.choice.mtu_bytes;
-        let until = Instant::now() + limit(process);
+        let until = clock::now() + limit(process);
         Self {
             path,
             mtu_bytes,
@@ -95,7 +97,7 @@ impl Joining {
 
     /// Continues without blocking.
     pub fn step(mut self, process: &Arc<Process>) -> JoinStep {
-        let now = Instant::now();
+        let now = clock::now();
         let left_out = |why: String| JoinStep::LeftOut(NotYet::temporary(why));
         let new = match self.stage {
             JoinStage::Asking(new) => new,
@@ -184,10 +186,10 @@ impl NewLane {
         };
         let outcome = self.lane.connect(role, process.config.qp, &route);
         match &trial {
-            Some(trial) => trial.connected(outcome.as_ref().err(), Instant::now()),
+            Some(trial) => trial.connected(outcome.as_ref().err(), clock::now()),
             None => process
                 .backoff
-                .connected(path, outcome.as_ref().err(), Instant::now()),
+                .connected(path, outcome.as_ref().err(), clock::now()),
         }
         // The connecting side only needs the address, so its trial ends here.
         let trial = trial.filter(|_| role == Role::Receiver && outcome.is_ok());

@@ -7,6 +7,7 @@ use super::join::{JoinStep, Joining, NewRoute};
 use super::negotiate::{self, KnownRail, LocalRails, in_time, out_of_turn, receive};
 use super::pending::Pending;
 use super::streams::{self, Gathering};
+use crate::clock;
 use crate::comm::channel::Channel;
 use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::datapath::mailbox::Mailboxes;
@@ -24,6 +25,7 @@ use crate::comm::threads::lock;
 use host::error::{Call, Error, Internal, Missing, Result};
 use proto::flow::pairing::{self, Pair};
 use proto::flow::paths::{End, Paths};
+use proto::time::Instant;
 use proto::wire::fields::{Priority, RailAdvert};
 use proto::wire::handle::{HANDLE_BYTES, Handle, TOKEN_BYTES};
 use proto::wire::ids::RailId;
@@ -33,7 +35,6 @@ use proto::wire::message::{
 };
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 use verbs::{CompletionBuffer, Region};
 
 /// Text added to the reason why a routed path does not work. On a Spark between the two ends, the
@@ -173,7 +174,7 @@ impl ListenComm {
             waiting_since,
             ticket,
         } = &mut *state;
-        let since = *waiting_since.get_or_insert_with(Instant::now);
+        let since = *waiting_since.get_or_insert_with(clock::now);
         let mut progress = match ticket.take() {
             Some(ticket) => self.pending.take(ticket)?,
             None => AcceptProgress::Idle,
@@ -269,7 +270,7 @@ impl Accepting {
         channel.name_peer(&hello.name);
         Self {
             channel,
-            started: Instant::now(),
+            started: clock::now(),
             peer: hello.name.clone(),
             stage: AcceptStage::AwaitingOffer(hello),
         }
@@ -663,16 +664,7 @@ impl ProbedPair {
             peer_gid,
         };
         let limit = process.config.recovery.probe_timeout;
-        LaneTest::start(
-            lane,
-            path,
-            mailboxes,
-            mtu_bytes,
-            limit,
-            trial,
-            Instant::now(),
-        )
-        .map_or_else(
+        LaneTest::start(lane, path, mailboxes, mtu_bytes, limit, trial, clock::now()).map_or_else(
             |error| Probed::NotYet(negotiate::not_yet(&self.rail, &error)),
             Probed::Testing,
         )
@@ -687,7 +679,7 @@ impl ProbedPair {
         buffer: &mut CompletionBuffer,
     ) -> Probed {
         let not_yet = |why, is_temporary| Probed::NotYet(NotYet { why, is_temporary });
-        match test.step(mailboxes, &process.backoff, buffer, Instant::now()) {
+        match test.step(mailboxes, &process.backoff, buffer, clock::now()) {
             TestResult::UnderWay => Probed::Testing(test),
             TestResult::Passed => Probed::Carries(test.lane),
             // Writes also fail if the device is removed during the test. The device may return, so

@@ -1,6 +1,7 @@
 //! Parts of the handshake that both sides share: the survey of the rails, checks of the peer's
 //! settings, and log lines and errors about rails that are left out.
 
+use crate::clock;
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::log::once::Subject;
@@ -14,13 +15,13 @@ use host::interfaces;
 use proto::flow::pairing::{self, Route};
 use proto::flow::paths::{End, Paths, is_cable_full};
 use proto::flow::striping::Striping;
+use proto::time::Instant;
 use proto::wire::fields::{Address, Attachment, RailAdvert};
 use proto::wire::ids::RailId;
 use proto::wire::message::{ByTcp, Hello, Message, NotYet};
 use proto::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
 use std::net::Ipv6Addr;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Rate that one queue pair reaches at least, in Mb/s. Published rates of a Spark's function are 92
 /// to 102 Gb/s with one queue pair, and 111.7 Gb/s with four. A path with a higher rate than this
@@ -129,7 +130,7 @@ impl LocalRails {
     /// # Errors
     /// [`Error::Os`] if the interfaces cannot be listed.
     pub fn query(process: &Process) -> Result<Self> {
-        process.look_for_returned(Instant::now());
+        process.look_for_returned(clock::now());
         let interfaces = interfaces::all()?;
         let mut known = Vec::new();
         let mut adverts = Vec::new();
@@ -361,7 +362,7 @@ pub fn dead_path_reason(process: &Process, rail: &Rail, peer_gid: [u8; 16]) -> O
             rail: rail.id,
             peer_gid,
         },
-        Instant::now(),
+        clock::now(),
     )
 }
 
@@ -438,7 +439,7 @@ pub fn no_usable_rail(process: &Process, peer: &str, left_out: &[(RailId, String
 /// # Errors
 /// [`Error::TimedOut`], which names `waiting_for`.
 pub fn in_time(process: &Process, started: Instant, waiting_for: &str) -> Result<()> {
-    let waited = started.elapsed();
+    let waited = clock::elapsed(started);
     let limit = process.config.setup.connect_timeout;
     if waited < limit {
         return Ok(());

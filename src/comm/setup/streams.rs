@@ -6,6 +6,7 @@
 use super::Setup;
 use super::admission::Admission;
 use super::negotiate::{self, LocalRails};
+use crate::clock;
 use crate::comm::channel::{Channel, Received};
 use crate::comm::datapath::try_cell::TryCell;
 use crate::comm::descriptors::DescriptorWarning;
@@ -19,13 +20,14 @@ use crate::comm::streams::send::StreamSendPath;
 use crate::comm::streams::sockets::Sockets;
 use host::error::{Error, Network, Result, TcpPath, Usage, Violation};
 use host::interfaces;
+use proto::time::Instant;
 use proto::wire::handle::TOKEN_BYTES;
 use proto::wire::message::{ByTcp, Hello, Message, Stream, Streams};
 use proto::wire::stream::MAX_STREAMS;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Number of TCP streams of a connection. One stream fills a 10 Gb/s network unless packets are
 /// lost. Of several streams, a loss slows down only one. The host can also receive several streams
@@ -164,7 +166,7 @@ impl OpeningStreams {
             count,
             token,
         } = streams;
-        let now = Instant::now();
+        let now = clock::now();
         let opening = (1..count).map(|_| OpeningStream::Waiting(now)).collect();
         Ok(Self {
             peer,
@@ -189,7 +191,7 @@ impl OpeningStreams {
             ..
         } = self;
         for (number, stream) in (1..).zip(opening) {
-            let before = std::mem::replace(stream, OpeningStream::Waiting(Instant::now() + REDIAL));
+            let before = std::mem::replace(stream, OpeningStream::Waiting(clock::now() + REDIAL));
             *stream = before.step(
                 *address,
                 Stream {
@@ -227,7 +229,7 @@ impl OpeningStreams {
 
 impl OpeningStream {
     fn step(self, address: SocketAddr, stream: Stream) -> Result<Self> {
-        let again = || Ok(Self::Waiting(Instant::now() + REDIAL));
+        let again = || Ok(Self::Waiting(clock::now() + REDIAL));
         let cannot = |error: std::io::Error| {
             Network::Unreachable {
                 address,
@@ -236,7 +238,7 @@ impl OpeningStream {
             .into()
         };
         match self {
-            Self::Waiting(when) if Instant::now() < when => Ok(self),
+            Self::Waiting(when) if clock::now() < when => Ok(self),
             Self::Waiting(_) => Channel::dial(address).map(Self::Dialling),
             Self::Dialling(mut channel) => match channel.connected() {
                 Ok(false) => Ok(Self::Dialling(channel)),

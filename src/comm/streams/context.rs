@@ -1,12 +1,13 @@
 //! State of a connection over streams besides its messages.
 
 use super::sockets::Sockets;
+use crate::clock;
 use crate::comm::datapath::stall::StallTimer;
 use crate::comm::log::once::{Direction, LogOnce};
 use host::error::{Error, Network, Quick, Usage, Waited};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time after which the connection fails if outstanding bytes get no acknowledgement and nothing
 /// else progresses. The bootstrap's TCP connection has the same limit. The kernel's own timeout is
@@ -174,7 +175,7 @@ impl Waiting {
             &sockets.tcp.peer,
             *direction,
             context.stall_warn,
-            Instant::now(),
+            clock::now(),
         );
         match (direction, is_first) {
             (Direction::Send, true) => tracing::warn!(

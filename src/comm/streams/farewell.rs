@@ -7,10 +7,11 @@
 
 use super::sockets::Sockets;
 use crate::comm::channel::write_queued;
+use proto::time::Instant;
 use std::io::{ErrorKind, Read, Result, Write};
 use std::net::Shutdown;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time for the peer to close its side, the same as over rails.
 const LINGER: Duration = Duration::from_secs(10);

@@ -7,4 +7,6 @@
 
 extern crate loom_std as std;
 
+#[path = "../../../src/clock.rs"]
+pub mod clock;
 pub mod comm;

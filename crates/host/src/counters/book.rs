@@ -5,10 +5,11 @@ use super::layout::{
 };
 use super::memory::{MemoryFile, Place};
 use super::summary::{Carried, Summary};
+use proto::time::Instant;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Number of records freed last that are not reused while the file still has records that were
 /// never used. So late readers still find the counters of the connections that have closed last.
@@ -483,7 +484,7 @@ mod tests {
         );
         // Late counts are added, but the state stays `Closed`.
         held.add(Word::Bytes, 1);
-        Outages::of(&held).lost(Instant::now());
+        Outages::of(&held).lost(Instant::from_nanos(1));
         let records = read(&counting).records;
         assert_eq!(
             (
@@ -580,7 +581,7 @@ mod tests {
         };
         let connection = counting.connection(Direction::Send, "b", &[without]);
         let record = connection.record(0);
-        let now = Instant::now();
+        let now = Instant::from_nanos(1);
         let mut outages = Outages::of(&record);
         outages.lost(now);
         outages.lost(now + Duration::from_secs(1));

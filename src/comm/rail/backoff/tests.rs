@@ -1,4 +1,5 @@
 use super::*;
+use crate::clock;
 use host::error::Call;
 
 const PATH: PathId = PathId {
@@ -31,7 +32,7 @@ impl Bed {
     fn new() -> Self {
         Self {
             backoff: Backoff::default(),
-            now: Instant::now(),
+            now: clock::now(),
         }
     }
 

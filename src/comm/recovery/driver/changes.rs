@@ -3,9 +3,10 @@
 use super::Driver;
 use crate::comm::log::once::Subject;
 use proto::flow::recovery::{Cause, Changed, LogEntry, Role, State};
+use proto::time::Instant;
 use proto::wire::ids::LaneId;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 impl Driver {
     /// Returns a number that changes when this connection's lanes carry data.

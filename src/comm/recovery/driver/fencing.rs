@@ -10,9 +10,10 @@ use crate::comm::rail::calls::PATIENCE;
 use crate::comm::recovery::attempt::Attempt;
 use crate::comm::recovery::fence::Fence;
 use proto::flow::recovery::State;
+use proto::time::Instant;
 use proto::wire::ids::LaneId;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time in which the queue pairs of a failed connection must stop. Then NCCL gets the error, even
 /// if a NIC may still read and write the connection's buffers. As long as a device may be silent

@@ -22,13 +22,13 @@ use crate::comm::threads;
 use host::error::{Internal, Missing, Result};
 use host::interfaces;
 use proto::flow::pairing::{self, Pair};
+use proto::time::Instant;
 use proto::wire::control::JoinAnswer;
 use proto::wire::cts::Epoch;
 use proto::wire::fields::{LaneEnd, Priority, RailAdvert};
 use proto::wire::ids::LaneId;
 use std::sync::Arc;
 use std::sync::mpsc::{TryRecvError, sync_channel};
-use std::time::Instant;
 use verbs::{CompletionBuffer, Region};
 
 struct Job {

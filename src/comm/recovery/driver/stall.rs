@@ -9,9 +9,10 @@ use crate::comm::datapath::shared::NotBorrowed;
 use host::counters::layout::stall_word;
 use host::error::{Error, Internal, StallCause, TimedOut};
 use proto::flow::stall::{Cause, Verdict};
+use proto::time::Instant;
 use proto::wire::control::{Progress, StallReport};
 use proto::wire::ids::LaneId;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Nanoseconds between samples of the data path. A stall is thus noticed at most half a second
 /// after its limit (`NCCL_SPARK_STALL_WARN_S`, `NCCL_SPARK_STALL_ABORT_S`), which is at least one
@@ -179,7 +180,7 @@ impl Driver {
                 .into(),
             );
         }
-        let since = now.checked_sub(waited).unwrap_or(now);
+        let since = now - waited;
         self.stall.log.stalled(verdict.cause, why, since, now);
     }
 

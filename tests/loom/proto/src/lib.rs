@@ -5,5 +5,7 @@ extern crate loom_std as std;
 
 #[path = "../../../../crates/proto/src/flow/mod.rs"]
 pub mod flow;
+#[path = "../../../../crates/proto/src/time.rs"]
+pub mod time;
 #[path = "../../../../crates/proto/src/wire/mod.rs"]
 pub mod wire;

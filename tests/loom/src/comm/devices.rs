@@ -2,9 +2,9 @@
 
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
+use proto::time::Instant;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// An empty list of devices.
 #[derive(Default)]

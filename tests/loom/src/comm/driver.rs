@@ -3,9 +3,9 @@
 use crate::comm::datapath::peer::Peer;
 use crate::comm::rail::Rail;
 use host::error::Error;
+use proto::time::Instant;
 use proto::wire::control::ControlFrame;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Instant;
 
 /// Calls that a driver got.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]

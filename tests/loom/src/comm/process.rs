@@ -1,6 +1,6 @@
 //! Replaces the plugin's `comm/process.rs`.
 
-use std::time::Instant;
+use proto::time::Instant;
 
 /// State that all connections share.
 pub struct Process;

@@ -2,10 +2,10 @@
 
 use super::tcp::Redialling;
 use crate::comm::channel::Channel;
+use proto::time::Instant;
 use proto::wire::message::Redial;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 /// The access to the listener that the code for connection set-up has.
 #[derive(Default)]

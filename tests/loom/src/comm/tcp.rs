@@ -2,12 +2,12 @@
 
 use super::driver::Driver;
 use crate::comm::channel::Channel;
+use proto::time::Instant;
 use proto::wire::control::ControlFrame;
 use proto::wire::message::Redial;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 /// The source from which a plugin connection gets its next TCP connection.
 pub enum Redialling {
