@@ -7,7 +7,7 @@ mod sim;
 
 use nccl_net_spark::comm::datapath::peer::PeerState;
 use nccl_net_spark::comm::datapath::shared::{NotBorrowed, SharedPath};
-use nccl_net_spark::comm::recovery::driver::PortChange;
+use proto::device::PortChange;
 use proto::wire::control::ControlFrame;
 use sim::fabric::{Fabric, Pair};
 use std::panic::{AssertUnwindSafe, catch_unwind};

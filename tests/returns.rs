@@ -12,9 +12,8 @@ use nccl_net_spark::comm::datapath::lane::Role;
 use nccl_net_spark::comm::datapath::path::Faults;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::datapath::stopping::{LostQueues, Stopped};
-use nccl_net_spark::comm::rail::device::DevicePresence;
-use nccl_net_spark::comm::recovery::driver::PortChange;
 use nccl_net_spark::comm::{Purpose, RecvPart};
+use proto::device::{Event, PortChange, Presence};
 use proto::wire::control::{ControlFrame, ControlMessage};
 use proto::wire::ids::LaneId;
 use sim::fabric::{Fabric, Pair, RAILS};
@@ -494,18 +493,14 @@ fn a_failed_device_counts_as_running_whatever_the_kernel_reports() {
     stage.fabric().move_to(0, Phase::Failed);
     // The device moves queue pairs to the error state without reporting an error.
     let lost = not_stopped(lost);
-    rail.device.fatal();
-    assert_eq!(
-        rail.device.presence(),
-        DevicePresence::CutOff,
-        "the early event"
-    );
+    rail.device.event(Event::DeviceFatal);
+    assert_eq!(rail.device.presence(), Presence::CutOff, "the early event");
     let lost = not_stopped(lost);
     stage.fabric().move_to(0, Phase::Cut);
     let lost = not_stopped(lost);
     // The event of the device's failure may also be read late.
-    rail.device.fatal();
-    assert_eq!(rail.device.presence(), DevicePresence::CutOff);
+    rail.device.event(Event::DeviceFatal);
+    assert_eq!(rail.device.presence(), Presence::CutOff);
     let lost = not_stopped(lost);
     stage.fabric().move_to(0, Phase::Gone);
     // The device's sysfs entry exists.

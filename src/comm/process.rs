@@ -18,6 +18,7 @@ use cpu_latency::CpuLatency;
 use host::config::Config;
 use host::counters::Counting;
 use host::error::Result;
+use proto::device::Return;
 use proto::flow::pairing::{self, Route};
 use proto::time::Instant;
 use proto::wire::fields::{Priority, RailAdvert};
@@ -191,22 +192,23 @@ impl Process {
         self.for_streams.register(&[], memory, purpose)
     }
 
-    /// Calls [`Self::look_for_return`] for each rail. Returns the rails whose devices are back.
+    /// Brings back the device of each rail for which that is due. Returns the rails whose devices
+    /// are back.
     pub fn look_for_returned(&self, now: Instant) -> Vec<Arc<Rail>> {
-        self.rails
-            .iter()
-            .filter(|rail| self.look_for_return(rail, now))
-            .cloned()
-            .collect()
+        let is_back = |rail: &&Arc<Rail>| {
+            let how = rail.device.begin_return(now);
+            how.is_some_and(|how| self.bring_back(rail, how, now))
+        };
+        self.rails.iter().filter(is_back).cloned().collect()
     }
 
     /// Reopens the removed device of a rail if the device has returned, or resumes a silent device
     /// that answers again. Registers all memory with the device, and forgets the findings about the
     /// rail's paths. Returns true if the device is back.
-    pub fn look_for_return(&self, rail: &Rail, now: Instant) -> bool {
+    pub fn bring_back(&self, rail: &Rail, how: Return, now: Instant) -> bool {
         let back = rail
             .device
-            .look_for_return(now, || self.registrations.renew(&self.rails));
+            .bring_back(how, || self.registrations.renew(&self.rails));
         match &back {
             Ok(true) => {
                 tracing::info!("rail {}: its device is back", rail.name());

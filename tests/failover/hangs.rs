@@ -5,8 +5,8 @@ use crate::common::captured_log::{CapturedLog, everywhere};
 use crate::common::comms::{Receiving, Sending};
 use crate::common::{self, until};
 use host::counters::layout::State;
-use nccl_net_spark::comm::rail::device::DevicePresence;
 use nccl_net_spark::comm::{Host, RecvPart};
+use proto::device::Presence;
 use softverbs::control::{Action, callers};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -71,7 +71,7 @@ fn a_device_that_hangs_blocks_neither_nccls_thread_nor_other_connections() {
                     .hosts
                     .iter()
                     .map(knows)
-                    .all(|presence| presence == DevicePresence::Here);
+                    .all(|presence| presence == Presence::Here);
                 // The requests that wait for the device are tested until it counts as stuck.
                 until(|| {
                     stream.step(&bed).unwrap();
@@ -79,7 +79,7 @@ fn a_device_that_hangs_blocks_neither_nccls_thread_nor_other_connections() {
                     bed.hosts
                         .iter()
                         .map(knows)
-                        .all(|presence| presence == DevicePresence::CutOff)
+                        .all(|presence| presence == Presence::CutOff)
                         .then_some(())
                 });
                 set(RAILS[0], Action::Hang(false));

@@ -41,7 +41,7 @@ main() {
 # Compiles first, so that the time limits below count for the tests alone.
 compile() {
   case $1 in
-    recovery-*) cargo test --quiet --no-run -p nccl-net-spark --lib ;;
+    recovery-*) cargo test --quiet --no-run -p spark-proto --lib ;;
     *) cargo build --quiet -p softverbs && cargo test --quiet --no-run --test "$(played_by "$1")" ;;
   esac
 }

@@ -16,7 +16,6 @@ use nccl_net_spark::comm::datapath::send::SendPath;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::datapath::try_cell::TryCell;
 use nccl_net_spark::comm::rail::RailSnapshot;
-use nccl_net_spark::comm::rail::device::DevicePresence;
 use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, Purpose, Rail, Registration};
@@ -370,8 +369,9 @@ impl Fabric {
     /// Registers memory twice: first while a rail refuses it, so that the registration fails, and
     /// then without the fault.
     pub fn fail_to_register(&self, side: usize, rail: usize) {
-        let is_there =
-            |rail: &Arc<Rail>| rail.device.query_presence(rail.info.port) == DevicePresence::Here;
+        let is_there = |rail: &Arc<Rail>| {
+            rail.device.query_presence(rail.info.port) == proto::device::Presence::Here
+        };
         if !self.hosts[side].process().rails.iter().all(is_there) {
             // An absent rail would be left out, and the refusal would hit another registration.
             return;

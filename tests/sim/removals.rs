@@ -3,8 +3,7 @@
 use super::fabric::{Fabric, RAILS};
 use super::{Dice, threads};
 use nccl_net_spark::comm::Rail;
-use nccl_net_spark::comm::rail::device::DevicePresence;
-use nccl_net_spark::comm::recovery::driver::PortChange;
+use proto::device::{Event, PortChange, Presence};
 use proto::time::Instant;
 use softverbs::hotplug::Phase;
 use std::sync::Arc;
@@ -226,20 +225,20 @@ impl Removals {
             return changes;
         }
         for (at, rail) in process.rails.iter().enumerate() {
-            let was_there = rail.device.presence() == DevicePresence::Here;
+            let was_there = rail.device.presence() == Presence::Here;
             // The event of the function's failure. Both sides get it, possibly late.
             if self.unread[side][at] && dice.one_in(2) {
                 self.unread[side][at] = false;
-                rail.device.fatal();
+                rail.device.event(Event::DeviceFatal);
             }
-            if rail.device.query_presence(rail.info.port) == DevicePresence::Here {
+            if rail.device.query_presence(rail.info.port) == Presence::Here {
                 continue;
             }
             // The kernel's event of the removal. (The plugin decides by the entry in sysfs.)
             let there = fabric.presence(at);
             let is_gone = there.phase == Phase::Gone || there.generation != self.opened[side][at];
             if is_gone && dice.one_in(2) {
-                rail.device.fatal();
+                rail.device.event(Event::DeviceFatal);
                 rail.device.query_presence(rail.info.port);
             }
             if was_there {

@@ -10,7 +10,7 @@ use super::{Dice, busy};
 use nccl_net_spark::comm::RecvPart;
 use nccl_net_spark::comm::datapath::peer::PeerState;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
-use nccl_net_spark::comm::recovery::driver::PortChange;
+use proto::device::PortChange;
 use proto::time::Instant;
 
 /// Virtual time after which a wait counts as a hang.

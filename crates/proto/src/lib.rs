@@ -22,6 +22,7 @@
     clippy::disallowed_types
 )]
 
+pub mod device;
 pub mod flow;
 pub mod time;
 pub mod tuner;

@@ -8,7 +8,7 @@
 use super::wr_id::{Work, WrId};
 use crate::clock;
 use crate::comm::rail::Rail;
-use crate::comm::rail::device::DevicePresence;
+use proto::device::Presence;
 use proto::flow::recovery::Role;
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,25 +88,23 @@ impl LostQueues {
     pub fn stop(mut self: Box<Self>, role: Role) -> Stopped {
         // A device that is known not to answer gets no command: the command might not return.
         let mut presence = self.query_presence();
-        if presence == DevicePresence::Here {
+        if presence == Presence::Here {
             self.fail();
             // Ask a second time: for a failed device, the kernel reports success without asking it.
             presence = self.query_presence();
         }
         match (presence, role) {
-            (DevicePresence::Here, Role::Receiver) => self.drain(),
-            (DevicePresence::CutOff, _) => Stopped::NotYet(self),
+            (Presence::Here, Role::Receiver) => self.drain(),
+            (Presence::CutOff, _) => Stopped::NotYet(self),
             // The receiver's report shows which shares have arrived, so no completion is missed.
-            (DevicePresence::Here, Role::Sender) | (DevicePresence::Gone, _) => {
-                self.take_the_rest()
-            }
+            (Presence::Here, Role::Sender) | (Presence::Gone, _) => self.take_the_rest(),
         }
     }
 
     /// Returns true if another [`LostQueues::stop`] may succeed: the device answers again, or was
     /// removed. Asks the device nothing.
     pub fn may_stop(&self) -> bool {
-        self.rail.device.presence_of(self.generation) != DevicePresence::CutOff
+        self.rail.device.presence_of(self.generation) != Presence::CutOff
     }
 
     /// Returns true if the device counts as stuck.
@@ -140,7 +138,7 @@ impl LostQueues {
         &self.completions
     }
 
-    fn query_presence(&self) -> DevicePresence {
+    fn query_presence(&self) -> Presence {
         self.rail.device.query_presence(self.rail.info.port);
         self.rail.device.presence_of(self.generation)
     }
@@ -171,13 +169,13 @@ impl LostQueues {
             // While the device does not answer, it need not return completions either.
             until += asked.saturating_duration_since(asks);
             match presence {
-                DevicePresence::Here if is_broken || is_late && self.poll() != Ok(true) => {
+                Presence::Here if is_broken || is_late && self.poll() != Ok(true) => {
                     self.objects = None;
                     return Stopped::NotFlushed;
                 }
-                DevicePresence::Here => {}
-                DevicePresence::CutOff => return Stopped::NotYet(self),
-                DevicePresence::Gone => return self.take_the_rest(),
+                Presence::Here => {}
+                Presence::CutOff => return Stopped::NotYet(self),
+                Presence::Gone => return self.take_the_rest(),
             }
         }
         self.finish()

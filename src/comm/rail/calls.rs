@@ -6,14 +6,10 @@ use crate::comm::threads::{self, lock};
 #[cfg(doc)]
 use host::error::Error;
 use host::error::{Missing, Result};
+use proto::device::PATIENCE;
 use proto::time::Instant;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::Duration;
-
-/// Time after which a call counts as hanging. Firmware takes milliseconds, but a busy host may run
-/// a thread late.
-pub const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Calls into one device that may hang.
 pub struct DeviceCalls {

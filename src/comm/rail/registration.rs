@@ -17,9 +17,9 @@
 
 use super::Rail;
 use super::calls::{DeviceCalls, SlowCall};
-use super::device::DevicePresence;
 use crate::comm::threads::lock;
 use host::error::{Argument, Error, Result};
+use proto::device::Presence;
 use proto::wire::cts::PackedKeys;
 use proto::wire::ids::RailId;
 use proto::wire::{MAX_OFFERED_RAILS, MAX_RAILS};
@@ -216,7 +216,7 @@ impl Registration {
             };
             let (first, relaxed) = match register() {
                 Err(error) if rail.device.record_error(&error, generation) => {
-                    if rail.device.query_presence(rail.info.port) != DevicePresence::Here {
+                    if rail.device.query_presence(rail.info.port) != Presence::Here {
                         // The rail is not used until its device returns, so it needs no key yet.
                         continue;
                     }

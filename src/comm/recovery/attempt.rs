@@ -5,11 +5,11 @@ use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::test_write::LaneTest;
 use crate::comm::rail::backoff::{PathId, Trial};
 use crate::comm::rail::calls::{Call, DeviceCalls};
-use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::{Rail, RailSnapshot};
 use crate::comm::recovery::fence::Fence;
 use host::counters::Outages;
 use host::error::Result;
+use proto::device::Presence;
 use proto::flow::recovery::State;
 use proto::wire::control::JoinAnswer;
 use proto::wire::fields::RailAdvert;
@@ -220,9 +220,8 @@ impl ManagedRail {
     /// Returns true if the device is away, or was removed at some time since the rail's queue pairs
     /// were created.
     pub fn is_away(&self) -> bool {
-        self.generation.is_some_and(|generation| {
-            self.rail.device.presence_of(generation) != DevicePresence::Here
-        })
+        self.generation
+            .is_some_and(|generation| self.rail.device.presence_of(generation) != Presence::Here)
     }
 
     /// Records the start of an attempt, whose path is not chosen yet.

@@ -36,6 +36,7 @@ use crate::comm::process::Process;
 use crate::comm::rail::Rail;
 use host::counters::nanos;
 use host::error::Error;
+use proto::device::PortChange;
 use proto::flow::recovery::{Action, Frame, Limits, Recovery};
 use proto::flow::redial::Need;
 use proto::time::Instant;
@@ -50,17 +51,6 @@ use std::time::Duration;
 /// every receive that has arrived.
 const MOST_ROUNDS: usize = 256;
 const FRAMES: usize = 4;
-
-/// Change of a port of this host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PortChange {
-    /// The port came up.
-    Up,
-    /// The port went down.
-    Down,
-    /// The port's device is no longer on the bus, or does not answer.
-    Removed,
-}
 
 /// Terms of a new connection.
 #[derive(Debug, Clone, Copy)]

@@ -18,11 +18,11 @@ use crate::comm::endpoint::RecvComm;
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::{PathId, Trial};
-use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::{Rail, interfaces, neighbours};
 use crate::comm::recovery::attempt::PathChoice;
 use crate::comm::threads::lock;
 use host::error::{Call, Error, Internal, Missing, Result};
+use proto::device::Presence;
 use proto::flow::pairing::{self, Pair};
 use proto::flow::paths::{End, Paths};
 use proto::time::Instant;
@@ -686,7 +686,7 @@ impl ProbedPair {
             // the failure is then temporary.
             TestResult::Failed(why) => not_yet(
                 why,
-                self.rail.device.query_presence(self.rail.info.port) != DevicePresence::Here,
+                self.rail.device.query_presence(self.rail.info.port) != Presence::Here,
             ),
             TestResult::Silent(why) => {
                 let netdev = self.rail.info.netdev.as_deref();

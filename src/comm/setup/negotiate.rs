@@ -7,11 +7,11 @@ use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::log::once::Subject;
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::PathId;
-use crate::comm::rail::device::DevicePresence;
 use crate::comm::rail::{Rail, RailSnapshot};
 use host::config::SetupConfig;
 use host::error::{Error, Network, PeerGone, Result, TimedOut, Usage, Violation};
 use host::interfaces;
+use proto::device::Presence;
 use proto::flow::pairing::{self, Route};
 use proto::flow::paths::{End, Paths, is_cable_full};
 use proto::flow::striping::Striping;
@@ -348,7 +348,7 @@ pub fn report_left_out(
 /// Describes why a pair of rails does not work yet, after a call has failed with `error`.
 /// If the rail's device is away, the reason is temporary.
 pub fn not_yet(rail: &Rail, error: &Error) -> NotYet {
-    let is_away = rail.device.presence() != DevicePresence::Here;
+    let is_away = rail.device.presence() != Presence::Here;
     NotYet {
         why: error.to_string(),
         is_temporary: is_away || error.is_temporary(),
