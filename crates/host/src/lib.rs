@@ -6,6 +6,7 @@
 //!   rails, and determines which rails share a PCIe link or a cable, and the rails' combined
 //!   bandwidth. It reads sysfs and asks the kernel, but opens no RDMA device: its caller passes the
 //!   ports as plain data.
+//! - [`nic`]: facts of each model of NIC.
 //! - [`counters`]: the work of each rail of each connection, in memory that other processes may
 //!   read, and the counters of a NIC's port.
 //! - [`error`]: the one error type of the plugin.
@@ -24,5 +25,6 @@ pub mod config;
 pub mod counters;
 pub mod error;
 pub mod interfaces;
+pub mod nic;
 pub mod port;
 pub mod rails;

@@ -7,6 +7,7 @@ mod topology;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
+use host::nic::NICS;
 use host::rails::LinkRate;
 use nccl_tests_harness::fabric::{UNPACED, limit};
 use nccl_tests_harness::program::Outcome;
@@ -42,8 +43,6 @@ const SCALES: [f64; 4] = [1.0, 0.25, 0.1, 0.05];
 /// The fewest collective channels that NCCL chooses on a DGX Spark: 16 over this plugin with one
 /// cable (200,000 Mb/s), 18 with two (224,054 Mb/s).
 const SPARK_CHANNELS: u32 = 16;
-/// Speed that a port of a Spark announces. A port of the unpaced profile announces less.
-const SPARK_PORT_MBPS: f64 = 200_000.0;
 
 impl Options {
     /// Runs the command, and checks NCCL's channels in its log. `lookup` reads an environment
@@ -135,7 +134,7 @@ fn machine(profile: &Profile) -> Machine {
     for rail in &mut profile.rails {
         // The software fabric announces no speed below 1 Mb/s either.
         rail.line_mbps = if profile.name == UNPACED {
-            SPARK_PORT_MBPS
+            f64::from(NICS[0].port_mbps)
         } else {
             rail.speed_mbps.max(1.0)
         };

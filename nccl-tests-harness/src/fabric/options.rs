@@ -18,9 +18,7 @@ pub struct FabricOptions {
     /// no RDMA device].
     #[arg(long, value_name = "KIND", value_enum)]
     fabric: Option<Kind>,
-    /// Rails of the software fabric: a built-in profile (spark-1cable, spark-2cable,
-    /// spark-triangle, spark-ring, unpaced) or a file [default: spark-1cable].
-    #[arg(long, value_name = "NAME|FILE", value_parser = Suggesting::new(Profile::names()), hide_possible_values = true)]
+    #[arg(long, value_name = "NAME|FILE", help = profile_help(), value_parser = Suggesting::new(Profile::names()), hide_possible_values = true)]
     profile: Option<String>,
     /// Factor on all rates of the profile.
     #[arg(long, value_name = "F", value_parser = parse_scale)]
@@ -40,6 +38,13 @@ pub struct FabricOptions {
     /// Name of the software fabric, for `nccl-spark fabric` [default: nccl-spark-PID].
     #[arg(long, value_name = "NAME", value_parser = parse_fabric_name)]
     fabric_name: Option<String>,
+}
+
+fn profile_help() -> String {
+    format!(
+        "Rails of the software fabric: a built-in profile ({}) or a file [default: spark-1cable]",
+        Profile::names().join(", ")
+    )
 }
 
 impl FabricOptions {

@@ -1,51 +1,14 @@
-//! Counters of a NIC's port, under the kernel's names. mlx5 defines its counters in
-//! drivers/infiniband/hw/mlx5/counters.c; its packet counters are in the sysfs folder `counters`.
-//! soft-RoCE defines its counters in drivers/infiniband/sw/rxe/rxe_hw_counters.c.
+//! Readings of the counters of a NIC's port. Their names are in [`crate::nic`].
 //!
 //! Reading a counter can block in the device's driver, so the service thread reads none. Counters
 //! that a driver lacks are left out.
 
+use crate::nic::{Meaning, watched_counters};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Values of a port's counters, by name.
 pub type PortCounters = BTreeMap<String, u64>;
-
-/// Names of the counters of packets, and of the counters of lost packets, in one direction. Each
-/// array has mlx5's name first, then soft-RoCE's.
-struct DirectionCounters {
-    name: &'static str,
-    packets: [&'static str; 2],
-    lost: [&'static str; 2],
-}
-
-const DIRECTION_COUNTERS: [DirectionCounters; 2] = [
-    DirectionCounters {
-        name: "sent",
-        packets: ["port_xmit_packets", "sent_pkts"],
-        lost: ["packet_seq_err", "rcvd_seq_err"],
-    },
-    DirectionCounters {
-        name: "received",
-        packets: ["port_rcv_packets", "rcvd_pkts"],
-        lost: ["out_of_sequence", "out_of_seq_request"],
-    },
-];
-
-/// Other counters that show loss or congestion. [`losses_text`] uses none of them, because a pulled
-/// cable, which is no packet loss, also raises the first two.
-const OTHER_ERROR_COUNTERS: [&str; 10] = [
-    "local_ack_timeout_err",
-    "completer_retry_err",
-    "implied_nak_seq_err",
-    "rnr_nak_retry_err",
-    "rcvd_rnr_err",
-    "np_cnp_sent",
-    "rp_cnp_handled",
-    "port_xmit_discards",
-    "port_rcv_errors",
-    "rx_icrc_encapsulated",
-];
 
 /// One lost packet in this number of packets is tolerable. More losses slow a rail down: each loss
 /// costs a retransmission of about 100 us, on a link that sends 3 million packets of 4 KiB a
@@ -56,21 +19,16 @@ const MIN_LOST: u64 = 10;
 
 /// Returns true for a counter of errors or congestion.
 pub fn is_error(name: &str) -> bool {
-    DIRECTION_COUNTERS
-        .iter()
-        .flat_map(|direction| direction.lost)
-        .chain(OTHER_ERROR_COUNTERS)
-        .any(|known| known == name)
+    let mut known = watched_counters();
+    known.any(|one| one.name == name && !PACKETS.contains(&one.meaning))
 }
 
 /// Returns true for a counter of errors, congestion or packets.
 pub fn is_known(name: &str) -> bool {
-    is_error(name)
-        || DIRECTION_COUNTERS
-            .iter()
-            .flat_map(|direction| direction.packets)
-            .any(|known| known == name)
+    watched_counters().any(|known| known.name == name)
 }
+
+const PACKETS: [Meaning; 2] = [Meaning::PacketsSent, Meaning::PacketsReceived];
 
 /// The reason why a port has no counters.
 pub const NONE: &str = "sysfs has them only in the host's network namespace (docker run --network host, hostNetwork: true)";
@@ -148,27 +106,29 @@ pub fn errors_text(growth: &PortCounters) -> Option<String> {
 /// than one packet in [`TOLERATED_LOSS_ONE_IN`] was lost, and at least `MIN_LOST` packets. `None`
 /// if there is no such direction.
 pub fn losses_text(growth: &PortCounters) -> Option<String> {
-    let sum = |names: &[&str]| {
-        names
-            .iter()
-            .filter_map(|name| growth.get(*name))
+    let sum = |meaning| {
+        watched_counters()
+            .filter(|counter| counter.meaning == meaning)
+            .filter_map(|counter| growth.get(counter.name))
             .fold(0, |sum: u64, n| sum.saturating_add(*n))
     };
-    let text = |direction: &DirectionCounters| {
-        let lost = sum(&direction.lost);
-        let packets = sum(&direction.packets);
+    let text = |(direction, lost, packets): (&str, Meaning, Meaning)| {
+        let (lost, packets) = (sum(lost), sum(packets));
         let is_too_high =
             lost >= MIN_LOST && packets > 0 && lost.saturating_mul(TOLERATED_LOSS_ONE_IN) > packets;
         is_too_high.then(|| {
             format!(
-                "{} of {} {} packets",
+                "{} of {} {direction} packets",
                 grouped(lost),
-                grouped(packets),
-                direction.name
+                grouped(packets)
             )
         })
     };
-    let texts: Vec<String> = DIRECTION_COUNTERS.iter().filter_map(text).collect();
+    let directions = [
+        ("sent", Meaning::LostSent, Meaning::PacketsSent),
+        ("received", Meaning::LostReceived, Meaning::PacketsReceived),
+    ];
+    let texts: Vec<String> = directions.into_iter().filter_map(text).collect();
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 

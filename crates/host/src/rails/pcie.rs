@@ -1,5 +1,6 @@
 //! PCI Express functions, their links, and the payload rate of a link.
 
+use crate::nic::PCIE_PAYLOAD_NINTHS;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -54,17 +55,11 @@ impl LinkRate {
             .map(|row| row.generation)
     }
 
-    /// Returns the payload rate in Mb/s, one direction: signalling rate x lanes x line code x 8/9.
+    /// Returns the payload rate in Mb/s, one direction: signalling rate x lanes x line code x
+    /// `PCIE_PAYLOAD_NINTHS`/9.
     ///
-    /// The factor 8/9 comes from measurements. On 16 Sparks, owners read a maximum payload size
-    /// (MPS) of 512, and published 111.7 Gb/s for `ib_write_bw` over one function
-    /// (eugr/spark-vllm-docker). The link carries 126.0 Gb/s after its line code; 8/9 of 126.0 are
-    /// 112.0. Headers alone (24 bytes for each 512: PCI Express Base Specification 5.0, 2.2 and
-    /// 4.2.2) would leave 120.4. Acknowledgements, flow control and read requests also use the
-    /// link, but their amount is not published.
-    ///
-    /// The MPS is not an argument: only root can read it, and all ranks must announce the same
-    /// rate.
+    /// The maximum payload size (MPS) is not an argument: only root can read it, and all ranks must
+    /// announce the same rate.
     pub fn payload_mbps(self) -> u32 {
         let code = GENERATIONS
             .iter()
@@ -73,7 +68,8 @@ impl LinkRate {
         let lanes_mbps = u64::from(self.speed_mts) * u64::from(self.width);
         // Divides only once, at the end. Before that, a standard rate gives at most
         // 128000 x 32 x 236 x 8, which is far below 2^64.
-        let payload_mbps = lanes_mbps * code.useful_bits * 8 / (code.line_bits * 9);
+        let payload_mbps =
+            lanes_mbps * code.useful_bits * PCIE_PAYLOAD_NINTHS / (code.line_bits * 9);
         u32::try_from(payload_mbps).unwrap_or(u32::MAX)
     }
 

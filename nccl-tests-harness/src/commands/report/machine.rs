@@ -8,6 +8,7 @@ use crate::commands::rails::Found;
 use crate::digest::sha256;
 use anyhow::{Context, Error, Result};
 use host::config::{Settings, Source};
+use host::nic::CORE_MODULE;
 use host::rails::{LinkRate, Obstacle, PciFunction, Survey};
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
@@ -86,7 +87,7 @@ fn versions(place: &Place, libraries: &Libraries) -> Json {
         "bios_date": place.text("/sys/class/dmi/id/bios_date"),
         "nvidia_driver": place.text("/sys/module/nvidia/version"),
         "cuda_toolkit": toolkit,
-        "mlx5_driver": place.text("/sys/module/mlx5_core/version"),
+        "mlx5_driver": place.text(format!("/sys/module/{CORE_MODULE}/version")),
         "libibverbs": verbs.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy()),
         "glibc": libraries.glibc,
         "nccl": nccl.collect::<Vec<_>>(),

@@ -1,7 +1,7 @@
 //! Texts that a report may have: a newtype for text of known forms, and a marker for omitted text.
 
 use crate::commands::doctor::kinds;
-use host::config;
+use host::{config, nic};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 /// No form has four numbers with dots between them, because that is the form of an IPv4 address.
 const VERSIONS: &str = "#.# #.#.# #.#-# #.#-#.#.# #.#.#-# #.#.#-#-nvidia #.#.#-#-nvidia-64k #.#.#-#-generic #.#.#+cuda#.# \
     libibverbs.so.1.#.#.# #.#_#ACUM# #/#/# #-#-#";
-/// Names of RDMA devices (by PCI location or by number) and of ports, and NVIDIA's board ids.
-const DEVICES: &str = "rocep#s# rocep#s#f# rocep#s#f#v# roceP#p#s# roceP#p#s#f# roceP#p#s#f#v# mlx5_# rxe# p# \
-    NVD00000000# MT_00000#";
-/// Names of systems, containers, kernel modules, IOMMU modes, network plugins, and setting values.
-const MACHINES: &str = "ubuntu debian docker podman kubernetes nvidia_peermem mlx5_ib mlx5_core rdma_rxe ib_uverbs DMA \
+/// Names of RDMA devices (by PCI location or by number) and of ports.
+const DEVICES: &str =
+    "rocep#s# rocep#s#f# rocep#s#f#v# roceP#p#s# roceP#p#s#f# roceP#p#s#f#v# mlx5_# rxe# p#";
+/// Names of systems, containers, kernel modules (except the NIC's), IOMMU modes, network plugins,
+/// and setting values.
+const MACHINES: &str = "ubuntu debian docker podman kubernetes nvidia_peermem rdma_rxe ib_uverbs DMA \
     DMA-FQ identity hpcx no_link excluded unusable default file environment auto on off AF_INET AF_INET6 VERSION WARN \
     INFO TRACE Spark IB Socket none libibverbs.so.1 /sys LL LL128 Simple ^LL128 Ring Tree";
 /// Verdicts, severities, grades, limits of rates, effects of variables, fabrics, networks,
@@ -23,16 +24,6 @@ const RESULTS: &str = "good impaired broken slow fragile note fair bad nothing c
     reduce_scatter all_reduce ring/ll/# ring/ll128/# ring/simple/# tree/ll/# tree/ll128/# tree/simple/#";
 const PRODUCTS: &str = "NVIDIA DGX Spark GB10 ASUSTeK GX10 Dell LENOVO ThinkStation PGX HP ZGX MSI EdgeXpert GIGABYTE \
     Acer Veriton H100 H200 A100 L4 L40S RTX HBM3 80GB";
-/// Counters of ports, by the kernel's names.
-const COUNTERS: &str = "symbol_error port_rcv_errors link_downed link_error_recovery port_xmit_discards port_xmit_wait \
-    local_link_integrity_errors excessive_buffer_overrun_errors port_xmit_data port_rcv_data port_xmit_packets \
-    port_rcv_packets local_ack_timeout_err packet_seq_err out_of_sequence duplicate_request rnr_nak_retry_err \
-    implied_nak_seq_err out_of_buffer np_cnp_sent np_ecn_marked_roce_packets rp_cnp_handled rp_cnp_ignored \
-    rx_icrc_encapsulated req_transport_retries_exceeded roce_adp_retrans roce_slow_restart req_cqe_error \
-    resp_cqe_error req_remote_access_errors resp_local_length_error rx_write_requests \
-    sent_pkts rcvd_pkts rcvd_seq_err out_of_seq_request completer_retry_err rcvd_rnr_err rx_discards_phy \
-    tx_discards_phy rx_prio#_discards rx_pause_ctrl_phy tx_pause_ctrl_phy rx_global_pause tx_global_pause \
-    rx_prio#_pause tx_prio#_pause";
 /// Variables whose values are numbers.
 const NUMBERS: &str = "NCCL_IB_GID_INDEX NCCL_IB_TC NCCL_IB_SL NCCL_IB_TIMEOUT NCCL_IB_RETRY_CNT \
     NCCL_IB_QPS_PER_CONNECTION NCCL_IB_PCI_RELAXED_ORDERING NCCL_SPARK_CONNECT_TIMEOUT_S NCCL_SPARK_PROBE_TIMEOUT_MS \
@@ -120,9 +111,14 @@ fn is_known(text: &str) -> bool {
     // The name of a rail is a device and its port number.
     let (name, port) = text.split_once(':').unwrap_or((text, "1"));
     let forms = [
-        VERSIONS, DEVICES, MACHINES, RESULTS, PRODUCTS, COUNTERS, NUMBERS, VARIABLES,
+        VERSIONS, DEVICES, MACHINES, RESULTS, PRODUCTS, NUMBERS, VARIABLES,
     ];
-    let mut forms = forms.into_iter().flat_map(|forms| forms.split(' '));
+    let mut forms = forms
+        .into_iter()
+        .flat_map(|forms| forms.split(' '))
+        .chain(nic::BOARD_ID_FORMS)
+        .chain([nic::CORE_MODULE, nic::RDMA_MODULE])
+        .chain(nic::counter_forms());
     let mut own = kinds()
         .map(|kind| kind.id)
         .chain(config::table().iter().map(|row| row.name));
@@ -130,7 +126,7 @@ fn is_known(text: &str) -> bool {
 }
 
 pub(super) fn is_counter(name: &str) -> bool {
-    COUNTERS.split(' ').any(|form| has_form(form, name))
+    nic::counter_forms().any(|form| has_form(form, name))
 }
 
 fn has_form(form: &str, text: &str) -> bool {

@@ -6,6 +6,7 @@ use crate::commands::doctor::finding::{Kind, kinds};
 use crate::commands::doctor::look::{Facts, Function};
 use crate::output::numbers::count;
 use host::counters::nic::TOLERATED_LOSS_ONE_IN;
+use host::nic::{HOT_MODULE_MARK, MLX5_COUNTERS, Meaning};
 
 kinds! {
     MODULE_FAULT = Fragile "module-fault": "the kernel log has errors of a port's cable or module", "`ethtool -m`; a passive cable if the module is hot";
@@ -20,9 +21,8 @@ kinds! {
 
 struct Group {
     id: &'static Kind,
-    /// The counters to add up, separated by blanks. Their names are those of rdma-core and of the
-    /// kernel's drivers/infiniband/hw/mlx5/counters.c.
-    names: &'static str,
+    /// Meanings of the counters to add up.
+    meanings: &'static [Meaning],
     what: &'static str,
     cure: &'static str,
 }
@@ -30,37 +30,37 @@ struct Group {
 const GROUPS: &[Group] = &[
     Group {
         id: RETRANSMISSIONS,
-        names: "local_ack_timeout_err packet_seq_err req_transport_retries_exceeded",
+        meanings: &[Meaning::Unacknowledged, Meaning::LostSent],
         what: "has sent packets again",
         cure: "ethtool -S NETDEV | grep -E 'discard|pause|err'    # then cable, MTU, pause frames at both ends",
     },
     Group {
         id: OUT_OF_SEQUENCE,
-        names: "out_of_sequence",
+        meanings: &[Meaning::LostReceived],
         what: "has received packets out of sequence: some were lost on the way",
         cure: "ethtool -S NETDEV | grep -E 'discard|pause|err'    # then cable, switch, pause frames at both ends",
     },
     Group {
         id: CONGESTION,
-        names: "np_cnp_sent rp_cnp_handled",
+        meanings: &[Meaning::Congestion],
         what: "has sent or taken congestion notifications, which slow the sender",
         cure: "ethtool -a NETDEV    # on a direct cable there should be none: is a switch or another job on it?",
     },
     Group {
         id: LINK_ERRORS,
-        names: "symbol_error port_rcv_errors local_link_integrity_errors excessive_buffer_overrun_errors link_error_recovery rx_icrc_encapsulated",
+        meanings: &[Meaning::LinkError],
         what: "has seen errors on the wire",
         cure: "sudo ethtool -m NETDEV    # then clean, re-seat or replace the cable",
     },
     Group {
         id: RECEIVER_NOT_READY,
-        names: "rnr_nak_retry_err out_of_buffer",
+        meanings: &[Meaning::NotReady],
         what: "had no receive posted for messages",
         cure: "NCCL_DEBUG=INFO nccl-spark all-gather -b 8 -e 1G    # and report it: the plugin posts receives in advance",
     },
     Group {
         id: DISCARDS,
-        names: "port_xmit_discards",
+        meanings: &[Meaning::Discarded],
         what: "has dropped packets before sending them",
         cure: "ethtool -S NETDEV | grep discard    # then pause frames and MTU at both ends",
     },
@@ -68,14 +68,9 @@ const GROUPS: &[Group] = &[
 
 pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     for rail in facts.functions.iter().filter(|function| function.is_rail) {
-        let value = |name: &str| rail.counters.get(name).copied().unwrap_or(0);
-        let packets = value("port_xmit_packets").saturating_add(value("port_rcv_packets"));
+        let packets = sum(rail, &[Meaning::PacketsSent, Meaning::PacketsReceived]);
         for group in GROUPS {
-            let events = group
-                .names
-                .split(' ')
-                .map(value)
-                .fold(0, u64::saturating_add);
+            let events = sum(rail, group.meanings);
             if events > 0 {
                 found.push(finding(rail, group, events, packets));
             }
@@ -88,10 +83,27 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     module_faults(facts, found);
 }
 
+/// Returns the values of a function's counters with these meanings.
+fn values<'a>(
+    function: &'a Function,
+    meanings: &'a [Meaning],
+) -> impl Iterator<Item = (&'static str, u64)> + 'a {
+    let wanted = MLX5_COUNTERS
+        .iter()
+        .filter(|counter| meanings.contains(&counter.meaning));
+    wanted.filter_map(|counter| Some((counter.name, *function.counters.get(counter.name)?)))
+}
+
+fn sum(function: &Function, meanings: &[Meaning]) -> u64 {
+    values(function, meanings)
+        .map(|(_, value)| value)
+        .fold(0, u64::saturating_add)
+}
+
 /// Finds a link that has gone down often. A cable that was pulled a few times is no fault. The
 /// function need not be a rail now.
 fn flapping_link(function: &Function, found: &mut Vec<Finding>) {
-    let downed = function.counters.get("link_downed").copied().unwrap_or(0);
+    let downed = sum(function, &[Meaning::LinkDown]);
     if downed > ORDINARY_DOWNED {
         let text = format!(
             "the link of {} has gone down {downed} times since boot",
@@ -111,7 +123,7 @@ fn module_faults(facts: &Facts, found: &mut Vec<Finding>) {
     let Some(last) = log.last() else {
         return;
     };
-    let is_hot = log.iter().any(|line| line.contains("High Temperature"));
+    let is_hot = log.iter().any(|line| line.contains(HOT_MODULE_MARK));
     let why = if is_hot {
         "a module overheats, which takes the link down: some machines blow their exhaust over the \
          cages, and a passive cable (DAC) stays cool"
@@ -142,13 +154,10 @@ fn module_faults(facts: &Facts, found: &mut Vec<Finding>) {
 const ORDINARY_DOWNED: u64 = 10;
 
 fn finding(rail: &Function, group: &Group, events: u64, packets: u64) -> Finding {
-    let counted = |name| {
-        rail.counters
-            .get(name)
-            .filter(|value| **value > 0)
-            .map(|value| format!("{name} {value}"))
-    };
-    let names: Vec<String> = group.names.split(' ').filter_map(counted).collect();
+    let names: Vec<String> = values(rail, group.meanings)
+        .filter(|(_, value)| *value > 0)
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
     // Without a packet count the share is unknown, and the finding is only a note.
     let is_much = packets > 0 && events.saturating_mul(TOLERATED_LOSS_ONE_IN) > packets;
     let (severity, of) = match is_much {

@@ -4,6 +4,7 @@ use super::cures::{each, group_by_key, list, singular_or_plural};
 use crate::commands::doctor::finding::Finding;
 use crate::commands::doctor::finding::{Kind, kinds};
 use crate::commands::doctor::look::{Facts, Function, PcieErrorCounts};
+use host::nic::{NICS, Nic};
 use host::rails::PciFunction;
 
 kinds! {
@@ -14,7 +15,7 @@ kinds! {
     PCIE_LOG = Fragile "pcie-log": "the kernel log has lines about uncorrected PCIe errors of the NIC or of the ports above it", "reboot, then as for `pcie-uncorrected`";
     NO_PAUSE = Fragile "no-pause": "pause frames are off", "[switches.md](switches.md#pause-or-pfc)";
     FIRMWARE_DIFFERS = Fragile "firmware-differs": "the functions run different firmware", "`fwupdmgr update`, then the power cable out for a minute";
-    FUNCTIONS_ABSENT = Note "functions-absent": "fewer than four functions are present", "nothing if a port has no cable; else `lspci -d 15b3:`, `hotplug`";
+    FUNCTIONS_ABSENT = Note "functions-absent": "functions of a Spark's NIC are absent", "nothing if a port has no cable; else `lspci -d 15b3:`, `hotplug`";
 }
 
 pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
@@ -23,20 +24,20 @@ pub(super) fn judge(facts: &Facts, found: &mut Vec<Finding>) {
         .iter()
         .filter(|function| function.is_rail)
         .collect();
-    if is_spark(facts) {
-        transactions(&rails, found);
+    let nic = spark_nic(facts);
+    if let Some(nic) = nic {
+        transactions(nic, &rails, found);
     }
     pcie_errors(facts, found);
     pause(facts, &rails, found);
     firmware(&facts.functions, found);
-    absent(facts, found);
+    if let Some(nic) = nic {
+        absent(nic, facts, found);
+    }
 }
 
-/// Maximum PCIe payload on every Spark that was examined (16 machines of four makers). The maximum
-/// read request has the same size on all of them.
-const USUAL_TRANSACTION_BYTES: u32 = 512;
-
-fn transactions(rails: &[&Function], found: &mut Vec<Finding>) {
+fn transactions(nic: &Nic, rails: &[&Function], found: &mut Vec<Finding>) {
+    let usual_bytes = nic.transaction_bytes;
     type Size = fn(&PciFunction) -> Option<u32>;
     let kinds: [(&str, &'static Kind, Size); 2] = [
         ("payload", PCIE_PAYLOAD, |pci| pci.max_payload_bytes),
@@ -49,11 +50,11 @@ fn transactions(rails: &[&Function], found: &mut Vec<Finding>) {
         for (bytes, devices) in group_by_key(
             own().filter_map(|rail| Some((size(rail.pci.as_ref()?), rail.device.as_str()))),
         ) {
-            let Some(bytes) = bytes.filter(|bytes| *bytes < USUAL_TRANSACTION_BYTES) else {
+            let Some(bytes) = bytes.filter(|bytes| *bytes < usual_bytes) else {
                 continue;
             };
             let text = format!(
-                "the largest PCIe {name} of {} is {bytes} bytes, where Sparks have {USUAL_TRANSACTION_BYTES}: each transaction's header \
+                "the largest PCIe {name} of {} is {bytes} bytes, where Sparks have {usual_bytes}: each transaction's header \
                  costs more",
                 list(&devices)
             );
@@ -182,31 +183,34 @@ fn firmware(functions: &[Function], found: &mut Vec<Finding>) {
     }
 }
 
-/// Finds a Spark with fewer than four functions of its NIC. The functions of a port without a cable
-/// may be absent.
-fn absent(facts: &Facts, found: &mut Vec<Finding>) {
+/// Finds a Spark without some functions of its NIC. The functions of a port without a cable may be
+/// absent.
+fn absent(nic: &Nic, facts: &Facts, found: &mut Vec<Finding>) {
     let count = facts
         .functions
         .iter()
         .filter(|one| one.is_mellanox())
         .count();
-    if is_spark(facts) && (1..4).contains(&count) {
+    if (1..nic.functions).contains(&count) {
         let text = format!(
-            "{count} of the 4 functions of a Spark's NIC are there; those of a port without a cable may be absent"
+            "{count} of the {} functions of a Spark's NIC are there; those of a port without a cable may be absent",
+            nic.functions
         );
         found.push(FUNCTIONS_ABSENT.finding(text).cured_by("lspci -d 15b3:"));
     }
 }
 
-pub(super) fn is_spark(facts: &Facts) -> bool {
+/// Returns the model of this Spark's NIC; `None` if the machine is no Spark.
+pub(super) fn spark_nic(facts: &Facts) -> Option<&'static Nic> {
+    let has_board = |nic: &&Nic| {
+        let mut functions = facts.functions.iter();
+        functions.any(|one| one.board.as_deref() == Some(nic.board_id))
+    };
     let product = facts.machine.product.as_deref();
-    let mut functions = facts.functions.iter();
-    product.is_some_and(|product| product.contains("Spark"))
-        || functions.any(|one| one.board.as_deref() == Some(SPARK_BOARD))
+    let is_spark = product.is_some_and(|product| product.contains("Spark"));
+    let known = NICS.iter().find(has_board);
+    known.or_else(|| NICS.first().filter(|_| is_spark))
 }
-
-/// Board id of a Spark's ConnectX-7, from owners' `ibstat` output.
-const SPARK_BOARD: &str = "NVD0000000087";
 
 /// Each row plants one fault in a healthy machine: name, how, severity, id, words of the finding,
 /// and a part of its commands.

@@ -1,12 +1,13 @@
 //! Findings about the machine's device files, memory, kernel and processors.
 
 use super::cures::{JobFacts, group_by_key, list, show_roce, singular_or_plural};
-use super::functions::is_spark;
+use super::functions::spark_nic;
 use crate::commands::doctor::finding::kinds;
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::look::{Cpus, DeviceFile, Facts, Machine};
 use crate::output::numbers::count;
 use host::config::locked::{CHANNELS, locked_bytes};
+use host::nic::{Nic, RDMA_MODULE};
 use std::io::ErrorKind;
 
 kinds! {
@@ -60,8 +61,9 @@ fn devices(facts: &Facts, found: &mut Vec<Finding>) {
     let machine = &facts.machine;
     let has_ports = !facts.survey.rails.is_empty() || !facts.survey.refused.is_empty();
     nics_without_device(facts, found);
-    if !has_ports && facts.has_nic == Some(false) && is_spark(facts) {
-        found.push(no_nic(machine));
+    let absent = spark_nic(facts).filter(|_| !has_ports && facts.has_nic == Some(false));
+    if let Some(nic) = absent {
+        found.push(no_nic(nic, machine));
         return;
     }
     if !has_ports {
@@ -124,7 +126,7 @@ fn nics_without_device(facts: &Facts, found: &mut Vec<Finding>) {
         .machine
         .modules
         .iter()
-        .any(|module| module == "mlx5_ib");
+        .any(|module| module == RDMA_MODULE);
     for (driver, addresses) in group_by_key(unbound) {
         let text = format!(
             "{} at {} ({driver}) {} no RDMA device",
@@ -145,16 +147,16 @@ fn nics_without_device(facts: &Facts, found: &mut Vec<Finding>) {
 }
 
 /// Makes the finding for a Spark whose NIC is not on PCI, so that no driver can help.
-fn no_nic(machine: &Machine) -> Finding {
-    const TEXT: &str = "no RDMA device: PCI shows no ConnectX-7";
+fn no_nic(nic: &Nic, machine: &Machine) -> Finding {
+    let text = format!("no RDMA device: PCI shows no {}", nic.name);
     if is_hotplug_on(machine) {
         let text = format!(
-            "{TEXT}. DGX OS's hotplug handler removes the NIC while no port has a cable: plug a cable in, or turn the handler off"
+            "{text}. DGX OS's hotplug handler removes the NIC while no port has a cable: plug a cable in, or turn the handler off"
         );
         return NO_RDMA_DEVICE.finding(text);
     }
     let text = format!(
-        "{TEXT}. The NIC can be missing after a warm boot that follows an update, until the power is cut"
+        "{text}. The NIC can be missing after a warm boot that follows an update, until the power is cut"
     );
     NO_RDMA_DEVICE
         .finding(text)

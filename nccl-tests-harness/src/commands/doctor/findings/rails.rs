@@ -2,14 +2,16 @@
 //! around the rails.
 
 use super::cures::{each, group_by_key, list, show_roce, singular_or_plural};
-use super::functions::is_spark;
+use super::functions::spark_nic;
 use super::machine::container_cure;
 use super::qos;
 use crate::commands::doctor::finding::{Finding, Severity};
 use crate::commands::doctor::finding::{Kind, kinds};
 use crate::commands::doctor::look::{AutomaticProfile, Facts};
 use host::interfaces::ARP_FIX_COMMAND;
-use host::rails::{LinkLayer, Obstacle, PortState, Rail, Refused, Survey, Warning, WarningKind};
+use host::rails::{
+    LinkLayer, Obstacle, PortState, Rail, Refused, Survey, Warning, WarningKind, gbps,
+};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 kinds! {
@@ -20,7 +22,7 @@ kinds! {
     HCA_FILTER_UNUSABLE = Fragile "hca-filter-unusable": "`NCCL_IB_HCA` names a port that cannot be used", "unset `NCCL_IB_HCA`";
     IWARP = Broken "iwarp": "a device speaks iWARP, which the plugin does not use", "an E810 can be switched to RoCE, an X722 cannot";
     BOND = Slow "bond": "the ports of one PCIe link are a bond (RoCE LAG)", "remove the bond, and give each function [an address](install.md#addresses)";
-    SLOW_PORT = Slow "slow-port": "a Spark's port has a link of less than 200 Gb/s", "a cable for 200 Gb/s";
+    SLOW_PORT = Slow "slow-port": "a Spark's port has a link that is slower than the port", "a cable for the port's speed";
     DUPLICATE_ADDRESS = Broken "duplicate-address": "two interfaces of this host have one address", "[a subnet for each function](install.md#addresses)";
     SLOW_PCIE_LINK = Slow "slow-pcie-link": "a PCIe link has fewer lanes or a lower generation than it could", "on a Spark a BIOS update, then the power cable out for a minute; else another slot";
     UNKNOWN_WIRING = Fragile "unknown-wiring": "sysfs does not show a device, so its PCIe link and cable are unknown", "mount `/sys` in the container";
@@ -281,7 +283,7 @@ fn of_warning(warning: &Warning, facts: &Facts) -> Finding {
         }
         WarningKind::Bond if fits_its_link(survey, devices[0]) => plain(BOND).at(Severity::Note),
         WarningKind::Bond => plain(BOND),
-        WarningKind::SlowLink => plain(SLOW_PCIE_LINK).cured_by(if is_spark(facts) {
+        WarningKind::SlowLink => plain(SLOW_PCIE_LINK).cured_by(if spark_nic(facts).is_some() {
             "sudo fwupdmgr update && sudo poweroff    # then the power cable out for a minute"
         } else {
             "sudo lspci -vv -d 15b3: | grep -E 'LnkCap:|LnkSta:'    # then re-seat the card, or a slot with more lanes"
@@ -355,17 +357,16 @@ pub fn arp_cure(is_strict: bool) -> String {
     format!("printf '%s\\n' {settings}{loose} | sudo tee {FILE} && sudo sysctl -p {FILE}")
 }
 
-/// Finds ports of a Spark whose link is slower than 200 Gb/s. Shop cables link at 40 or 100 Gb/s.
+/// Finds ports of a Spark whose link is slower than the port. Shop cables link at 40 or 100 Gb/s.
 /// Owners who compared links of 100 and 200 Gb/s saw 3 % in decoding, so 100 Gb/s is a note.
 fn slow_ports(facts: &Facts, found: &mut Vec<Finding>) {
-    const FULL_MBPS: u32 = 200_000;
     const HALF_MBPS: u32 = 100_000;
-    if !is_spark(facts) {
+    let Some(nic) = spark_nic(facts) else {
         return;
-    }
+    };
     let slow = facts.survey.rails.iter().filter(|rail| {
         // Without a speed, the plugin assumes one, and `unknown-speed` says so.
-        rail.speed_mbps < FULL_MBPS && !has_unknown_speed(facts, &rail.device)
+        rail.speed_mbps < nic.port_mbps && !has_unknown_speed(facts, &rail.device)
     });
     for (mbps, devices) in group_by_key(slow.map(|rail| (rail.speed_mbps, rail.device.as_str()))) {
         let severity = if mbps < HALF_MBPS {
@@ -374,11 +375,12 @@ fn slow_ports(facts: &Facts, found: &mut Vec<Finding>) {
             Severity::Note
         };
         let text = format!(
-            "the {} of {} {} at {}, and a Spark's ports can do 200 Gb/s: the cable, or the port at its other end, is made for less",
+            "the {} of {} {} at {}, and a Spark's ports can do {}: the cable, or the port at its other end, is made for less",
             singular_or_plural(&devices, "port", "ports"),
             list(&devices),
             singular_or_plural(&devices, "runs", "run"),
-            host::rails::gbps(mbps),
+            gbps(mbps),
+            gbps(nic.port_mbps),
         );
         found.push(SLOW_PORT.finding(text).at(severity));
     }

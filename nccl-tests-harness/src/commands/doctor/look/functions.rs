@@ -5,6 +5,7 @@ use super::pcie::{self, PcieErrorCounts};
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
 use host::counters::nic::{self, PortCounters};
+use host::nic::PCI_VENDOR;
 use host::rails::{PciFunction, Survey};
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +16,7 @@ pub struct Function {
     pub is_rail: bool,
     pub netdev: Option<String>,
     pub pci: Option<PciFunction>,
-    /// PCI vendor id of the NIC, as in `0x15b3`.
+    /// PCI vendor id of the NIC, as in [`PCI_VENDOR`].
     pub vendor: Option<String>,
     pub firmware: Option<String>,
     pub board: Option<String>,
@@ -49,11 +50,9 @@ pub struct Pause {
 
 impl Function {
     pub fn is_mellanox(&self) -> bool {
-        self.vendor.as_deref() == Some(MELLANOX)
+        self.vendor.as_deref() == Some(PCI_VENDOR)
     }
 }
-
-const MELLANOX: &str = "0x15b3";
 
 pub(super) fn functions(
     place: &Place,
@@ -164,7 +163,7 @@ pub(super) fn unbound(place: &Place) -> Vec<(Option<String>, String)> {
                 .unwrap_or_default()
         };
         // Class of an Ethernet or InfiniBand controller.
-        read("vendor") == MELLANOX
+        read("vendor") == PCI_VENDOR
             && (read("class").starts_with("0x0200") || read("class").starts_with("0x0207"))
     };
     let is_in_bond = |address: &String| {
@@ -211,7 +210,7 @@ pub(super) fn has_nic(place: &Place) -> Option<bool> {
     let addresses = place.names(folder);
     let is_nic = |address: &String| {
         let vendor = place.text(format!("{folder}/{address}/vendor"));
-        vendor.as_deref() == Some(MELLANOX)
+        vendor.as_deref() == Some(PCI_VENDOR)
     };
     (!addresses.is_empty()).then(|| addresses.iter().any(is_nic))
 }

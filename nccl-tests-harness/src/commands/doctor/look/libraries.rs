@@ -6,6 +6,7 @@ use super::process::Process;
 use super::python;
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
+use host::nic::PROVIDER;
 use std::path::{Path, PathBuf};
 
 /// The facts that decide which libraries a job loads.
@@ -263,8 +264,8 @@ fn copies(place: &Place, loader: &Loader, job: &Job, not_seen: &mut Vec<NotSeen>
     found
 }
 
-/// Finds `libibverbs/libmlx5-rdmav*.so` below the loader's folders, where rdma-core installs its
-/// providers (device drivers in user space).
+/// Finds the NIC's [`PROVIDER`] where rdma-core installs it: in `libibverbs` below the loader's
+/// folders.
 fn mlx5_provider(place: &Place, loader: &Loader) -> Option<PathBuf> {
     let folders = loader
         .folders()
@@ -279,6 +280,6 @@ fn mlx5_provider(place: &Place, loader: &Loader) -> Option<PathBuf> {
         })
         .find(|path| {
             path.file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with("libmlx5-rdmav"))
+                .is_some_and(|name| name.to_string_lossy().starts_with(PROVIDER))
         })
 }

@@ -3,6 +3,7 @@
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
 use crate::proc_stat;
+use host::nic::{CORE_MODULE, RDMA_MODULE};
 use host::rails::CudaDevice;
 use std::io;
 use std::path::Path;
@@ -90,8 +91,8 @@ pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSee
     let of_interest = |name: &&str| {
         [
             "nvidia_peermem",
-            "mlx5_ib",
-            "mlx5_core",
+            RDMA_MODULE,
+            CORE_MODULE,
             "rdma_rxe",
             "ib_uverbs",
         ]

@@ -3,6 +3,7 @@
 
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::place::Place;
+use host::nic::{MODULE_ERROR_MARK, NICS, PCIE_ERROR_MARKS};
 use host::rails::PciFunction;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read};
@@ -26,9 +27,6 @@ pub struct PciePort {
     pub devices: Vec<String>,
     pub aer: Option<PcieErrorCounts>,
 }
-
-/// The root ports above a Spark's NIC. Their counters are read even if no device is below them.
-const SPARK_PORTS: [&str; 2] = ["0000:00:00.0", "0002:00:00.0"];
 
 pub(super) fn ports<'a>(
     place: &Place,
@@ -61,7 +59,8 @@ pub(super) fn ports<'a>(
             .text(format!("{}/class", folder(address)))
             .is_some_and(|class| class.starts_with("0x0604"))
     };
-    for address in SPARK_PORTS {
+    // The counters of the root ports above a Spark's NIC are read even if no device is below them.
+    for &address in NICS.iter().flat_map(|nic| nic.root_ports) {
         if ports.iter().all(|port| port.address != address) && is_bridge(address) {
             let aer = root_port_counts(place, &folder(address));
             ports.push(PciePort {
@@ -123,17 +122,8 @@ pub struct KernelLog {
 }
 
 /// Parts of kernel messages about uncorrected errors and recovery, from drivers/pci/pcie (aer.c,
-/// err.c) and mlx5_core.
-const PCIE_MARKS: [&str; 5] = [
-    "Uncorrectable (",
-    "Uncorrected (",
-    "device recovery failed",
-    "mlx5_pci_err_detected",
-    "mlx5_pci_slot_reset",
-];
-/// Part of mlx5_core's messages about modules (`mlx5_port_module_event` in the kernel's
-/// drivers/net/ethernet/mellanox/mlx5/core/events.c). Plugging and unplugging are `[info]`.
-const MODULE_MARK: &str = "Port module event[error]";
+/// err.c). The NIC's driver has others: [`PCIE_ERROR_MARKS`].
+const PCIE_MARKS: [&str; 3] = ["Uncorrectable (", "Uncorrected (", "device recovery failed"];
 
 pub(super) fn log(place: &Place, addresses: &[&str], not_seen: &mut Vec<NotSeen>) -> KernelLog {
     if addresses.is_empty() {
@@ -154,13 +144,18 @@ pub(super) fn log(place: &Place, addresses: &[&str], not_seen: &mut Vec<NotSeen>
         .filter_map(|line| Some(line.split_once(';')?.1));
     let mut found = KernelLog::default();
     for text in texts.filter(|text| addresses.iter().any(|address| text.contains(address))) {
-        if text.contains(MODULE_MARK) {
+        if text.contains(MODULE_ERROR_MARK) {
             found.module.push(text.to_owned());
-        } else if PCIE_MARKS.iter().any(|mark| text.contains(mark)) {
+        } else if is_pcie_error(text) {
             found.pcie.push(text.to_owned());
         }
     }
     found
+}
+
+fn is_pcie_error(text: &str) -> bool {
+    let mut marks = PCIE_MARKS.iter().chain(&PCIE_ERROR_MARKS);
+    marks.any(|mark| text.contains(mark))
 }
 
 /// Reads the kernel log (dev-kmsg in the kernel's Documentation/ABI/testing).
