@@ -8,9 +8,11 @@
 mod common;
 
 use common::{ProgramOutput, built, is_built, nccl_spark};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use softverbs::profile::Profile;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -70,62 +72,116 @@ fn is_one_cable(line: &str) -> bool {
     line.contains(up) || line.contains(down)
 }
 
-#[test]
-fn every_collective_of_three_is_right_over_a_triangle() {
-    if !is_built() {
-        return;
-    }
-    for collective in [
-        "all-gather",
-        "all-reduce",
-        "reduce-scatter",
-        "broadcast",
-        "alltoall",
-        "sendrecv",
-    ] {
-        let output = run(&format!(
-            "{collective} -r 3 --profile spark-triangle --scale 0.01 -b 24 -e 1M -f 256 -n 2"
-        ));
-        assert_right(&output, 2, is_one_cable);
+/// The parts of a file of `crates/host/topologies` that a fabric can have.
+#[derive(Deserialize)]
+struct Topology {
+    wires: Vec<String>,
+    hosts: BTreeMap<String, IgnoredAny>,
+    pairs: Option<IgnoredAny>,
+    routes: Option<IgnoredAny>,
+}
+
+impl Topology {
+    /// Returns the `wire` lines of a profile, if the wires between Sparks alone define the pairs.
+    fn wires(&self) -> Option<String> {
+        // `spark-1.p0` is `0.p0` in a profile.
+        let end = |end: &str| {
+            let (number, port) = end.strip_prefix("spark-")?.split_once('.')?;
+            Some(format!("{}.{port}", number.parse::<usize>().ok()? - 1))
+        };
+        let mut lines = String::new();
+        for (wire, name) in self.wires.iter().zip('a'..) {
+            let (one, other) = wire.split_once(" - ")?;
+            lines += &format!("wire {name} ends={},{}\n", end(one)?, end(other)?);
+        }
+        (self.pairs.is_none() && self.routes.is_none()).then_some(lines)
     }
 }
 
-/// As in NVIDIA's playbook connect-three-sparks: each cable has one /24, which contains the
-/// addresses of both twins at both ends of the cable.
+/// Returns the rails of each possible connection, in the form of its log line.
+fn connections(profile: &Profile) -> BTreeMap<[usize; 2], BTreeSet<String>> {
+    let mut connections = BTreeMap::<_, BTreeSet<String>>::new();
+    for [one, other] in profile.wires.iter().map(|wire| wire.ends) {
+        for ends in [[one, other], [other, one]] {
+            let [ours, theirs] = ends.map(|port| {
+                let rails = profile.rails.iter();
+                rails.filter(move |rail| rail.cable == port.cable)
+            });
+            let both = ours.zip(theirs);
+            let pairs = both.map(|(our, their)| format!("{}:1 to {}:1", our.name, their.name));
+            let hosts = ends.map(|port| port.node);
+            connections.entry(hosts).or_default().extend(pairs);
+        }
+    }
+    connections
+}
+
+/// A wire has a subnet for each pair of its rails, or one subnet as in NVIDIA's playbook
+/// connect-three-sparks.
 #[test]
-fn a_triangle_of_three_subnets_pairs_each_twin_with_its_own() {
+fn jobs_are_right_over_the_wires_of_each_topology() {
     if !is_built() {
         return;
     }
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/host/topologies");
+    let mut cablings = BTreeMap::new();
+    for file in std::fs::read_dir(folder).unwrap() {
+        let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        let topology: Topology = basic_toml::from_str(&text).unwrap();
+        cablings.extend(topology.wires().map(|wires| (wires, topology.hosts.len())));
+    }
+    for name in ["spark-triangle", "spark-ring"] {
+        let built_in = Profile::load(name, 0.01).unwrap().to_text();
+        let built_in = built_in.replace(" subnets=each", "");
+        assert!(
+            cablings.keys().any(|wires| built_in.ends_with(wires)),
+            "{built_in}"
+        );
+    }
+    for (wires, hosts) in cablings {
+        jobs_are_right(&wires, hosts);
+        jobs_are_right(&wires.replace('\n', " subnets=one\n"), hosts);
+    }
+}
+
+/// Runs each collective for which the hosts have cables, and a job for each two joined hosts.
+fn jobs_are_right(wires: &str, hosts: usize) {
     let folder = tempfile::tempdir().unwrap();
-    let profile = Profile::load("spark-triangle", 0.01).unwrap();
-    let file = folder.path().join("three-subnets");
-    let text = profile.to_text().replace("subnets=each", "subnets=one");
-    assert_eq!(text.matches("subnets=one").count(), 3);
-    std::fs::write(&file, text).unwrap();
-    let output = run(&format!(
-        "alltoall -r 3 --profile {} -b 1M -e 1M -n 2",
-        file.display()
-    ));
-    assert_right(&output, 1, is_one_cable);
-}
-
-#[test]
-fn ring_collectives_are_right_over_a_ring_of_four() {
-    if !is_built() {
-        return;
+    let file = folder.path().join("profile");
+    let text = Profile::load("spark-2cable", 0.01).unwrap().to_text() + wires;
+    std::fs::write(&file, &text).unwrap();
+    let connections = connections(&Profile::parse("wires", &text).unwrap());
+    let is_ring = (0..hosts).all(|host| connections.contains_key(&[host, (host + 1) % hosts]));
+    let mut collectives = Vec::new();
+    if is_ring {
+        collectives.extend([
+            "all-gather",
+            "all-reduce",
+            "reduce-scatter",
+            "broadcast",
+            "sendrecv",
+        ]);
     }
-    for collective in [
-        "all-gather",
-        "all-reduce",
-        "reduce-scatter",
-        "broadcast",
-        "sendrecv",
-    ] {
-        let output = run(&format!(
-            "{collective} -r 4 --profile spark-ring --scale 0.01 -b 32 -e 1M -f 256 -n 2"
-        ));
-        assert_right(&output, 2, is_one_cable);
+    if connections.len() == hosts * (hosts - 1) {
+        collectives.push("alltoall");
+    }
+    let of_all = collectives
+        .iter()
+        .map(|collective| format!("{collective} -r {hosts}"));
+    let of_two = connections.keys().map(|[one, other]| {
+        format!(
+            "sendrecv -r 2 --rank-env 0:SOFTVERBS_NODE={one} --rank-env 1:SOFTVERBS_NODE={other}"
+        )
+    });
+    let is_right = |line: &str| {
+        let rails = line.split(" rails: ").nth(1).unwrap_or_default();
+        let rails = rails.split(" (").next().unwrap().split(", ");
+        let rails: BTreeSet<String> = rails.map(str::to_owned).collect();
+        connections.values().any(|known| *known == rails)
+    };
+    for job in of_all.chain(of_two) {
+        let job = format!("{job} --profile {} -b 96 -e 1M -f 256 -n 2", file.display());
+        assert_right(&run(&job), 2, is_right);
     }
 }
 

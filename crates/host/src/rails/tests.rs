@@ -1,9 +1,9 @@
 //! Whole hosts: Sparks with one and two cables, virtual functions in a container, soft-RoCE.
 
+mod guide;
 mod late;
-mod machines;
-mod routed;
 mod topologies;
+mod topology;
 
 use super::testbed::{
     Function, SPARK_GUID, TestHost, hca, interface, link_local, spark, spark_function,
@@ -414,6 +414,7 @@ fn virtual_functions_in_a_container_are_rails_on_their_physical_link() {
         assert_eq!(found.rails[0].netdev.as_deref(), Some("net1"));
         assert_eq!(found.rails[1].netdev.as_deref(), Some(second_netdev));
         assert_eq!(found.rails[1].addresses[0].prefix, is_visible.then_some(24));
+        assert!(report(&found).contains("(VF of 0000:01:00.0)"));
         assert_warned(&found, 0, &[]);
     }
 }
