@@ -5,7 +5,8 @@
 
 mod common;
 
-use nccl_net_spark::abi::types::*;
+use nccl_abi::net::*;
+use nccl_abi::tuner::*;
 use nccl_net_spark::abi::*;
 use serde_json::Value;
 use std::collections::BTreeMap;

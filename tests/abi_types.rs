@@ -8,7 +8,9 @@
 
 mod common;
 
-use nccl_net_spark::abi::types::*;
+use nccl_abi::net::*;
+use nccl_abi::tuner::*;
+use nccl_abi::{DebugLogger, NcclResult};
 use nccl_net_spark::abi::*;
 use std::ffi::{c_int, c_void};
 use std::fmt::Write;

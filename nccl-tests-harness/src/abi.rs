@@ -1,10 +1,10 @@
 //! The functions of a plugin's network table, for all versions of NCCL's interface. A function
 //! whose type differs between versions is an enum.
 
-use nccl_net_spark::abi::types::{
-    self, Net, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12,
+use nccl_abi::net::{
+    self as types, MoreV9, MoreV11, Net, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12,
+    functions::*,
 };
-use nccl_net_spark::abi::types::{MoreV9, MoreV11, functions::*};
 use std::ffi::c_char;
 
 /// Versions of the network interface that this program can drive.

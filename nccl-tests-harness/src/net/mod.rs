@@ -18,10 +18,11 @@ use anyhow::{Context as _, Result, bail, ensure};
 use buffer::Stretch;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use logger::{logger, text};
-use nccl_net_spark::abi::types::{
-    self, CommConfig, HANDLE_BYTES, NcclResult, NetV8, NetV9, NetV10, NetV11, NetV12, functions,
+use nccl_abi::NcclResult;
+use nccl_abi::net::{
+    self as types, CommConfig, HANDLE_BYTES, NetV8, NetV9, NetV10, NetV11, NetV12, functions,
 };
-use nccl_net_spark::abi::types::{OPTIONAL_RECV_COMPLETION, PTR_CUDA, PTR_HOST, UNDEFINED};
+use nccl_abi::net::{OPTIONAL_RECV_COMPLETION, PTR_CUDA, PTR_HOST, UNDEFINED};
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::path::Path;
