@@ -146,6 +146,9 @@ pub type PropertiesV11 = Properties<c_int, MorePropertiesV11>;
 /// `ncclNetProperties_v12_t`.
 pub type PropertiesV12 = Properties<c_int, MorePropertiesV12>;
 
+/// Properties of the newest version. Memory for them has room for the properties of each version.
+pub type NewestProperties = PropertiesV12;
+
 /// The end of `ncclNetProperties_v9_t` and `_v10_t`.
 #[derive(Debug)]
 #[repr(C)]
@@ -245,7 +248,9 @@ pub type NetV9 = Net<InitV8, PropertiesV9, ListenV8, ConnectV8, IsendV9, IrecvV9
 /// `init`, `isend` and `irecv` get profiler arguments.
 pub type NetV10 = Net<InitV10, PropertiesV9, ListenV8, ConnectV10, IsendV10, IrecvV10, MoreV9>;
 /// `ncclNet_v11_t`, NCCL 2.28 and 2.29: NCCL calls `init` for each communicator, and `init` makes a
-/// context; `finalize` and `setNetAttr` are new.
+/// context; `finalize` and `setNetAttr` are new. Later versions differ in the properties, and add
+/// fields at the end. So a caller may read their tables as this type, if it passes memory for
+/// [`NewestProperties`].
 pub type NetV11 =
     Net<InitV11, PropertiesV11, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<4>>;
 /// `ncclNet_v12_t`, NCCL 2.30: a device can be merged from up to eight devices, and the properties
