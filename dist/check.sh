@@ -61,7 +61,7 @@ check_files() {
   check_elf "$folder/lib/nccl-spark/softverbs-ibverbs" 1000
   local exported
   exported=$(exports "$folder/lib/libnccl-net-spark.so")
-  [[ $exported == "ncclNetPlugin_v10 ncclNetPlugin_v11 ncclNetPlugin_v12 ncclNetPlugin_v8 ncclNetPlugin_v9 ncclTunerPlugin_v4 ncclTunerPlugin_v5 ncclTunerPlugin_v6 ncclTunerPlugin_v7" ]] ||
+  [[ $exported == "$(tables)" ]] ||
     die "$tarball: the plugin exports $exported"
   exported=$(exports "$folder/lib/nccl-spark/softverbs-ibverbs")
   [[ $exported == *ibv_create_qp* ]] || die "$tarball: the software fabric exports $exported"
@@ -138,6 +138,11 @@ check_elf() {
   size=$(($(stat -c %s "$file") / 1024))
   ((size <= $2)) || die "$file has $size KiB: more than $2"
   printf '%-66s %-12s %6d KiB  %s\n' "${file#"$work"/}" "$glibc" "$size" "$needed"
+}
+
+# Prints the tables that the library must export, in the order of `exports`.
+tables() {
+  awk '$1 == "extern" && $4 ~ /Plugin_v/ { sub(";", "", $4); print $4 }' include/nccl_net_spark.h | sort | tr '\n' ' ' | sed 's/ $//'
 }
 
 exports() {
@@ -249,12 +254,13 @@ check_in_arm_root() {
   rm -rf "$folder"
   dpkg-deb -x "$out"/*_arm64.deb "$folder"
   "$tools/bin/python" -m ziglang cc -target "aarch64-linux-gnu.$floor" -o "$folder/loads" dist/loads.c
-  local run=(qemu-aarch64 -L "$root" -E NCCL_SPARK_SETTINGS_FILE=/dev/null) library=$folder/usr/lib/aarch64-linux-gnu text status=0
+  local run=(qemu-aarch64 -L "$root" -E NCCL_SPARK_SETTINGS_FILE=/dev/null) library=$folder/usr/lib/aarch64-linux-gnu symbols text status=0
+  read -ra symbols <<<"$(tables)"
   "${run[@]}" "$folder/usr/bin/nccl-spark" --version
   # Without an RDMA device, `rails` ends with status 1 after it has called the root's libibverbs.
   text=$("${run[@]}" "$folder/usr/bin/nccl-spark" rails 2>&1) || status=$?
   [[ $status == 0 || ($status == 1 && $text == *"no RDMA device found"*) ]] || die "$name: rails: $text"
-  "${run[@]}" "$folder/loads" "$library/libnccl-net-spark.so" ncclNetPlugin_v{8,9,10,11,12} ncclTunerPlugin_v{4,5,6,7}
+  "${run[@]}" "$folder/loads" "$library/libnccl-net-spark.so" "${symbols[@]}"
   "${run[@]}" "$folder/loads" "$library/nccl-spark/softverbs-ibverbs" ibv_get_device_list ibv_create_qp
   echo "arm64, under qemu-user: --version, rails and dlopen work: $name"
 }

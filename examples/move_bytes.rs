@@ -10,7 +10,8 @@
 
 #![allow(unsafe_code)]
 
-use nccl_net_spark::abi::types::{HANDLE_BYTES, NcclResult, NetV8, PTR_HOST};
+use nccl_abi::NcclResult;
+use nccl_abi::net::{HANDLE_BYTES, NetV8, PTR_HOST};
 use std::ffi::{CString, c_int, c_void};
 use std::ptr::null_mut;
 

@@ -5,9 +5,8 @@ use crate::comm::process::{Process, TunerIdentity};
 use crate::comm::threads::lock;
 use crate::comm::{self, Host, ListenComm, RailInfo, SendComm};
 use host::config::{Config, RailConfig, RelaxedOrdering};
-use host::error::{Argument, Error, Internal, Missing, Result, Usage};
-use host::interfaces;
-use host::rails::{self, Obstacle, PortFacts, Survey};
+use host::error::{Argument, Internal, Missing, Result, Usage};
+use host::rails::{self, Obstacle, Survey};
 use once_cell::sync::OnceCell;
 use proto::time::Instant;
 use proto::tuner::communicators::Communicators;
@@ -24,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
-use verbs::{self, Context, Library, Pd};
+use verbs::{self, OpenPorts, Pd};
 
 /// The network's name, for `NCCL_NET`.
 pub const NETWORK_NAME: &CStr = c"Spark";
@@ -71,8 +70,8 @@ static COMMUNICATORS: Mutex<Communicators<ThreadId>> = Mutex::new(Communicators:
 /// receive as optional, as NCCL does for LL and LL128. `nccl_version` returns NCCL's version.
 ///
 /// # Errors
-/// [`Error::Setting`] for an invalid setting; [`Error::Missing`] without a verbs library or a
-/// usable rail.
+/// [`Setting`](host::error::Error::Setting) for an invalid setting; [`Missing`] without a verbs
+/// library or a usable rail.
 pub fn init(
     comm_id: Option<u64>,
     marks_optional: bool,
@@ -121,7 +120,7 @@ pub fn finalize() {
 /// Returns the number of devices that NCCL sees: one, the merged device.
 ///
 /// # Errors
-/// [`Error::Usage`] before a successful `init`.
+/// [`Usage`] before a successful `init`.
 pub fn devices() -> Result<i32> {
     plugin().map(|_| 1)
 }
@@ -129,7 +128,7 @@ pub fn devices() -> Result<i32> {
 /// Returns NCCL's description of device `dev`.
 ///
 /// # Errors
-/// [`Error::Argument`] for a device that does not exist.
+/// [`Argument`] for a device that does not exist.
 pub fn properties(dev: i32) -> Result<&'static DeviceProperties> {
     let plugin = device(dev)?;
     communicators(|all| all.confirm(&thread::current().id()));
@@ -167,15 +166,6 @@ pub fn forked() -> bool {
     verbs::forked()
 }
 
-/// Surveys this host and the rails that it would merge, without using them.
-///
-/// # Errors
-/// The errors of [`init`], except that a host without a usable rail is not an error.
-pub fn survey() -> Result<Survey> {
-    let (survey, _) = survey_ports(&Config::from_environment()?.rails)?;
-    Ok(survey)
-}
-
 fn plugin() -> Result<&'static Plugin> {
     PLUGIN.get().ok_or_else(|| Usage::NotInitialised.into())
 }
@@ -186,8 +176,6 @@ fn device(dev: i32) -> Result<&'static Plugin> {
         other => Err(Argument::Device(other).into()),
     }
 }
-
-type Ports = Vec<(PortFacts, Arc<Context>)>;
 
 impl Plugin {
     fn start(marks_optional: bool, nccl_version: Option<String>) -> Result<Self> {
@@ -291,19 +279,6 @@ fn policy(config: TunerConfig, ring_tcp: bool, host: &Fingerprint) -> Policy {
     policy
 }
 
-/// Returns the properties that verbs reports for this host's ports, without using the ports.
-/// `verbs_library` is a value of `NCCL_IBVERBS_LIB`.
-///
-/// # Errors
-/// [`Error::Missing`] without a verbs library or a device that can be opened.
-pub fn ports(verbs_library: &str) -> Result<Vec<PortFacts>> {
-    Ok(query_verbs(verbs_library)?
-        .0
-        .into_iter()
-        .map(|(facts, _)| facts)
-        .collect())
-}
-
 /// Number of attempts to survey and then open the rails. A device may be removed in between.
 const SURVEYS: usize = 3;
 
@@ -331,7 +306,7 @@ fn wait_for_link(config: &RailConfig, limit: Duration) -> Result<Survey> {
     static WAITS_SINCE: OnceCell<Instant> = OnceCell::new();
     let mut warn_at = Duration::ZERO;
     loop {
-        let (survey, _) = retry_removals(|| survey_ports(config))?;
+        let survey = retry_removals(|| survey_ports(config))?;
         let refused = survey
             .refused
             .iter()
@@ -402,14 +377,14 @@ fn wait_for_twins(config: &RailConfig, mut survey: Survey) -> Result<()> {
             tracing::info!("waiting up to {TWIN_WAIT:?} for the other function of a cable: {late}");
         }
         thread::sleep(LINK_POLL);
-        (survey, _) = retry_removals(|| survey_ports(config))?;
+        survey = retry_removals(|| survey_ports(config))?;
     }
 }
 
 fn open_rails(config: &RailConfig) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
-    let (ports, left_out) = query_verbs(&config.verbs_library)?;
-    left_out.log();
-    let (survey, ports) = survey_of(config, ports)?;
+    let ports = OpenPorts::new(&config.verbs_library)?;
+    ports.log_unusable();
+    let survey = ports.survey(config)?;
     for refused in &survey.refused {
         tracing::info!(
             "{}:{} not used as a rail: {}",
@@ -425,104 +400,11 @@ fn open_rails(config: &RailConfig) -> Result<(Survey, Vec<Arc<comm::Rail>>)> {
     Ok((survey, rails))
 }
 
-fn survey_ports(config: &RailConfig) -> Result<(Survey, Ports)> {
-    let (ports, _) = query_verbs(&config.verbs_library)?;
-    survey_of(config, ports)
+fn survey_ports(config: &RailConfig) -> Result<Survey> {
+    OpenPorts::new(&config.verbs_library)?.survey(config)
 }
 
-fn survey_of(config: &RailConfig, ports: Ports) -> Result<(Survey, Ports)> {
-    rails::check_sysfs(&config.sysfs)?;
-    let facts: Vec<PortFacts> = ports.iter().map(|(facts, _)| facts.clone()).collect();
-    Ok((
-        rails::survey(
-            &config.sysfs,
-            Path::new("/proc/sys"),
-            &facts,
-            &interfaces::all()?,
-            &config.hca,
-        ),
-        ports,
-    ))
-}
-
-/// Devices and ports that cannot be used, each with the reason.
-struct LeftOut {
-    trouble: Vec<String>,
-    /// Devices that the container's rules exclude.
-    others_devices: Vec<String>,
-}
-
-impl LeftOut {
-    fn log(&self) {
-        self.trouble
-            .iter()
-            .for_each(|text| tracing::warn!("{text}"));
-        self.others_devices
-            .iter()
-            .for_each(|text| tracing::info!("{text}"));
-    }
-}
-
-/// Opens every device that this process may open and queries the device's ports.
-fn query_verbs(verbs_library: &str) -> Result<(Ports, LeftOut)> {
-    let library = Library::load(verbs_library)?;
-    let mut ports: Ports = Vec::new();
-    let mut trouble = Vec::new();
-    let mut others_devices = Vec::new();
-    for device in library.devices()? {
-        let context = match device.open() {
-            Ok(context) => context,
-            // The container's device rules exclude this device.
-            Err(
-                error @ Error::Os {
-                    errno: libc::EPERM, ..
-                },
-            ) => {
-                others_devices.push(error.to_string());
-                continue;
-            }
-            Err(error) => {
-                trouble.push(error.to_string());
-                continue;
-            }
-        };
-        for port in 1..=context.ports() {
-            let name = device.name().to_owned();
-            let guid = device.guid();
-            match context
-                .port(port)
-                .and_then(|info| Ok((info, context.gid_table(port)?)))
-            {
-                Ok((info, gids)) => {
-                    ports.push((
-                        PortFacts {
-                            device: name,
-                            guid,
-                            port,
-                            info,
-                            gids,
-                        },
-                        Arc::clone(&context),
-                    ));
-                }
-                Err(error) => trouble.push(format!("{name}:{port} not used as a rail: {error}")),
-            }
-        }
-    }
-    if ports.is_empty() {
-        trouble.append(&mut others_devices);
-        return Err(Missing::Device(trouble).into());
-    }
-    Ok((
-        ports,
-        LeftOut {
-            trouble,
-            others_devices,
-        },
-    ))
-}
-
-fn open(survey: &Survey, ports: &Ports, config: &RailConfig) -> Result<Vec<Arc<comm::Rail>>> {
+fn open(survey: &Survey, ports: &OpenPorts, config: &RailConfig) -> Result<Vec<Arc<comm::Rail>>> {
     if survey.rails.is_empty() {
         let all: Vec<String> = survey
             .refused
@@ -533,10 +415,7 @@ fn open(survey: &Survey, ports: &Ports, config: &RailConfig) -> Result<Vec<Arc<c
     }
     let mut rails = Vec::with_capacity(survey.rails.len());
     for (id, found) in RailId::all(MAX_OFFERED_RAILS).zip(&survey.rails) {
-        let port = ports
-            .iter()
-            .find(|(facts, _)| facts.device == found.device && facts.port == found.port);
-        let Some((_, context)) = port else {
+        let Some(context) = ports.context(&found.device, found.port) else {
             return Err(Internal::PortGone {
                 device: found.device.clone(),
                 port: found.port,
@@ -591,7 +470,7 @@ impl DeviceProperties {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use host::error::Call;
+    use host::error::{Call, Error};
 
     #[test]
     fn relaxed_ordering_needs_marked_receives() {

@@ -1,32 +1,57 @@
-//! Every struct of the C interface has NCCL's sizes and offsets, both in Rust and in the C header.
-//!
-//! `abi/nccl_net_abi.json` and `abi/nccl_tuner_abi.json` are the output of a C compiler for NCCL's
-//! own headers, on x86-64 and on aarch64.
+//! The Rust declarations of `crates/nccl` have the layouts of NCCL's structs, and the function
+//! types of our C header.
 
+mod abi;
 mod common;
 
-use nccl_net_spark::abi::types::*;
+use abi::{Header, nccls_structs};
+use nccl_abi::net::*;
+use nccl_abi::tuner::*;
+use nccl_abi::{DebugLogger, NcclResult};
 use nccl_net_spark::abi::*;
-use serde_json::Value;
-use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::any::type_name;
+use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 
-/// For each field: its name in snake case, its offset and its size. Both numbers are in bytes.
-type Fields = Vec<(&'static str, usize, usize)>;
+/// A Rust struct. Numbers are in bytes.
+struct Declaration {
+    type_name: &'static str,
+    size: usize,
+    /// For each field: its name in snake case, its offset and its size.
+    fields: Vec<(&'static str, usize, usize)>,
+    /// For each field that is a function: its name in snake case and its type.
+    functions: Vec<(&'static str, &'static str)>,
+}
 
 macro_rules! layout {
     ($type:ty: $($field:ident)* $(; more: $($more:ident)*)?) => {
-        (size_of::<$type>(), vec![
-            $((stringify!($field), offset_of!($type, $field), size_of_field(|fields: &$type| &fields.$field)),)*
-            $($((stringify!($more), offset_of!($type, more.$more), size_of_field(|fields: &$type| &fields.more.$more)),)*)?
-        ])
+        Declaration {
+            type_name: type_name::<$type>(),
+            size: size_of::<$type>(),
+            fields: vec![
+                $((stringify!($field), offset_of!($type, $field), size_of_field(|fields: &$type| &fields.$field)),)*
+                $($((stringify!($more), offset_of!($type, more.$more), size_of_field(|fields: &$type| &fields.more.$more)),)*)?
+            ],
+            functions: Vec::new(),
+        }
     };
 }
 
 macro_rules! table {
+    ($type:ty: $($function:ident)*; more: $($more:ident)*) => {
+        Declaration {
+            functions: vec![
+                $((stringify!($function), function_type(|table: &$type| &table.$function)),)*
+                $((stringify!($more), function_type(|table: &$type| &table.more.$more)),)*
+            ],
+            ..layout!($type: name $($function)*; more: $($more)*)
+        }
+    };
+}
+
+macro_rules! net {
     ($type:ty: $($more:ident)*) => {
-        layout!($type: name init devices get_properties listen connect accept reg_mr reg_mr_dma_buf dereg_mr isend irecv iflush
+        table!($type: init devices get_properties listen connect accept reg_mr reg_mr_dma_buf dereg_mr isend irecv iflush
             test close_send close_recv close_listen get_device_mr irecv_consumed; more: $($more)*)
     };
 }
@@ -42,7 +67,12 @@ fn size_of_field<T, F>(_: fn(&T) -> &F) -> usize {
     size_of::<F>()
 }
 
-fn layout_of(name: &str) -> Option<(usize, Fields)> {
+fn function_type<T, F>(_: fn(&T) -> &Option<F>) -> &'static str {
+    type_name::<F>()
+}
+
+/// Returns the Rust struct for a struct of NCCL's.
+fn declaration_of(name: &str) -> Option<Declaration> {
     let short = name.strip_prefix("ncclNet").unwrap_or(name);
     Some(match short {
         "Properties_v8_t" => {
@@ -70,11 +100,15 @@ fn layout_of(name: &str) -> Option<(usize, Fields)> {
         "Attr_v11_t" | "Attr_v12_t" => {
             layout!(NetAttr: send_comm_attr recv_comm_attr op algo proto)
         }
-        "_v8_t" => table!(NetV8:),
-        "_v9_t" => table!(NetV9: make_v_device),
-        "_v10_t" => table!(NetV10: make_v_device),
-        "_v11_t" => table!(NetV11: make_v_device finalize set_net_attr),
-        "_v12_t" => table!(NetV12: make_v_device finalize set_net_attr),
+        "DeviceHandle_v8_t" => {
+            layout!(NetDeviceHandle: net_device_type net_device_version handle size
+            needs_proxy_progress)
+        }
+        "_v8_t" => net!(NetV8:),
+        "_v9_t" => net!(NetV9: make_v_device),
+        "_v10_t" => net!(NetV10: make_v_device),
+        "_v11_t" => net!(NetV11: make_v_device finalize set_net_attr),
+        "_v12_t" => net!(NetV12: make_v_device finalize set_net_attr),
         "ncclNvlDomainInfo_v5_t" => {
             layout!(NvlDomainInfo: n_nvl_domains min_ranks_per_nvl_domain max_ranks_per_nvl_domain)
         }
@@ -86,31 +120,39 @@ fn layout_of(name: &str) -> Option<(usize, Fields)> {
             layout!(TunerConstants<5>: base_latencies hw_latencies ll_max_bws per_ch_max_ring_ll128_bws
             per_ch_max_tree_ll128_bws per_ch_max_tree_bws per_ch_max_nvls_tree_bws)
         }
-        "ncclTuner_v4_t" => {
-            let (size, mut fields) = layout!(TunerV4: name init get_coll_info finalize);
-            fields[3].0 = "destroy";
-            (size, fields)
-        }
-        "ncclTuner_v5_t" => layout!(TunerV5: name init get_coll_info finalize),
-        "ncclTuner_v6_t" => {
-            layout!(TunerV6: name init get_coll_info finalize; more: get_chunk_size)
-        }
-        "ncclTuner_v7_t" => {
-            layout!(TunerV7: name init get_coll_info finalize; more: get_chunk_size)
-        }
+        "ncclTuner_v4_t" => table!(TunerV4: init get_coll_info finalize; more:),
+        "ncclTuner_v5_t" => table!(TunerV5: init get_coll_info finalize; more:),
+        "ncclTuner_v6_t" => table!(TunerV6: init get_coll_info finalize; more: get_chunk_size),
+        "ncclTuner_v7_t" => table!(TunerV7: init get_coll_info finalize; more: get_chunk_size),
         _ => return None,
     })
 }
 
+/// Returns the name that a field of our Rust struct has in C, in the form of [`plain`].
+fn c_name(of: &str, field: &str) -> String {
+    match (of, field) {
+        ("ncclTuner_v4_t", "finalize") => "destroy".to_owned(),
+        _ => plain(field),
+    }
+}
+
 #[test]
 fn the_rust_types_are_laid_out_as_nccls() {
-    for (name, expected) in nccls_structs() {
-        let (size, fields) =
-            layout_of(&name).unwrap_or_else(|| panic!("{name} has no Rust type to compare with"));
-        assert_eq!(size, expected.size, "size of {name}");
-        let ours: Vec<_> = fields
+    let structs = nccls_structs();
+    for version in NET_VERSIONS {
+        for name in ["ncclNet", "ncclNetProperties"] {
+            let name = format!("{name}_v{version}_t");
+            assert!(structs.contains_key(&name), "no layout of NCCL's {name}");
+        }
+    }
+    for (name, expected) in structs {
+        let ours = declaration_of(&name)
+            .unwrap_or_else(|| panic!("{name} has no Rust type to compare with"));
+        assert_eq!(ours.size, expected.size, "size of {name}");
+        let ours: Vec<_> = ours
+            .fields
             .iter()
-            .map(|(field, offset, size)| (plain(field), *offset, *size))
+            .map(|(field, offset, size)| (c_name(&name, field), *offset, *size))
             .collect();
         let theirs: Vec<_> = expected
             .fields
@@ -122,45 +164,68 @@ fn the_rust_types_are_laid_out_as_nccls() {
 }
 
 #[test]
-fn the_c_header_is_laid_out_as_nccls() {
-    let mut text = String::from("#include \"nccl_net_spark.h\"\n");
-    for (name, expected) in nccls_structs() {
-        writeln!(
-            text,
-            "_Static_assert(sizeof({name}) == {}, \"size of {name}\");",
-            expected.size
-        )
-        .unwrap();
-        for Field {
-            name: field,
-            offset,
-            size,
-        } in expected.fields
-        {
-            let what = format!("{name}.{field}");
-            writeln!(
-                text,
-                "_Static_assert(offsetof({name}, {field}) == {offset}, \"offset of {what}\");"
-            )
-            .unwrap();
-            writeln!(
-                text,
-                "_Static_assert(sizeof((({name}*)0)->{field}) == {size}, \"size of {what}\");"
-            )
-            .unwrap();
+fn the_rust_tables_have_the_headers_function_types() {
+    let header = Header::read();
+    for symbol in header.tables() {
+        let name = symbol.replace("Plugin", "") + "_t";
+        let c = &header.find(&name).text;
+        let functions = declaration_of(&name)
+            .unwrap_or_else(|| panic!("{name} has no Rust type to compare with"))
+            .functions;
+        assert!(functions.len() > 2, "{name}: {functions:?}");
+        for (field, ours) in functions {
+            let parameters = parameters_in(c, &c_name(&name, field));
+            let types: Vec<_> = parameters.iter().map(|c| rust_type(&header, c)).collect();
+            let result = type_name::<NcclResult>();
+            let theirs = format!("unsafe extern \"C\" fn({}) -> {result}", types.join(", "));
+            assert_eq!(pointers(ours), theirs, "{name}.{field}");
         }
     }
-    common::compiles(&text, &["-pedantic"]).unwrap();
-    let wrong = text.replace(
-        "offsetof(ncclNetProperties_v9_t, speed) == 36",
-        "offsetof(ncclNetProperties_v9_t, speed) == 32",
-    );
-    assert_ne!(wrong, text);
-    assert!(
-        common::compiles(&wrong, &[])
-            .unwrap_err()
-            .contains("offset of ncclNetProperties_v9_t.speed")
-    );
+}
+
+/// Returns the parameter types of a function pointer of a C struct, in order. `wanted` is the
+/// pointer's name in the form of [`plain`].
+fn parameters_in(text: &str, wanted: &str) -> Vec<String> {
+    let function = text.split(";\n").find_map(|declaration| {
+        let (name, parameters) = declaration.split_once("(*")?.1.split_once(")(")?;
+        (plain(name) == wanted).then(|| parameters.trim_end().trim_end_matches(')').to_owned())
+    });
+    let parameters = function.unwrap_or_else(|| panic!("{wanted} in {text}"));
+    let types = parameters.split(',');
+    types
+        .map(|one| one.trim().rsplit_once(' ').expect("a type and a name").0)
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Returns the Rust type for the type of a C parameter, as `type_name` writes it, except for
+/// [`pointers`].
+fn rust_type(header: &Header, c: &str) -> String {
+    let pointee = c.trim_end_matches('*');
+    let name = match header.resolve(pointee) {
+        // C passes an enum without negative values, such as ncclFunc_t, like an int. The plugin
+        // declares an int, because a Rust enum must not hold a number that none of its variants
+        // has.
+        "int" | "ncclFunc_t" => type_name::<c_int>(),
+        "float" => type_name::<f32>(),
+        "size_t" => type_name::<usize>(),
+        "uint64_t" => type_name::<u64>(),
+        "void" => type_name::<c_void>(),
+        "ncclDebugLogger_t" => type_name::<Option<DebugLogger>>(),
+        "ncclProfilerCallback_t" => type_name::<Option<ProfilerCallback>>(),
+        name => {
+            let found = declaration_of(name);
+            found
+                .unwrap_or_else(|| panic!("no Rust type for {name}"))
+                .type_name
+        }
+    };
+    "*".repeat(c.len() - pointee.len()) + &pointers(name)
+}
+
+/// Writes pointers without `mut` and `const`: NCCL's header has no `const` pointers to structs.
+fn pointers(rust: &str) -> String {
+    rust.replace("*mut ", "*").replace("*const ", "*")
 }
 
 #[test]
@@ -197,54 +262,6 @@ fn the_tuners_tables_have_a_name_and_all_but_get_chunk_size() {
     assert!(v6.init.is_some() && v6.get_coll_info.is_some() && v6.finalize.is_some());
     assert!(v7.init.is_some() && v7.get_coll_info.is_some() && v7.finalize.is_some());
     assert!(v6.more.get_chunk_size.is_none() && v7.more.get_chunk_size.is_none());
-}
-
-struct Struct {
-    size: usize,
-    fields: Vec<Field>,
-}
-
-struct Field {
-    name: String,
-    offset: usize,
-    size: usize,
-}
-
-fn nccls_structs() -> BTreeMap<String, Struct> {
-    let read = |file: &str| -> BTreeMap<String, Value> {
-        let text = std::fs::read_to_string(common::repository("tests/abi").join(file)).unwrap();
-        serde_json::from_str(&text).unwrap()
-    };
-    let net = read("nccl_net_abi.json");
-    let tuner = read("nccl_tuner_abi.json");
-    assert_eq!(
-        (net.len(), tuner.len()),
-        (21, 7),
-        "structs of v8 to v12, and of the tuner's v4 to v7"
-    );
-    let number = |value: &Value| value.as_u64().unwrap() as usize;
-    let field = |value: &Value| Field {
-        name: value["name"].as_str().unwrap().to_owned(),
-        offset: number(&value["offset"]),
-        size: number(&value["size"]),
-    };
-    let all = net.into_iter().chain(tuner);
-    all.map(|(name, value)| {
-        let fields = value["fields"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(field)
-            .collect();
-        (
-            name,
-            Struct {
-                size: number(&value["size"]),
-                fields,
-            },
-        )
-    })
-    .collect()
 }
 
 /// Reduces a field's Rust name and C name to the same text: `reg_mr_dma_buf` and `regMrDmaBuf` both

@@ -1,4 +1,4 @@
-//! The C header has NCCL's function types, and the Rust tables have the C header's function types.
+//! Our C header has the layouts of NCCL's structs, and NCCL's types.
 //!
 //! A test that compiles against NCCL's headers is skipped if no variable names their folder:
 //! `NCCL_NET_HEADERS` names the folder of plugins' `net.h` (`plugins/net/example/nccl`),
@@ -6,53 +6,52 @@
 //! cannot have two structs of one name, so our structs are compiled under other names. In our
 //! renamed structs, a field whose type is another struct still has NCCL's struct as its type.
 
+mod abi;
 mod common;
 
-use nccl_net_spark::abi::types::*;
-use nccl_net_spark::abi::*;
-use std::ffi::{c_int, c_void};
+use abi::{Field, Header, Struct, nccls_structs};
 use std::fmt::Write;
 
 #[test]
-fn the_rust_tables_have_the_headers_function_types() {
-    let header = std::fs::read_to_string(common::repository("include/nccl_net_spark.h")).unwrap();
-    let structs = structs_of(&header);
-    let of_c = |name: &str, field: &str| {
-        let found = structs.iter().find(|one| one.name == name);
-        parameters_in(
-            &found
-                .unwrap_or_else(|| panic!("the header has no {name}"))
-                .text,
-            field,
+fn the_c_header_is_laid_out_as_nccls() {
+    let mut text = String::from("#include \"nccl_net_spark.h\"\n");
+    for (name, expected) in nccls_structs() {
+        writeln!(
+            text,
+            "_Static_assert(sizeof({name}) == {}, \"size of {name}\");",
+            expected.size
         )
-    };
-    macro_rules! compare {
-        ($table:expr, $c:literal: $($field:ident)*) => {
-            $(assert_eq!(parameters_of(&$table.$field), of_c($c, stringify!($field)), "{}.{}", $c, stringify!($field));)*
-        };
+        .unwrap();
+        for Field {
+            name: field,
+            offset,
+            size,
+        } in expected.fields
+        {
+            let what = format!("{name}.{field}");
+            writeln!(
+                text,
+                "_Static_assert(offsetof({name}, {field}) == {offset}, \"offset of {what}\");"
+            )
+            .unwrap();
+            writeln!(
+                text,
+                "_Static_assert(sizeof((({name}*)0)->{field}) == {size}, \"size of {what}\");"
+            )
+            .unwrap();
+        }
     }
-    macro_rules! compare_net {
-        ($table:ident, $c:literal: $($more:ident)*) => {
-            compare!($table, $c: init devices get_properties listen connect accept reg_mr reg_mr_dma_buf dereg_mr isend irecv
-                iflush test close_send close_recv close_listen get_device_mr irecv_consumed);
-            compare!($table.more, $c: $($more)*);
-        };
-    }
-    compare_net!(ncclNetPlugin_v8, "ncclNet_v8_t":);
-    compare_net!(ncclNetPlugin_v9, "ncclNet_v9_t": make_v_device);
-    compare_net!(ncclNetPlugin_v10, "ncclNet_v10_t": make_v_device);
-    compare_net!(ncclNetPlugin_v11, "ncclNet_v11_t": make_v_device finalize set_net_attr);
-    compare_net!(ncclNetPlugin_v12, "ncclNet_v12_t": make_v_device finalize set_net_attr);
-    compare!(ncclTunerPlugin_v4, "ncclTuner_v4_t": init get_coll_info);
-    assert_eq!(
-        parameters_of(&ncclTunerPlugin_v4.finalize),
-        of_c("ncclTuner_v4_t", "destroy")
+    common::compiles(&text, &["-pedantic"]).unwrap();
+    let wrong = text.replace(
+        "offsetof(ncclNetProperties_v9_t, speed) == 36",
+        "offsetof(ncclNetProperties_v9_t, speed) == 32",
     );
-    compare!(ncclTunerPlugin_v5, "ncclTuner_v5_t": init get_coll_info finalize);
-    compare!(ncclTunerPlugin_v6, "ncclTuner_v6_t": init get_coll_info finalize);
-    compare!(ncclTunerPlugin_v6.more, "ncclTuner_v6_t": get_chunk_size);
-    compare!(ncclTunerPlugin_v7, "ncclTuner_v7_t": init get_coll_info finalize);
-    compare!(ncclTunerPlugin_v7.more, "ncclTuner_v7_t": get_chunk_size);
+    assert_ne!(wrong, text);
+    assert!(
+        common::compiles(&wrong, &[])
+            .unwrap_err()
+            .contains("offset of ncclNetProperties_v9_t.speed")
+    );
 }
 
 #[test]
@@ -60,14 +59,7 @@ fn every_member_has_nccls_type() {
     let Ok(folder) = std::env::var("NCCL_NET_HEADERS") else {
         return common::skip::skip("NCCL_NET_HEADERS does not name the folder of NCCL's headers");
     };
-    let header = std::fs::read_to_string(common::repository("include/nccl_net_spark.h")).unwrap();
-    let mut structs = structs_of(&header);
-    structs.retain(|one| one.name.starts_with("ncclNet"));
-    assert_eq!(
-        structs.len(),
-        22,
-        "structs in the header: v8 to v12, and the device handle"
-    );
+    let structs = structs_of(true);
     let check = |structs: &[Struct]| check("#include \"net.h\"\n", &folder, structs);
     check(&structs).unwrap();
 
@@ -117,14 +109,7 @@ fn every_member_of_the_tuner_has_nccls_type() {
     let Ok(folder) = std::env::var("NCCL_TUNER_HEADERS") else {
         return common::skip::skip("NCCL_TUNER_HEADERS does not name the folder of NCCL's headers");
     };
-    let header = std::fs::read_to_string(common::repository("include/nccl_net_spark.h")).unwrap();
-    let mut structs = structs_of(&header);
-    structs.retain(|one| !one.name.starts_with("ncclNet"));
-    assert_eq!(
-        structs.len(),
-        7,
-        "structs in the header: the tuner's v4 to v7, two that v5 refers to, one that v7 does"
-    );
+    let structs = structs_of(false);
     // These types are in nccl.h and nccl_common.h, which need CUDA's headers. The tuner headers use
     // the types, but include nothing.
     let head = "typedef enum { ncclSuccess } ncclResult_t;\ntypedef enum { ncclFuncBroadcast } ncclFunc_t;\n\
@@ -159,11 +144,17 @@ fn the_header_compiles_beside_nccls() {
     common::compiles(text, &["-I", &folder]).unwrap();
 }
 
-#[derive(Clone)]
-struct Struct {
-    name: String,
-    text: String,
-    members: Vec<String>,
+/// Returns the header's structs of the network's interface, or those of the tuner's.
+fn structs_of(is_net: bool) -> Vec<Struct> {
+    let structs = Header::read().structs.into_iter();
+    let ours: Vec<_> = structs
+        .filter(|one| one.name.starts_with("ncclNet") == is_net)
+        .collect();
+    for (name, _) in nccls_structs() {
+        let is_here = ours.iter().any(|one| one.name == name);
+        assert_eq!(is_here, name.starts_with("ncclNet") == is_net, "{name}");
+    }
+    ours
 }
 
 /// Compiles C code that compares our structs with NCCL's structs of the same names. `head` is the C
@@ -213,154 +204,4 @@ fn check(head: &str, folder: &str, structs: &[Struct]) -> Result<(), String> {
             folder,
         ],
     )
-}
-
-/// Finds structs of the form `typedef struct {`, one member per line, `} name;`.
-fn structs_of(header: &str) -> Vec<Struct> {
-    let blocks = header.split("typedef struct ").skip(1);
-    blocks
-        .map(|block| {
-            let (body, rest) = block
-                .split_once("\n}")
-                .expect("a closing brace at the start of a line");
-            let name = rest.split(';').next().expect("a name").trim().to_owned();
-            let members = body
-                .trim_start_matches('{')
-                .split(';')
-                .filter_map(member)
-                .collect();
-            Struct {
-                name,
-                text: format!("{body}\n}}"),
-                members,
-            }
-        })
-        .collect()
-}
-
-/// Returns the name that a C declaration declares.
-fn member(declaration: &str) -> Option<String> {
-    let code = declaration.rsplit("*/").next()?.trim();
-    let name = match code.split_once("(*") {
-        Some((_, function)) => function.split(')').next()?,
-        None => code.rsplit([' ', '*']).next()?.split('[').next()?,
-    };
-    (!name.is_empty()).then(|| name.to_owned())
-}
-
-/// Returns the parameter types of the function pointer `field` of a C struct, in order.
-fn parameters_in(text: &str, field: &str) -> String {
-    let wanted = field.replace('_', "").to_lowercase();
-    let function = text.split(";\n").find_map(|declaration| {
-        let (name, parameters) = declaration.split_once("(*")?.1.split_once(")(")?;
-        (name.to_lowercase() == wanted)
-            .then(|| parameters.trim_end().trim_end_matches(')').to_owned())
-    });
-    let parameters = function.unwrap_or_else(|| panic!("{field} in {text}"));
-    let types = parameters
-        .split(',')
-        .map(|one| plain(one.trim().rsplit_once(' ').expect("a type and a name").0));
-    types.collect::<Vec<_>>().join(", ")
-}
-
-/// Returns the name that `c_types` has for a C type. Versions of a struct that share one Rust type
-/// get one name.
-fn plain(c: &str) -> String {
-    let merged = |from: &str, to: &str, text: String| text.replace(from, to);
-    let mut text = merged("Properties_v10_t", "Properties_v9_t", c.to_owned());
-    // C passes an enum without negative values, such as this one, like an int. The plugin declares
-    // an int, because a Rust enum must not hold a number that none of its variants has.
-    text = merged("ncclFunc_t", "int", text);
-    for version in ["v6", "v7"] {
-        text = merged(
-            &format!("NvlDomainInfo_{version}_t"),
-            "NvlDomainInfo_v5_t",
-            text,
-        );
-    }
-    text = merged("TunerConstants_v6_t", "TunerConstants_v5_t", text);
-    for version in ["v9", "v10", "v11"] {
-        text = merged(&format!("VDeviceProps_{version}_t"), "VDeviceProps_4", text);
-    }
-    text = merged("VDeviceProps_v12_t", "VDeviceProps_8", text);
-    for (name, version) in ["DeviceHandle", "CommConfig", "Attr"]
-        .into_iter()
-        .flat_map(|n| (8..=12).map(move |v| (n, v)))
-    {
-        text = merged(
-            &format!("ncclNet{name}_v{version}_t"),
-            &format!("ncclNet{name}_t"),
-            text,
-        );
-    }
-    text
-}
-
-fn parameters_of<F: Function>(_: &Option<F>) -> String {
-    F::parameters().join(", ")
-}
-
-trait Function {
-    fn parameters() -> Vec<String>;
-}
-
-macro_rules! functions {
-    ($(($($parameter:ident)*))*) => {$(
-        impl<$($parameter: C),*> Function for unsafe extern "C" fn($($parameter),*) -> NcclResult {
-            fn parameters() -> Vec<String> {
-                vec![$($parameter::name()),*]
-            }
-        }
-    )*};
-}
-
-functions! { (A) (A B) (A B D) (A B D E) (A B D E F) (A B D E F G) (A B D E F G H) (A B D E F G H I) (A B D E F G H I J) }
-
-/// A type with its name in C.
-trait C {
-    fn name() -> String;
-}
-
-macro_rules! c_types {
-    ($($type:ty = $name:literal;)*) => {$(
-        impl C for $type {
-            fn name() -> String {
-                $name.into()
-            }
-        }
-    )*};
-}
-
-c_types! {
-    c_int = "int";
-    f32 = "float";
-    usize = "size_t";
-    u64 = "uint64_t";
-    c_void = "void";
-    Option<DebugLogger> = "ncclDebugLogger_t";
-    Option<ProfilerCallback> = "ncclProfilerCallback_t";
-    NetDeviceHandle = "ncclNetDeviceHandle_t";
-    CommConfig = "ncclNetCommConfig_t";
-    NetAttr = "ncclNetAttr_t";
-    NvlDomainInfo = "ncclNvlDomainInfo_v5_t";
-    TunerConstants<4> = "ncclTunerConstants_v5_t";
-    TunerConstants<5> = "ncclTunerConstants_v7_t";
-    VDeviceProps<4> = "ncclNetVDeviceProps_4";
-    VDeviceProps<8> = "ncclNetVDeviceProps_8";
-    PropertiesV8 = "ncclNetProperties_v8_t";
-    PropertiesV9 = "ncclNetProperties_v9_t";
-    PropertiesV11 = "ncclNetProperties_v11_t";
-    PropertiesV12 = "ncclNetProperties_v12_t";
-}
-
-impl<T: C> C for *mut T {
-    fn name() -> String {
-        T::name() + "*"
-    }
-}
-
-impl<T: C> C for *const T {
-    fn name() -> String {
-        T::name() + "*"
-    }
 }

@@ -1,18 +1,18 @@
 //! The functions of a plugin's network table, for all versions of NCCL's interface. A function
 //! whose type differs between versions is an enum.
 
-use nccl_net_spark::abi::types::{
-    self, Net, PropertiesV8, PropertiesV9, PropertiesV11, PropertiesV12,
+use nccl_abi::net::functions::{
+    Accept, Close, ConnectV8, ConnectV10, ConnectV11, DeregMr, Devices, Finalize,
+    GetProperties as GetPropertiesFn, InitV8, InitV10, InitV11, IrecvV8, IrecvV9, IrecvV10,
+    IsendV8, IsendV9, IsendV10, ListenV8, ListenV11, RegMr, Test,
 };
-use nccl_net_spark::abi::types::{MoreV9, MoreV11, functions::*};
+use nccl_abi::net::{NET_VERSIONS, Net, PropertiesV8, PropertiesV9, PropertiesV11};
 use std::ffi::c_char;
 
-/// Versions of the network interface that this program can drive.
-pub use types::NET_VERSIONS as VERSIONS;
-
-/// Returns a parser for an option whose value is one of [`VERSIONS`].
+/// Returns a parser for an option whose value is one of [`NET_VERSIONS`].
 pub fn version_parser() -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(i64::from(*VERSIONS.start())..=i64::from(*VERSIONS.end()))
+    let (oldest, newest) = (*NET_VERSIONS.start(), *NET_VERSIONS.end());
+    clap::value_parser!(u32).range(i64::from(oldest)..=i64::from(newest))
 }
 
 #[derive(Clone, Copy)]
@@ -57,19 +57,18 @@ macro_rules! versioned_functions {
 versioned_functions! {
     Init: V8(InitV8) V10(InitV10) V11(InitV11);
     GetProperties: V8(GetPropertiesFn<PropertiesV8>) V9(GetPropertiesFn<PropertiesV9>)
-        V11(GetPropertiesFn<PropertiesV11>) V12(GetPropertiesFn<PropertiesV12>);
+        V11(GetPropertiesFn<PropertiesV11>);
     Listen: V8(ListenV8) V11(ListenV11);
     Connect: V8(ConnectV8) V10(ConnectV10) V11(ConnectV11);
     Isend: V8(IsendV8) V9(IsendV9) V10(IsendV10);
     Irecv: V8(IrecvV8) V9(IrecvV9) V10(IrecvV10);
 }
 
-type GetPropertiesFn<Properties> = types::functions::GetProperties<Properties>;
-
 impl Functions {
-    pub(crate) fn of<I, P, L, C, S, R, M: OptionalFunctions>(
+    pub(crate) fn of<I, P, L, C, S, R, M>(
         version: u32,
         net: &Net<I, P, L, C, S, R, M>,
+        finalize: Option<Finalize>,
     ) -> Self
     where
         I: Into<Init> + Copy,
@@ -96,23 +95,7 @@ impl Functions {
             close_send: net.close_send,
             close_recv: net.close_recv,
             close_listen: net.close_listen,
-            finalize: net.more.finalize(),
+            finalize,
         }
-    }
-}
-
-pub(crate) trait OptionalFunctions {
-    fn finalize(&self) -> Option<Finalize> {
-        None
-    }
-}
-
-impl OptionalFunctions for () {}
-
-impl OptionalFunctions for MoreV9 {}
-
-impl<const N: usize> OptionalFunctions for MoreV11<N> {
-    fn finalize(&self) -> Option<Finalize> {
-        self.finalize
     }
 }

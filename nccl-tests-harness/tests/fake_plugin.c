@@ -350,10 +350,3 @@ const ncclNet_v11_t ncclNetPlugin_v11 = {
     .closeListen = close_comm,
     .finalize = fake_finalize,
 };
-
-#ifdef FAKE_ALL_VERSIONS
-const ncclNet_v8_t ncclNetPlugin_v8 = {0};
-const ncclNet_v9_t ncclNetPlugin_v9 = {0};
-const ncclNet_v10_t ncclNetPlugin_v10 = {0};
-const ncclNet_v12_t ncclNetPlugin_v12 = {0};
-#endif

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Fake, ProgramOutput, nccl_spark, say};
+use nccl_abi::net::NET_VERSIONS;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
@@ -22,7 +23,11 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
-        let fake = Fake::compile(&["-DFAKE_ALL_VERSIONS"]);
+        let others = NET_VERSIONS.filter(|version| *version != 11);
+        let symbols: Vec<String> = others
+            .map(|version| format!("-Wl,--defsym=ncclNetPlugin_v{version}=ncclNetPlugin_v11"))
+            .collect();
+        let fake = Fake::compile(&symbols.iter().map(String::as_str).collect::<Vec<_>>());
         fs::write(fake.folder().join("fabric"), "a software fabric").unwrap();
         let prefix = fake.folder().join("prefix");
         Self { fake, prefix }

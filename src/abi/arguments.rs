@@ -1,9 +1,9 @@
 //! Argument checks and conversions of data-path calls, for comms over rails and over TCP streams.
 
 use super::handles;
-use super::types::MAX_RECVS;
 use crate::comm::RecvPart;
 use host::error::{Argument, Error, Quick};
+use nccl_abi::net::MAX_RECVS;
 use std::ffi::{c_int, c_void};
 
 /// A length argument: `int` in v8, `size_t` since v9.

@@ -11,12 +11,13 @@ use super::handles::{self, CommHandle, Out, RailComm};
 use super::logger;
 use super::nccl_version;
 use super::properties::FromDevice;
-use super::types::*;
 use crate::comm::{
     HostMemory, ListenComm, RailRecvComm, RailSendComm, StreamRecvComm, StreamSendComm,
 };
 use crate::plugin;
 use host::error::{Argument, Result, Usage};
+use nccl_abi::net::*;
+use nccl_abi::{DebugLogger, NcclResult};
 use std::ffi::{c_int, c_void};
 use std::ptr;
 

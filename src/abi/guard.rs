@@ -3,9 +3,9 @@
 //! touches state; of these refusals, only the child's first is logged.
 
 use super::logger;
-use super::types::NcclResult;
 use crate::plugin;
 use host::error::{Error, Internal, Missing, Quick, panic_text};
+use nccl_abi::NcclResult;
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -106,20 +106,18 @@ fn refused(name: &'static str, error: &Error) -> NcclResult {
             tracing::warn!("{name}: {error}")
         }
     }));
-    NcclResult::from(error)
+    result_of(error)
 }
 
-impl From<&Error> for NcclResult {
-    fn from(error: &Error) -> Self {
-        match error {
-            Error::Setting { .. } | Error::Usage(_) => Self::INVALID_USAGE,
-            Error::Missing(_) | Error::Os { .. } => Self::SYSTEM_ERROR,
-            Error::Argument(_) => Self::INVALID_ARGUMENT,
-            Error::Network(_) | Error::PeerGone(_) | Error::Protocol(_) | Error::TimedOut(_) => {
-                Self::REMOTE_ERROR
-            }
-            Error::Internal(_) => Self::INTERNAL_ERROR,
+fn result_of(error: &Error) -> NcclResult {
+    match error {
+        Error::Setting { .. } | Error::Usage(_) => NcclResult::INVALID_USAGE,
+        Error::Missing(_) | Error::Os { .. } => NcclResult::SYSTEM_ERROR,
+        Error::Argument(_) => NcclResult::INVALID_ARGUMENT,
+        Error::Network(_) | Error::PeerGone(_) | Error::Protocol(_) | Error::TimedOut(_) => {
+            NcclResult::REMOTE_ERROR
         }
+        Error::Internal(_) => NcclResult::INTERNAL_ERROR,
     }
 }
 
@@ -251,10 +249,10 @@ mod tests {
             ),
         ];
         for (error, code) in expected {
-            assert_eq!(NcclResult::from(&error), code, "{error:?}");
+            assert_eq!(result_of(&error), code, "{error:?}");
         }
         assert_eq!(
-            NcclResult::from(&Error::from(Internal::NoStage)),
+            result_of(&Error::from(Internal::NoStage)),
             NcclResult::INTERNAL_ERROR
         );
     }

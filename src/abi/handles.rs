@@ -17,12 +17,12 @@
 //! call to `by_streams`. So TCP streams add no cost to rails.
 
 use super::guard::{Health, Scope};
-use super::types::HANDLE_BYTES;
 use crate::comm::{
     ListenComm, RECV_REQUESTS, RailRecvComm, RailSendComm, RecvComm, Registration, SEND_REQUESTS,
     SendComm, StreamRecvComm, StreamSendComm,
 };
 use host::error::{Argument, Error, Internal, Quick, Result, Usage};
+use nccl_abi::net::HANDLE_BYTES;
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;

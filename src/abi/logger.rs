@@ -2,8 +2,8 @@
 //! standard error and other events are dropped. In a forked child, the plugin refuses all calls,
 //! and only the first refusal is written, to standard error (`warn_once_after_fork`).
 
-use super::types::DebugLogger;
 use host::error::Error;
+use nccl_abi::DebugLogger;
 use std::ffi::{c_int, c_ulong};
 use std::fmt::{self, Write};
 use std::mem;

@@ -1,12 +1,11 @@
 //! The C boundary: the tables of function pointers that NCCL looks up. This module decides nothing.
 //!
-//! - [`types`]: NCCL's network interface, all versions. The command line and `tests/cost` use it.
-//! - `net_tables`: the exported table of each interface version.
+//! - `net_tables`: the exported table of each version of the network interface, whose types are in
+//!   `crates/nccl`.
 //! - `calls`: the functions to which all these tables point. `by_streams`: their variants for
 //!   connections over TCP streams. `arguments`: argument checks. `properties`: the description of a
 //!   device.
-//! - `tuner_types`, `tuner_tables`, `tuner_calls`, `tuner_handles`: the same for NCCL's tuner
-//!   interface.
+//! - `tuner_tables`, `tuner_calls`, `tuner_handles`: the same for NCCL's tuner interface.
 //! - `handles`: every conversion between NCCL's pointers and the plugin's objects, except those of
 //!   the tuner.
 //! - `guard`: stops panics before they reach NCCL, logs errors and turns them into NCCL's codes.
@@ -25,9 +24,24 @@ mod properties;
 mod tuner_calls;
 mod tuner_handles;
 mod tuner_tables;
-mod tuner_types;
-pub mod types;
 
 pub use net_tables::*;
+use std::ops::Deref;
 pub use tuner_tables::*;
-pub use tuner_types::*;
+
+/// A table that NCCL finds in the library.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Exported<Table>(Table);
+
+// SAFETY: a table is constant, and points only to constants that live as long as the library (a
+// name and functions). So threads cannot race.
+unsafe impl<Table> Sync for Exported<Table> {}
+
+impl<Table> Deref for Exported<Table> {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        &self.0
+    }
+}

@@ -1,7 +1,7 @@
 //! The version of the NCCL that called the plugin. The address of NCCL's logger function identifies
 //! the library, and the library reports its version.
 
-use super::types::DebugLogger;
+use nccl_abi::DebugLogger;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem;
 

@@ -3,24 +3,26 @@
 //! those of `calls`. The number at the end of a function's name is the first version in which NCCL
 //! calls that function with these arguments.
 
+use super::Exported;
 use super::arguments::Parts;
 use super::calls::{self, Class, OptionalMark};
 use super::properties::FromDevice;
-use super::types::*;
 use crate::plugin;
+use nccl_abi::net::*;
+use nccl_abi::{DebugLogger, NcclResult};
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
 /// The table of interface v8.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclNetPlugin_v8: NetV8 =
+pub static ncclNetPlugin_v8: Exported<NetV8> =
     table(init_v8, calls::listen, connect_v8, isend_v8, irecv_v8, ());
 
 /// The table of interface v9.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclNetPlugin_v9: NetV9 = table(
+pub static ncclNetPlugin_v9: Exported<NetV9> = table(
     calls::init,
     calls::listen,
     connect_v8,
@@ -32,7 +34,7 @@ pub static ncclNetPlugin_v9: NetV9 = table(
 /// The table of interface v10.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclNetPlugin_v10: NetV10 = table(
+pub static ncclNetPlugin_v10: Exported<NetV10> = table(
     init_v10,
     calls::listen,
     connect_v10,
@@ -44,7 +46,7 @@ pub static ncclNetPlugin_v10: NetV10 = table(
 /// The table of interface v11.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclNetPlugin_v11: NetV11 = table(
+pub static ncclNetPlugin_v11: Exported<NetV11> = table(
     calls::init_context,
     listen_v11,
     connect_v11,
@@ -56,7 +58,7 @@ pub static ncclNetPlugin_v11: NetV11 = table(
 /// The table of interface v12.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static ncclNetPlugin_v12: NetV12 = table(
+pub static ncclNetPlugin_v12: Exported<NetV12> = table(
     calls::init_context,
     listen_v11,
     connect_v11,
@@ -86,8 +88,8 @@ const fn table<Init, Properties: FromDevice, Listen, Connect, Isend, Irecv, More
     isend: Isend,
     irecv: Irecv,
     more: More,
-) -> Net<Init, Properties, Listen, Connect, Isend, Irecv, More> {
-    Net {
+) -> Exported<Net<Init, Properties, Listen, Connect, Isend, Irecv, More>> {
+    Exported(Net {
         name: plugin::NETWORK_NAME.as_ptr(),
         init: Some(init),
         devices: Some(calls::devices),
@@ -110,21 +112,7 @@ const fn table<Init, Properties: FromDevice, Listen, Connect, Isend, Irecv, More
         get_device_mr: None,
         irecv_consumed: None,
         more,
-    }
-}
-
-// SAFETY: a table has functions and a pointer to a string that lives as long as the library. The
-// table and the string are constant, so threads cannot race.
-unsafe impl<
-    Init: Sync,
-    Properties,
-    Listen: Sync,
-    Connect: Sync,
-    Isend: Sync,
-    Irecv: Sync,
-    More: Sync,
-> Sync for Net<Init, Properties, Listen, Connect, Isend, Irecv, More>
-{
+    })
 }
 
 unsafe extern "C" fn init_v8(log: Option<DebugLogger>) -> NcclResult {

@@ -1,7 +1,7 @@
 //! The description of a device, in each interface version's layout.
 
-use super::types::*;
 use crate::plugin;
+use nccl_abi::net::*;
 use std::ffi::c_int;
 use std::ptr;
 

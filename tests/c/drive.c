@@ -1,5 +1,5 @@
 /*
- * Drives the plugin's five network tables as NCCL does.
+ * Drives the plugin's network tables as NCCL does.
  *   drive LIBRARY
  * With SPARK_TEST_RDMA=1 in the environment it moves data over the machine's RDMA devices.
  * Otherwise it expects that the plugin finds none, and that every call then fails cleanly.

@@ -1,5 +1,7 @@
 #include "interface.h"
 
+#include "log.h"
+
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
@@ -28,7 +30,7 @@ typedef size_t size_v9, size_v10, size_v11, size_v12;
     d->name = p.name, d->pci_path = p.pciPath, d->guid = p.guid, d->ptr_support = p.ptrSupport;                              \
     d->reg_is_global = p.regIsGlobal, d->speed = p.speed, d->port = p.port, d->max_comms = p.maxComms;                       \
     d->max_recvs = p.maxRecvs, d->device_type = p.netDeviceType, d->device_version = p.netDeviceVersion;                     \
-    d->latency = p.latency, d->ndevs = 1, d->max_multi_request = 1, d->rail = d->plane = -1;                                 \
+    d->latency = p.latency;                                                                                                  \
     PROPS return result;                                                                                                     \
   }                                                                                                                          \
   static ncclResult_t null_properties_v##V(int dev) { return table_v##V->getProperties(dev, NULL); }                         \
@@ -67,11 +69,13 @@ typedef size_t size_v9, size_v10, size_v11, size_v12;
 
 #define NOTHING
 #define NONE return ncclSuccess;
+/* Checks of the properties that not all versions have. */
 #define SINCE_9                                                                                                              \
-  d->force_flush = p.forceFlush, d->ndevs = p.vProps.ndevs, d->dev0 = p.vProps.devs[0];                                      \
-  d->max_p2p_bytes = p.maxP2pBytes, d->max_coll_bytes = p.maxCollBytes;
-#define SINCE_11 SINCE_9 d->max_multi_request = p.maxMultiRequestSize;
-#define SINCE_12 SINCE_11 d->rail = p.railId, d->plane = p.planeId;
+  CHECK(p.forceFlush == 0 && p.vProps.ndevs == 1 && p.vProps.devs[0] == dev, "merged from itself");                          \
+  CHECK(p.maxP2pBytes >= 1 << 30 && p.maxP2pBytes <= 1ULL << 40, "max %zu", p.maxP2pBytes);                                  \
+  CHECK(p.maxCollBytes >= 1 << 20 && p.maxCollBytes <= 1ULL << 40, "max %zu", p.maxCollBytes);
+#define SINCE_11 SINCE_9 CHECK(p.maxMultiRequestSize == 1, "%d requests in one", p.maxMultiRequestSize);
+#define SINCE_12 SINCE_11 CHECK(p.railId == -1 && p.planeId == -1, "rail %d, plane %d", p.railId, p.planeId);
 #define CONFIG(V) ncclNetCommConfig_v##V##_t config = {traffic_class};
 #define CONFIG_10 (&(ncclNetCommConfig_v10_t){traffic_class})
 #define COMMA ,
@@ -85,13 +89,9 @@ EACH(11, CONFIG(11), (ctx, 1, &config, log, NULL), return table_v11->finalize(ct
 EACH(12, CONFIG(12), (ctx, 1, &config, log, NULL), return table_v12->finalize(ctx);, ctx COMMA, ctx COMMA dev, PHANDLE,
      PHANDLE, SINCE_12)
 
+static const struct interface* (*const open_version[])(void* library) = {open_v8, open_v9, open_v10, open_v11, open_v12};
+const int NEWEST = OLDEST + sizeof open_version / sizeof *open_version - 1;
+
 const struct interface* interface_of(void* library, int version) {
-  switch (version) {
-  case 8: return open_v8(library);
-  case 9: return open_v9(library);
-  case 10: return open_v10(library);
-  case 11: return open_v11(library);
-  case 12: return open_v12(library);
-  default: return NULL;
-  }
+  return version < OLDEST || version > NEWEST ? NULL : open_version[version - OLDEST](library);
 }

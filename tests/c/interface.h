@@ -1,21 +1,19 @@
-/* One interface over the five versions of the plugin's table, so that one program drives them all. */
+/* One interface over all versions of the plugin's table, so that one program drives them all. */
 #ifndef INTERFACE_H
 #define INTERFACE_H
 
 #include "nccl_net_spark.h"
 
-enum { OLDEST = 8, NEWEST = 12 };
+enum { OLDEST = 8 };
+extern const int NEWEST;
 
 /* The device properties that all versions have. */
 struct device {
   const char* name;
   const char* pci_path;
   uint64_t guid;
-  int ptr_support, reg_is_global, force_flush, speed, port, max_comms, max_recvs, device_type, device_version;
+  int ptr_support, reg_is_global, speed, port, max_comms, max_recvs, device_type, device_version;
   float latency;
-  int ndevs, dev0;
-  size_t max_p2p_bytes, max_coll_bytes;
-  int max_multi_request, rail, plane;
 };
 
 /* A version without an argument ignores it; a version without finalize returns success for it.

@@ -9,8 +9,6 @@ type Names = BTreeSet<String>;
 pub struct Rooms {
     /// For each room of `src/`, the rooms that it may import.
     rooms: BTreeMap<String, Names>,
-    /// For each crate, the rooms of the plugin that it may import.
-    crates: BTreeMap<String, Names>,
     /// The rooms inside `comm`, by layer, with the top layer first. A room may import rooms of its
     /// own layer and of lower layers.
     layers: Vec<Names>,
@@ -20,20 +18,17 @@ impl Rooms {
     pub fn read(text: &str) -> Self {
         let data: Value =
             basic_toml::from_str(text).unwrap_or_else(|error| panic!("rooms.toml: {error}"));
-        let table = |key: &str| {
-            let rows = data[key]
-                .as_object()
-                .unwrap_or_else(|| panic!("rooms.toml: no table [{key}]"));
-            rows.iter()
-                .map(|(name, list)| (name.clone(), names(list)))
-                .collect::<BTreeMap<_, _>>()
-        };
+        let rooms = data["rooms"]
+            .as_object()
+            .expect("rooms.toml: a table [rooms]");
         let layers = data["comm"]["layers"]
             .as_array()
             .expect("rooms.toml: [comm] has layers");
         Self {
-            rooms: table("rooms"),
-            crates: table("crates"),
+            rooms: rooms
+                .iter()
+                .map(|(name, list)| (name.clone(), names(list)))
+                .collect(),
             layers: layers.iter().map(names).collect(),
         }
     }
@@ -48,8 +43,7 @@ impl Rooms {
             .flatten()
             .map(|room| format!("src/comm/{room}"));
         let rooms = self.rooms.keys().map(|room| format!("src/{room}"));
-        let places = rooms.chain(inside_comm).chain(self.crates.keys().cloned());
-        let missing = places.filter(|place| !exists(place));
+        let missing = rooms.chain(inside_comm).filter(|place| !exists(place));
         missing
             .map(|place| {
                 format!("{place}: named in rooms.toml, and there is no such file or folder")
@@ -59,15 +53,6 @@ impl Rooms {
 
     pub fn check(&self, file: &str, path: &PathUse) -> Option<String> {
         let text = path.segments.join("::");
-        for (name, allowed) in &self.crates {
-            if file.starts_with(&format!("{name}/src/")) && path.segments[0] == "nccl_net_spark" {
-                let room = path
-                    .segments
-                    .get(1)
-                    .filter(|room| !allowed.contains(*room))?;
-                return Some(format!("`{name}` may not import `{room}` ({text})"));
-            }
-        }
         let mut modules: Vec<&str> = file
             .strip_prefix("src/")?
             .trim_end_matches(".rs")

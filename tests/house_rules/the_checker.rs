@@ -10,8 +10,6 @@ lib = ["abi"]
 abi = ["config", "error", "plugin"]
 comm = ["error", "flow"]
 flow = []
-[crates]
-nccl-tests-harness = ["rails"]
 [comm]
 layers = [["setup"], ["datapath"], ["log", "rail"]]
 "#;
@@ -101,19 +99,6 @@ fn a_path_of_supers_is_followed_to_its_room() {
     kept(
         "src/comm/datapath/send.rs",
         "pub(crate) fn f() {} /// See `crate::rails`.\nfn g() { super::rails::h() }",
-    );
-}
-
-#[test]
-fn another_crate_imports_only_the_rooms_that_rooms_toml_lists_for_it() {
-    kept(
-        "nccl-tests-harness/src/main.rs",
-        "use host::rails::report; use crate::verbs::X;",
-    );
-    broken(
-        "nccl-tests-harness/src/main.rs",
-        "use nccl_net_spark::{comm, rails};",
-        "`comm`",
     );
 }
 

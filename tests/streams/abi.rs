@@ -3,9 +3,9 @@
 
 use crate::bed::{FAR, NEAR};
 use crate::common::{self, fill, is_filled, until};
-use nccl_net_spark::abi::types::{
-    CommConfig, HANDLE_BYTES, NcclResult, NetV11, OPTIONAL_RECV_COMPLETION, PTR_CUDA, PTR_HOST,
-    UNDEFINED,
+use nccl_abi::NcclResult;
+use nccl_abi::net::{
+    CommConfig, HANDLE_BYTES, NetV11, OPTIONAL_RECV_COMPLETION, PTR_CUDA, PTR_HOST, UNDEFINED,
 };
 use std::ffi::{CString, c_int, c_void};
 use std::path::Path;

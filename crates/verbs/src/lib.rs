@@ -7,6 +7,8 @@
 //!
 //! Objects may move between threads. One thread at a time uses a [`Qp`] or [`Cq`], which `&mut
 //! self` enforces. Operations for each message (`datapath.rs`) neither allocate nor format.
+//!
+//! [`OpenPorts`] passes the ports that libibverbs reports to the survey of [`host::rails`].
 #![allow(unsafe_code)]
 #![deny(
     clippy::unwrap_used,
@@ -27,6 +29,7 @@ mod library;
 mod memory;
 mod port;
 mod qp;
+mod survey;
 mod thread_domain;
 
 pub use barrier::{order_loads, order_stores};
@@ -38,3 +41,4 @@ pub use fork::{OwnSocket, forked, watch_for_fork};
 pub use library::{Device, Library};
 pub use memory::{Access, HostMemory, Mr, Readable, Region};
 pub use qp::{Path, Qp, QpCaps};
+pub use survey::{OpenPorts, survey};

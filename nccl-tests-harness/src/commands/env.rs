@@ -146,7 +146,7 @@ fn text(reader: Reader, plugin: &str, has_latency_device: bool) -> Result<String
                  -e NCCL_NET_PLUGIN={plugin} -e NCCL_NET={NETWORK}"
             )
         }
-        Reader::Systemd => qos_installer(&nccl_net_spark::plugin::survey()?.qos().0)?,
+        Reader::Systemd => qos_installer(&verbs::survey()?.qos().0)?,
         Reader::Ray => {
             let variables =
                 serde_json::json!({"env_vars": {"NCCL_NET": NETWORK, "NCCL_NET_PLUGIN": plugin}});

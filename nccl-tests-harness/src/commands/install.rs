@@ -18,10 +18,11 @@ mod packaged;
 use crate::commands::manual;
 use crate::output::numbers::count;
 use crate::output::{self, Verbosity};
-use crate::{abi, net, places};
+use crate::{net, places};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use files::Item;
+use nccl_abi::net::NET_VERSIONS;
 use nix::unistd::geteuid;
 use std::fs;
 use std::io::Write;
@@ -117,8 +118,8 @@ impl Install {
             "software fabric {} not found: {cure}",
             fabric.display()
         );
-        let present = net::exported_versions(&plugin, abi::VERSIONS)?;
-        let missing = abi::VERSIONS.filter(|version| !present.contains(version));
+        let present = net::exported_versions(&plugin, NET_VERSIONS)?;
+        let missing = NET_VERSIONS.filter(|version| !present.contains(version));
         let missing: Vec<String> = missing
             .map(|version| format!("ncclNetPlugin_v{version}"))
             .collect();

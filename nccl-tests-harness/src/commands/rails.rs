@@ -96,7 +96,7 @@ pub fn rails(options: Options, program: &Path) -> Result<u8> {
         return on_fabric(program, short, json, fabric.environment(0));
     }
     let is_usable = report::of_run(json.target.as_ref(), Found::default(), |mut out, found| {
-        let survey = nccl_net_spark::plugin::survey()?;
+        let survey = verbs::survey()?;
         let text = if short {
             lines(&survey)
         } else {

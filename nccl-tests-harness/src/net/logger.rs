@@ -1,7 +1,7 @@
 //! NCCL's logger for the plugin, and C strings.
 
 use crate::ranks::log;
-use nccl_net_spark::abi::types::DebugLogger;
+use nccl_abi::DebugLogger;
 use std::ffi::{CStr, c_char, c_int, c_ulong};
 
 type FixedLogger =

@@ -12,16 +12,18 @@ mod logger;
 pub use buffer::Buffer;
 pub(crate) use buffer::{Heap, Memory, Words};
 
-use crate::abi::{self, Connect, Functions, GetProperties, Init, Irecv, Isend, Listen};
+use crate::abi::{Connect, Functions, GetProperties, Init, Irecv, Isend, Listen};
 use crate::ranks::{activity, log};
 use anyhow::{Context as _, Result, bail, ensure};
 use buffer::Stretch;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use logger::{logger, text};
-use nccl_net_spark::abi::types::{
-    self, CommConfig, HANDLE_BYTES, NcclResult, NetV8, NetV9, NetV10, NetV11, NetV12, functions,
+use nccl_abi::NcclResult;
+use nccl_abi::net::{
+    self as types, CommConfig, HANDLE_BYTES, NET_VERSIONS, NetV8, NetV9, NetV10, NetV11,
+    NewestProperties, functions,
 };
-use nccl_net_spark::abi::types::{OPTIONAL_RECV_COMPLETION, PTR_CUDA, PTR_HOST, UNDEFINED};
+use nccl_abi::net::{OPTIONAL_RECV_COMPLETION, PTR_CUDA, PTR_HOST, UNDEFINED};
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::path::Path;
@@ -36,7 +38,7 @@ const CONFIG: CommConfig = CommConfig {
 /// The handle that `listen` fills and `connect` takes.
 pub(crate) type Handle = [u8; HANDLE_BYTES];
 
-/// A loaded library that exports a table of one of [`abi::VERSIONS`].
+/// A loaded library that exports a table of one of [`NET_VERSIONS`].
 pub struct Plugin {
     /// Functions in the library, valid while the library is loaded.
     table: Functions,
@@ -134,8 +136,8 @@ impl Plugin {
     /// Fails when the library cannot be loaded, or has no such interface.
     pub fn load(path: &Path, version: Option<u32>) -> Result<Rc<Self>> {
         let library = open(path)?;
-        let newest = version.unwrap_or(*abi::VERSIONS.end());
-        let oldest = version.unwrap_or(*abi::VERSIONS.start());
+        let newest = version.unwrap_or(*NET_VERSIONS.end());
+        let oldest = version.unwrap_or(*NET_VERSIONS.start());
         let found = (oldest..=newest)
             .rev()
             .find_map(|version| Some((version, symbol(&library, version)?)));
@@ -151,14 +153,17 @@ impl Plugin {
             )
         })?;
         // SAFETY: by NCCL's plugin interface, the symbol of this name is a table of that version's
-        // type. The table is constant while the library is loaded, and `self` holds the library.
+        // type. Later tables may be read as version 11's ([`NetV11`]). The table is constant while
+        // the library is loaded, and `self` holds the library.
         let table = unsafe {
             match version {
-                8 => Functions::of(version, table.cast::<NetV8>().as_ref()),
-                9 => Functions::of(version, table.cast::<NetV9>().as_ref()),
-                10 => Functions::of(version, table.cast::<NetV10>().as_ref()),
-                11 => Functions::of(version, table.cast::<NetV11>().as_ref()),
-                _ => Functions::of(version, table.cast::<NetV12>().as_ref()),
+                8 => Functions::of(version, table.cast::<NetV8>().as_ref(), None),
+                9 => Functions::of(version, table.cast::<NetV9>().as_ref(), None),
+                10 => Functions::of(version, table.cast::<NetV10>().as_ref(), None),
+                _ => {
+                    let table = table.cast::<NetV11>().as_ref();
+                    Functions::of(version, table, table.more.finalize)
+                }
             }
         };
         Ok(Rc::new(Self {
@@ -261,7 +266,6 @@ impl Context {
             Some(GetProperties::V8(function)) => self.properties_by(Some(function), dev),
             Some(GetProperties::V9(function)) => self.properties_by(Some(function), dev),
             Some(GetProperties::V11(function)) => self.properties_by(Some(function), dev),
-            Some(GetProperties::V12(function)) => self.properties_by(Some(function), dev),
             None => bail!("the plugin has no function getProperties"),
         }
     }
@@ -271,13 +275,14 @@ impl Context {
         function: Option<functions::GetProperties<types::Properties<Flush, More>>>,
         dev: i32,
     ) -> Result<Properties> {
-        let mut raw = MaybeUninit::zeroed();
+        let mut room = MaybeUninit::<NewestProperties>::zeroed();
+        let raw = room.as_mut_ptr().cast::<types::Properties<Flush, More>>();
         self.plugin.call("getProperties", function, |function| {
-            // SAFETY: `raw` is valid for writes for the length of the call.
-            unsafe { function(dev, raw.as_mut_ptr()) }
+            // SAFETY: `raw` is valid for writes for the length of the call, and has room for the
+            // properties of each version.
+            unsafe { function(dev, raw) }
         })?;
-        let raw = raw.as_ptr();
-        // SAFETY: reads a pointer and two integers. `raw` was zeroed, so they are initialised even
+        // SAFETY: reads a pointer and two integers. `room` was zeroed, so they are initialised even
         // if the plugin did not fill them in.
         let (name, speed_mbps, kinds) = unsafe { ((*raw).name, (*raw).speed, (*raw).ptr_support) };
         Ok(Properties {

@@ -4,7 +4,7 @@ use crate::net::{Context, Handle, Listener, RecvComm, SendComm};
 use crate::ranks::activity;
 use crate::ranks::log;
 use anyhow::{Result, anyhow, ensure};
-use nccl_net_spark::abi::types::HANDLE_BYTES;
+use nccl_abi::net::HANDLE_BYTES;
 use serde::{Deserialize, Serialize};
 use std::rc::Rc;
 

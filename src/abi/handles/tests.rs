@@ -1,6 +1,6 @@
 use super::*;
 use crate::abi::guard;
-use crate::abi::types::NcclResult;
+use nccl_abi::NcclResult;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 struct Fake {

@@ -22,12 +22,6 @@ mod net;
 mod options;
 mod profile;
 mod report;
-#[path = "../../../src/abi/types.rs"]
-#[allow(
-    dead_code,
-    reason = "of the plugin's declarations this calls the newest"
-)]
-mod types;
 
 use callgrind::{DRIVE, Run};
 use clap::Parser;

@@ -2,11 +2,10 @@
 //! only `unsafe` code.
 #![allow(unsafe_code)]
 
-use crate::types::functions::Close;
-use crate::types::{
-    CommConfig, DebugLogger, HANDLE_BYTES, NcclResult, NetV11, PTR_HOST, UNDEFINED,
-};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use nccl_abi::net::functions::Close;
+use nccl_abi::net::{CommConfig, HANDLE_BYTES, NetV11, PTR_HOST, UNDEFINED};
+use nccl_abi::{DebugLogger, NcclResult};
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::hint::black_box;
 use std::path::Path;

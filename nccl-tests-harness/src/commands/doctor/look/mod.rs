@@ -35,6 +35,7 @@ use crate::commands::doctor::place::Place;
 use host::config::{Config, RailConfig};
 use host::interfaces::Interface;
 use host::rails::{self, CudaDevice, PortFacts, Survey};
+use verbs::OpenPorts;
 
 #[derive(Debug)]
 pub struct Facts {
@@ -155,8 +156,8 @@ fn ports(
     if !place.is_live() {
         return (by_sysfs(), Ok(()));
     }
-    match nccl_net_spark::plugin::ports(&config.verbs_library) {
-        Ok(ports) => (ports, Ok(())),
+    match OpenPorts::new(&config.verbs_library) {
+        Ok(ports) => (ports.facts(), Ok(())),
         Err(error) => {
             let why = error.to_string();
             not_seen.push(NotSeen::new(

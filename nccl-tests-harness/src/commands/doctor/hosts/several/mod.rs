@@ -78,7 +78,7 @@ fn ask(names: &[String], ssh: &Ssh, end: Instant) -> Result<Vec<Vec<RailSheet>>>
         .into_iter()
         .map(|(name, remote)| {
             let Some(remote) = remote else {
-                let own = rails::Found::from(nccl_net_spark::plugin::survey()?);
+                let own = rails::Found::from(verbs::survey()?);
                 return Ok(RailSheet::all(&own.rails, &own.pcie_links));
             };
             let text = read_output(name, remote, end)?;

@@ -1,6 +1,6 @@
-//! NCCL's interface for tuner plugins as Rust declares it: `ncclTuner_v4_t` to `ncclTuner_v7_t`.
+//! NCCL's interface for tuner plugins, `ncclTuner_v4_t` to `ncclTuner_v7_t`.
 
-use super::types::{DebugLogger, NcclResult};
+use crate::{DebugLogger, NcclResult};
 use proto::tuner::{ALGORITHMS, PROTOCOLS};
 use std::ffi::{c_char, c_int, c_void};
 
@@ -38,10 +38,6 @@ pub struct TunerMoreV6 {
     /// (`calcCollChunking`, enqueue.cc).
     pub get_chunk_size: Option<GetChunkSize>,
 }
-
-// SAFETY: a table is constant, and points only to constants (a name and functions). So threads
-// cannot race.
-unsafe impl<Init: Sync, More: Sync> Sync for TunerInterface<Init, More> {}
 
 /// A tuner's `init` in v4.
 pub type TunerInitV4 = unsafe extern "C" fn(

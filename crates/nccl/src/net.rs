@@ -1,17 +1,9 @@
-//! NCCL's interface for network plugins, `ncclNet_v8_t` to `ncclNet_v12_t`, as Rust declares it.
-//! The plugin exports tables of these types (`net_tables`). The command line and `tests/cost` call
-//! libraries through such tables. `tests/cost` compiles this file alone, so this file uses nothing
-//! else of the crate.
-//!
-//! Sizes and offsets are those of NCCL's headers on x86-64 and aarch64, checked by
-//! `tests/abi_layout.rs`. Fields have the names of NCCL's header, in snake case. The number at the
-//! end of a type's name is the first interface version that has the type.
+//! NCCL's interface for network plugins, `ncclNet_v8_t` to `ncclNet_v12_t`.
 
-use std::ffi::{c_char, c_int, c_ulong, c_void};
-use std::fmt;
-use std::ops::RangeInclusive;
-
+use crate::NcclResult;
 use functions::*;
+use std::ffi::{c_char, c_int, c_void};
+use std::ops::RangeInclusive;
 
 /// Versions of the network interface, from NCCL 2.20 (8) to 2.30 (12).
 pub const NET_VERSIONS: RangeInclusive<u32> = 8..=12;
@@ -34,53 +26,6 @@ pub const NET_DEVICE_INVALID_VERSION: c_int = 0;
 pub const OPTIONAL_RECV_COMPLETION: usize = 1;
 /// An id or traffic class that was not set (`NCCL_NET_ID_UNDEF`, `NCCL_NET_TRAFFIC_CLASS_UNDEF`).
 pub const UNDEFINED: i32 = -1;
-
-/// `ncclResult_t`. Not a Rust enum: another plugin may return any number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(transparent)]
-pub struct NcclResult(pub c_int);
-
-impl NcclResult {
-    /// Success.
-    pub const SUCCESS: Self = Self(0);
-    /// A system call or an external library failed.
-    pub const SYSTEM_ERROR: Self = Self(2);
-    /// A defect in the plugin.
-    pub const INTERNAL_ERROR: Self = Self(3);
-    /// An argument's value is not allowed.
-    pub const INVALID_ARGUMENT: Self = Self(4);
-    /// The call is not allowed now, or the job is configured wrongly.
-    pub const INVALID_USAGE: Self = Self(5);
-    /// The peer or the network failed.
-    pub const REMOTE_ERROR: Self = Self(6);
-}
-
-impl fmt::Display for NcclResult {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self.0 {
-            0 => "ncclSuccess",
-            1 => "ncclUnhandledCudaError",
-            2 => "ncclSystemError",
-            3 => "ncclInternalError",
-            4 => "ncclInvalidArgument",
-            5 => "ncclInvalidUsage",
-            6 => "ncclRemoteError",
-            7 => "ncclInProgress",
-            _ => "unknown",
-        };
-        write!(f, "{name} ({})", self.0)
-    }
-}
-
-/// `ncclDebugLogger_t`: level, subsystem flags, file, line, printf format and its arguments.
-pub type DebugLogger = unsafe extern "C" fn(
-    c_int,
-    c_ulong,
-    file: *const c_char,
-    line: c_int,
-    format: *const c_char,
-    ...
-);
 
 /// `ncclProfilerCallback_t`. This plugin reports nothing to NCCL's profiler and never calls it.
 pub type ProfilerCallback = unsafe extern "C" fn(
@@ -201,6 +146,9 @@ pub type PropertiesV11 = Properties<c_int, MorePropertiesV11>;
 /// `ncclNetProperties_v12_t`.
 pub type PropertiesV12 = Properties<c_int, MorePropertiesV12>;
 
+/// Properties of the newest version. Memory for them has room for the properties of each version.
+pub type NewestProperties = PropertiesV12;
+
 /// The end of `ncclNetProperties_v9_t` and `_v10_t`.
 #[derive(Debug)]
 #[repr(C)]
@@ -300,7 +248,9 @@ pub type NetV9 = Net<InitV8, PropertiesV9, ListenV8, ConnectV8, IsendV9, IrecvV9
 /// `init`, `isend` and `irecv` get profiler arguments.
 pub type NetV10 = Net<InitV10, PropertiesV9, ListenV8, ConnectV10, IsendV10, IrecvV10, MoreV9>;
 /// `ncclNet_v11_t`, NCCL 2.28 and 2.29: NCCL calls `init` for each communicator, and `init` makes a
-/// context; `finalize` and `setNetAttr` are new.
+/// context; `finalize` and `setNetAttr` are new. Later versions differ in the properties, and add
+/// fields at the end. So a caller may read their tables as this type, if it passes memory for
+/// [`NewestProperties`].
 pub type NetV11 =
     Net<InitV11, PropertiesV11, ListenV11, ConnectV11, IsendV10, IrecvV10, MoreV11<4>>;
 /// `ncclNet_v12_t`, NCCL 2.30: a device can be merged from up to eight devices, and the properties
@@ -330,10 +280,8 @@ pub struct MoreV11<const N: usize> {
 
 /// Types of the tables' functions, in the order of the tables.
 pub mod functions {
-    use super::{
-        CommConfig, DebugLogger, NcclResult, NetAttr, NetDeviceHandle, ProfilerCallback,
-        VDeviceProps,
-    };
+    use super::{CommConfig, NetAttr, NetDeviceHandle, ProfilerCallback, VDeviceProps};
+    use crate::{DebugLogger, NcclResult};
     use std::ffi::{c_int, c_void};
 
     /// `init`.
