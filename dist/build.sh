@@ -136,7 +136,9 @@ compile() {
   local IFS=$'\x1f'
   export CARGO_ENCODED_RUSTFLAGS="${flags[*]}"
   unset IFS
-  PATH=$tools/bin:$PATH cargo zigbuild --locked --profile dist --target "$triple.$glibc" -p nccl-net-spark --lib
+  # The data path crosses crates, so LTO saves instructions. Cargo has no LTO for an rlib.
+  PATH=$tools/bin:$PATH CARGO_PROFILE_DIST_LTO=thin cargo-zigbuild rustc --locked --profile dist --target "$triple.$glibc" \
+    -p nccl-net-spark --lib --crate-type cdylib
   PATH=$tools/bin:$PATH cargo zigbuild --locked --profile dist --target "$triple.$glibc" -p nccl-tests-harness --bin nccl-spark
   # Cargo builds the software fabric as a program that its build script turns into a shared object
   # (softverbs/build.rs). zig's linker rejects the arguments for this as contradictory. So the same
