@@ -1,8 +1,11 @@
 //! The protocol of `nccl-net-spark`: encodings and decisions, without I/O.
 //!
+//! - [`time`]: points in time, which the caller reads from a clock.
 //! - [`wire`]: encodings of everything that goes to a peer.
 //! - [`flow`]: the decisions of a connection as state machines: receives, sends, striping, pairing
 //!   of rails, recovery of lost rails.
+//! - [`device`]: a device of this host, from its opening to its removal and return.
+//! - [`backoff`]: findings about dead paths.
 //! - [`tuner`]: algorithm, protocol and channels of NCCL's collectives, from a table.
 //!
 //! This crate does no I/O, reads no clock and no environment, starts no thread, takes no lock and
@@ -22,6 +25,7 @@
     clippy::disallowed_types
 )]
 
+pub mod backoff;
 pub mod device;
 pub mod flow;
 pub mod time;

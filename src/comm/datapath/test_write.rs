@@ -18,8 +18,9 @@
 use super::lane::Lane;
 use super::mailbox::Mailboxes;
 use super::wr_id::WrId;
-use crate::comm::rail::backoff::{Backoff, PathId, Trial};
+use crate::comm::rail::backoff::{Backoff, Trial};
 use host::error::Result;
+use proto::backoff::PathId;
 use proto::time::Instant;
 use std::time::Duration;
 use verbs::CompletionBuffer;

@@ -3,12 +3,13 @@
 
 use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::test_write::LaneTest;
-use crate::comm::rail::backoff::{PathId, Trial};
+use crate::comm::rail::backoff::Trial;
 use crate::comm::rail::calls::{Call, DeviceCalls};
 use crate::comm::rail::{Rail, RailSnapshot};
 use crate::comm::recovery::fence::Fence;
 use host::counters::Outages;
 use host::error::Result;
+use proto::backoff::PathId;
 use proto::device::Presence;
 use proto::flow::recovery::State;
 use proto::wire::control::JoinAnswer;

@@ -12,7 +12,6 @@ use crate::comm::datapath::lane::{Lane, Role};
 use crate::comm::datapath::send::SendPath;
 use crate::comm::endpoint::SendComm;
 use crate::comm::process::Process;
-use crate::comm::rail::backoff::PathId;
 use crate::comm::rail::{Rail, interfaces};
 use crate::comm::recovery::attempt::PathChoice;
 use crate::comm::recovery::redial::RedialHandle;
@@ -20,6 +19,7 @@ use crate::comm::recovery::tcp::Redialling;
 #[cfg(doc)]
 use host::error::Error;
 use host::error::{Internal, Network, Result, Usage, Violation};
+use proto::backoff::PathId;
 use proto::flow::paths::End;
 use proto::time::Instant;
 use proto::wire::fields::Priority;
