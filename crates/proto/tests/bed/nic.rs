@@ -12,8 +12,8 @@ pub enum Phase {
     CutOff,
 }
 
-/// One device name. The inode of its entry in sysfs, and the program's handle, are the generation of
-/// the device.
+/// One device name. The inode of its entry in sysfs, and the program's handle, are the generation
+/// of the device.
 #[derive(Debug)]
 pub struct Nic {
     /// Generation and phase of the device that has the name now.
