@@ -4,18 +4,17 @@ use proto::time::Instant;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Monotonic clock whose zero is its first use in the process. A reading makes no system call where
-/// there is a vDSO, as on x86-64 and Arm. The data path keeps a copy of the clock, so that it does
-/// not look up the zero for each reading.
+/// Monotonic clock. A reading makes no system call where there is a vDSO, as on x86-64 and Arm.
+/// Each data path has a clock of its own, because striping's first pauses begin with the
+/// connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock(std::time::Instant);
 
 impl Clock {
-    /// Returns the clock.
+    /// Returns a clock whose zero is now.
     #[allow(clippy::disallowed_methods)]
-    pub fn of_process() -> Self {
-        static ZERO: OnceLock<std::time::Instant> = OnceLock::new();
-        Self(*ZERO.get_or_init(std::time::Instant::now))
+    pub fn start() -> Self {
+        Self(std::time::Instant::now())
     }
 
     /// Returns the nanoseconds since the clock's zero.
@@ -25,12 +24,13 @@ impl Clock {
     }
 }
 
-/// Largest time before the first reading that an [`Instant`] can stand for, in nanoseconds: a day.
+/// Largest time before the first reading that an [`Instant`] can express, in nanoseconds: a day.
 const BEFORE_START_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 /// Returns the present time.
 pub fn now() -> Instant {
-    Instant::from_nanos(BEFORE_START_NS + Clock::of_process().now_ns())
+    static START: OnceLock<Clock> = OnceLock::new();
+    Instant::from_nanos(BEFORE_START_NS + START.get_or_init(Clock::start).now_ns())
 }
 
 /// Returns the time that has passed since `since`.

@@ -7,6 +7,7 @@
 //! - [`abi`]: the C boundary to NCCL. One table of functions for each version of NCCL's interface,
 //!   all backed by one set of functions. One file converts every pointer from NCCL, and no panic
 //!   leaves the library.
+//! - [`clock`]: the only reader of the time.
 //! - [`plugin`]: state of the process. NCCL may call `init` several times. Each call reads the
 //!   settings and opens the devices and rails, unless an earlier call has succeeded. It also
 //!   determines the properties that NCCL sees.

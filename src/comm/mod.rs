@@ -1,4 +1,4 @@
-//! Connections: combines the I/O-free state of `flow` with the queue pairs of `verbs`.
+//! Connections: combines the I/O-free state of [`proto::flow`] with the queue pairs of [`verbs`].
 //!
 //! The modules form layers, from top to bottom: `host`, `setup`, `endpoint`, `recovery`, `process`,
 //! `streams`, `datapath`, `rail`, `unauthenticated`, then one layer of `channel`, `descriptors` and

@@ -12,7 +12,7 @@ checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 readonly target=x86_64-unknown-linux-gnu
 # Without the perftest suite: its programs load the library without a sanitizer's runtime.
 readonly fabric=(-p softverbs --lib --test core --test c_surface)
-readonly plugin=(-p nccl-net-spark --lib --test connections --test failover --test quiet_data_path --test simulation)
+readonly plugin=(-p nccl-net-spark -p spark-host -p spark-proto -p spark-verbs --lib --test connections --test failover --test quiet_data_path --test simulation)
 
 # Runs as cargo's wrapper around rustc: `$0 RUSTC ARGUMENT...`. Only the program may contain a
 # sanitizer's runtime. The fabric's library is a `bin` that the linker turns into a shared object,

@@ -121,7 +121,8 @@ sent_packets() {
 # The default is 64 KiB. A new connection does not know its rails' rates, so it divides its first
 # large message evenly, and each rail carries at least 64 KiB. Later amounts are not checked: where
 # the emulated machine's processors are the limit and not the wires, no rail needs to carry its
-# part. The tests of crates/proto/src/flow/striping.rs check the division of messages, by their own clock.
+# part. The tests of crates/proto/src/flow/striping.rs check the division of messages, by their own
+# clock.
 check_carried() {
   local bytes least=${3:-65536}
   bytes=$(sent_bytes "$1" "$2")

@@ -4,8 +4,8 @@
 //! ports are up. Either the address does not resolve, which the kernel finds after a second in
 //! `ibv_modify_qp`; or it resolves, but packets are not acknowledged. The result of one
 //! connection's attempt counts for all connections of the process that use the path. It counts for
-//! new connections (`comm/setup`) and for lost rails (`comm/recovery`), whether this host is the
-//! connecting side or the accepting side:
+//! new connections (`src/comm/setup`) and for lost rails (`src/comm/recovery`), whether this host
+//! is the connecting side or the accepting side:
 //!
 //! - A dead path is not used during a pause. Each failed attempt doubles the pause.
 //! - After the pause, one connection gets a trial: it tries the path on behalf of all. The others
@@ -50,7 +50,7 @@ pub struct PathId {
     pub peer_gid: [u8; 16],
 }
 
-/// What a new connection must know about a path before it uses the path.
+/// Knowledge that a new connection needs before it uses a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requirement {
     /// The peer's address resolves. The connecting side needs only this.

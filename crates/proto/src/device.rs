@@ -89,7 +89,7 @@ enum State<H> {
     CutOff(Opening<H>),
     /// Removed. Holds the generation of the removed device.
     Gone(u32),
-    /// Opened again. Memory is being registered with it.
+    /// Opened again; its memory is being registered.
     Returning(Opening<H>),
 }
 
@@ -109,6 +109,9 @@ struct Search {
     failures: u32,
     /// Generation of the device that an attempt under way brings back.
     under_way: Option<u32>,
+    /// True if the device has fallen silent or failed since the attempt began. It may then lack
+    /// memory that was registered meanwhile.
+    is_stale: bool,
 }
 
 /// The port, as far as its connections know it.
@@ -153,16 +156,16 @@ pub enum Presence {
 /// Reason why a device cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Absence {
-    /// It does not answer.
+    /// The device does not answer.
     Silent,
-    /// It was removed, cut off, or has failed.
+    /// The device was removed, was cut off, or has failed.
     Removed,
 }
 
 /// Kernel error that concerns the whole device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceError {
-    /// The kernel has cut programs off (`EIO`, `ENODEV`).
+    /// The kernel has cut programs off (`EIO`).
     CutOff,
     /// The firmware has failed (`ENOLINK`).
     Failed,
@@ -290,7 +293,7 @@ impl<H: Clone> Device<H> {
         }
     }
 
-    /// Returns the presence of one device generation. A generation is gone if there is a later one.
+    /// Returns the presence of one device generation. An earlier generation is always gone.
     pub fn presence_of(&self, generation: u32) -> Presence {
         if self.generation() == generation {
             self.presence()
@@ -333,7 +336,16 @@ impl<H: Clone> Device<H> {
             (State::Returning(it), _) => State::Gone(it.generation),
             _ => return,
         };
+        self.search.is_stale = true;
         self.state = next;
+    }
+
+    /// Forgets the port's events and changes, because its earlier connections have ended.
+    pub fn watch_anew(&mut self) {
+        self.port = Port {
+            was_there: self.presence() == Presence::Here,
+            ..Port::default()
+        };
     }
 
     /// Reports an asynchronous event.
@@ -391,7 +403,9 @@ impl<H: Clone> Device<H> {
             // the error before the question concerned only one command. An error after the question
             // was asked may have come after the answer, so then the answer shows nothing.
             State::Stuck(it) | State::Failed(it) | State::CutOff(it)
-                if outcome.is_ok() && self.removal_errors == question.removal_errors =>
+                if outcome.is_ok()
+                    && it.generation == question.generation
+                    && self.removal_errors == question.removal_errors =>
             {
                 State::Resuming(it.clone())
             }
@@ -423,6 +437,7 @@ impl<H: Clone> Device<H> {
         if waited < PATIENCE {
             return None;
         }
+        self.search.is_stale = true;
         self.state = State::Stuck(it.clone());
         Some(waited)
     }
@@ -482,6 +497,7 @@ impl<H: Clone> Device<H> {
             return None;
         }
         self.search.last = Some(now);
+        self.search.is_stale = false;
         self.search.under_way = Some(generation + u32::from(how == Return::Reopen));
         Some(how)
     }
@@ -501,6 +517,9 @@ impl<H: Clone> Device<H> {
     /// device is back in use.
     pub fn end_return(&mut self, returned: Returned) -> bool {
         let generation = self.search.under_way.take();
+        if std::mem::take(&mut self.search.is_stale) {
+            return false;
+        }
         let next = match (&self.state, returned) {
             (State::Returning(it) | State::Resuming(it), _)
                 if Some(it.generation) != generation =>

@@ -38,7 +38,7 @@ fn strike(bed: &mut Bed) {
     }
 }
 
-/// Both functions of a NIC leave together.
+/// Removes both functions of a NIC together.
 fn remove_all(bed: &mut Bed, process: usize) {
     for rail in &mut bed.processes[process].rails {
         rail.nic.end(Phase::CutOff);

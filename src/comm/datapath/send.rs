@@ -166,7 +166,7 @@ impl SendPath {
             sends: Sends::default(),
             rails: Rails::new(Role::Sender, lanes, striping),
             ring,
-            clock: Clock::of_process(),
+            clock: Clock::start(),
             now_ns: 0,
             chunk_bytes,
             buffer: CompletionBuffer::new(),

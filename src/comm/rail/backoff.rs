@@ -132,7 +132,7 @@ impl Drop for Trial {
     }
 }
 
-/// Returns the finding that the result of connecting queue pairs stands for. `ETIMEDOUT` is the
+/// Converts the result of connecting queue pairs to a finding. `ETIMEDOUT` is the
 /// kernel's error after its search for the address. `EHOSTUNREACH` is the neighbour table's error
 /// for the same failure. Other failures return immediately, and the path is not their cause.
 fn result(error: Option<&Error>) -> Connected<String> {

@@ -160,7 +160,7 @@ impl RailDevice {
     }
 
     /// Does the service thread's round: warns of a silent device, queries port `port` if that is
-    /// due, and calls `tell` or `bring_back` for the machine's other steps.
+    /// due, and passes the machine's other steps to `other`.
     pub fn round(self: &Arc<Self>, port: u8, now: Instant, mut other: impl FnMut(Step<Arc<Pd>>)) {
         self.calls.warn_of_slow(now);
         let entry = inode(&self.entry);
@@ -186,6 +186,11 @@ impl RailDevice {
         }
     }
 
+    /// Forgets what happened to the port while no service thread ran.
+    pub fn watch_anew(&self) {
+        self.lock().watch_anew();
+    }
+
     /// Begins to bring the device back into use, if that is due. The caller then calls
     /// [`Self::bring_back`].
     pub fn begin_return(&self, now: Instant) -> Option<Return> {
@@ -195,10 +200,11 @@ impl RailDevice {
     /// Opens a new device of the same name if this one was removed. Then registers memory with the
     /// device, by `register`. Returns true if the device is back in use.
     pub fn bring_back(&self, how: Return, register: impl FnOnce() -> Result<()>) -> Result<bool> {
-        let found = match how {
+        let opened = match how {
             Return::Reopen => self.reopen(),
-            Return::Resume => Ok(true),
+            Return::Resume => Ok(self.lock().for_memory().map(|(pd, _)| pd)),
         };
+        let found = opened.as_ref().map(Option::is_some).map_err(Error::clone);
         let (returned, outcome) = match found {
             Ok(true) => match register() {
                 Ok(()) => (Returned::Registered, Ok(())),
@@ -208,18 +214,21 @@ impl RailDevice {
             Err(error) => (Returned::NotFound, Err(error)),
         };
         let is_back = self.lock().end_return(returned);
+        // `opened` outlives the lock: to destroy the last protection domain is a command to the
+        // device, which may hang.
+        drop(opened);
         outcome.map(|()| is_back)
     }
 
-    /// Opens the device that now has the removed device's name. Returns false if there is none.
-    fn reopen(&self) -> Result<bool> {
+    /// Opens the device that now has the removed device's name, if there is one.
+    fn reopen(&self) -> Result<Option<Arc<Pd>>> {
         let devices = self.library.devices()?;
         let Some(device) = devices.iter().find(|device| device.name() == self.name) else {
-            return Ok(false);
+            return Ok(None);
         };
         let pd = Pd::new(&device.open()?)?;
-        self.lock().reopened(pd, inode(&self.entry));
-        Ok(true)
+        self.lock().reopened(Arc::clone(&pd), inode(&self.entry));
+        Ok(Some(pd))
     }
 
     /// Queries a port as [`Self::query`] does, and returns the resulting presence.
@@ -294,8 +303,9 @@ impl RailDevice {
         threads::detach("spark-device", move || {
             let found = question(pd.context());
             let outcome = found.as_ref().map(drop).map_err(device_error);
-            let entry = inode(&device.entry);
             let mut machine = device.lock();
+            // Read now: the entry may prove the removal of the present device.
+            let entry = inode(&device.entry);
             machine.answered(asked, outcome, entry);
             report(&mut machine, &found);
             drop(machine);

@@ -29,6 +29,7 @@ impl Devices {
     pub fn round(&mut self, process: &Arc<Process>, now: Instant) -> Vec<DeviceChange> {
         if self.0.is_empty() {
             self.0.clone_from(&process.rails);
+            self.0.iter().for_each(|rail| rail.device.watch_anew());
         }
         let mut changes = Vec::new();
         self.read_events(&mut changes);

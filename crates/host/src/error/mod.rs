@@ -1,4 +1,4 @@
-//! The error type of the whole crate.
+//! The error type of the plugin and its crates.
 
 use std::any::Any;
 

@@ -2,11 +2,11 @@
 
 use super::*;
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// What happens next. A number chooses among several things of the same kind.
+/// The next event. A number chooses among several things of the same kind.
 #[derive(Debug, Clone, Copy)]
 enum Happening {
     /// The kernel cuts programs off.
@@ -34,7 +34,7 @@ enum Happening {
     Port(bool),
     /// The device answers the question under way, or an earlier answer reaches the program.
     Answer,
-    /// The attempt to bring the device back goes on. Registering memory fails if false.
+    /// The attempt to bring the device back continues. Registering memory fails if false.
     ReturnGoesOn(bool),
     /// The service thread's round, after this time in milliseconds. True if answers arrive during
     /// the round.
@@ -82,12 +82,15 @@ struct World {
     /// Events that the program has not read, each with the generation of the device.
     events: Vec<(u32, Event)>,
     asked: Option<Asked>,
-    returning: Option<Return>,
-    /// Number of the application's registrations, and the number that each device has.
+    /// The attempt to bring the device back, with the number of registrations that it knows.
+    returning: Option<(Return, u32)>,
+    /// Number of the application's registrations, and those that each device has.
     memory: u32,
-    registered: BTreeMap<u32, u32>,
+    registered: BTreeMap<u32, BTreeSet<u32>>,
     /// True while the connections count on the device, by what they were told.
     is_trusted: bool,
+    /// Devices that were in use, so that peers know their keys.
+    used: BTreeSet<u32>,
     /// The last device in use, with its number in the machine.
     last_opened: (u32, u32),
 }
@@ -116,8 +119,9 @@ impl World {
             asked: None,
             returning: None,
             memory: 0,
-            registered: BTreeMap::from([(0, 0)]),
+            registered: BTreeMap::from([(0, BTreeSet::new())]),
             is_trusted: true,
+            used: BTreeSet::from([0]),
             last_opened: (0, 0),
         }
     }
@@ -155,10 +159,11 @@ impl World {
             Happening::StrayError(error, is_old) => self.stray_error(error, is_old),
             Happening::Refusal(refuses) => self.refuses = refuses,
             Happening::NewMemory => {
-                if let Some((handle, _)) = self.machine.for_memory()
-                    && self.registered.get(&handle) == Some(&self.memory)
-                {
-                    self.registered.insert(handle, self.memory + 1);
+                if let Some((handle, _)) = self.machine.for_memory() {
+                    self.registered
+                        .entry(handle)
+                        .or_default()
+                        .insert(self.memory);
                 }
                 self.memory += 1;
             }
@@ -255,18 +260,22 @@ impl World {
     fn go_on_returning(&mut self, registers: bool) {
         match self.returning {
             None => {}
-            Some(Return::Reopen) if self.machine.for_memory().is_none() => match self.present {
-                Some((generation, Phase::Works)) => {
-                    self.machine.reopened(generation, self.entry());
-                    if self.machine.for_memory().is_none() {
-                        self.end_return(Returned::NotRegistered);
+            Some((Return::Reopen, _)) if self.machine.for_memory().is_none() => {
+                match self.present {
+                    Some((generation, Phase::Works)) => {
+                        self.machine.reopened(generation, self.entry());
+                        self.returning = Some((Return::Reopen, self.memory));
+                        if self.machine.for_memory().is_none() {
+                            self.end_return(Returned::NotRegistered);
+                        }
                     }
+                    _ => self.end_return(Returned::NotFound),
                 }
-                _ => self.end_return(Returned::NotFound),
-            },
-            Some(_) if registers => {
+            }
+            Some((_, known)) if registers => {
                 if let Some((handle, _)) = self.machine.for_memory() {
-                    self.registered.insert(handle, self.memory);
+                    let registered = self.registered.entry(handle).or_default();
+                    registered.extend(0..known);
                 }
                 self.end_return(Returned::Registered);
             }
@@ -305,7 +314,7 @@ impl World {
                 }
                 Step::Return(how) => {
                     assert!(self.returning.is_none(), "two returns at a time");
-                    self.returning = Some(how);
+                    self.returning = Some((how, self.memory));
                 }
             }
         }
@@ -318,7 +327,7 @@ impl World {
     fn check(&mut self) {
         for generation in 0..self.generations {
             let may_access_memory = self.present.is_some_and(|(it, _)| it == generation);
-            let opened = self.registered.contains_key(&generation);
+            let opened = self.used.contains(&generation);
             if opened && may_access_memory {
                 // A device whose handle the machine has dropped was never used.
                 let known = self.machine.presence_of(self.machine.generation());
@@ -332,14 +341,15 @@ impl World {
         }
         if let Ok((handle, generation)) = self.machine.opened() {
             assert_eq!(
-                self.registered.get(&handle),
-                Some(&self.memory),
+                self.registered.get(&handle).map(BTreeSet::len),
+                Some(self.memory as usize),
                 "device {handle} is in use without registrations: {:?}",
                 self.machine
             );
             let (last_handle, last) = self.last_opened;
             assert!(handle == last_handle || generation > last);
             self.last_opened = (handle, generation);
+            self.used.insert(handle);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The decisions of a connection, as state machines without I/O, clock, locks or `unsafe`.
 //!
-//! `comm` reports events of NICs and TCP, and executes the decisions. Code that runs for each
-//! message allocates nothing.
+//! The plugin's `comm` reports events of NICs and TCP, and executes the decisions. Code that runs
+//! for each message allocates nothing.
 //!
 //! A lane is a rail within one connection. A CTS (clear-to-send) entry grants the sender one part
 //! of a receive. The ring is the sender's memory for these entries.
@@ -16,7 +16,6 @@
 //!   frames), `redial` (when to dial a new TCP connection), `stall` (cause of a stall).
 
 #![forbid(unsafe_code)]
-#![deny(clippy::disallowed_types)]
 
 pub mod control_link;
 mod epochs;

@@ -1,6 +1,6 @@
 //! Two processes with several connections each, their devices, and the wires between them, in
-//! virtual time. All that the shell of the plugin does for recovery is done here by the simplest
-//! means: calls into a device take a random time, and return once the device answers.
+//! virtual time. The bed does the plugin's part of recovery by the simplest means: calls into a
+//! device take a random time, and return once the device answers.
 //!
 //! There is no data. A connection only watches the wire of each rail in use, and reports the rail
 //! lost when the wire has carried nothing for some time, as a NIC does.
@@ -659,7 +659,7 @@ impl Bed {
                 },
                 Presence::Gone => assert!(
                     !rail.nic.may_access_memory(qp.handle),
-                    "a device counts as gone, and its NIC may still write"
+                    "a device is reported as gone, but its NIC may still write"
                 ),
             }
         }
