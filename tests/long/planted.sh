@@ -1,7 +1,8 @@
 #!/bin/bash
 # Shows that the simulation, the storms and the search through recovery's events find bugs. Plants
 # one bug at a time (tests/long/planted/*.patch) in a copy of the sources. The search has to find the
-# bugs named recovery-*, and the storms those named storm-*. The simulation has to find the others.
+# bugs named recovery-*, the storms those named storm-*, and `rails_return` those named device-*. The
+# simulation has to find the others.
 # The simulation and the storms have to name the seed. Takes half a minute a bug.
 #
 #   planted.sh [NAME]...     default: all
@@ -19,7 +20,7 @@ main() {
   git -C "$checkout" archive HEAD | tar -x -C "$copy"
   cd "$copy"
   # The unchanged sources: `recovery-unchanged` for the search, and so on.
-  for name in $(printf '%s\n' "$@" | sed -E 's/^(recovery-|storm-)?.*/\1unchanged/' | sort -u); do
+  for name in $(printf '%s\n' "$@" | sed -E 's/^(device-|recovery-|storm-)?.*/\1unchanged/' | sort -u); do
     compile "$name"
     found_by "$name" >/dev/null && die "a test fails on the sources as they are ($name)"
   done
@@ -55,7 +56,11 @@ found_by() {
 }
 
 played_by() {
-  if [[ $1 == storm-* ]]; then echo storms; else echo simulation; fi
+  case $1 in
+    device-*) echo rails_return ;;
+    storm-*) echo storms ;;
+    *) echo simulation ;;
+  esac
 }
 
 # Prints the number of events that the search needed. Fails if the search finds nothing.
