@@ -267,17 +267,10 @@ pub fn write_queued(
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
+    use crate::comm::tcp_pair::tcp_pair;
     use proto::wire::control::ControlFrame;
-    use std::net::TcpListener;
-
-    /// Returns the two ends of a new TCP connection.
-    pub fn tcp_pair() -> [TcpStream; 2] {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        [one, listener.accept().unwrap().0]
-    }
 
     fn pair() -> (Channel, TcpStream) {
         let [stream, accepted] = tcp_pair();

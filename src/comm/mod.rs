@@ -16,6 +16,9 @@ pub mod rail;
 pub mod recovery;
 pub mod setup;
 pub mod streams;
+#[cfg(test)]
+#[path = "../../tests/common/tcp_pair.rs"]
+mod tcp_pair;
 pub mod threads;
 pub mod unauthenticated;
 

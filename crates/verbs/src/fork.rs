@@ -152,19 +152,17 @@ impl Drop for Entry {
 }
 
 #[cfg(test)]
-pub mod tests {
+#[path = "../../../tests/common/tcp_pair.rs"]
+mod tcp_pair;
+
+#[cfg(test)]
+mod tests {
+    use super::tcp_pair::tcp_pair;
     use super::*;
     use std::io::Read;
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpStream;
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
-
-    /// Returns the two ends of a new TCP connection.
-    pub fn tcp_pair() -> [TcpStream; 2] {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        [one, listener.accept().unwrap().0]
-    }
 
     /// Returns true if the other end has received the end of the stream.
     fn has_ended(other: &mut TcpStream) -> bool {

@@ -140,7 +140,7 @@ pub fn unacknowledged(socket: &TcpStream) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::channel::tests::tcp_pair;
+    use crate::comm::tcp_pair::tcp_pair;
     use std::io::{ErrorKind, Read, Write};
 
     fn memory(bytes: &mut [u8]) -> HostMemory {

@@ -1,9 +1,10 @@
 //! Executes recovery's actions, and checks recovery's promises.
 
 use super::super::super::{Action, Failure, State};
+use super::super::advert;
 use super::{Lost, RAILS, UNCONNECTED, World};
 use crate::wire::control::JoinAnswer;
-use crate::wire::fields::{Attachment, LaneEnd, QpEnd, RailAdvert};
+use crate::wire::fields::{LaneEnd, QpEnd};
 use crate::wire::ids::LaneId;
 
 impl<const N: usize> World<N> {
@@ -368,22 +369,5 @@ fn end(number: u32) -> LaneEnd {
     LaneEnd {
         qps: vec![QpEnd { number, psn: 1 }],
         mailbox_rkey: 0,
-    }
-}
-
-fn advert() -> RailAdvert {
-    RailAdvert {
-        name: String::new(),
-        phys_port: String::new(),
-        attachment: Attachment {
-            link: 0,
-            link_mbps: 1,
-            cable: 0,
-            port_mbps: 1,
-        },
-        speed_mbps: 1,
-        mtu_bytes: 1024,
-        addresses: Vec::new(),
-        is_usable: true,
     }
 }
