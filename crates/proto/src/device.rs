@@ -107,11 +107,18 @@ struct Search {
     last: Option<Instant>,
     /// Number of consecutive failures to bring a device back into use.
     failures: u32,
-    /// Generation of the device that an attempt under way brings back.
-    under_way: Option<u32>,
-    /// True if the device has fallen silent or failed since the attempt began. It may then lack
+    attempt: Attempt,
+}
+
+/// Attempt to bring the device back into use.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Attempt {
+    #[default]
+    None,
+    UnderWay,
+    /// Under way, and the device has fallen silent or failed since the attempt began. It may lack
     /// memory that was registered meanwhile.
-    is_stale: bool,
+    Stale,
 }
 
 /// The port, as far as its connections know it.
@@ -135,8 +142,8 @@ struct PortEvents {
 }
 
 /// A question that the device has not answered yet, with the state of the device when it was asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Question {
+#[derive(Debug, Clone, Copy)]
+struct Question {
     asked_at: Instant,
     generation: u32,
     removal_errors: u64,
@@ -202,7 +209,7 @@ pub enum Step<H> {
     Tell(PortChange),
     /// Query the port, on a thread that then calls [`Device::answered`] and
     /// [`Device::port_answered`].
-    AskPort(H, Question),
+    AskPort(H),
     /// Bring the device back into use, on a thread that then calls [`Device::end_return`].
     Return(Return),
 }
@@ -336,7 +343,7 @@ impl<H: Clone> Device<H> {
             (State::Returning(it), _) => State::Gone(it.generation),
             _ => return,
         };
-        self.search.is_stale = true;
+        self.search.interrupt();
         self.state = next;
     }
 
@@ -366,7 +373,7 @@ impl<H: Clone> Device<H> {
 
     /// Begins a question. Returns the handle to ask. `None` for a removed device, and while another
     /// question has no answer.
-    pub fn ask(&mut self, now: Instant) -> Option<(H, Question)> {
+    pub fn ask(&mut self, now: Instant) -> Option<H> {
         if self.question.is_some() {
             return None;
         }
@@ -378,19 +385,16 @@ impl<H: Clone> Device<H> {
         };
         let handle = it.handle.clone();
         self.question = Some(question);
-        Some((handle, question))
+        Some(handle)
     }
 
-    /// Reports the end of a question. `outcome` is `Ok` if the device answered, and otherwise has
+    /// Reports the end of the question. `outcome` is `Ok` if the device answered, and otherwise has
     /// the error if it concerns the whole device. `entry` is the present inode of the device's
     /// entry in sysfs.
-    pub fn answered(
-        &mut self,
-        question: Question,
-        outcome: Result<(), Option<DeviceError>>,
-        entry: Option<u64>,
-    ) {
-        self.question = None;
+    pub fn answered(&mut self, outcome: Result<(), Option<DeviceError>>, entry: Option<u64>) {
+        let Some(question) = self.question.take() else {
+            return;
+        };
         if let Err(Some(error)) = outcome {
             self.call_failed(error, question.generation);
         }
@@ -437,7 +441,7 @@ impl<H: Clone> Device<H> {
         if waited < PATIENCE {
             return None;
         }
-        self.search.is_stale = true;
+        self.search.interrupt();
         self.state = State::Stuck(it.clone());
         Some(waited)
     }
@@ -468,11 +472,11 @@ impl<H: Clone> Device<H> {
         if self.port.asked.is_none()
             && self.port_asked_at != Some(now)
             && (self.port.events.any() || self.is_question_due(entry, now))
-            && let Some((handle, question)) = self.ask(now)
+            && let Some(handle) = self.ask(now)
         {
             self.port_asked_at = Some(now);
             self.port.asked = Some(std::mem::take(&mut self.port.events));
-            return Some(Step::AskPort(handle, question));
+            return Some(Step::AskPort(handle));
         }
         self.begin_return(now).map(Step::Return)
     }
@@ -481,9 +485,9 @@ impl<H: Clone> Device<H> {
     /// no other attempt is under way, and the pause after the last one is over. The caller then
     /// calls [`Device::end_return`].
     pub fn begin_return(&mut self, now: Instant) -> Option<Return> {
-        let (how, generation) = match &self.state {
-            State::Gone(last) => (Return::Reopen, *last),
-            State::Resuming(it) => (Return::Resume, it.generation),
+        let how = match &self.state {
+            State::Gone(_) => Return::Reopen,
+            State::Resuming(_) => Return::Resume,
             _ => return None,
         };
         // A device that answers again is used without a pause, unless the last attempt failed.
@@ -493,21 +497,20 @@ impl<H: Clone> Device<H> {
             .search
             .last
             .is_some_and(|last| now.saturating_duration_since(last) < pause);
-        if self.search.under_way.is_some() || needs_pause && is_early {
+        if self.search.attempt != Attempt::None || needs_pause && is_early {
             return None;
         }
         self.search.last = Some(now);
-        self.search.is_stale = false;
-        self.search.under_way = Some(generation + u32::from(how == Return::Reopen));
+        self.search.attempt = Attempt::UnderWay;
         Some(how)
     }
 
     /// Reports that the device of this name was opened again.
     pub fn reopened(&mut self, handle: H, entry: Option<u64>) {
-        if let (State::Gone(_), Some(generation)) = (&self.state, self.search.under_way) {
+        if let State::Gone(last) = self.state {
             self.state = State::Returning(Opening {
                 handle,
-                generation,
+                generation: last + 1,
                 entry,
             });
         }
@@ -516,29 +519,23 @@ impl<H: Clone> Device<H> {
     /// Reports the result of an attempt that [`Device::begin_return`] began. Returns true if the
     /// device is back in use.
     pub fn end_return(&mut self, returned: Returned) -> bool {
-        let generation = self.search.under_way.take();
-        if std::mem::take(&mut self.search.is_stale) {
+        if std::mem::take(&mut self.search.attempt) != Attempt::UnderWay {
             return false;
         }
-        let next = match (&self.state, returned) {
-            (State::Returning(it) | State::Resuming(it), _)
-                if Some(it.generation) != generation =>
-            {
-                return false;
-            }
+        match (&self.state, returned) {
             (State::Returning(it) | State::Resuming(it), Returned::Registered) => {
                 self.search.failures = 0;
                 self.port.came_up = true;
                 self.state = State::Here(it.clone());
                 return true;
             }
-            (State::Returning(it), Returned::NotRegistered) => State::Gone(it.generation),
-            (State::Resuming(it), Returned::NotRegistered) => State::Resuming(it.clone()),
-            // The device was removed meanwhile, or there is none.
-            _ => return false,
-        };
-        self.search.failures += 1;
-        self.state = next;
+            (State::Returning(it), Returned::NotRegistered) => {
+                self.search.failures += 1;
+                self.state = State::Gone(it.generation);
+            }
+            (State::Resuming(_), Returned::NotRegistered) => self.search.failures += 1,
+            _ => {}
+        }
         false
     }
 
@@ -572,12 +569,21 @@ impl<H: Clone> Device<H> {
     fn generation(&self) -> u32 {
         match &self.state {
             State::Gone(last) => *last,
-            State::Returning(it) => it.generation,
             State::Here(it)
             | State::Stuck(it)
             | State::Resuming(it)
             | State::Failed(it)
-            | State::CutOff(it) => it.generation,
+            | State::CutOff(it)
+            | State::Returning(it) => it.generation,
+        }
+    }
+}
+
+impl Search {
+    /// Marks an attempt under way as stale.
+    fn interrupt(&mut self) {
+        if self.attempt == Attempt::UnderWay {
+            self.attempt = Attempt::Stale;
         }
     }
 }

@@ -37,7 +37,7 @@ use crate::comm::threads::{self, lock};
 use host::error::{Error, Missing, Result};
 use host::port::PortState;
 use proto::device::{
-    Absence, Device, DeviceError, Event, PATIENCE, Presence, Question, Return, Returned, Step,
+    Absence, Device, DeviceError, Event, PATIENCE, PortChange, Presence, Return, Returned, Step,
 };
 use proto::time::Instant;
 use std::os::unix::fs::MetadataExt;
@@ -160,8 +160,14 @@ impl RailDevice {
     }
 
     /// Does the service thread's round: warns of a silent device, queries port `port` if that is
-    /// due, and passes the machine's other steps to `other`.
-    pub fn round(self: &Arc<Self>, port: u8, now: Instant, mut other: impl FnMut(Step<Arc<Pd>>)) {
+    /// due, and calls `tell` or `bring_back` for the machine's other steps.
+    pub fn round(
+        self: &Arc<Self>,
+        port: u8,
+        now: Instant,
+        mut tell: impl FnMut(PortChange),
+        mut bring_back: impl FnMut(Return),
+    ) {
         self.calls.warn_of_slow(now);
         let entry = inode(&self.entry);
         loop {
@@ -169,11 +175,12 @@ impl RailDevice {
             match step {
                 None => return,
                 Some(Step::WarnStuck(waited)) => self.warn_stuck(waited),
-                Some(Step::AskPort(pd, question)) => {
+                Some(Step::Tell(change)) => tell(change),
+                Some(Step::Return(how)) => bring_back(how),
+                Some(Step::AskPort(pd)) => {
                     // The answer goes to the machine.
                     drop(self.ask_on_thread(
                         pd,
-                        question,
                         move |context| context.port(port),
                         |machine, answer| {
                             let port = answer.as_ref().ok();
@@ -181,7 +188,6 @@ impl RailDevice {
                         },
                     ));
                 }
-                Some(step) => other(step),
             }
         }
     }
@@ -247,9 +253,9 @@ impl RailDevice {
         question: impl FnOnce(&Context) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let mut machine = self.lock();
-        let (pd, asked) = loop {
-            if let Some(begun) = machine.ask(clock::now()) {
-                break begun;
+        let pd = loop {
+            if let Some(pd) = machine.ask(clock::now()) {
+                break pd;
             }
             let Some(asked_at) = machine.asked_at() else {
                 return Err(self.missing(machine.absence()));
@@ -263,7 +269,7 @@ impl RailDevice {
             (machine, _) = waited.unwrap_or_else(PoisonError::into_inner);
         };
         drop(machine);
-        let answer = self.ask_on_thread(pd, asked, question, |_, _| {});
+        let answer = self.ask_on_thread(pd, question, |_, _| {});
         match answer.recv_timeout(PATIENCE) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
@@ -294,7 +300,6 @@ impl RailDevice {
     fn ask_on_thread<T: Send + 'static>(
         self: &Arc<Self>,
         pd: Arc<Pd>,
-        asked: Question,
         question: impl FnOnce(&Context) -> Result<T> + Send + 'static,
         report: impl FnOnce(&mut Device<Arc<Pd>>, &Result<T>) + Send + 'static,
     ) -> Receiver<Result<T>> {
@@ -306,7 +311,7 @@ impl RailDevice {
             let mut machine = device.lock();
             // Read now: the entry may prove the removal of the present device.
             let entry = inode(&device.entry);
-            machine.answered(asked, outcome, entry);
+            machine.answered(outcome, entry);
             report(&mut machine, &found);
             drop(machine);
             device.answered.notify_all();

@@ -7,7 +7,7 @@
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
 use crate::comm::threads;
-use proto::device::{Event, PortChange, Presence, Step};
+use proto::device::{Event, PortChange, Presence};
 use proto::time::Instant;
 use std::sync::Arc;
 use verbs::{AsyncEvent, Pd};
@@ -34,17 +34,16 @@ impl Devices {
         let mut changes = Vec::new();
         self.read_events(&mut changes);
         for rail in &self.0 {
-            rail.device.round(rail.info.port, now, |step| match step {
-                Step::Tell(change) => changes.push(DeviceChange::Port(Arc::clone(rail), change)),
-                Step::Return(how) => {
-                    let (process, rail) = (Arc::clone(process), Arc::clone(rail));
-                    threads::detach("spark-device", move || {
-                        // The device's machine has the result too.
-                        process.bring_back(&rail, how, now);
-                    });
-                }
-                Step::WarnStuck(_) | Step::AskPort(..) => {}
-            });
+            let tell = |change| changes.push(DeviceChange::Port(Arc::clone(rail), change));
+            let bring_back = |how| {
+                let process = Arc::clone(process);
+                let rail = Arc::clone(rail);
+                threads::detach("spark-device", move || {
+                    // The device's machine has the result too.
+                    process.bring_back(&rail, how, now);
+                });
+            };
+            rail.device.round(rail.info.port, now, tell, bring_back);
         }
         changes
     }

@@ -1,397 +1,6 @@
-//! A device against a model of Linux and a NIC, through random orders of events.
+//! Single steps of the machine. `tests/device.rs` plays random orders of events.
 
 use super::*;
-use proptest::prelude::*;
-use std::collections::{BTreeMap, BTreeSet};
-
-const MILLISECOND: Duration = Duration::from_millis(1);
-
-/// The next event. A number chooses among several things of the same kind.
-#[derive(Debug, Clone, Copy)]
-enum Happening {
-    /// The kernel cuts programs off.
-    CutOff,
-    /// The firmware fails.
-    Fails,
-    /// The device is silent from now on, or answers again.
-    Silence(bool),
-    /// The kernel has destroyed all objects, and the entry leaves sysfs.
-    Leaves,
-    /// A new device of the same name appears.
-    Appears,
-    /// The oldest event that the program has not read is read.
-    EventIsRead,
-    /// A call on a queue pair of the program fails if the device is cut off or has failed.
-    Call,
-    /// A call fails although the device works, for example a control command during a reset. True
-    /// for a call on an object of an earlier device.
-    StrayError(DeviceError, bool),
-    /// The device refuses questions from now on, or no longer.
-    Refusal(bool),
-    /// The application registers more memory.
-    NewMemory,
-    /// The port goes down or comes up.
-    Port(bool),
-    /// The device answers the question under way, or an earlier answer reaches the program.
-    Answer,
-    /// The attempt to bring the device back continues. Registering memory fails if false.
-    ReturnGoesOn(bool),
-    /// The service thread's round, after this time in milliseconds. True if answers arrive during
-    /// the round.
-    Round(u32, bool),
-}
-
-fn happening() -> impl Strategy<Value = Happening> {
-    use Happening::*;
-    prop_oneof![
-        1 => Just(CutOff),
-        1 => Just(Fails),
-        1 => any::<bool>().prop_map(Silence),
-        2 => Just(Leaves),
-        2 => Just(Appears),
-        2 => Just(EventIsRead),
-        2 => Just(Call),
-        1 => (prop_oneof![Just(DeviceError::CutOff), Just(DeviceError::Failed)], any::<bool>())
-            .prop_map(|(error, is_old)| StrayError(error, is_old)),
-        1 => any::<bool>().prop_map(Refusal),
-        2 => Just(NewMemory),
-        2 => any::<bool>().prop_map(Port),
-        4 => Just(Answer),
-        4 => any::<bool>().prop_map(ReturnGoesOn),
-        6 => (0..4000u32, any::<bool>()).prop_map(|(later, is_fast)| Round(later, is_fast)),
-    ]
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Works,
-    Failed,
-    CutOff,
-}
-
-/// The machine, and a model of the kernel and the NIC. A handle is the device's generation.
-struct World {
-    machine: Device<u32>,
-    now: Instant,
-    /// Generation and phase of the device that has the name now.
-    present: Option<(u32, Phase)>,
-    generations: u32,
-    is_silent: bool,
-    refuses: bool,
-    is_port_active: bool,
-    /// Events that the program has not read, each with the generation of the device.
-    events: Vec<(u32, Event)>,
-    asked: Option<Asked>,
-    /// The attempt to bring the device back, with the number of registrations that it knows.
-    returning: Option<(Return, u32)>,
-    /// Number of the application's registrations, and those that each device has.
-    memory: u32,
-    registered: BTreeMap<u32, BTreeSet<u32>>,
-    /// True while the connections count on the device, by what they were told.
-    is_trusted: bool,
-    /// Devices that were in use, so that peers know their keys.
-    used: BTreeSet<u32>,
-    /// The last device in use, with its number in the machine.
-    last_opened: (u32, u32),
-}
-
-/// The question under way.
-#[derive(Clone, Copy)]
-struct Asked {
-    handle: u32,
-    question: Question,
-    is_about_port: bool,
-    /// The device's answer, which has not reached the program.
-    answer: Option<Result<(), DeviceError>>,
-}
-
-impl World {
-    fn new() -> Self {
-        Self {
-            machine: Device::new(0, Some(0)),
-            now: Instant::default(),
-            present: Some((0, Phase::Works)),
-            generations: 1,
-            is_silent: false,
-            refuses: false,
-            is_port_active: true,
-            events: Vec::new(),
-            asked: None,
-            returning: None,
-            memory: 0,
-            registered: BTreeMap::from([(0, BTreeSet::new())]),
-            is_trusted: true,
-            used: BTreeSet::from([0]),
-            last_opened: (0, 0),
-        }
-    }
-
-    /// Returns the inode of the device's entry in sysfs. Inodes are the generations.
-    fn entry(&self) -> Option<u64> {
-        self.present.map(|(generation, _)| u64::from(generation))
-    }
-
-    fn happen(&mut self, happening: Happening) {
-        match happening {
-            Happening::CutOff => self.change_phase(Phase::CutOff, Event::DeviceFatal),
-            Happening::Fails => self.change_phase(Phase::Failed, Event::DeviceFatal),
-            Happening::Silence(is_silent) => self.is_silent = is_silent,
-            Happening::Leaves => {
-                if matches!(self.present, Some((_, Phase::CutOff))) {
-                    self.present = None;
-                }
-            }
-            Happening::Appears => {
-                if self.present.is_none() {
-                    self.present = Some((self.generations, Phase::Works));
-                    self.generations += 1;
-                }
-            }
-            Happening::EventIsRead => self.read_event(),
-            Happening::Call => {
-                if let Ok((handle, generation)) = self.machine.opened()
-                    && let Err(error) = self.outcome(handle)
-                {
-                    self.machine.call_failed(error, generation);
-                    assert!(self.machine.opened().is_err(), "{:?}", self.machine);
-                }
-            }
-            Happening::StrayError(error, is_old) => self.stray_error(error, is_old),
-            Happening::Refusal(refuses) => self.refuses = refuses,
-            Happening::NewMemory => {
-                if let Some((handle, _)) = self.machine.for_memory() {
-                    self.registered
-                        .entry(handle)
-                        .or_default()
-                        .insert(self.memory);
-                }
-                self.memory += 1;
-            }
-            Happening::Port(is_active) => {
-                self.is_port_active = is_active;
-                let event = if is_active {
-                    Event::PortActive
-                } else {
-                    Event::PortError
-                };
-                self.events
-                    .extend(self.present.map(|(generation, _)| (generation, event)));
-            }
-            Happening::Answer => self.answer(),
-            Happening::ReturnGoesOn(registers) => self.go_on_returning(registers),
-            Happening::Round(milliseconds, is_fast) => {
-                self.round(MILLISECOND * milliseconds, is_fast);
-            }
-        }
-        self.check();
-    }
-
-    fn stray_error(&mut self, error: DeviceError, is_old: bool) {
-        let Ok((_, generation)) = self.machine.opened() else {
-            return;
-        };
-        if !is_old {
-            self.machine.call_failed(error, generation);
-        } else if let Some(earlier) = generation.checked_sub(1) {
-            self.machine.call_failed(error, earlier);
-            assert!(
-                self.machine.opened().is_ok(),
-                "the error is of another device"
-            );
-        }
-    }
-
-    fn change_phase(&mut self, to: Phase, event: Event) {
-        if let Some((generation, phase)) = &mut self.present
-            && *phase != Phase::CutOff
-        {
-            *phase = to;
-            self.events.push((*generation, event));
-        }
-    }
-
-    fn read_event(&mut self) {
-        if self.events.is_empty() {
-            return;
-        }
-        let (generation, event) = self.events.remove(0);
-        // Events of a device that the program has not opened, or no longer reads, do not arrive.
-        if self.machine.source_of_events() == Some(generation) {
-            self.machine.event(event);
-        }
-    }
-
-    /// Returns the outcome of a call into the device of a handle.
-    fn outcome(&self, handle: u32) -> Result<(), DeviceError> {
-        match self.present {
-            Some((generation, phase)) if generation == handle => match phase {
-                Phase::Works => Ok(()),
-                Phase::Failed => Err(DeviceError::Failed),
-                Phase::CutOff => Err(DeviceError::CutOff),
-            },
-            _ => Err(DeviceError::CutOff),
-        }
-    }
-
-    fn answer(&mut self) {
-        let Some(asked) = self.asked else {
-            return;
-        };
-        let Some(outcome) = asked.answer else {
-            let outcome = self.outcome(asked.handle);
-            if !self.is_silent || outcome.is_err() {
-                let answer = Some(outcome);
-                self.asked = Some(Asked { answer, ..asked });
-            }
-            return;
-        };
-        self.asked = None;
-        let outcome = match outcome {
-            Ok(()) if self.refuses => Err(None),
-            outcome => outcome.map_err(Some),
-        };
-        self.machine.answered(asked.question, outcome, self.entry());
-        if asked.is_about_port {
-            let answer = outcome.is_ok().then_some(self.is_port_active);
-            self.machine.port_answered(answer);
-        }
-    }
-
-    fn go_on_returning(&mut self, registers: bool) {
-        match self.returning {
-            None => {}
-            Some((Return::Reopen, _)) if self.machine.for_memory().is_none() => {
-                match self.present {
-                    Some((generation, Phase::Works)) => {
-                        self.machine.reopened(generation, self.entry());
-                        self.returning = Some((Return::Reopen, self.memory));
-                        if self.machine.for_memory().is_none() {
-                            self.end_return(Returned::NotRegistered);
-                        }
-                    }
-                    _ => self.end_return(Returned::NotFound),
-                }
-            }
-            Some((_, known)) if registers => {
-                if let Some((handle, _)) = self.machine.for_memory() {
-                    let registered = self.registered.entry(handle).or_default();
-                    registered.extend(0..known);
-                }
-                self.end_return(Returned::Registered);
-            }
-            Some(_) => self.end_return(Returned::NotRegistered),
-        }
-    }
-
-    fn end_return(&mut self, returned: Returned) {
-        self.returning = None;
-        self.machine.end_return(returned);
-    }
-
-    fn round(&mut self, later: Duration, is_fast: bool) {
-        self.now += later;
-        let mut steps = 0;
-        while let Some(step) = self.machine.poll(self.entry(), self.now) {
-            steps += 1;
-            assert!(steps < 10, "the round does not end: {:?}", self.machine);
-            match step {
-                Step::WarnStuck(waited) => assert!(waited >= PATIENCE),
-                Step::Tell(PortChange::Removed) => self.is_trusted = false,
-                Step::Tell(PortChange::Up) => self.is_trusted = true,
-                Step::Tell(PortChange::Down) => {}
-                Step::AskPort(handle, question) => {
-                    assert!(self.asked.is_none(), "two questions at a time");
-                    self.asked = Some(Asked {
-                        handle,
-                        question,
-                        is_about_port: true,
-                        answer: None,
-                    });
-                    if is_fast {
-                        self.answer();
-                        self.answer();
-                    }
-                }
-                Step::Return(how) => {
-                    assert!(self.returning.is_none(), "two returns at a time");
-                    self.returning = Some((how, self.memory));
-                }
-            }
-        }
-        let is_there = self.machine.presence() == Presence::Here;
-        let is_open = self.machine.opened().is_ok();
-        assert!(!self.is_trusted || is_there, "{:?}", self.machine);
-        assert!(!is_open || self.is_trusted, "{:?}", self.machine);
-    }
-
-    fn check(&mut self) {
-        for generation in 0..self.generations {
-            let may_access_memory = self.present.is_some_and(|(it, _)| it == generation);
-            let opened = self.used.contains(&generation);
-            if opened && may_access_memory {
-                // A device whose handle the machine has dropped was never used.
-                let known = self.machine.presence_of(self.machine.generation());
-                let is_current = self.machine.source_of_events() == Some(generation);
-                assert!(
-                    is_current && known != Presence::Gone,
-                    "device {generation} still accesses memory: {:?}",
-                    self.machine
-                );
-            }
-        }
-        if let Ok((handle, generation)) = self.machine.opened() {
-            assert_eq!(
-                self.registered.get(&handle).map(BTreeSet::len),
-                Some(self.memory as usize),
-                "device {handle} is in use without registrations: {:?}",
-                self.machine
-            );
-            let (last_handle, last) = self.last_opened;
-            assert!(handle == last_handle || generation > last);
-            self.last_opened = (handle, generation);
-            self.used.insert(handle);
-        }
-    }
-
-    /// Lets everything work from now on, for two minutes.
-    fn settle(&mut self) {
-        (self.is_silent, self.refuses) = (false, false);
-        for _ in 0..240 {
-            match self.present {
-                Some((_, Phase::Failed)) => self.happen(Happening::CutOff),
-                Some((_, Phase::CutOff)) => self.happen(Happening::Leaves),
-                Some((_, Phase::Works)) => {}
-                None => self.happen(Happening::Appears),
-            }
-            self.happen(Happening::EventIsRead);
-            self.happen(Happening::Round(500, false));
-            self.happen(Happening::Answer);
-            self.happen(Happening::Answer);
-            self.happen(Happening::ReturnGoesOn(true));
-            self.happen(Happening::ReturnGoesOn(true));
-        }
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
-
-    /// No device counts as gone while it may access memory, none is used without the memory's
-    /// registrations, and each comes back into use.
-    #[test]
-    fn a_device_is_used_while_it_is_there_and_never_else(
-        happenings in prop::collection::vec(happening(), 0..80)
-    ) {
-        let mut world = World::new();
-        for happening in happenings {
-            world.happen(happening);
-        }
-        world.settle();
-        let opened = world.machine.opened().map(|(handle, _)| handle);
-        prop_assert_eq!(opened.ok(), world.present.map(|(generation, _)| generation));
-        prop_assert!(world.is_trusted);
-    }
-}
 
 #[test]
 fn a_refused_query_alone_loses_no_rail() {
@@ -424,12 +33,12 @@ fn the_fatal_event_of_a_device_without_an_entry_proves_its_removal() {
 #[test]
 fn an_answer_after_a_later_error_shows_nothing() {
     let mut device = Device::new((), Some(7));
-    let ((), question) = device.ask(Instant::default()).unwrap();
+    device.ask(Instant::default()).unwrap();
     device.call_failed(DeviceError::CutOff, 0);
-    device.answered(question, Ok(()), Some(7));
+    device.answered(Ok(()), Some(7));
     assert_eq!(device.presence(), Presence::CutOff);
-    let ((), question) = device.ask(Instant::default()).unwrap();
-    device.answered(question, Ok(()), Some(7));
+    device.ask(Instant::default()).unwrap();
+    device.answered(Ok(()), Some(7));
     assert_eq!(
         (device.presence(), device.absence()),
         (Presence::Here, Absence::Silent)
@@ -440,14 +49,14 @@ fn an_answer_after_a_later_error_shows_nothing() {
 fn failures_to_return_double_the_pause() {
     let mut device = Device::new((), Some(7));
     device.call_failed(DeviceError::CutOff, 0);
-    let ((), question) = device.ask(Instant::default()).unwrap();
-    device.answered(question, Err(Some(DeviceError::CutOff)), None);
+    device.ask(Instant::default()).unwrap();
+    device.answered(Err(Some(DeviceError::CutOff)), None);
     let mut now = Instant::default();
     let mut pauses = Vec::new();
     for _ in 0..9 {
         let begun = now;
         while device.begin_return(now).is_none() {
-            now += MILLISECOND * 500;
+            now += SEARCH_EVERY;
             assert!(now - begun < 100 * SEARCH_EVERY, "no attempt begins");
         }
         device.reopened((), Some(8));
@@ -458,4 +67,25 @@ fn failures_to_return_double_the_pause() {
         pauses,
         [0, 1000, 2000, 4000, 8000, 16_000, 32_000, 32_000, 32_000]
     );
+}
+
+#[test]
+fn an_attempt_that_began_before_a_silence_does_not_end_it() {
+    let mut device = Device::new((), Some(7));
+    let mut now = Instant::default();
+    let mut fall_silent_and_answer = |device: &mut Device<()>| {
+        device.ask(now).unwrap();
+        now += PATIENCE;
+        assert_eq!(device.check_patience(now), Some(PATIENCE));
+        device.answered(Ok(()), Some(7));
+        now
+    };
+    let now = fall_silent_and_answer(&mut device);
+    assert_eq!(device.begin_return(now), Some(Return::Resume));
+    // Memory that is registered during this silence is missing in the attempt.
+    let now = fall_silent_and_answer(&mut device);
+    assert!(!device.end_return(Returned::Registered));
+    assert_eq!(device.opened(), Err(Absence::Silent));
+    assert_eq!(device.begin_return(now), Some(Return::Resume));
+    assert!(device.end_return(Returned::Registered) && device.opened().is_ok());
 }

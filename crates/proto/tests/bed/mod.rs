@@ -9,7 +9,7 @@ pub mod nic;
 
 use nic::{Nic, Phase};
 use proto::backoff::{Connected, KnownPaths, PathId};
-use proto::device::{Device, PortChange, Presence, Question, Return, Returned, Step};
+use proto::device::{Device, PortChange, Presence, Return, Returned, Step};
 use proto::flow::recovery::{Action, Frame, Limits, Recovery, Role, State};
 use proto::flow::redial::Need;
 use proto::time::Instant;
@@ -63,8 +63,8 @@ pub struct Process {
 pub struct ProcessRail {
     pub nic: Nic,
     device: Device<u32>,
-    /// The question under way: its end, its handle, and the question.
-    question: Option<(u64, u32, Question)>,
+    /// The end of the question under way, and its handle.
+    question: Option<(u64, u32)>,
     returning: Option<(u64, Return)>,
     /// Devices in which a call of a given-up attempt hangs.
     hanging: Vec<u32>,
@@ -250,8 +250,8 @@ impl Bed {
                 match step {
                     Step::WarnStuck(_) => {}
                     Step::Tell(change) => changes.push(change),
-                    Step::AskPort(handle, question) => {
-                        rail.question = Some((question_end, handle, question));
+                    Step::AskPort(handle) => {
+                        rail.question = Some((question_end, handle));
                     }
                     Step::Return(how) => rail.returning = Some((return_end, how)),
                 }
@@ -342,8 +342,12 @@ impl Bed {
             .flatten()
             .find(|theirs| qp.peer == Some(theirs.number) && theirs.peer == Some(qp.number));
         peer.is_some_and(|peer| {
-            self.nic(connection, side, lane).carries(qp.handle)
-                && self.nic(connection, 1 - side, lane).carries(peer.handle)
+            [(side, qp), (1 - side, peer)]
+                .into_iter()
+                .all(|(side, qp)| {
+                    let nic = self.nic(connection, side, lane);
+                    nic.is_port_active && nic.outcome(qp.handle).is_ok()
+                })
         })
     }
 
@@ -730,14 +734,14 @@ impl ProcessRail {
         let nic = &self.nic;
         self.hanging
             .retain(|handle| nic.is_silent && nic.outcome(*handle).is_ok());
-        if let Some((ends_at, handle, question)) = self.question
+        if let Some((ends_at, handle)) = self.question
             && now >= ends_at
         {
             let outcome = nic.outcome(handle);
             if !nic.is_silent || outcome.is_err() {
                 self.question = None;
                 let entry = nic.entry();
-                self.device.answered(question, outcome.map_err(Some), entry);
+                self.device.answered(outcome.map_err(Some), entry);
                 self.device
                     .port_answered(outcome.is_ok().then_some(nic.is_port_active));
             }

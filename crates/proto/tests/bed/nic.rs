@@ -57,10 +57,6 @@ impl Nic {
             .is_some_and(|(present, _)| present == generation)
     }
 
-    pub fn carries(&self, generation: u32) -> bool {
-        self.is_port_active && self.outcome(generation).is_ok()
-    }
-
     /// The firmware fails, or the kernel cuts programs off.
     pub fn end(&mut self, phase: Phase) {
         if let Some((generation, present)) = &mut self.present
@@ -92,9 +88,8 @@ impl Nic {
         } else {
             Event::PortError
         };
-        if let Some((generation, Phase::Works)) = self.present {
-            self.events.push((generation, event));
-        }
+        self.events
+            .extend(self.present.map(|(generation, _)| (generation, event)));
     }
 
     /// Takes the oldest event, if the program reads events of that device (`source`).
