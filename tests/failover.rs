@@ -374,6 +374,7 @@ fn watched(
         terms,
         mailboxes,
         Vec::new(),
+        &[],
     );
     (
         Channel::new(stream, listener.local_addr().unwrap()).unwrap(),

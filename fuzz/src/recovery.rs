@@ -8,7 +8,9 @@
 use crate::control::messages;
 use crate::tape::Tape;
 use crate::target::Seeds;
-use proto::flow::recovery::{Action, Failure, Limits, Recovery, Role, State};
+use proto::flow::recovery::{
+    Action, Cause, Failure, Limits, Missing, PathChoice, Recovery, Role, State,
+};
 use proto::flow::redial::Need;
 use proto::wire::codec::Writer;
 use proto::wire::control::{
@@ -148,7 +150,16 @@ impl Caller {
         let missing: Vec<_> = LaneId::all(RAILS)
             .filter(|lane| missing >> lane.index() & 1 == 1)
             .collect();
-        caller.recovery.mark_missing_at_start(&missing);
+        let at_start = |lane: &LaneId| Missing {
+            lane: *lane,
+            path: PathChoice {
+                peer_gid: [1; 16],
+                mtu_bytes: 1024,
+            },
+            why: "no way".to_owned(),
+        };
+        let at_start: Vec<_> = missing.iter().map(at_start).collect();
+        caller.recovery.mark_missing_at_start(&at_start);
         for lane in missing {
             caller.rails[lane.index()] = Rail::Stopped { by_peer: true };
         }
@@ -228,7 +239,7 @@ impl Caller {
         let outcome = if is_good {
             Ok(())
         } else {
-            Err("no answer".to_owned())
+            Err(Cause::Failed("no answer".to_owned()))
         };
         self.recovery.probed(lane, outcome, self.now);
     }
@@ -396,7 +407,7 @@ impl Caller {
     }
 
     fn end_work(&mut self, lane: LaneId, failed: bool) {
-        let fails = || "no way".to_owned();
+        let fails = || Cause::Failed("no way".to_owned());
         let stopped = Rail::Stopped { by_peer: true };
         match self.recovery.state(lane) {
             Some(State::Opening { .. }) => {
@@ -428,7 +439,11 @@ impl Caller {
                 };
                 self.recovery.answered(
                     lane,
-                    if failed { Err(fails()) } else { Ok(answer) },
+                    if failed {
+                        Err(Cause::Deferred("later".to_owned()))
+                    } else {
+                        Ok(answer)
+                    },
                     self.now,
                 );
             }

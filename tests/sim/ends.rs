@@ -9,6 +9,8 @@ use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::process::Process;
 use nccl_net_spark::comm::recovery::attempt::ManagedRail;
 use proto::flow::paths::End;
+use proto::flow::recovery::{Missing, PathChoice};
+use proto::wire::ids::LaneId;
 use std::sync::Arc;
 use verbs::Region;
 
@@ -59,4 +61,20 @@ pub fn paths(lanes: &[Lane]) -> Vec<[End; 2]> {
 pub fn managed_rails(lanes: &[Lane], queue_count: usize) -> Vec<ManagedRail> {
     let managed = |lane| ManagedRail::of(lane, queue_count);
     lanes.iter().map(managed).collect()
+}
+
+/// Returns the rails that begin as lost, those with a bit in `not_yet`. Their path is unlike any
+/// that an attempt will choose.
+pub fn missing(not_yet: u8, lanes: usize) -> Vec<Missing> {
+    LaneId::all(lanes)
+        .filter(|lane| not_yet >> lane.index() & 1 == 1)
+        .map(|lane| Missing {
+            lane,
+            path: PathChoice {
+                peer_gid: [0; 16],
+                mtu_bytes: 4096,
+            },
+            why: "not yet".to_owned(),
+        })
+        .collect()
 }

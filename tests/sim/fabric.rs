@@ -520,6 +520,7 @@ impl Fabric {
         for (striping, lanes) in striping.iter_mut().zip(&mut lanes) {
             leave_out(start.not_yet, striping, lanes);
         }
+        let missing = ends::missing(start.not_yet, lanes[0].len());
         let rails = [0, 1].map(|side: usize| ends::managed_rails(&lanes[side], queue_count));
         let [send_lanes, recv_lanes] = lanes;
         let [send_striping, recv_striping] = striping;
@@ -542,7 +543,7 @@ impl Fabric {
                 first_rail_timeout: FIRST_RAIL,
             };
             let mailboxes = ends::mailboxes_of(side, &mailboxes);
-            Driver::new(process, context, path, terms, mailboxes, rails)
+            Driver::new(process, context, path, terms, mailboxes, rails, &missing)
         };
         let [send_rails, recv_rails] = rails;
         let drivers = [

@@ -292,7 +292,15 @@ impl SendEnd {
         let process = Arc::clone(&self.process);
         let context = Arc::clone(&self.context);
         let terms = driver_terms(Role::Sender);
-        Driver::new(process, context, self.path.clone(), terms, mailboxes, rails)
+        Driver::new(
+            process,
+            context,
+            self.path.clone(),
+            terms,
+            mailboxes,
+            rails,
+            &[],
+        )
     }
 }
 
@@ -301,7 +309,15 @@ impl RecvEnd {
         let process = Arc::clone(&self.process);
         let context = Arc::clone(&self.context);
         let terms = driver_terms(Role::Receiver);
-        Driver::new(process, context, self.path.clone(), terms, mailboxes, rails)
+        Driver::new(
+            process,
+            context,
+            self.path.clone(),
+            terms,
+            mailboxes,
+            rails,
+            &[],
+        )
     }
 }
 

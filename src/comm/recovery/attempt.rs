@@ -1,5 +1,6 @@
-//! State of a connection's rail in the recovery driver: its names, the attempts to reconnect it,
-//! and the queue pairs of the current attempt.
+//! The driver's handles for a rail of a connection: its device, its names, and the queue pairs and
+//! threads of the current attempt. The rail's state, and its attempts so far, are in
+//! [`Recovery`](proto::flow::recovery::Recovery).
 
 use crate::comm::datapath::lane::Lane;
 use crate::comm::datapath::test_write::LaneTest;
@@ -11,7 +12,7 @@ use host::counters::Outages;
 use host::error::Result;
 use proto::backoff::PathId;
 use proto::device::Presence;
-use proto::flow::recovery::State;
+use proto::flow::recovery::{FailedAttempts, PathChoice, State};
 use proto::wire::control::JoinAnswer;
 use proto::wire::fields::RailAdvert;
 use std::net::Ipv6Addr;
@@ -34,16 +35,6 @@ pub struct ManagedRail {
     /// On a receiver: device generation whose memory keys our CTS entries carry. `None` if the
     /// device was away when the connection came up, and the rail has had no new queue pairs since.
     pub cts_generation: Option<u32>,
-    /// Accepting side: number of the peer's attempts to reconnect the rail since the rail last
-    /// worked.
-    pub answers: u32,
-    /// Paths of the last two attempts, the newest first. Attempts may alternate between two paths.
-    pub last_paths: [Option<PathChoice>; 2],
-    /// Progress of the newest attempt, for messages.
-    pub stage: Stage,
-    /// Failed attempts on this rail: a failed handshake, and later attempts until the connection
-    /// has its first rail. Cleared when this rail comes into use.
-    pub failed_attempts: Vec<FailedAttempts>,
     /// State of the current attempt. On the accepting side, the data path takes the new queue pairs
     /// once they are connected ([`crate::comm::datapath::status::Status::keep`]).
     pub attempt: Option<Attempt>,
@@ -136,41 +127,6 @@ pub enum Done {
     },
 }
 
-/// A path to the peer's rail, as one attempt uses it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PathChoice {
-    /// Address of the peer's rail.
-    pub peer_gid: [u8; 16],
-    /// Path MTU in bytes.
-    pub mtu_bytes: u32,
-}
-
-/// Progress of an attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Stage {
-    /// The path is not chosen yet.
-    #[default]
-    Begun,
-    /// The attempt uses the newest path in [`ManagedRail::last_paths`].
-    PathChosen,
-    /// Back-off has postponed the attempt, so its failure does not count.
-    Deferred,
-}
-
-/// Failed attempts on one path.
-#[derive(Debug, Clone)]
-pub struct FailedAttempts {
-    /// `None` if the attempts ended before the path was chosen.
-    choice: Option<PathChoice>,
-    count: u32,
-    /// Reason for the first of these failures.
-    why: String,
-}
-
-/// Largest number of paths in a message. Few rails have more combinations of peer address and path
-/// MTU.
-const MAX_FAILED_PATHS: usize = 6;
-
 /// New queue pairs, with the data to connect them.
 pub struct NewQueuePairs {
     /// The queue pairs, not connected.
@@ -190,10 +146,7 @@ impl ManagedRail {
         // The first CTS entries will carry the keys of the device that is present now.
         let cts_generation =
             generation.or_else(|| rail.device.opened().ok().map(|(_, generation)| generation));
-        // The handshake was the first attempt of a rail that does not work yet.
-        let answers = u32::from(generation.is_none());
         let outages = Outages::of(&lane.record);
-        let (last_paths, stage, failed_attempts, attempt, fence) = Default::default();
         Self {
             rail,
             peer_rail,
@@ -201,12 +154,8 @@ impl ManagedRail {
             queue_count,
             generation,
             cts_generation,
-            answers,
-            last_paths,
-            stage,
-            failed_attempts,
-            attempt,
-            fence,
+            attempt: None,
+            fence: None,
         }
     }
 
@@ -225,49 +174,14 @@ impl ManagedRail {
             .is_some_and(|generation| self.rail.device.presence_of(generation) != Presence::Here)
     }
 
-    /// Records the start of an attempt, whose path is not chosen yet.
-    pub fn begins_attempt(&mut self) {
-        self.stage = Stage::Begun;
-    }
-
-    /// Records the path of the attempt.
-    pub fn record_path(&mut self, choice: PathChoice) {
-        (self.last_paths, self.stage) = ([Some(choice), self.last_paths[0]], Stage::PathChosen);
-    }
-
-    /// Records the failure of the attempt.
-    pub fn failed(&mut self, why: &str) {
-        if self.stage == Stage::Deferred {
-            return;
-        }
-        let choice = self.last_paths[0].filter(|_| self.stage == Stage::PathChosen);
-        if let Some(tries) = self
-            .failed_attempts
-            .iter_mut()
-            .find(|tries| tries.choice == choice)
-        {
-            tries.count += 1;
-        } else if self.failed_attempts.len() < MAX_FAILED_PATHS {
-            self.failed_attempts.push(FailedAttempts {
-                choice,
-                count: 1,
-                why: why.to_owned(),
-            });
-        }
-    }
-
     /// Returns the names of both rails, for messages.
     pub fn name(&self) -> String {
         format!("{} to {}", self.rail.name(), self.peer_rail)
     }
 
     /// Returns the name of this host's rail and its failed attempts, for messages.
-    pub fn tries_text(&self) -> String {
-        let tries: Vec<String> = self
-            .failed_attempts
-            .iter()
-            .map(FailedAttempts::text)
-            .collect();
+    pub fn tries_text(&self, failed: &[FailedAttempts]) -> String {
+        let tries: Vec<String> = failed.iter().map(text_of).collect();
         format!("{} ({})", self.rail.name(), tries.join("; "))
     }
 
@@ -290,23 +204,20 @@ impl ManagedRail {
     }
 }
 
-impl FailedAttempts {
-    fn text(&self) -> String {
-        let Self { choice, count, why } = self;
-        let times = if *count == 1 {
-            String::new()
-        } else {
-            format!(", {count} attempts")
-        };
-        match choice {
-            Some(PathChoice {
-                peer_gid,
-                mtu_bytes,
-            }) => {
-                let address = Ipv6Addr::from(*peer_gid).to_canonical();
-                format!("to {address} with path MTU {mtu_bytes}{times}: {why}")
-            }
-            None => format!("{why}{times}"),
+fn text_of(FailedAttempts { path, count, cause }: &FailedAttempts) -> String {
+    let times = if *count == 1 {
+        String::new()
+    } else {
+        format!(", {count} attempts")
+    };
+    match path {
+        Some(PathChoice {
+            peer_gid,
+            mtu_bytes,
+        }) => {
+            let address = Ipv6Addr::from(*peer_gid).to_canonical();
+            format!("to {address} with path MTU {mtu_bytes}{times}: {cause}")
         }
+        None => format!("{cause}{times}"),
     }
 }

@@ -37,7 +37,7 @@ use crate::comm::rail::Rail;
 use host::counters::nanos;
 use host::error::Error;
 use proto::device::PortChange;
-use proto::flow::recovery::{Action, Frame, Limits, Recovery};
+use proto::flow::recovery::{Action, Cause, Frame, Limits, Missing, Recovery};
 use proto::flow::redial::Need;
 use proto::time::Instant;
 use proto::wire::control::ControlFrame;
@@ -107,9 +107,9 @@ struct Waiting {
 }
 
 impl Driver {
-    /// Starts to watch a new connection. A rail without queue pairs (`generation` is `None`) begins
-    /// as a lost rail. If all rails begin so, the connection fails unless one of them comes into
-    /// use within `first_rail_timeout`.
+    /// Starts to watch a new connection. The rails of `missing` have no queue pairs, and begin as
+    /// lost rails. If all rails begin so, the connection fails unless one of them comes into use
+    /// within `first_rail_timeout`.
     pub fn new(
         process: Arc<Process>,
         context: Arc<PathContext>,
@@ -121,6 +121,7 @@ impl Driver {
         }: Terms,
         mailboxes: Mailboxes,
         mut rails: Vec<ManagedRail>,
+        missing: &[Missing],
     ) -> Self {
         let names = rails
             .iter()
@@ -141,12 +142,9 @@ impl Driver {
         };
         let mut recovery = Recovery::new(role, limits, rails.len());
         let now = clock::now();
-        let missing: Vec<_> = LaneId::all(rails.len())
-            .filter(|lane| rails[lane.index()].generation.is_none())
-            .collect();
-        recovery.mark_missing_at_start(&missing);
-        for lane in missing {
-            outages.begins_without(lane, now);
+        recovery.mark_missing_at_start(missing);
+        for Missing { lane, .. } in missing {
+            outages.begins_without(*lane, now);
             rails[lane.index()].outages.lost(now);
         }
         let tcp = tcp::ConnectionTcpOutages::new(&process.tcp_outages, &context.peer.name);
@@ -537,13 +535,13 @@ impl Driver {
                 }
             }
             Action::OpenQps(lane) => {
-                if let Err(why) = self.open_qps(*lane, now) {
-                    self.recovery.opened(*lane, Err(why), at);
+                if let Err(cause) = self.open_qps(*lane, now) {
+                    self.recovery.opened(*lane, Err(cause), at);
                 }
             }
             Action::AnswerQps(lane, rail, end) => {
-                if let Err(why) = self.answer_qps(*lane, rail.clone(), end.clone(), now) {
-                    self.recovery.answered(*lane, Err(why), at);
+                if let Err(cause) = self.answer_qps(*lane, rail.clone(), end.clone(), now) {
+                    self.recovery.answered(*lane, Err(cause), at);
                 }
             }
             Action::ConnectQps(lane, answer) => {
@@ -552,8 +550,8 @@ impl Driver {
                 {
                     return Err(NotBorrowed::Busy);
                 }
-                if let Err(why) = self.connect_qps(*lane, answer.clone(), now) {
-                    self.recovery.connected(*lane, Err(why), at);
+                if let Err(cause) = self.connect_qps(*lane, answer.clone(), now) {
+                    self.recovery.connected(*lane, Err(cause), at);
                 }
             }
             Action::Activate(lane) => {
@@ -597,8 +595,7 @@ impl Driver {
         &mut self,
         lane: LaneId,
         now: Instant,
-    ) -> Result<std::result::Result<(), String>, NotBorrowed> {
-        let has_failed = || "the connection has failed".to_owned();
+    ) -> Result<std::result::Result<(), Cause>, NotBorrowed> {
         let mut new = self.rails[lane.index()].attempt.take();
         let outcome = self.on_path(|path, context| {
             // A failed data path stops its new queue pairs.
@@ -623,15 +620,15 @@ impl Driver {
                 return Err(NotBorrowed::Busy);
             }
             Ok(Ok(Some(generation))) => generation,
-            Ok(Ok(None)) | Err(NotBorrowed::Broken) => return Ok(Err(has_failed())),
+            Ok(Ok(None)) | Err(NotBorrowed::Broken) => return Ok(Err(Cause::ConnectionEnds)),
             Ok(Err(error)) => {
                 self.give_up(error);
-                return Ok(Err(has_failed()));
+                return Ok(Err(Cause::ConnectionEnds));
             }
         };
-        (managed.generation, managed.answers) = (Some(generation), 0);
-        managed.failed_attempts.clear();
-        if let Some(choice) = managed.last_paths[0] {
+        managed.generation = Some(generation);
+        let [newest, _] = self.recovery.attempts(lane).last_paths();
+        if let Some(choice) = newest {
             // On the accepting side, the peer's LIVE has shown that the path works.
             self.process.backoff.carried(managed.path(choice), now);
         }

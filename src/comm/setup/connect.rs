@@ -13,7 +13,6 @@ use crate::comm::datapath::send::SendPath;
 use crate::comm::endpoint::SendComm;
 use crate::comm::process::Process;
 use crate::comm::rail::{Rail, interfaces};
-use crate::comm::recovery::attempt::PathChoice;
 use crate::comm::recovery::redial::RedialHandle;
 use crate::comm::recovery::tcp::Redialling;
 #[cfg(doc)]
@@ -21,6 +20,7 @@ use host::error::Error;
 use host::error::{Internal, Network, Result, Usage, Violation};
 use proto::backoff::PathId;
 use proto::flow::paths::End;
+use proto::flow::recovery::PathChoice;
 use proto::time::Instant;
 use proto::wire::fields::Priority;
 use proto::wire::handle::{HANDLE_BYTES, Handle};

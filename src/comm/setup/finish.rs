@@ -20,7 +20,7 @@ use crate::comm::datapath::try_cell::TryCell;
 use crate::comm::endpoint::Endpoint;
 use crate::comm::process::Process;
 use crate::comm::rail::Rail;
-use crate::comm::recovery::attempt::{ManagedRail, PathChoice};
+use crate::comm::recovery::attempt::ManagedRail;
 use crate::comm::recovery::driver::{Driver, Terms};
 use crate::comm::recovery::redial::RedialHandle;
 use crate::comm::recovery::tcp::Redialling;
@@ -30,7 +30,7 @@ use host::counters::{CountedConnection, CountedLane};
 use host::error::Error;
 use host::error::{PeerGone, Result};
 use proto::flow::paths::End;
-use proto::flow::striping::Striping;
+use proto::flow::recovery::{Missing, PathChoice};
 use proto::time::Instant;
 use proto::wire::fields::Priority;
 use proto::wire::ids::{LaneId, RailId};
@@ -181,9 +181,16 @@ pub fn finish<P: Shareable + 'static>(
         .collect();
     let mut striping = negotiate::striping(&process, &paths);
     let counted = counted(&process, role, &peer, &pairs);
+    let missing: Vec<Missing> = LaneId::all(pairs.len())
+        .zip(&pairs)
+        .filter_map(|(id, pair)| pair.missing(id))
+        .collect();
+    missing
+        .iter()
+        .for_each(|missing| striping.lose(missing.lane));
     let (lanes, rails): (Vec<Lane>, Vec<ManagedRail>) = LaneId::all(pairs.len())
         .zip(pairs)
-        .map(|(id, pair)| pair.into_lane(id, &counted, &mut striping))
+        .map(|(id, pair)| pair.into_lane(id, &counted))
         .unzip();
     negotiate::report_left_out(&process, &peer, &lanes, &paths, &routed, &left_out);
     let context = Arc::new(PathContext {
@@ -213,7 +220,15 @@ pub fn finish<P: Shareable + 'static>(
         priority,
         first_rail_timeout,
     };
-    let driver = Driver::new(shared, watched, path.clone(), terms, mailboxes, rails);
+    let driver = Driver::new(
+        shared,
+        watched,
+        path.clone(),
+        terms,
+        mailboxes,
+        rails,
+        &missing,
+    );
     let watch = setup.service.watch(channel, driver, send_last_message)?;
     process.opened(&context.peer.name);
     let endpoint = Endpoint {
@@ -231,25 +246,24 @@ pub fn finish<P: Shareable + 'static>(
 }
 
 impl AgreedPair {
-    /// Returns the lane for the data path, and recovery's record of its rail. If the pair does not
-    /// work yet, the lane has no queue pairs and `striping` skips it.
-    fn into_lane(
-        self,
-        id: LaneId,
-        counted: &CountedConnection,
-        striping: &mut Striping,
-    ) -> (Lane, ManagedRail) {
-        let (mut lane, why) = match self.lane {
-            Ok(lane) => (lane, None),
-            Err(why) => (Lane::without_queues(&self.rail, self.peer_rail), Some(why)),
-        };
+    /// Returns recovery's record of a pair that does not work yet.
+    fn missing(&self, lane: LaneId) -> Option<Missing> {
+        let why = self.lane.as_ref().err()?.clone();
+        Some(Missing {
+            lane,
+            path: self.choice,
+            why,
+        })
+    }
+
+    /// Returns the lane for the data path, and the driver's handles for its rail. If the pair does
+    /// not work yet, the lane has no queue pairs.
+    fn into_lane(self, id: LaneId, counted: &CountedConnection) -> (Lane, ManagedRail) {
+        let mut lane = self
+            .lane
+            .unwrap_or_else(|_| Lane::without_queues(&self.rail, self.peer_rail));
         lane.record = counted.record(id.index());
-        let mut managed = ManagedRail::of(&lane, usize::from(self.queue_count));
-        if let Some(why) = why {
-            striping.lose(id);
-            managed.record_path(self.choice);
-            managed.failed(&why);
-        }
+        let managed = ManagedRail::of(&lane, usize::from(self.queue_count));
         (lane, managed)
     }
 }

@@ -24,6 +24,7 @@
 #![doc = include_str!("recovery/README.md")]
 
 mod action;
+mod attempts;
 mod bootstrap;
 mod state;
 #[cfg(test)]
@@ -31,6 +32,7 @@ mod tests;
 mod time;
 
 pub use action::{Action, Failure, Frame, LogEntry};
+pub use attempts::{Attempts, FailedAttempts, Missing, PathChoice};
 pub use state::{Cause, Changed, Limits, Role, State};
 
 use super::control_link::ControlLink;
@@ -99,10 +101,11 @@ struct Rail {
     /// Number of losses and failed attempts since it was last set to 0, plus 1 during an attempt.
     /// Set to 0 when the rail is lost after more than [`STEADY`] in use, and when its port comes
     /// up.
-    attempts: u32,
+    setbacks: u32,
     /// Number of the newest JOIN. An answer to an earlier JOIN is ignored.
     join_number: u8,
     was_up: bool,
+    attempts: Attempts,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,9 +128,10 @@ impl Recovery {
     pub fn new(role: Role, limits: Limits, rails: usize) -> Self {
         let rail = Rail {
             state: State::Up { since: 0 },
-            attempts: 0,
+            setbacks: 0,
             join_number: 0,
             was_up: true,
+            attempts: Attempts::default(),
         };
         Self {
             role,
@@ -148,13 +152,14 @@ impl Recovery {
 
     /// Marks rails of a new connection as lost. The handshake counts as their first attempt. They
     /// need no fence, because nothing was posted on them.
-    pub fn mark_missing_at_start(&mut self, lanes: &[LaneId]) {
-        for lane in lanes {
+    pub fn mark_missing_at_start(&mut self, missing: &[Missing]) {
+        for Missing { lane, path, why } in missing {
             let rail = &mut self.rails[lane.index()];
-            (rail.attempts, rail.was_up) = (1, false);
+            (rail.setbacks, rail.was_up) = (1, false);
+            rail.attempts.fail_in_handshake(*path, why);
         }
         // `pause` depends on `was_up` of all rails, so the loop above sets all of them first.
-        for lane in lanes {
+        for Missing { lane, .. } in missing {
             self.rails[lane.index()].state = State::Down {
                 retry_at: self.pause(*lane),
             };
@@ -314,7 +319,7 @@ impl Recovery {
         let Some(rail) = self.rails.get_mut(lane.index()) else {
             return;
         };
-        rail.attempts = 0;
+        rail.setbacks = 0;
         if let State::Down { retry_at } = &mut rail.state {
             *retry_at = now;
         }
@@ -350,11 +355,12 @@ impl Recovery {
         }
     }
 
-    /// Reports the result of [`Action::OpenQps`]: the rail's description and the new queue pairs.
+    /// Reports the result of [`Action::OpenQps`]: the rail's description and the new queue pairs,
+    /// or [`Cause::Failed`] or [`Cause::Deferred`].
     pub fn opened(
         &mut self,
         lane: LaneId,
-        outcome: Result<(RailAdvert, LaneEnd), String>,
+        outcome: Result<(RailAdvert, LaneEnd), Cause>,
         now: u64,
     ) {
         if !matches!(self.state(lane), Some(State::Opening { .. })) {
@@ -383,12 +389,12 @@ impl Recovery {
                 });
             }
             // JOIN was not sent, so the peer needs no NOT NOW.
-            Err(why) => self.set_down(lane, Cause::Failed(why), now),
+            Err(cause) => self.set_down(lane, cause, now),
         }
     }
 
     /// Reports the result of [`Action::ConnectQps`].
-    pub fn connected(&mut self, lane: LaneId, outcome: Result<(), String>, now: u64) {
+    pub fn connected(&mut self, lane: LaneId, outcome: Result<(), Cause>, now: u64) {
         if !matches!(self.state(lane), Some(State::Connecting { .. })) {
             return;
         }
@@ -402,23 +408,23 @@ impl Recovery {
                 Cause::Done,
                 now,
             ),
-            Err(why) => self.not_now(lane, Cause::Failed(why), now),
+            Err(cause) => self.not_now(lane, cause, now),
         }
     }
 
     /// Reports the result of the test writes: all are acknowledged, or one has failed.
-    pub fn probed(&mut self, lane: LaneId, outcome: Result<(), String>, now: u64) {
+    pub fn probed(&mut self, lane: LaneId, outcome: Result<(), Cause>, now: u64) {
         if !matches!(self.state(lane), Some(State::Probing { .. })) {
             return;
         }
         match outcome {
             Ok(()) => self.activate(lane, now),
-            Err(why) => self.end_attempt(lane, Cause::Failed(why), now),
+            Err(cause) => self.end_attempt(lane, cause, now),
         }
     }
 
     /// Reports the result of [`Action::Activate`].
-    pub fn activated(&mut self, lane: LaneId, outcome: Result<(), String>, now: u64) {
+    pub fn activated(&mut self, lane: LaneId, outcome: Result<(), Cause>, now: u64) {
         if self.state(lane) != Some(&State::Activating) {
             return;
         }
@@ -429,12 +435,12 @@ impl Recovery {
                     self.link.queue(ControlMessage::Live { lane });
                 }
             }
-            Err(why) => self.not_now(lane, Cause::Failed(why), now),
+            Err(cause) => self.not_now(lane, cause, now),
         }
     }
 
-    /// Reports the result of [`Action::AnswerQps`].
-    pub fn answered(&mut self, lane: LaneId, outcome: Result<JoinAnswer, String>, now: u64) {
+    /// Reports the result of [`Action::AnswerQps`], or [`Cause::Failed`] or [`Cause::Deferred`].
+    pub fn answered(&mut self, lane: LaneId, outcome: Result<JoinAnswer, Cause>, now: u64) {
         if self.state(lane) != Some(&State::Answering) {
             return;
         }
@@ -449,7 +455,7 @@ impl Recovery {
                     answer,
                 });
             }
-            Err(why) => self.not_now(lane, Cause::Failed(why), now),
+            Err(cause) => self.not_now(lane, cause, now),
         }
     }
 
@@ -588,19 +594,21 @@ impl Recovery {
 
     /// Replaces a rail's state. After set-up no other function does this.
     fn transition(&mut self, lane: LaneId, to: State, cause: Cause, at: u64) {
+        let is_first_rail = self.recovers() && !self.was_up();
         let rail = &mut self.rails[lane.index()];
         if matches!(rail.state, State::Up { .. }) || matches!(to, State::Up { .. }) {
             self.rail_changes = self.rail_changes.wrapping_add(1);
         }
         match (&rail.state, &to) {
-            (State::Up { since }, _) if at.saturating_sub(*since) > STEADY => rail.attempts = 0,
-            (State::Up { .. }, _) | (_, State::Opening { .. }) => rail.attempts += 1,
+            (State::Up { since }, _) if at.saturating_sub(*since) > STEADY => rail.setbacks = 0,
+            (State::Up { .. }, _) | (_, State::Opening { .. }) => rail.setbacks += 1,
             (_, State::Up { .. }) => {
                 (rail.was_up, self.no_rail_since) = (true, None);
-                rail.attempts = rail.attempts.saturating_sub(1);
+                rail.setbacks = rail.setbacks.saturating_sub(1);
             }
             _ => {}
         }
+        rail.attempts.state_changes(&to, &cause, is_first_rail);
         let from = std::mem::replace(&mut rail.state, to.clone());
         self.actions.push_back(Action::Changed(Box::new(Changed {
             lane,

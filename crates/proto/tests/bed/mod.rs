@@ -10,7 +10,7 @@ pub mod nic;
 use nic::{Nic, Phase};
 use proto::backoff::{Connected, KnownPaths, PathId};
 use proto::device::{Device, PortChange, Presence, Return, Returned, Step};
-use proto::flow::recovery::{Action, Frame, Limits, Recovery, Role, State};
+use proto::flow::recovery::{Action, Cause, Frame, Limits, Recovery, Role, State};
 use proto::flow::redial::Need;
 use proto::time::Instant;
 use proto::wire::control::{ControlFrame, JoinAnswer, Received};
@@ -428,21 +428,21 @@ impl Bed {
             Action::OpenQps(lane) => {
                 if let Err(why) = self.begin(connection, side, lane, JobKind::Open) {
                     let end = &mut self.connections[connection].ends[side];
-                    end.recovery.opened(lane, Err(why), now);
+                    end.recovery.opened(lane, Err(Cause::Failed(why)), now);
                 }
             }
             Action::AnswerQps(lane, _, theirs) => {
                 let kind = JobKind::Answer(theirs.qps[0].number);
                 if let Err(why) = self.begin(connection, side, lane, kind) {
                     let end = &mut self.connections[connection].ends[side];
-                    end.recovery.answered(lane, Err(why), now);
+                    end.recovery.answered(lane, Err(Cause::Failed(why)), now);
                 }
             }
             Action::ConnectQps(lane, answer) => {
                 let kind = JobKind::Connect(answer.end.qps[0].number);
                 if let Err(why) = self.begin(connection, side, lane, kind) {
                     let end = &mut self.connections[connection].ends[side];
-                    end.recovery.connected(lane, Err(why), now);
+                    end.recovery.connected(lane, Err(Cause::Failed(why)), now);
                 }
             }
             Action::Activate(lane) => self.activate(connection, side, lane),
@@ -570,14 +570,16 @@ impl Bed {
                     make(None);
                     (advert(), lane_end(number))
                 });
-                end.recovery.opened(lane, outcome, now);
+                end.recovery
+                    .opened(lane, outcome.map_err(Cause::Failed), now);
             }
             JobKind::Answer(peer) => {
                 let outcome = outcome.map(|()| {
                     make(Some(peer));
                     answer(number)
                 });
-                end.recovery.answered(lane, outcome, now);
+                end.recovery
+                    .answered(lane, outcome.map_err(Cause::Failed), now);
             }
             JobKind::Connect(peer) => {
                 let outcome = outcome.and_then(|()| match &mut known.new {
@@ -588,7 +590,8 @@ impl Bed {
                     }
                     None => Err("no queue pairs".to_owned()),
                 });
-                end.recovery.connected(lane, outcome, now);
+                end.recovery
+                    .connected(lane, outcome.map_err(Cause::Failed), now);
             }
         }
     }
@@ -616,7 +619,8 @@ impl Bed {
             paths.silent(path, "silent", time);
             Err("the test is not acknowledged".to_owned())
         };
-        end.recovery.probed(lane, outcome, now);
+        end.recovery
+            .probed(lane, outcome.map_err(Cause::Failed), now);
         self.end_trial(connection, side, lane);
     }
 
@@ -630,7 +634,8 @@ impl Bed {
         if outcome.is_ok() {
             self.processes[end.process].paths.carried(path, time);
         }
-        end.recovery.activated(lane, outcome, now);
+        end.recovery
+            .activated(lane, outcome.map_err(Cause::Failed), now);
         self.rail(connection, side, lane).device.ask_soon();
         self.end_trial(connection, side, lane);
     }

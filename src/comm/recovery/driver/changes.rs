@@ -63,9 +63,6 @@ impl Driver {
             (State::Up { .. }, _) => self.returned(lane, now, at),
             (State::Down { .. }, Cause::StoppedByBoth) => {}
             (State::Down { .. }, why) => {
-                if self.recovery.waits_for_first_rail(0).is_some() {
-                    self.rails[lane.index()].failed(&why.to_string());
-                }
                 tracing::debug!("rail {name} to {} not recovered yet: {why}", peer.name);
             }
             _ => {}
@@ -81,7 +78,8 @@ impl Driver {
             let why = managed.rail.device.absence_reason();
             self.recovery.rail_down(lane, why, at);
         } else {
-            let path_mtu_bytes = managed.last_paths[0].map_or(0, |choice| choice.mtu_bytes);
+            let [newest, _] = self.recovery.attempts(lane).last_paths();
+            let path_mtu_bytes = newest.map_or(0, |choice| choice.mtu_bytes);
             managed.outages.recovered(path_mtu_bytes, now);
             self.outages.recovered(lane, now);
         }

@@ -42,14 +42,13 @@ impl Driver {
     /// Returns the pairs of rails, then their failed attempts. The names come first because NCCL
     /// cuts a log line at 1024 characters (`ncclDebugLog` in debug.cc).
     fn tries_text(&self) -> String {
-        let text = |of: fn(&ManagedRail) -> String| {
-            self.rails.iter().map(of).collect::<Vec<_>>().join(", ")
-        };
-        format!(
-            "{}; {}",
-            text(ManagedRail::name),
-            text(ManagedRail::tries_text)
-        )
+        let names: Vec<String> = self.rails.iter().map(ManagedRail::name).collect();
+        let tries: Vec<String> = self
+            .lanes()
+            .zip(&self.rails)
+            .map(|(lane, managed)| managed.tries_text(self.recovery.attempts(lane).failed()))
+            .collect();
+        format!("{}; {}", names.join(", "), tries.join(", "))
     }
 
     pub(super) fn no_first_rail(&self) -> Error {

@@ -17,12 +17,13 @@ use crate::comm::datapath::test_write::{LaneTest, TestResult};
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::Trial;
 use crate::comm::rail::{Rail, RailSnapshot};
-use crate::comm::recovery::attempt::{Attempt, Done, NewQueuePairs, PathChoice, Stage, Worker};
+use crate::comm::recovery::attempt::{Attempt, Done, NewQueuePairs, Worker};
 use crate::comm::threads;
-use host::error::{Internal, Missing, Result};
+use host::error::{Error, Internal, Missing, Result};
 use host::interfaces;
 use proto::backoff::{PathId, SEARCH};
 use proto::flow::pairing::{self, Pair};
+use proto::flow::recovery::{Cause, PathChoice};
 use proto::time::Instant;
 use proto::wire::control::JoinAnswer;
 use proto::wire::cts::Epoch;
@@ -52,13 +53,10 @@ impl Driver {
         &mut self,
         lane: LaneId,
         now: Instant,
-    ) -> std::result::Result<(), String> {
-        self.rails[lane.index()].begins_attempt();
+    ) -> std::result::Result<(), Cause> {
         // Checked before the queue pairs exist: back-off could later forbid to connect them.
-        if let Err(error) = self.is_due(lane, now) {
-            self.rails[lane.index()].stage = Stage::Deferred;
-            return Err(error.to_string());
-        }
+        self.is_due(lane, now)
+            .map_err(|error| Cause::Deferred(error.to_string()))?;
         self.start(lane, now, |job| Done::Opened(job.ask().map(Box::new)))
     }
 
@@ -70,11 +68,8 @@ impl Driver {
         theirs: Box<RailAdvert>,
         end: LaneEnd,
         now: Instant,
-    ) -> std::result::Result<(), String> {
-        let managed = &mut self.rails[lane.index()];
-        managed.answers += 1;
-        managed.begins_attempt();
-        let answers = managed.answers;
+    ) -> std::result::Result<(), Cause> {
+        let answers = self.recovery.attempts(lane).answers();
         self.start(lane, now, move |job| {
             job.answer(&theirs, &end, answers, now)
         })
@@ -87,18 +82,19 @@ impl Driver {
         lane: LaneId,
         answer: JoinAnswer,
         now: Instant,
-    ) -> std::result::Result<(), String> {
+    ) -> std::result::Result<(), Cause> {
         let Some(Attempt::Requested(asked)) = self.rails[lane.index()].attempt.take() else {
-            return Err("this attempt has no queue pairs to connect".to_owned());
+            return Err(Cause::Failed(
+                "this attempt has no queue pairs to connect".to_owned(),
+            ));
         };
         let choice = PathChoice {
             peer_gid: answer.acceptor_gid,
             mtu_bytes: answer.mtu_bytes,
         };
-        let managed = &mut self.rails[lane.index()];
-        managed.record_path(choice);
-        let trial = begin_trial(&self.process, managed.path(choice), now)
-            .map_err(|error| error.to_string())?;
+        self.recovery.path_chosen(lane, choice);
+        let path = self.rails[lane.index()].path(choice);
+        let trial = begin_trial(&self.process, path, now).map_err(failed)?;
         self.start(lane, now, move |job| {
             let (lane, outcome) = job.connect(*asked, &answer);
             Done::Connected {
@@ -126,19 +122,14 @@ impl Driver {
         lane: LaneId,
         now: Instant,
         step: impl FnOnce(&Job) -> Done + Send + 'static,
-    ) -> std::result::Result<(), String> {
+    ) -> std::result::Result<(), Cause> {
         let managed = &self.rails[lane.index()];
-        let call = managed
-            .rail
-            .device
-            .calls
-            .begin(now)
-            .map_err(|error| error.to_string())?;
-        let known = managed
-            .last_paths
-            .iter()
+        let call = managed.rail.device.calls.begin(now).map_err(failed)?;
+        let last_paths = self.recovery.attempts(lane).last_paths();
+        let known = last_paths
+            .into_iter()
             .flatten()
-            .map(|choice| managed.path(*choice));
+            .map(|choice| managed.path(choice));
         let job = Job {
             process: Arc::clone(&self.process),
             rail: Arc::clone(&managed.rail),
@@ -185,7 +176,7 @@ impl Driver {
         managed.attempt = None;
         match done {
             Done::Opened(opened) => {
-                let outcome = opened.map_err(|error| error.to_string()).map(|asked| {
+                let outcome = opened.map_err(failed).map(|asked| {
                     let advert = asked.advert.clone();
                     let end = asked.lane.end();
                     managed.attempt = Some(Attempt::Requested(asked));
@@ -194,9 +185,9 @@ impl Driver {
                 self.recovery.opened(lane, outcome, now_ns);
             }
             Done::Deferred { choice, why } => {
-                managed.record_path(choice);
-                managed.stage = Stage::Deferred;
-                self.recovery.answered(lane, Err(why), now_ns);
+                self.recovery.path_chosen(lane, choice);
+                self.recovery
+                    .answered(lane, Err(Cause::Deferred(why)), now_ns);
             }
             // `_trial`, the right to test the path, is dropped at the end of this arm. By then the
             // result is in `backoff`, where other connections see it.
@@ -206,7 +197,7 @@ impl Driver {
                 outcome,
             } => {
                 if let Some(choice) = choice {
-                    managed.record_path(choice);
+                    self.recovery.path_chosen(lane, choice);
                     self.process.backoff.connected(
                         managed.path(choice),
                         outcome.as_ref().err(),
@@ -215,7 +206,7 @@ impl Driver {
                 }
                 match outcome {
                     Ok(new) => managed.attempt = Some(Attempt::Answered(new)),
-                    Err(error) => self.recovery.answered(lane, Err(error.to_string()), now_ns),
+                    Err(error) => self.recovery.answered(lane, Err(failed(error)), now_ns),
                 }
             }
             Done::Connected {
@@ -233,7 +224,7 @@ impl Driver {
                 let test = outcome.and_then(|()| {
                     LaneTest::start(*new, path, mailboxes, choice.mtu_bytes, limit, trial, now)
                 });
-                let outcome = test.map_err(|error| error.to_string());
+                let outcome = test.map_err(failed);
                 let outcome =
                     outcome.map(|test| managed.attempt = Some(Attempt::Testing(Box::new(test))));
                 self.recovery.connected(lane, outcome, now_ns);
@@ -272,9 +263,9 @@ impl Driver {
             }
             Ok(Err(error)) => {
                 self.give_up(error);
-                Err("the connection has failed".to_owned())
+                Err(Cause::ConnectionEnds)
             }
-            Ok(Ok(None)) | Err(NotBorrowed::Broken) => Err("the connection has failed".to_owned()),
+            Ok(Ok(None)) | Err(NotBorrowed::Broken) => Err(Cause::ConnectionEnds),
         };
         self.recovery.answered(lane, outcome, now_ns);
     }
@@ -307,7 +298,8 @@ impl Driver {
             }
             TestResult::Silent(why) | TestResult::Failed(why) => Err(why),
         };
-        self.recovery.probed(lane, outcome, now_ns);
+        self.recovery
+            .probed(lane, outcome.map_err(Cause::Failed), now_ns);
     }
 
     /// Checks that at least one of the last two paths may be tested now. One is enough, because the
@@ -315,7 +307,7 @@ impl Driver {
     /// The error is the reason why the newest path may not be tested.
     fn is_due(&self, lane: LaneId, now: Instant) -> Result<()> {
         let managed = &self.rails[lane.index()];
-        let [Some(newest), Some(before)] = managed.last_paths else {
+        let [Some(newest), Some(before)] = self.recovery.attempts(lane).last_paths() else {
             return Ok(());
         };
         let is_due = |choice| self.process.backoff.is_due(managed.path(choice), now);
@@ -453,6 +445,10 @@ impl Job {
         new.register_mailbox(&self.region)?;
         Ok(new)
     }
+}
+
+fn failed(error: Error) -> Cause {
+    Cause::Failed(error.to_string())
 }
 
 /// Checks that back-off permits an attempt on a path. If the path was dead until now, returns the

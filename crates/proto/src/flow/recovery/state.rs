@@ -97,6 +97,8 @@ pub enum Cause {
     ConnectionEnds,
     /// The attempt failed on this side.
     Failed(String),
+    /// Back-off has postponed the attempt.
+    Deferred(String),
     /// The attempt failed at the peer.
     Refused(String),
 }
@@ -104,7 +106,7 @@ pub enum Cause {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Lost(why) | Self::Failed(why) | Self::Refused(why) => why,
+            Self::Lost(why) | Self::Failed(why) | Self::Deferred(why) | Self::Refused(why) => why,
             Self::LostByPeer => "the peer reports it lost",
             Self::Stopped => "stopped",
             Self::StoppedByBoth => "fenced",

@@ -16,6 +16,18 @@ const LIMITS: Limits = Limits {
     first_rail: 120 * SECOND,
 };
 
+/// A rail that the handshake could not bring up.
+fn missing(lane: LaneId) -> Missing {
+    Missing {
+        lane,
+        path: PathChoice {
+            peer_gid: [2; 16],
+            mtu_bytes: 1024,
+        },
+        why: "silent".to_owned(),
+    }
+}
+
 fn advert() -> RailAdvert {
     RailAdvert {
         name: "a".into(),
@@ -182,7 +194,8 @@ fn failed_attempts_become_rare_and_a_port_that_comes_up_is_tried_immediately() {
         now += pause;
         end.recovery.tick(now);
         assert_eq!(end.actions(), [Action::OpenQps(lane(0))]);
-        end.recovery.opened(lane(0), Err("port down".into()), now);
+        end.recovery
+            .opened(lane(0), Err(Cause::Failed("port down".into())), now);
     }
     end.recovery.port_up(lane(0), now);
     end.recovery.tick(now);
@@ -333,7 +346,7 @@ fn an_answer_to_an_abandoned_attempt_changes_nothing() {
 #[test]
 fn a_rail_that_did_not_carry_at_first_is_asked_for() {
     let mut end = End::new(Role::Sender);
-    end.recovery.mark_missing_at_start(&[lane(1)]);
+    end.recovery.mark_missing_at_start(&[missing(lane(1))]);
     assert_eq!(end.recovery.rails_up().collect::<Vec<_>>(), [lane(0)]);
     end.recovery.tick(0);
     assert_eq!(end.actions(), []);
@@ -346,7 +359,8 @@ fn a_rail_that_did_not_carry_at_first_is_asked_for() {
 #[test]
 fn without_any_first_rail_all_rails_are_asked_for_after_the_same_pause() {
     let mut end = End::new(Role::Sender);
-    end.recovery.mark_missing_at_start(&[lane(0), lane(1)]);
+    end.recovery
+        .mark_missing_at_start(&[missing(lane(0)), missing(lane(1))]);
     end.recovery.tick(RETRY_PAUSE_NS - 1);
     assert_eq!(end.actions(), []);
     end.recovery.tick(RETRY_PAUSE_NS);

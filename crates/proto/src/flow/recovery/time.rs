@@ -132,11 +132,11 @@ impl Recovery {
         let rail = &self.rails[lane.index()];
         RETRY_PAUSE_NS
             << match rail.was_up {
-                true => rail.attempts.min(MAX_DOUBLINGS),
-                false if self.was_up() => rail.attempts.min(MAX_DOUBLINGS_NEVER_UP),
+                true => rail.setbacks.min(MAX_DOUBLINGS),
+                false if self.was_up() => rail.setbacks.min(MAX_DOUBLINGS_NEVER_UP),
                 // The application waits for the first rail, so the handshake, which counts as an
                 // attempt, does not double the pause.
-                false => rail.attempts.saturating_sub(1).min(MAX_DOUBLINGS),
+                false => rail.setbacks.saturating_sub(1).min(MAX_DOUBLINGS),
             }
     }
 }

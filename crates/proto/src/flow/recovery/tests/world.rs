@@ -232,7 +232,13 @@ impl<const N: usize> World<N> {
         let mut used = [[Some(0); RAILS]; 2];
         let mut end = |role| {
             let mut end = Recovery::new(role, LIMITS, RAILS);
-            end.mark_missing_at_start(&missing);
+            end.mark_missing_at_start(
+                &missing
+                    .iter()
+                    .copied()
+                    .map(super::missing)
+                    .collect::<Vec<_>>(),
+            );
             missing
                 .iter()
                 .for_each(|lane| used[role as usize][lane.index()] = None);

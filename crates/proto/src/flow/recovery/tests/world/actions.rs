@@ -1,6 +1,6 @@
 //! Executes recovery's actions, and checks recovery's promises.
 
-use super::super::super::{Action, Failure, State};
+use super::super::super::{Action, Cause, Failure, State};
 use super::super::advert;
 use super::{Lost, RAILS, UNCONNECTED, World};
 use crate::wire::control::JoinAnswer;
@@ -56,7 +56,7 @@ impl<const N: usize> World<N> {
             true => Ok((advert(), end(self.requests[lane.index()]))),
             false => {
                 self.new[0][lane.index()] = None;
-                Err("port down".to_owned())
+                Err(Cause::Failed("port down".to_owned()))
             }
         };
         self.ends[0].opened(lane, outcome, self.now);
@@ -65,7 +65,7 @@ impl<const N: usize> World<N> {
 
     fn answer_qps(&mut self, lane: LaneId, theirs: &LaneEnd) -> Result<(), String> {
         if self.fails(1, lane) {
-            self.ends[1].answered(lane, Err("unreachable".to_owned()), self.now);
+            self.ends[1].answered(lane, Err(Cause::Failed("unreachable".to_owned())), self.now);
             return Ok(());
         }
         self.answered[lane.index()] = theirs.qps[0].number;
@@ -95,7 +95,7 @@ impl<const N: usize> World<N> {
         self.messages.learn_epoch(lane, answer.epoch);
         let outcome = if self.fails(0, lane) {
             self.new[0][lane.index()] = None;
-            Err("unreachable".to_owned())
+            Err(Cause::Failed("unreachable".to_owned()))
         } else {
             self.new[0][lane.index()] = Some(answer.end.qps[0].number);
             Ok(())
@@ -340,7 +340,7 @@ impl<const N: usize> World<N> {
             if is_there {
                 Ok(())
             } else {
-                Err("no answer".to_owned())
+                Err(Cause::Failed("no answer".to_owned()))
             },
             self.now,
         );

@@ -93,7 +93,7 @@ fn hash_end(end: &Recovery, now: u64, hasher: &mut impl Hasher) {
         } else {
             MAX_DOUBLINGS_NEVER_UP
         };
-        (rail.was_up, rail.attempts.min(doubled + 1)).hash(hasher);
+        (rail.was_up, rail.setbacks.min(doubled + 1)).hash(hasher);
         std::mem::discriminant(&rail.state).hash(hasher);
         match rail.state {
             State::Up { since } => age(since, STEADY + 1).hash(hasher),
