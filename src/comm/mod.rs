@@ -2,8 +2,7 @@
 //!
 //! The modules form layers, from top to bottom: `host`, `setup`, `endpoint`, `recovery`, `process`,
 //! `streams`, `datapath`, `rail`, `unauthenticated`, then one layer of `channel`, `descriptors` and
-//! `log`, then `threads`. A module imports only from its own layer and from lower layers
-//! (`tests/house_rules/rooms.toml`).
+//! `log`, then `threads`. A module imports only from its own layer and from lower layers.
 
 pub mod channel;
 pub mod datapath;

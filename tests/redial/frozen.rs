@@ -91,7 +91,15 @@ impl Frozen {
             priority: Priority::default(),
             first_rail_timeout: Duration::from_secs(60),
         };
-        let driver = Driver::new(process, context, gate.clone(), terms, mailboxes, Vec::new());
+        let driver = Driver::new(
+            process,
+            context,
+            gate.clone(),
+            terms,
+            mailboxes,
+            Vec::new(),
+            &[],
+        );
         let channel = Channel::new(near, listener.local_addr().unwrap()).unwrap();
         let watch = host
             .setup()

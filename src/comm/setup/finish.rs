@@ -31,6 +31,7 @@ use host::error::Error;
 use host::error::{PeerGone, Result};
 use proto::flow::paths::End;
 use proto::flow::recovery::{Missing, PathChoice};
+use proto::flow::striping::Striping;
 use proto::time::Instant;
 use proto::wire::fields::Priority;
 use proto::wire::ids::{LaneId, RailId};
@@ -181,17 +182,8 @@ pub fn finish<P: Shareable + 'static>(
         .collect();
     let mut striping = negotiate::striping(&process, &paths);
     let counted = counted(&process, role, &peer, &pairs);
-    let missing: Vec<Missing> = LaneId::all(pairs.len())
-        .zip(&pairs)
-        .filter_map(|(id, pair)| pair.missing(id))
-        .collect();
-    missing
-        .iter()
-        .for_each(|missing| striping.lose(missing.lane));
-    let (lanes, rails): (Vec<Lane>, Vec<ManagedRail>) = LaneId::all(pairs.len())
-        .zip(pairs)
-        .map(|(id, pair)| pair.into_lane(id, &counted))
-        .unzip();
+    let missing = AgreedPair::missing(&pairs, &mut striping);
+    let (lanes, rails) = AgreedPair::into_lanes(pairs, &counted);
     negotiate::report_left_out(&process, &peer, &lanes, &paths, &routed, &left_out);
     let context = Arc::new(PathContext {
         peer: Arc::new(Peer::new(peer)),
@@ -208,21 +200,15 @@ pub fn finish<P: Shareable + 'static>(
     };
     let path = Arc::new(TryCell::new(path(parts)));
     let mailboxes = Mailboxes { region, peer_addr };
-    let first_rail_timeout = process
-        .config
-        .setup
-        .connect_timeout
-        .saturating_sub(clock::elapsed(started));
-    let shared = Arc::clone(&process);
-    let watched = Arc::clone(&context);
+    let connect_timeout = process.config.setup.connect_timeout;
     let terms = Terms {
         role,
         priority,
-        first_rail_timeout,
+        first_rail_timeout: connect_timeout.saturating_sub(clock::elapsed(started)),
     };
     let driver = Driver::new(
-        shared,
-        watched,
+        Arc::clone(&process),
+        Arc::clone(&context),
         path.clone(),
         terms,
         mailboxes,
@@ -246,25 +232,32 @@ pub fn finish<P: Shareable + 'static>(
 }
 
 impl AgreedPair {
-    /// Returns recovery's record of a pair that does not work yet.
-    fn missing(&self, lane: LaneId) -> Option<Missing> {
-        let why = self.lane.as_ref().err()?.clone();
-        Some(Missing {
-            lane,
-            path: self.choice,
-            why,
-        })
+    /// Returns the pairs that do not work yet. `striping` no longer uses them.
+    fn missing(pairs: &[Self], striping: &mut Striping) -> Vec<Missing> {
+        let missing = |(lane, pair): (LaneId, &Self)| {
+            let why = pair.lane.as_ref().err()?.clone();
+            striping.lose(lane);
+            let path = pair.choice;
+            Some(Missing { lane, path, why })
+        };
+        LaneId::all(pairs.len())
+            .zip(pairs)
+            .filter_map(missing)
+            .collect()
     }
 
-    /// Returns the lane for the data path, and the driver's handles for its rail. If the pair does
-    /// not work yet, the lane has no queue pairs.
-    fn into_lane(self, id: LaneId, counted: &CountedConnection) -> (Lane, ManagedRail) {
-        let mut lane = self
-            .lane
-            .unwrap_or_else(|_| Lane::without_queues(&self.rail, self.peer_rail));
-        lane.record = counted.record(id.index());
-        let managed = ManagedRail::of(&lane, usize::from(self.queue_count));
-        (lane, managed)
+    /// Returns the lanes for the data path, and the driver's handles for their rails. A pair that
+    /// does not work yet gives a lane without queue pairs.
+    fn into_lanes(pairs: Vec<Self>, counted: &CountedConnection) -> (Vec<Lane>, Vec<ManagedRail>) {
+        let into_lane = |(id, pair): (LaneId, Self)| {
+            let mut lane = pair
+                .lane
+                .unwrap_or_else(|_| Lane::without_queues(&pair.rail, pair.peer_rail));
+            lane.record = counted.record(id.index());
+            let managed = ManagedRail::of(&lane, usize::from(pair.queue_count));
+            (lane, managed)
+        };
+        LaneId::all(pairs.len()).zip(pairs).map(into_lane).unzip()
     }
 }
 

@@ -276,7 +276,7 @@ pub fn percent(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 * 100.0 / whole as f64)
 }
 
-/// Returns the mean time from post to confirmation of the timed writes in µs, or `None` if no write
+/// Returns the mean time from post to confirmation of the timed writes in us, or `None` if no write
 /// was timed.
 pub fn mean_us(counts: &Counts) -> Option<f64> {
     (counts.timed_writes > 0).then(|| counts.timed_ns as f64 / counts.timed_writes as f64 / 1e3)
