@@ -102,7 +102,12 @@ fn lost_completions_cost_the_receiver_its_connection(fabric: &mut Fabric) {
     let cq = number_of(&*pair.recv);
     let now = fabric.now();
     pair.drivers[1].completions_lost(cq, now);
-    pair.drivers[1].poll(now, true, &mut |_| true);
+    // The rails tell the peer of the failure before they stop.
+    for _ in 0..20 {
+        fabric.pass(5_000_000);
+        let now = fabric.now();
+        pair.drivers[1].poll(now, true, &mut |_| true);
+    }
     let error = pair
         .recv
         .borrow()

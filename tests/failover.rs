@@ -268,6 +268,18 @@ fn a_remote_invalid_request_error_on_every_rail_ends_the_connection() {
             && text.contains("the same request already failed on other rails"),
         "{text}"
     );
+    // The other end learns the reason, and need not wait for its own limits.
+    let told = until(|| {
+        let sent = bed
+            .send
+            .isend(stream.from.as_ptr() as u64, 8, 3, &stream.out);
+        sent.err()
+    });
+    let told = told.to_string();
+    assert!(
+        told.starts_with("the connection has failed at ") && told.contains(&text),
+        "{told}"
+    );
 }
 
 #[test]

@@ -68,27 +68,30 @@ impl Stage {
         }
     }
 
-    /// Makes a call of the data path of `side`. If the connection has failed, lets the driver stop
-    /// the queue pairs, and makes the call again, which then returns the error.
+    /// Makes a call of the data path of `side`. If the connection has failed, lets the driver tell
+    /// the peer and stop the queue pairs, and makes the call again, which then returns the error.
     fn call<T>(&mut self, side: usize, call: impl Fn(&Self) -> Quick<T>) -> Quick<T> {
         let done = call(self);
+        if !self.is_ending(side) {
+            return done;
+        }
+        self.poll_until(|stage| {
+            let now = stage.fabric().now();
+            stage.pair.drivers[side].poll(now, true, &mut |_| true);
+            (!stage.is_ending(side)).then_some(())
+        })
+        .expect("the queue pairs stop");
+        call(self)
+    }
+
+    fn is_ending(&self, side: usize) -> bool {
         let path: &dyn SharedPath = if side == 0 {
             &*self.pair.send
         } else {
             &*self.pair.recv
         };
-        let is_ending = path
-            .borrow()
-            .expect("no panic went through it")
-            .rails()
-            .status
-            .is_ending();
-        if !is_ending {
-            return done;
-        }
-        let now = self.fabric().now();
-        self.pair.drivers[side].poll(now, true, &mut |_| true);
-        call(self)
+        let mut path = path.borrow().expect("no panic went through it");
+        path.rails().status.is_ending()
     }
 
     fn isend(&mut self, bytes: usize, tag: i32) -> Quick<Option<u16>> {

@@ -66,7 +66,8 @@ fn check_message(bytes: &[u8]) -> bool {
         ControlMessage::AreYouThere
         | ControlMessage::Bye { .. }
         | ControlMessage::StallQuery(_)
-        | ControlMessage::StallReply(_) => {}
+        | ControlMessage::StallReply(_)
+        | ControlMessage::Failed { .. } => {}
     }
     true
 }
@@ -290,6 +291,12 @@ pub fn messages() -> Vec<(&'static str, ControlMessage)> {
         ),
         ("live", ControlMessage::Live { lane: lane(2) }),
         ("are-you-there", ControlMessage::AreYouThere),
+        (
+            "failed",
+            ControlMessage::Failed {
+                why: "its device did not stop".into(),
+            },
+        ),
         ("bye", ControlMessage::Bye { delivered: 1 << 40 }),
         (
             "stall-query",

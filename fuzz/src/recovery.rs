@@ -126,7 +126,8 @@ fn on_rail(mut message: ControlMessage, at: LaneId) -> ControlMessage {
         ControlMessage::Bye { delivered } => *delivered = 0,
         ControlMessage::AreYouThere
         | ControlMessage::StallQuery(_)
-        | ControlMessage::StallReply(_) => {}
+        | ControlMessage::StallReply(_)
+        | ControlMessage::Failed { .. } => {}
     }
     message
 }
@@ -330,6 +331,7 @@ impl Caller {
                         "{failure:?}"
                     );
                     self.check_failure(&failure);
+                    self.recovery.report_failure("failed".to_owned());
                 }
                 Action::PeerClosed(_) | Action::PeerGone => {
                     assert!(!self.recovery.recovers());
@@ -384,7 +386,7 @@ impl Caller {
                 self.rails[lane.index()] == Rail::Stopped { by_peer: false }
             }
             Failure::NotStopped(lane) => self.rails[lane.index()] == Rail::Lost,
-            Failure::Protocol(_) => true,
+            Failure::Protocol(_) | Failure::AtPeer(_) => true,
         };
         assert!(is_true, "{failure:?} with {:?}", self.rails);
     }

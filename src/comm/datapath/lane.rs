@@ -428,8 +428,9 @@ impl Lane {
             .into_iter()
             .map(|queue| queue.qp)
             .collect();
-        let mailbox_key = self.mailbox_key.take();
-        let lost = LostQueues::new(&self.rail, self.generation, queue_pairs, cq, mailbox_key);
+        let keys = self.mailbox_keys();
+        let mailbox = self.mailbox_key.take().map(|own| (own, keys));
+        let lost = LostQueues::new(&self.rail, self.generation, queue_pairs, cq, mailbox);
         self.lost = Some(Box::new(lost));
         (self.pending, self.turn) = (0, 0);
     }

@@ -95,6 +95,11 @@ impl Status {
         self.ending.is_some()
     }
 
+    /// Returns the error of a failed connection.
+    pub fn failure(&self) -> Option<&Error> {
+        self.ending.as_deref().or(self.failed.as_deref())
+    }
+
     /// Marks the connection as failed. [`super::rails::Rails::end`] ends the use of its lanes. The
     /// first error counts.
     #[cold]

@@ -4,7 +4,11 @@
 //! These are commands to the device's firmware, and may not return for minutes. So no thread that
 //! serves other work makes them: [`LostQueues::stop`] runs on a thread of its own
 //! (`comm::recovery::fence`). If [`LostQueues`] are dropped, a thread of the device destroys them.
+//!
+//! The queue pairs of a failed connection still work, unless a rail's loss was the cause. Before
+//! they stop, they carry one control frame, which tells the peer of the failure.
 
+use super::lane::{LaneWrite, MailboxKeys};
 use super::wr_id::{Work, WrId};
 use crate::clock;
 use crate::comm::rail::Rail;
@@ -12,7 +16,7 @@ use proto::device::Presence;
 use proto::flow::recovery::Role;
 use std::sync::Arc;
 use std::time::Duration;
-use verbs::{Completion, CompletionBuffer, Cq, Mr, Qp};
+use verbs::{Completion, CompletionBuffer, Cq, Mr, Qp, Write};
 
 /// Interval between checks of the device while the completions of stopped queue pairs are awaited.
 /// The completions usually take microseconds. If they take longer, the device may have been cut off
@@ -31,6 +35,8 @@ pub struct LostQueues {
     objects: Option<Objects>,
     /// Completions that were polled so far, for the data path.
     completions: Vec<Completion>,
+    /// True while the last control frame is not acknowledged.
+    is_writing: bool,
     /// For each queue pair: true once a receive completed as flushed. Receives complete in order,
     /// so everything that the queue pair received was polled before.
     flushed: Vec<bool>,
@@ -39,7 +45,8 @@ pub struct LostQueues {
 struct Objects {
     queue_pairs: Vec<Qp>,
     cq: Cq,
-    _mailbox_key: Option<Mr>,
+    /// Registration of this end's mailbox, and the keys of both mailboxes.
+    mailbox: Option<(Mr, MailboxKeys)>,
 }
 
 /// Result of a request to stop queue pairs.
@@ -57,27 +64,67 @@ pub enum Stopped {
 
 impl LostQueues {
     /// Wraps queue pairs that are no longer used. `generation` is the device generation that they
-    /// belong to. `mailbox_key` is the registration of this end's mailbox.
+    /// belong to. `mailbox` is the registration of this end's mailbox, with the keys of both.
     pub fn new(
         rail: &Arc<Rail>,
         generation: u32,
         queue_pairs: Vec<Qp>,
         cq: Cq,
-        mailbox_key: Option<Mr>,
+        mailbox: Option<(Mr, MailboxKeys)>,
     ) -> Self {
         let flushed = vec![false; queue_pairs.len()];
         let objects = Some(Objects {
             queue_pairs,
             cq,
-            _mailbox_key: mailbox_key,
+            mailbox,
         });
         Self {
             rail: Arc::clone(rail),
             generation,
             objects,
             completions: Vec::new(),
+            is_writing: false,
             flushed,
         }
+    }
+
+    /// Writes a last control frame into the peer's mailbox. Fails silently if the first queue pair
+    /// is full or has failed: other rails and TCP carry the frame too.
+    pub fn write_last_frame(&mut self, write: impl FnOnce(MailboxKeys) -> LaneWrite) {
+        let Some(Objects {
+            queue_pairs,
+            mailbox: Some((_, keys)),
+            ..
+        }) = &mut self.objects
+        else {
+            return;
+        };
+        let write = write(*keys);
+        let posted = queue_pairs.first_mut().map(|qp| {
+            qp.write(&Write {
+                local_addr: write.local_addr,
+                bytes: write.bytes,
+                lkey: write.lkey,
+                remote: write.remote,
+                immediate: None,
+                wr_id: last_write_id().bits(),
+                signaled: true,
+            })
+        });
+        match posted {
+            Some(Ok(())) => self.is_writing = true,
+            Some(Err(error)) => tracing::debug!("{error}"),
+            None => {}
+        }
+    }
+
+    /// Polls once. Returns true while the last control frame is not acknowledged and has not
+    /// failed.
+    pub fn is_writing(&mut self) -> bool {
+        if self.is_writing && self.poll().is_err() {
+            self.is_writing = false;
+        }
+        self.is_writing
     }
 
     /// Stops the queue pairs: afterwards no bytes arrive or leave. Polls their completions: for a
@@ -230,6 +277,11 @@ impl LostQueues {
             .map_err(|error| tracing::debug!("{error}"))?;
         for completion in found {
             let id = WrId::of(completion.wr_id());
+            if id == last_write_id() {
+                // The data path knows nothing of this write.
+                self.is_writing = false;
+                continue;
+            }
             if completion.status() != 0
                 && id.work() == Work::Receive
                 && let Some(is_flushed) = self.flushed.get_mut(usize::from(id.queue()))
@@ -240,6 +292,12 @@ impl LostQueues {
         }
         Ok(!found.is_empty())
     }
+}
+
+/// Returns the number of the last control frame's write. Unlike any other write, it retires no work
+/// request.
+fn last_write_id() -> WrId {
+    WrId::new(Work::Control, 0, 0)
 }
 
 impl Drop for LostQueues {

@@ -461,10 +461,10 @@ impl Driver {
                 found,
                 rails.status.take_losses(),
                 rails.take_lost(),
-                rails.status.has_failed(),
+                rails.status.failure().cloned(),
             )
         });
-        let (found, losses, lost, has_failed) = match found {
+        let (found, losses, lost, failure) = match found {
             Ok(found) => found,
             Err(NotBorrowed::Busy) => {
                 self.waiting.lost_cqs = lost_cqs;
@@ -476,10 +476,11 @@ impl Driver {
                 return Err(NotBorrowed::Broken);
             }
         };
-        self.start_fences(lost);
-        if has_failed {
+        if let Some(error) = failure {
             self.recovery.fail();
+            self.report_failure(&error);
         }
+        self.start_fences(lost, now);
         let moved = match found {
             Ok(moved) => moved,
             Err(error) => {
@@ -558,7 +559,7 @@ impl Driver {
                 let outcome = self.activate(*lane, now)?;
                 self.recovery.activated(*lane, outcome, at);
             }
-            Action::DropQps(lane) => return self.drop_qps(*lane),
+            Action::DropQps(lane) => return self.drop_qps(*lane, now),
             Action::PeerClosed(delivered) => {
                 // Called before `said_bye`, so that NCCL's thread sees the reason first.
                 self.ends_without_rail()?;

@@ -21,7 +21,8 @@
 pub const FILE_NAME: &str = "nccl-net-spark-counters";
 /// The first word: "NNSCOUNT".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"NNSCOUNT");
-/// Version of this layout. A reader of another version shows no counters, and reports why.
+/// Version of this layout. A reader of another version shows no counters, and reports why. A new
+/// word in the unused part of a record keeps the version, because older readers ignore it.
 pub const VERSION: u64 = 1;
 /// Size of the header in words.
 pub const HEADER_WORDS: usize = 16;

@@ -452,6 +452,8 @@ pub enum PeerGone {
         "{peer} is gone: its bootstrap connection closed without BYE, and it answered neither over a rail nor by a new TCP connection; its process has ended, or its host is down"
     )]
     Vanished { peer: String },
+    #[error("the connection has failed at {peer}: {why}")]
+    Failed { peer: String, why: String },
     #[error("{peer} closed the connection before any rail worked, see its log: {rails}")]
     Left { peer: String, rails: String },
     #[error("{peer} closed the bootstrap connection during connection set-up: see its log")]

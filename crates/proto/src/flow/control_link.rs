@@ -106,6 +106,17 @@ impl ControlLink {
         frames
     }
 
+    /// Returns the frame of a queued message, as [`ControlLink::send_ahead`] does for all of them.
+    /// The peer accepts it only if it has received every message before. `None` if the peer has
+    /// acknowledged the message.
+    pub fn frame_ahead(&mut self, number: u64) -> Option<ControlFrame> {
+        let is_due = self.is_due;
+        let frames = self.send_ahead();
+        self.is_due = is_due;
+        let is_wanted = |frame: &ControlFrame| frame.awaits_confirmation && frame.number == number;
+        frames.into_iter().find(is_wanted)
+    }
+
     /// Accepts a control frame, and returns its control message if the message is new.
     ///
     /// # Errors

@@ -78,6 +78,8 @@ pub struct Recovery {
     rails: Vec<Rail>,
     peer: Peer,
     has_failed: bool,
+    /// Number of FAILED, once it was queued.
+    failed_message: Option<u64>,
     link: ControlLink,
     /// Time at which the last frame was sent.
     sent_at: u64,
@@ -117,10 +119,18 @@ enum Peer {
         since: u64,
         question: u64,
     },
+    /// The peer has sent FAILED.
+    Failed,
     /// The peer has sent BYE.
     Closed,
     /// The peer's process has ended, or TCP delivered invalid bytes.
     Gone,
+}
+
+impl Peer {
+    fn is_open(self) -> bool {
+        matches!(self, Self::Here | Self::Suspected { .. })
+    }
 }
 
 impl Recovery {
@@ -139,6 +149,7 @@ impl Recovery {
             rails: vec![rail; rails],
             peer: Peer::Here,
             has_failed: false,
+            failed_message: None,
             link: ControlLink::default(),
             sent_at: 0,
             unconfirmed: None,
@@ -253,7 +264,7 @@ impl Recovery {
     /// Returns true while lost rails are recovered: the connection has not failed, and the peer has
     /// neither closed it nor gone.
     pub fn recovers(&self) -> bool {
-        matches!(self.peer, Peer::Here | Peer::Suspected { .. }) && !self.has_failed
+        self.peer.is_open() && !self.has_failed
     }
 
     /// Returns true once the connection has failed.
@@ -266,6 +277,20 @@ impl Recovery {
         if !std::mem::replace(&mut self.has_failed, true) {
             self.stop_attempts();
         }
+    }
+
+    /// Sends FAILED to the peer, with the reason why this side has failed. Only the first reason is
+    /// sent, and none to a peer that has closed, has gone or has sent FAILED itself.
+    pub fn report_failure(&mut self, why: String) {
+        if self.peer.is_open() && self.failed_message.is_none() {
+            self.failed_message = Some(self.link.queue(ControlMessage::Failed { why }));
+        }
+    }
+
+    /// Returns the frame with FAILED, until the peer has confirmed it. The caller writes it over the
+    /// rails before it stops them: afterwards only TCP carries frames.
+    pub fn last_words(&mut self) -> Option<ControlFrame> {
+        self.link.frame_ahead(self.failed_message?)
     }
 
     /// Closes this side with a BYE. `delivered` is the number of receives before the first one that
@@ -333,7 +358,7 @@ impl Recovery {
 
     /// Reports that the peer's process has ended, or that TCP delivered invalid bytes.
     pub fn peer_gone(&mut self) {
-        if matches!(self.peer, Peer::Here | Peer::Suspected { .. }) {
+        if self.peer.is_open() {
             self.peer = Peer::Gone;
             self.actions.push_back(Action::PeerGone);
             self.stop_attempts();
@@ -467,6 +492,11 @@ impl Recovery {
         match message {
             ControlMessage::Bye { delivered } => self.peer_closed(delivered),
             ControlMessage::AreYouThere => {}
+            ControlMessage::Failed { why } if self.peer.is_open() => {
+                self.peer = Peer::Failed;
+                self.give_up(Failure::AtPeer(why));
+            }
+            ControlMessage::Failed { .. } => {}
             ControlMessage::StallQuery(report) => {
                 self.actions.push_back(Action::StallQuery(report));
             }

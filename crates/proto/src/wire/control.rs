@@ -80,6 +80,11 @@ pub enum ControlMessage {
     StallQuery(StallReport),
     /// Answers a STALL QUERY.
     StallReply(StallReport),
+    /// The connection has failed on this side.
+    Failed {
+        /// The reason, for the peer's error.
+        why: String,
+    },
 }
 
 /// State of one side of a connection, for the cause of a stall. A question has the state of the
@@ -341,6 +346,9 @@ impl ControlMessage {
             }
             Self::StallQuery(report) => report.write(w.u8(8)),
             Self::StallReply(report) => report.write(w.u8(9)),
+            Self::Failed { why } => {
+                w.u8(10).text(why, REASON_BYTES);
+            }
         }
         w.into_bytes()
     }
@@ -385,6 +393,9 @@ impl ControlMessage {
             7 => Self::AreYouThere,
             8 => Self::StallQuery(StallReport::read(r)?),
             9 => Self::StallReply(StallReport::read(r)?),
+            10 => Self::Failed {
+                why: r.text("reason", REASON_BYTES)?,
+            },
             kind => {
                 return Err(Malformed::Value {
                     what: "kind of control message",
@@ -527,6 +538,9 @@ mod tests {
         samples.extend([
             ControlMessage::Bye { delivered: 12 },
             ControlMessage::AreYouThere,
+            ControlMessage::Failed {
+                why: "w".repeat(REASON_BYTES),
+            },
         ]);
         samples.extend(about_stalls());
         samples
@@ -724,7 +738,7 @@ mod tests {
         }
 
         #[test]
-        fn a_mix_of_two_frames_is_not_read(which in 0..9usize, other in 0..9usize, mask: u64) {
+        fn a_mix_of_two_frames_is_not_read(which in 0..samples().len(), other in 0..samples().len(), mask: u64) {
             let frame = |number, which: usize| {
                 ControlFrame { number, received: 1, awaits_confirmation: true, message: samples()[which].encode() }
             };

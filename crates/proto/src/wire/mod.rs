@@ -26,7 +26,7 @@ pub mod message;
 pub mod stream;
 
 /// Protocol version of this module. Two ends with different versions refuse each other.
-pub const PROTOCOL_VERSION: u16 = 10;
+pub const PROTOCOL_VERSION: u16 = 11;
 
 /// Maximum number of receives in flight on a connection (NCCL's `NCCL_NET_MAX_REQUESTS`).
 pub const SLOTS: usize = 32;

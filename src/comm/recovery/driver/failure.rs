@@ -5,7 +5,7 @@ use crate::comm::datapath::fault::broken_protocol;
 use crate::comm::datapath::path::Faults;
 use crate::comm::datapath::shared::NotBorrowed;
 use crate::comm::log::once::Subject;
-use host::error::{Error, Internal, Network, TimedOut};
+use host::error::{Error, Internal, Network, PeerGone, TimedOut};
 use proto::flow::recovery::Failure;
 use proto::wire::ids::LaneId;
 use std::time::Duration;
@@ -18,6 +18,11 @@ impl Driver {
         let rails = self.text();
         let error = match failure {
             Failure::Protocol(why) => broken_protocol(&peer, why).into(),
+            Failure::AtPeer(why) => PeerGone::Failed {
+                peer,
+                why: why.clone(),
+            }
+            .into(),
             Failure::NotStopped(lane) => TimedOut::NotStopped {
                 rail: rail(lane),
                 peer,
@@ -63,6 +68,7 @@ impl Driver {
     }
 
     pub(super) fn end(&mut self, error: Error) {
+        self.report_failure(&error);
         self.show_failure();
         self.outages.ended();
         self.tcp.ended();
@@ -80,6 +86,21 @@ impl Driver {
             tracing::debug!("{error}");
         }
         self.end_path(error);
+    }
+
+    /// Sends the reason of the connection's failure to the peer, unless the peer finds the same
+    /// failure with its own, more exact reason.
+    pub(super) fn report_failure(&mut self, error: &Error) {
+        let is_found_by_both = matches!(
+            error,
+            Error::Network(Network::NoRailLeft { .. } | Network::NoFirstRail { .. })
+                | Error::Internal(
+                    Internal::NotArrivedThere { .. } | Internal::NotArrivedHere { .. }
+                )
+        );
+        if !is_found_by_both {
+            self.recovery.report_failure(error.to_string());
+        }
     }
 
     fn end_path(&mut self, error: Error) {

@@ -22,18 +22,32 @@ pub const END_LIMIT: Duration = PATIENCE;
 
 impl Driver {
     /// Starts a thread for the queue pairs of each lane. Queue pairs without a lane were under
-    /// test.
-    pub(super) fn start_fences(&mut self, lost: Vec<(Option<LaneId>, Box<LostQueues>)>) {
+    /// test. The queue pairs of a failed connection carry FAILED first.
+    pub(super) fn start_fences(
+        &mut self,
+        lost: Vec<(Option<LaneId>, Box<LostQueues>)>,
+        now: Instant,
+    ) {
+        if lost.is_empty() {
+            return;
+        }
         let waker = &self.context.waker;
-        for (lane, queues) in lost {
+        let mailboxes = &self.mailboxes;
+        let frame = self.recovery.last_words();
+        let frame_bytes = frame.map(|frame| mailboxes.put_frame(&frame));
+        for (lane, mut queues) in lost {
+            if let (Some(_), Some(bytes)) = (lane, frame_bytes) {
+                queues.write_last_frame(|keys| mailboxes.frame_write(keys, bytes));
+            }
             match lane {
                 Some(lane) => {
-                    self.rails[lane.index()].fence = Some(Fence::start(queues, self.role, waker))
+                    self.rails[lane.index()].fence =
+                        Some(Fence::start(queues, self.role, waker, now))
                 }
                 // No arrival on these queue pairs counts, so the fence awaits none: as a sender's.
                 None => self
                     .unused_fences
-                    .push(Fence::start(queues, Role::Sender, waker)),
+                    .push(Fence::start(queues, Role::Sender, waker, now)),
             }
         }
     }
@@ -45,7 +59,7 @@ impl Driver {
         let peer = Arc::clone(&self.context.peer);
         let mut failure = None;
         self.unused_fences
-            .retain_mut(|fence| match fence.poll(&peer.name) {
+            .retain_mut(|fence| match fence.poll(&peer.name, now) {
                 Ok(is_over) => !is_over,
                 Err(error) => {
                     failure = Some(error);
@@ -62,7 +76,9 @@ impl Driver {
     /// the queue pairs have not stopped, the next round calls again.
     pub(super) fn poll_fence(&mut self, lane: LaneId, now: Instant) {
         let is_fencing = matches!(self.recovery.state(lane), Some(State::Fencing { .. }));
-        if is_fencing && self.rails[lane.index()].fence.is_none() && self.start_fence(lane).is_err()
+        if is_fencing
+            && self.rails[lane.index()].fence.is_none()
+            && self.start_fence(lane, now).is_err()
         {
             // After a panic the data path has stopped nothing, so the peer gets no FENCED.
             return;
@@ -70,7 +86,7 @@ impl Driver {
         let stopped = self.rails[lane.index()]
             .fence
             .as_mut()
-            .map(|fence| fence.poll(&self.context.peer.name));
+            .map(|fence| fence.poll(&self.context.peer.name, now));
         match stopped {
             Some(Ok(false)) => return,
             Some(Err(error)) => {
@@ -97,17 +113,17 @@ impl Driver {
         }
     }
 
-    fn start_fence(&mut self, lane: LaneId) -> Result<(), NotBorrowed> {
+    fn start_fence(&mut self, lane: LaneId, now: Instant) -> Result<(), NotBorrowed> {
         let lost = self.on_path(|path, _| {
             path.rails().set_aside(lane);
             path.rails().take_lost()
         })?;
-        self.start_fences(lost);
+        self.start_fences(lost, now);
         Ok(())
     }
 
     /// Stops new queue pairs that are not used. The peer may write over them.
-    pub(super) fn drop_qps(&mut self, lane: LaneId) -> Result<(), NotBorrowed> {
+    pub(super) fn drop_qps(&mut self, lane: LaneId, now: Instant) -> Result<(), NotBorrowed> {
         let new = match self.rails[lane.index()].attempt.take() {
             // The thread that works on them destroys them.
             Some(Attempt::Working(_)) => None,
@@ -120,7 +136,8 @@ impl Driver {
             },
         };
         let lost = new.and_then(Lane::into_lost);
-        self.start_fences(lost.into_iter().map(|queues| (None, queues)).collect());
+        let lost = lost.into_iter().map(|queues| (None, queues)).collect();
+        self.start_fences(lost, now);
         Ok(())
     }
 
@@ -163,7 +180,7 @@ impl Driver {
         if !is_ending {
             return self.ending_since = None;
         }
-        self.start_fences(lost);
+        self.start_fences(lost, now);
         self.poll_fences(now);
         let since = *self.ending_since.get_or_insert(now);
         let fences = || {

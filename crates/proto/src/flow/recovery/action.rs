@@ -59,6 +59,8 @@ pub enum Failure {
     NotStopped(LaneId),
     /// The peer violated the protocol.
     Protocol(String),
+    /// The connection has failed at the peer, for this reason.
+    AtPeer(String),
 }
 
 /// A log entry.

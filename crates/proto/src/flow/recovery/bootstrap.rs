@@ -73,7 +73,11 @@ impl Recovery {
         let is_unconfirmed = self
             .unconfirmed
             .is_some_and(|(_, since)| now.saturating_sub(since) > unconfirmed_limit);
+        let has_news = self
+            .failed_message
+            .is_some_and(|number| !self.link.is_confirmed(number));
         match is_open {
+            false if has_news && self.peer.is_open() => Need::NotUrgent,
             _ if !self.recovers() => Need::No,
             false if has_no_rail || is_suspected => Need::Urgent,
             false => Need::NotUrgent,

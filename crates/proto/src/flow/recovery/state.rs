@@ -109,7 +109,7 @@ impl fmt::Display for Cause {
             Self::Lost(why) | Self::Failed(why) | Self::Deferred(why) | Self::Refused(why) => why,
             Self::LostByPeer => "the peer reports it lost",
             Self::Stopped => "stopped",
-            Self::StoppedByBoth => "fenced",
+            Self::StoppedByBoth => "stopped by both sides",
             Self::Due => "due",
             Self::Done => "done",
             Self::NoReturn => "a call to the connecting side's device did not return in time",

@@ -226,7 +226,7 @@ fn a_call_that_does_not_return_ends_its_attempt() {
     assert_eq!(
         end.next_message(now),
         None,
-        "the peer has not received of the attempt"
+        "the peer knows nothing of the attempt"
     );
     end.recovery.opened(lane(0), Ok((advert(), new_end())), now);
     assert_eq!(
@@ -823,4 +823,65 @@ fn an_unconfirmed_frame_is_sent_again() {
         end.recovery.poll_frame(now + REPEAT_AFTER_NS),
         Some(Frame::Repeated(first))
     );
+}
+
+#[test]
+fn a_failure_is_reported_once_and_only_to_a_peer_that_still_needs_it() {
+    let mut end = End::new(Role::Receiver);
+    let now = 20 * SECOND;
+    end.recovery.fail();
+    assert_eq!(end.recovery.last_words(), None);
+    let why = "no memory".to_owned();
+    end.recovery.report_failure(why.clone());
+    end.recovery.report_failure("another".to_owned());
+    let failed = ControlMessage::Failed { why };
+    let words = end.recovery.last_words().expect("FAILED is unconfirmed");
+    assert_eq!(ControlMessage::decode(&words.message), Ok(failed.clone()));
+    assert_eq!(end.recovery.bootstrap_need(true, now), Need::No);
+    assert_eq!(end.recovery.bootstrap_need(false, now), Need::NotUrgent);
+    assert_eq!(end.next_message(now), Some(failed));
+    end.receive(&ControlMessage::AreYouThere, now);
+    assert_eq!(end.recovery.last_words(), None, "confirmed");
+    assert_eq!(end.recovery.bootstrap_need(false, now), Need::No);
+    for leaves in [
+        |end: &mut End| end.recovery.peer_gone(),
+        |end: &mut End| end.receive(&ControlMessage::Bye { delivered: 0 }, 20 * SECOND),
+        |end: &mut End| end.receive(&peer_failed(), 20 * SECOND),
+    ] {
+        let mut end = End::new(Role::Receiver);
+        leaves(&mut end);
+        end.recovery.fail();
+        end.recovery.report_failure("late".to_owned());
+        assert_eq!(end.recovery.last_words(), None);
+    }
+}
+
+fn peer_failed() -> ControlMessage {
+    ControlMessage::Failed {
+        why: "no memory".to_owned(),
+    }
+}
+
+#[test]
+fn a_failed_peer_ends_the_connection_with_its_reason_unless_this_side_has_one() {
+    let mut end = End::new(Role::Sender);
+    let now = 20 * SECOND;
+    end.receive(&peer_failed(), now);
+    assert_eq!(
+        end.actions(),
+        [Action::Fail(Failure::AtPeer("no memory".to_owned()))]
+    );
+    assert!(end.recovery.has_failed() && !end.recovery.recovers());
+    end.receive(&peer_failed(), now);
+    assert_eq!(end.actions(), []);
+    let mut end = End::new(Role::Sender);
+    end.recovery.fail();
+    end.receive(&peer_failed(), now);
+    assert_eq!(end.actions(), [], "the first reason counts");
+    // A peer that has closed has no failure to report.
+    let mut end = End::new(Role::Sender);
+    end.receive(&ControlMessage::Bye { delivered: 0 }, now);
+    end.actions();
+    end.receive(&peer_failed(), now);
+    assert_eq!(end.actions(), []);
 }

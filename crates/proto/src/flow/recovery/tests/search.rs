@@ -22,7 +22,8 @@
 //! - the accepting side uses new queue pairs only after the connecting side does;
 //! - recovery counts every rail in use as up; if it counts another rail as up, that rail's loss has
 //!   not been reported to it yet;
-//! - an end gives up when one of its limits passes, but not earlier, and gives the true cause;
+//! - an end gives up when one of its limits passes or the peer has failed, but not earlier, and
+//!   gives the true cause;
 //! - a side that no longer recovers rails keeps no queue pairs under test;
 //! - a side whose peer has closed no longer recovers rails, even if TCP breaks or is replaced;
 //! - BYE has the number of delivered messages;

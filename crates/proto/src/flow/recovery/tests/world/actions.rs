@@ -225,11 +225,16 @@ impl<const N: usize> World<N> {
                 }
                 Failure::NotStopped(lane) => lost[lane.index()].is_some(),
                 Failure::Protocol(_) => false,
+                Failure::AtPeer(_) => self.closing[1 - side].path_ended,
             };
         if !is_true {
             return Err(format!("side {side} gives up: {failure:?}"));
         }
         self.end_path(side);
+        // As the driver does: the peer finds out by itself that there is no rail.
+        if !matches!(failure, Failure::NoFirstRail | Failure::NoRail(_)) {
+            self.ends[side].report_failure("a limit".to_owned());
+        }
         Ok(())
     }
 

@@ -114,7 +114,8 @@ fn hash_end(end: &Recovery, now: u64, hasher: &mut impl Hasher) {
     end.no_rail_since
         .map(|since| age(since, LIMITS.first_rail))
         .hash(hasher);
-    (end.has_failed, std::mem::discriminant(&end.peer)).hash(hasher);
+    (end.has_failed, end.failed_message).hash(hasher);
+    std::mem::discriminant(&end.peer).hash(hasher);
     if let Peer::Suspected { since, question } = end.peer {
         (age(since, SIGN_OF_LIFE + 1), question).hash(hasher);
     }
