@@ -195,10 +195,17 @@ impl Plugin {
         let (survey, rails) = retry_removals(|| open_rails(&config.rails))?;
         let properties = DeviceProperties::new(&survey, &rails, config.setup.qps_per_rail);
         let names: Vec<String> = rails.iter().map(|rail| rail.name()).collect();
+        let (names, late) = names.split_at(survey.rails.len().min(names.len()));
+        if !late.is_empty() {
+            tracing::info!(
+                "used as soon as they have a link and an address: {}",
+                late.join(", ")
+            );
+        }
         tracing::info!(
             "merged {} rail{} into one device of {} Mb/s: {}; {}",
-            rails.len(),
-            if rails.len() == 1 { "" } else { "s" },
+            names.len(),
+            if names.len() == 1 { "" } else { "s" },
             properties.speed_mbps,
             names.join(", "),
             rails::host_pointers_reason(&rails::cuda_devices())
@@ -413,8 +420,9 @@ fn open(survey: &Survey, ports: &OpenPorts, config: &RailConfig) -> Result<Vec<A
             .collect();
         return Err(Missing::Rails(all.join("; ")).into());
     }
-    let mut rails = Vec::with_capacity(survey.rails.len());
-    for (id, found) in RailId::all(MAX_OFFERED_RAILS).zip(&survey.rails) {
+    let mut rails = Vec::with_capacity(survey.rails.len() + survey.late.len());
+    let all = survey.rails.iter().chain(&survey.late);
+    for (at, (id, found)) in RailId::all(MAX_OFFERED_RAILS).zip(all).enumerate() {
         let Some(context) = ports.context(&found.device, found.port) else {
             return Err(Internal::PortGone {
                 device: found.device.clone(),
@@ -430,12 +438,14 @@ fn open(survey: &Survey, ports: &OpenPorts, config: &RailConfig) -> Result<Vec<A
             attachment: survey.attachment(found),
             speed_mbps: survey.share_of_link_mbps(found),
         };
-        rails.push(Arc::new(comm::Rail::new(
-            id,
-            info,
-            Pd::new(context)?,
-            config,
-        )?));
+        let rail = comm::Rail::new(id, info, Pd::new(context)?, config)?;
+        if at >= survey.rails.len() {
+            // A late rail has one address, its placeholder.
+            for address in &found.addresses {
+                rail.announce(address.gid)?;
+            }
+        }
+        rails.push(Arc::new(rail));
     }
     Ok(rails)
 }

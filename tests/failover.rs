@@ -147,6 +147,29 @@ fn a_rail_missing_at_connect_joins_later() {
 }
 
 #[test]
+fn a_port_without_a_link_when_the_plugin_starts_joins_running_connections() {
+    let _whole = Bed::new(&[]);
+    for down in [RAILS[1], RAILS[0]] {
+        set(down, Action::Down);
+        let hosts = [host(0, &[]), host(1, &[])];
+        let names: Vec<String> = hosts[0].process().rails.iter().map(|r| r.name()).collect();
+        assert!(
+            names.len() == 2 && names[1] == format!("{down}:1"),
+            "a port without a link comes last: {names:?}"
+        );
+        let bed = Bed::over(hosts);
+        let mut stream = Stream::new(&bed);
+        stream.run(&bed, 50);
+        assert_eq!(bed.carried()[1], 0);
+        set(down, Action::Up);
+        until(|| {
+            stream.run(&bed, 20);
+            (bed.carried()[1] > 0).then_some(())
+        });
+    }
+}
+
+#[test]
 fn both_ends_fail_after_too_long_without_any_rail() {
     let bed = Bed::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "1")]);
     let mut stream = Stream::new(&bed);

@@ -267,7 +267,27 @@ impl Rail {
         )
     }
 
-    /// Returns the latest snapshot in which the rail was usable; `None` if it never was.
+    /// Makes connections pair a rail that is not usable yet: `gid` takes the place of its address
+    /// until it has one.
+    ///
+    /// # Errors
+    /// The error of a query.
+    pub fn announce(&self, gid: [u8; 16]) -> Result<()> {
+        let (gid_index, interface) = Default::default();
+        let snapshot = RailSnapshot {
+            port: self.port()?,
+            addresses: vec![Address::new(gid, None)],
+            held: vec![Held {
+                gid_index,
+                interface,
+            }],
+        };
+        *lock(&self.last_snapshot) = Some(snapshot);
+        Ok(())
+    }
+
+    /// Returns the latest snapshot in which the rail was usable, or the one of
+    /// [`Rail::announce`].
     pub fn last_snapshot(&self) -> Option<RailSnapshot> {
         lock(&self.last_snapshot).clone()
     }

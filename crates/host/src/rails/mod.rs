@@ -120,9 +120,11 @@ pub fn survey(
     let arp = Arp::read(proc_sys, &rails);
     let mut warnings = advice::warnings(&seen, &rails, &links, filter, &arp);
     warnings.extend(arp.warning());
+    let late = late_rails(&seen, &rails, &mut links, &mut cables);
     Survey {
         rails,
         refused,
+        late,
         links,
         warnings,
         speed_mbps,
@@ -168,8 +170,10 @@ impl Survey {
 
     /// Returns a rail's rate in Mb/s while the other rails on its PCIe link are equally busy.
     pub fn share_of_link_mbps(&self, rail: &Rail) -> u32 {
-        let on_link = self.rails.iter().filter(|other| other.link == rail.link);
-        let together: u32 = on_link.map(|other| other.speed_mbps).sum();
+        let is_other = |other: &&Rail| (&other.device, other.port) != (&rail.device, rail.port);
+        let others = self.rails.iter().filter(is_other);
+        let on_link = others.filter(|other| other.link == rail.link);
+        let together: u32 = rail.speed_mbps + on_link.map(|other| other.speed_mbps).sum::<u32>();
         match self.links.get(rail.link).and_then(|link| link.payload_mbps) {
             Some(payload) if payload < together => {
                 (u64::from(payload) * u64::from(rail.speed_mbps) / u64::from(together.max(1)))
@@ -178,6 +182,29 @@ impl Survey {
             _ => rail.speed_mbps,
         }
     }
+}
+
+/// Returns the ports that may become rails. Their speed is that of a rail on the same cable, or of
+/// the fastest rail: a port without a link reports none.
+fn late_rails(
+    seen: &[Port],
+    rails: &[Rail],
+    links: &mut Vec<PcieLink>,
+    cables: &mut Vec<port::Cable>,
+) -> Vec<Rail> {
+    let late_rail = |port: &Port| {
+        let link = link_index(links, port, seen);
+        let cable = index_of(cables, port.cable());
+        let on_cable = rails.iter().filter(|rail| rail.cable == cable);
+        let speed_mbps = on_cable.map(|rail| rail.speed_mbps).max();
+        let fastest = rails.iter().map(|rail| rail.speed_mbps).max();
+        let speed_mbps = speed_mbps.or(fastest).unwrap_or(port::ASSUMED_SPEED_MBPS);
+        port.late_rail(link, cable, speed_mbps)
+    };
+    seen.iter()
+        .filter(|port| port.may_become_rail())
+        .map(late_rail)
+        .collect()
 }
 
 /// Sorts ports by cable, and the ports of one cable by PCI address, domain first. A cable's place

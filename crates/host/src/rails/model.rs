@@ -28,7 +28,10 @@ pub struct Survey {
     pub rails: Vec<Rail>,
     /// Other ports, each with the reason why it is not a rail.
     pub refused: Vec<Refused>,
-    /// PCIe links that the rails use.
+    /// Ports of `refused` that only lack a link or an address, as the rails that they will be. Their
+    /// address is a placeholder. They do not count in `speed_mbps`.
+    pub late: Vec<Rail>,
+    /// PCIe links that `rails` and `late` use.
     pub links: Vec<PcieLink>,
     /// Faults: the costliest first, but a warning of ARP answers last.
     pub warnings: Vec<Warning>,
@@ -163,8 +166,8 @@ pub struct Refused {
     pub speed_mbps: Option<u32>,
     /// The reason.
     pub obstacle: Obstacle,
-    /// True if the port probably becomes a rail soon: its interface has a carrier, and its twin is
-    /// a rail. It then waits for an address or for its state.
+    /// True if the port probably becomes a rail within seconds: its twin is a rail, and its
+    /// interface has a carrier or its link is coming up.
     pub is_late: bool,
 }
 

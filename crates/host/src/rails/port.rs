@@ -144,6 +144,35 @@ impl<'a> Port<'a> {
         }
     }
 
+    /// Returns true if the port only lacks a link or an address. A virtual function never counts:
+    /// a host may have many that nobody will use.
+    pub(super) fn may_become_rail(&self) -> bool {
+        let is_virtual = self.pci.as_ref().is_some_and(|pci| pci.is_virtual);
+        self.is_admitted && !is_virtual && self.obstacle.as_ref().is_some_and(can_pass)
+    }
+
+    /// Returns the port as the rail that it will be, at the speed of the other rails.
+    pub(super) fn late_rail(&self, link: usize, cable: usize, speed_mbps: u32) -> Rail {
+        Rail {
+            speed_mbps,
+            addresses: vec![self.placeholder()],
+            ..self.rail(link, cable)
+        }
+    }
+
+    /// Returns the link-local address that the kernel makes of an identifier, here of the device's
+    /// GUID. Nothing is sent to it: the port's addresses are read when it is used.
+    fn placeholder(&self) -> RailAddress {
+        let mut gid = [0; 16];
+        gid[..2].copy_from_slice(&[0xfe, 0x80]);
+        gid[8..].copy_from_slice(&self.facts.guid.to_be_bytes());
+        RailAddress {
+            gid,
+            gid_index: 0,
+            prefix: None,
+        }
+    }
+
     /// Returns the port with its obstacle, or `None` for a rail. `has_twin` is true if
     /// a rail uses the same cable and another PCIe link.
     pub(super) fn refused(&self, has_twin: bool) -> Option<Refused> {
@@ -152,8 +181,9 @@ impl<'a> Port<'a> {
         } else {
             Obstacle::Excluded
         };
-        let can_come =
-            obstacle.is_link() || matches!(obstacle, Obstacle::NoGid | Obstacle::NoAddress(_));
+        let is_coming = self.has_carrier
+            || matches!(obstacle, Obstacle::State(state) if state != PortState::Down);
+        let is_late = can_pass(&obstacle) && has_twin && is_coming;
         Some(Refused {
             device: self.facts.device.clone(),
             port: self.facts.port,
@@ -162,13 +192,18 @@ impl<'a> Port<'a> {
             pci: self.pci.clone(),
             speed_mbps: self.speed_mbps,
             obstacle,
-            is_late: can_come && has_twin && self.has_carrier,
+            is_late,
         })
     }
 }
 
 /// Speed that NCCL's socket transport assumes for an interface that reports none.
 pub(super) const ASSUMED_SPEED_MBPS: u32 = 10_000;
+
+/// Returns true if an obstacle passes once a cable is plugged in or an address is set.
+fn can_pass(obstacle: &Obstacle) -> bool {
+    obstacle.is_link() || matches!(obstacle, Obstacle::NoGid | Obstacle::NoAddress(_))
+}
 
 type OwnedGid<'a> = (&'a GidEntry, GidOwner<'a>);
 

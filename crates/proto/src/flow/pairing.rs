@@ -15,7 +15,8 @@
 //! In a common layout, only one of two twins has an address besides its link-local address. The
 //! other twin is paired with a rail of the peer on the same cable. The addresses, the ports' names
 //! or the lack of another possible cable identify that cable; otherwise the twin is not paired by
-//! its cable. Test writes then show whether the pair works. A pair stays the same for the whole
+//! its cable. A rail that has no link or address yet is paired in the same way, for later. Test
+//! writes then show whether the pair works. A pair stays the same for the whole
 //! connection. When it returns after a loss, only its addresses are chosen again.
 
 use crate::wire::MAX_RAILS;
@@ -66,8 +67,9 @@ impl Pair {
         let mtu_bytes = c.mtu_bytes.min(a.mtu_bytes);
         let speed_mbps = c.speed_mbps.min(a.speed_mbps);
         let is_usable = c.is_usable && a.is_usable;
-        let is_routed =
-            !are_link_local(&connector_gid, &acceptor_gid) && same_subnet(c, a).is_none();
+        // A pair for later may have a placeholder, which is link-local, in place of an address.
+        let is_link_local = [connector_gid, acceptor_gid].iter().any(is_link_local);
+        let is_routed = !is_link_local && same_subnet(c, a).is_none();
         Self {
             connector: ci,
             acceptor: ai,
@@ -218,7 +220,9 @@ impl Pairing<'_> {
             let alone = |c: &RailAdvert, a: &RailAdvert| {
                 allowed(c, a) && (only_link_local(c) || only_link_local(a))
             };
-            let mut candidates = self.candidates(both_link_local, alone);
+            let gids =
+                |c: &RailAdvert, a: &RailAdvert| both_link_local(c, a).or_else(|| for_later(c, a));
+            let mut candidates = self.candidates(gids, alone);
             let mut known: Vec<([u8; 2], bool)> = Vec::new();
             candidates.retain(|candidate| {
                 let (c, a) = self.ends(candidate);
@@ -473,10 +477,20 @@ fn both_link_local(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {
     Some((of(c)?, of(a)?))
 }
 
+/// Returns any addresses for a pair that cannot be used now. They are chosen again before its first
+/// use.
+fn for_later(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {
+    let is_for_later = !(c.is_usable && a.is_usable);
+    let first = |rail: &RailAdvert| rail.addresses.first().map(|address| address.gid);
+    Some((first(c)?, first(a)?)).filter(|_| is_for_later)
+}
+
+fn is_link_local(gid: &[u8; 16]) -> bool {
+    Ipv6Addr::from(*gid).is_unicast_link_local()
+}
+
 fn are_link_local(one: &[u8; 16], other: &[u8; 16]) -> bool {
-    [one, other]
-        .iter()
-        .all(|gid| Ipv6Addr::from(**gid).is_unicast_link_local())
+    is_link_local(one) && is_link_local(other)
 }
 
 fn routed(c: &RailAdvert, a: &RailAdvert, routes: &[Route]) -> Option<Gids> {

@@ -1,10 +1,6 @@
 use super::*;
 use crate::wire::fields::Attachment;
 
-fn is_link_local(gid: &[u8; 16]) -> bool {
-    Ipv6Addr::from(*gid).is_unicast_link_local()
-}
-
 fn rail(name: &str, port: &str, cable: u8, speed_mbps: u32, addresses: &[&str]) -> RailAdvert {
     let address = |text: &&str| {
         let (ip, prefix) = text.split_once('/').map_or((*text, None), |(ip, p)| {
@@ -136,6 +132,45 @@ fn the_twin_without_an_address_goes_with_its_cable() {
             (connector_gid, acceptor_gid)
         );
     }
+}
+
+/// A rail without a link or an address, with its placeholder.
+fn late(of: &RailAdvert) -> RailAdvert {
+    RailAdvert {
+        addresses: rail("", "", 0, 1, &["fe80::ff"]).addresses,
+        is_usable: false,
+        ..of.clone()
+    }
+}
+
+#[test]
+fn a_rail_without_a_link_or_an_address_is_paired_by_its_cable_for_later() {
+    let without_link_local = |n| {
+        let mut rails = spark(n);
+        rails
+            .iter_mut()
+            .for_each(|rail| _ = rail.addresses.remove(0));
+        rails
+    };
+    for hosts in [[spark(1), spark(2)], [1, 2].map(without_link_local)] {
+        let [mut ours, mut theirs] = hosts;
+        // One twin is late on one side, a whole cable on both.
+        theirs[1] = late(&theirs[1]);
+        for at in [2, 3] {
+            (ours[at], theirs[at]) = (late(&ours[at]), late(&theirs[at]));
+        }
+        let pairs = pair(&ours, &theirs, &[]);
+        let places = pairs.iter().map(|p| (p.connector, p.acceptor));
+        assert_eq!(places.collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 2), (3, 3)]);
+        let usable = pairs.iter().map(|p| p.is_usable);
+        assert_eq!(usable.collect::<Vec<_>>(), [true, false, false, false]);
+        assert!(pairs.iter().all(|pair| !pair.is_routed), "{pairs:?}");
+    }
+    // In a ring, the peer's second cable leads to another host.
+    let [ours, mut theirs] = [spark(1), spark(2)];
+    theirs[2] = rail("f1", "p1", 1, 100_000, &["10.0.0.1/24"]);
+    theirs[3] = late(&theirs[3]);
+    assert_eq!(indices(&ours, &theirs), [(0, 0), (1, 1)]);
 }
 
 #[test]
