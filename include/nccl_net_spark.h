@@ -268,7 +268,7 @@ typedef struct {
  *   iflush       does nothing; succeeds with *request NULL
  *   test         sizes may be NULL; else one element for a send, one for each buffer of a receive
  *   finalize     never fails, even after a failed init; accepts any context of init's, and NULL
- *   NULL here    regMrDmaBuf, getDeviceMr, irecvConsumed, makeVDevice, setNetAttr
+ *   NULL here    regMrDmaBuf, getDeviceMr, irecvConsumed, makeVDevice
  *
  * In a process that was forked from a process with the plugin, every call returns ncclSystemError
  * and touches no state of the plugin.

@@ -10,8 +10,9 @@ mod sim;
 
 use common::captured_log::CapturedLog;
 use host::error::{Error, Internal, Quick, StallCause, TimedOut};
-use nccl_net_spark::comm::{Purpose, RecvPart, Registration};
+use nccl_net_spark::comm::{CurrentOperation, Purpose, RecvPart, Registration};
 use proto::wire::control::ControlFrame;
+use proto::wire::operation::Operation;
 use sim::fabric::{Fabric, Pair, RAILS, Start};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -325,15 +326,34 @@ impl Bed {
         );
     }
 
+    /// Announces an operation on each side's communicator, the sender's first.
+    fn announce(&mut self, operations: [Option<Operation>; 2]) {
+        for (context, operation) in self.pairs[0].contexts.iter().zip(operations) {
+            let current = Box::leak(Box::new(CurrentOperation::new()));
+            current.set(operation);
+            context.operation.set(current).expect("announced once");
+        }
+    }
+
     fn no_send_posted(&mut self) {
         self.connect(&[0, 1], 1);
         let receive = self.irecv();
+        let all_gather = Operation::of_bits(1 << 2, 1 << 1, 1 << 2);
+        let all_reduce = Operation::of_bits(1 << 4, 1 << 1, 1);
+        self.announce([all_reduce, all_gather]);
         let lines = self.pass(80, |bed| assert!(!bed.is_received(receive)));
         assert_one_line(
             &lines,
             "end 0",
             "the peer's rank has posted no send for 6",
-            "GPU or its program is late",
+            "it has not entered message 1, which this rank has posted, and is in AllReduce (Ring, LL); its GPU or its program is late",
+        );
+        assert!(lines[0].1.contains("s in AllGather (Ring, Simple) on "));
+        let is_late = |line: &mut String| line.starts_with("end 1 has waited for 6");
+        let late: Vec<String> = self.warnings.extract_if(.., is_late).collect();
+        assert!(
+            matches!(&late[..], [line] if line.contains("it has not entered message 1, for which the peer waits in AllGather (Ring, Simple); this rank is in AllReduce (Ring, LL)")),
+            "{late:?}"
         );
     }
 
@@ -559,7 +579,7 @@ impl Bed {
         let lines = self.pass(80, |bed| {
             assert!(!bed.is_received(receive) && !bed.test_receive(1, waiting).unwrap());
         });
-        let cause = "the peer waits for data of this host on another connection (this host's rank has posted no send)";
+        let cause = "the peer waits for data of this host on another connection (this host's rank has posted no send: it has not entered message 1, for which the peer waits)";
         for (lines, peer) in by_side(&lines).iter().zip(["end 1", "end 0"]) {
             assert_one_line(lines, peer, cause, "");
         }

@@ -190,6 +190,7 @@ fn stall_report(progress: Progress, rail_changes: Option<u32>) -> StallReport {
         idle_ms: 61_000,
         progress,
         rail_changes,
+        operation: None,
     }
 }
 

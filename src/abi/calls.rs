@@ -6,6 +6,7 @@
 
 use super::arguments::{Length, Parts, check_data, count_of, irecv_group, part, write_size};
 use super::by_streams::{self, AnyComm};
+use super::contexts;
 use super::guard;
 use super::handles::{self, CommHandle, Out, RailComm};
 use super::logger;
@@ -18,6 +19,7 @@ use crate::plugin;
 use host::error::{Argument, Result, Usage};
 use nccl_abi::net::*;
 use nccl_abi::{DebugLogger, NcclResult};
+use proto::wire::operation::Operation;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
@@ -54,7 +56,7 @@ pub(super) unsafe extern "C" fn init_context(
         scope.enter()?;
         start(log, Some(comm_id), OptionalMark::IfAsked)?;
         // SAFETY: guaranteed by the caller.
-        context.set(handles::context_for(unsafe { traffic_class_of(config) }));
+        context.set(contexts::context_for(unsafe { traffic_class_of(config) }));
         Ok(())
     })
 }
@@ -96,6 +98,29 @@ pub(super) unsafe extern "C" fn devices(ndev: *mut c_int) -> NcclResult {
     })
 }
 
+/// Records the operation that NCCL is about to do on a communicator (since v11). NCCL calls this
+/// whenever the operation changes, on two threads: before it connects, and while it transfers.
+///
+/// # Safety
+/// `attributes` is NULL or readable.
+pub(super) unsafe extern "C" fn set_net_attr(
+    context: *mut c_void,
+    attributes: *const NetAttr,
+) -> NcclResult {
+    guard::call("setNetAttr", |scope| {
+        // SAFETY: guaranteed by the caller.
+        let [attributes] = unsafe { handles::array(attributes, 1, "netAttr") }? else {
+            return Ok(());
+        };
+        scope.enter()?;
+        let operation = Operation::of_bits(attributes.op, attributes.algo, attributes.proto);
+        if let (Some(current), Some(_)) = (contexts::operation(context)?, operation) {
+            current.set(operation);
+        }
+        Ok(())
+    })
+}
+
 /// # Safety
 /// `properties` is NULL or writable.
 pub(super) unsafe extern "C" fn get_properties<P: FromDevice>(
@@ -111,9 +136,25 @@ pub(super) unsafe extern "C" fn get_properties<P: FromDevice>(
     })
 }
 
+/// Opens a listener, without a communicator (up to v10).
+///
 /// # Safety
 /// `handle` is NULL or has [`HANDLE_BYTES`] bytes; `listen_comm` is NULL or writable.
 pub(super) unsafe extern "C" fn listen(
+    dev: c_int,
+    handle: *mut c_void,
+    listen_comm: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: guaranteed by the caller.
+    unsafe { listen_for(ptr::null_mut(), dev, handle, listen_comm) }
+}
+
+/// Opens a listener for the communicator of `context`, which may be NULL.
+///
+/// # Safety
+/// As [`listen`].
+pub(super) unsafe extern "C" fn listen_for(
+    context: *mut c_void,
     dev: c_int,
     handle: *mut c_void,
     listen_comm: *mut *mut c_void,
@@ -124,7 +165,11 @@ pub(super) unsafe extern "C" fn listen(
         // SAFETY: guaranteed by the caller; bytes need no alignment.
         let place = unsafe { Out::new(handle.cast::<[u8; HANDLE_BYTES]>(), "handle") }?;
         scope.enter()?;
+        let operation = contexts::operation(context)?;
         let (comm, handle) = plugin::listen(dev)?;
+        if let Some(operation) = operation {
+            comm.belongs_to(operation);
+        }
         place.set(handle);
         listen_comm.set(CommHandle::into_raw(comm));
         Ok(())
@@ -156,13 +201,20 @@ pub(super) unsafe fn connect(
         // SAFETY: guaranteed by the caller; NCCL gives one handle to one thread.
         let handle = unsafe { handles::handle(handle, "handle") }?;
         scope.enter()?;
+        let operation = match class {
+            Class::Context(context) => contexts::operation(context)?,
+            Class::NotPassed | Class::Config(_) => None,
+        };
         let class = match class {
             Class::NotPassed => None,
             // SAFETY: guaranteed by the caller.
-            Class::Config(config) => handles::class_of(unsafe { traffic_class_of(config) })?,
-            Class::Context(context) => handles::context_class(context)?,
+            Class::Config(config) => contexts::class_of(unsafe { traffic_class_of(config) })?,
+            Class::Context(context) => contexts::class(context)?,
         };
         if let Some(comm) = plugin::connect(dev, handle, class)? {
+            if let Some(operation) = operation {
+                comm.belongs_to(operation);
+            }
             send_comm.set(handles::send_into_raw(comm));
         }
         Ok(())

@@ -1,12 +1,11 @@
 //! All conversions between NCCL's pointers and the plugin's objects, except the tuner's
-//! (`tuner_handles`).
+//! (`tuner_handles`) and the communicators' contexts (`contexts`).
 //!
 //! | NCCL's pointer | is | made by | taken back by |
 //! |---|---|---|---|
 //! | listen, send, receive comm | `Box<CommHandle<C>>` | [`CommHandle::into_raw`] | [`close`] |
 //! | request | part of its [`CommHandle`] | [`CommHandle::request`] | never: lives with the comm |
 //! | mhandle | `Arc<Registration>` | [`memory_into_raw`] | [`drop_memory`] |
-//! | ctx | an entry of a constant table | [`context_for`] | never |
 //!
 //! Comms and requests begin with a mark of their type, so a pointer of the wrong type is refused
 //! with a clear error. A pointer that the plugin never returned, or whose object was freed, cannot
@@ -21,9 +20,9 @@ use crate::comm::{
     ListenComm, RECV_REQUESTS, RailRecvComm, RailSendComm, RecvComm, Registration, SEND_REQUESTS,
     SendComm, StreamRecvComm, StreamSendComm,
 };
-use host::error::{Argument, Error, Internal, Quick, Result, Usage};
+use host::error::{Argument, Error, Internal, Quick};
 use nccl_abi::net::HANDLE_BYTES;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -416,53 +415,6 @@ pub(super) unsafe fn array<'a, T>(raw: *const T, n: usize, name: &'static str) -
     // SAFETY: the caller upholds the same contract.
     non_null(raw.cast_mut(), name)
         .map(|first| unsafe { std::slice::from_raw_parts(first.as_ptr(), n) })
-}
-
-/// A network context (NCCL's `ctx`) is a pointer to an entry of this table. The entry's index is
-/// the traffic class that NCCL passed to the communicator's `init`. The last two entries mean that
-/// no class was chosen ([`NONE_CHOSEN`]) and that the class was out of range ([`NOT_A_CLASS`]). The
-/// entries' values are never read.
-///
-/// The table is constant, so a context is never freed. A communicator made by a split shares its
-/// parent's context, and NCCL finalizes that context once for each of the two.
-static CONTEXTS: [u8; 258] = [0; 258];
-const NONE_CHOSEN: usize = 256;
-const NOT_A_CLASS: usize = 257;
-
-pub(super) fn context_for(traffic_class: c_int) -> *mut c_void {
-    let index = match u8::try_from(traffic_class) {
-        Ok(class) => usize::from(class),
-        Err(_) if traffic_class < 0 => NONE_CHOSEN,
-        Err(_) => NOT_A_CLASS,
-    };
-    std::ptr::from_ref(&CONTEXTS[index]).cast_mut().cast()
-}
-
-/// Returns a context's traffic class, or `None` if none was chosen. A NULL context also means that
-/// none was chosen. Reads nothing through the pointer.
-///
-/// # Errors
-/// [`Error::Argument`] if the pointer is not from [`context_for`], [`Error::Usage`] if the class
-/// was out of range.
-pub(super) fn context_class(raw: *const c_void) -> Result<Option<u8>> {
-    if raw.is_null() {
-        return Ok(None);
-    }
-    match raw.addr().wrapping_sub(CONTEXTS.as_ptr().addr()) {
-        class @ 0..=255 => Ok(Some(class as u8)),
-        NONE_CHOSEN => Ok(None),
-        NOT_A_CLASS => Err(Usage::TrafficClass.into()),
-        _ => Err(Argument::Context.into()),
-    }
-}
-
-/// Converts the traffic class of a communicator's configuration. A negative number means that none
-/// was chosen, and gives `None`.
-///
-/// # Errors
-/// [`Error::Usage`] if the number is out of range.
-pub(super) fn class_of(traffic_class: c_int) -> Result<Option<u8>> {
-    context_class(context_for(traffic_class))
 }
 
 /// # Safety

@@ -15,6 +15,7 @@
 mod arguments;
 mod by_streams;
 mod calls;
+mod contexts;
 mod guard;
 mod handles;
 pub mod logger;

@@ -48,7 +48,7 @@ pub static ncclNetPlugin_v10: Exported<NetV10> = table(
 #[allow(non_upper_case_globals)]
 pub static ncclNetPlugin_v11: Exported<NetV11> = table(
     calls::init_context,
-    listen_v11,
+    calls::listen_for,
     connect_v11,
     calls::isend,
     calls::irecv,
@@ -60,7 +60,7 @@ pub static ncclNetPlugin_v11: Exported<NetV11> = table(
 #[allow(non_upper_case_globals)]
 pub static ncclNetPlugin_v12: Exported<NetV12> = table(
     calls::init_context,
-    listen_v11,
+    calls::listen_for,
     connect_v11,
     calls::isend,
     calls::irecv,
@@ -77,7 +77,7 @@ const fn more_v11<const N: usize>() -> MoreV11<N> {
     MoreV11 {
         make_v_device: None,
         finalize: Some(calls::finalize),
-        set_net_attr: None,
+        set_net_attr: Some(calls::set_net_attr),
     }
 }
 
@@ -125,16 +125,6 @@ unsafe extern "C" fn init_v10(
 ) -> NcclResult {
     // SAFETY: NCCL passes the arguments that this version declares; `calls` requires nothing more.
     unsafe { calls::init(log) }
-}
-
-unsafe extern "C" fn listen_v11(
-    _context: *mut c_void,
-    dev: c_int,
-    handle: *mut c_void,
-    listen_comm: *mut *mut c_void,
-) -> NcclResult {
-    // SAFETY: as in `init_v10`.
-    unsafe { calls::listen(dev, handle, listen_comm) }
 }
 
 unsafe extern "C" fn connect_v8(

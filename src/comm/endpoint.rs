@@ -10,6 +10,7 @@ use super::datapath::recv::{RecvPart, RecvPath};
 use super::datapath::send::SendPath;
 use super::datapath::shared::{NotBorrowed, Shareable, SharedPath, leave};
 use super::datapath::try_cell::TryCell;
+use super::operation::CurrentOperation;
 use super::process::Process;
 use super::rail::registration::{Purpose, Registration};
 use super::recovery::driver::END_LIMIT;
@@ -70,6 +71,24 @@ pub enum RecvComm {
     Rails(Box<RailRecvComm>),
     /// Over TCP streams.
     Streams(Box<StreamRecvComm>),
+}
+
+impl SendComm {
+    /// Names NCCL's operation on the communicator in messages about this connection.
+    pub fn belongs_to(&self, operation: &'static CurrentOperation) {
+        if let Self::Rails(comm) = self {
+            comm.context.operation.get_or_init(|| operation);
+        }
+    }
+}
+
+impl RecvComm {
+    /// As [`SendComm::belongs_to`].
+    pub fn belongs_to(&self, operation: &'static CurrentOperation) {
+        if let Self::Rails(comm) = self {
+            comm.context.operation.get_or_init(|| operation);
+        }
+    }
 }
 
 /// Interval between the checks of [`Endpoint::close`].

@@ -10,6 +10,7 @@ pub mod descriptors;
 pub mod endpoint;
 pub mod host;
 pub mod log;
+pub mod operation;
 pub mod process;
 pub mod rail;
 pub mod recovery;
@@ -26,6 +27,7 @@ pub use datapath::recv::RecvPart;
 pub use endpoint::{
     RailRecvComm, RailSendComm, RecvComm, SendComm, StreamRecvComm, StreamSendComm,
 };
+pub use operation::CurrentOperation;
 pub use rail::registration::{Purpose, Registration};
 pub use rail::{Rail, RailInfo};
 pub use setup::listen::ListenComm;

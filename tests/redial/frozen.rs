@@ -80,6 +80,7 @@ impl Frozen {
             registrations: Arc::clone(&process.registrations),
             stall_warn: process.config.data_path.stall_warn,
             waker: host.setup().service.clone(),
+            operation: Default::default(),
         });
         let mailboxes = Mailboxes {
             region: Region::new(MAILBOX_BYTES).unwrap(),

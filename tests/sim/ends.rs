@@ -42,6 +42,7 @@ pub fn context(process: &Process, peer_name: String, waker: Arc<Mark>) -> Arc<Pa
         registrations: Arc::clone(&process.registrations),
         stall_warn: process.config.data_path.stall_warn,
         waker,
+        operation: Default::default(),
     })
 }
 

@@ -85,8 +85,8 @@ pub struct CommAttr {
     pub min_flows_per_peer: i32,
 }
 
-/// `ncclNetAttr`, since v11: announces NCCL's next operations. This plugin gets no announcements,
-/// because its `set_net_attr` is NULL.
+/// `ncclNetAttr`, since v11: announces NCCL's next operations. `op`, `algo` and `proto` are bit
+/// masks.
 #[derive(Debug)]
 #[repr(C)]
 pub struct NetAttr {

@@ -128,28 +128,6 @@ fn every_request_number_has_its_own_place_that_names_its_comm() {
     close_it(raw);
 }
 
-#[test]
-fn a_context_is_never_null_and_yields_its_class() {
-    for (number, class) in [
-        (0, Some(0)),
-        (106, Some(106)),
-        (255, Some(255)),
-        (-1, None),
-        (i32::MIN, None),
-    ] {
-        assert!(!context_for(number).is_null());
-        assert_eq!(context_class(context_for(number)).unwrap(), class);
-        assert_eq!(class_of(number).unwrap(), class);
-    }
-    assert_eq!(context_class(ptr_null()).unwrap(), None);
-    assert!(matches!(class_of(256), Err(Error::Usage(_))));
-    let stray = 0_u64;
-    assert!(matches!(
-        context_class(std::ptr::from_ref(&stray).cast()),
-        Err(Error::Argument(_))
-    ));
-}
-
 fn ptr_null() -> *mut c_void {
     std::ptr::null_mut()
 }

@@ -3,8 +3,9 @@
 
 use super::peer::Peer;
 use super::waker::Waker;
+use crate::comm::operation::CurrentOperation;
 use crate::comm::rail::registration::Registrations;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// State that a data path shares with the process. The fast path reads only `peer`.
@@ -18,4 +19,6 @@ pub struct PathContext {
     pub stall_warn: Duration,
     /// Wakes the service thread when a rail is lost.
     pub waker: Arc<dyn Waker>,
+    /// NCCL's operation on the connection's communicator, if NCCL announces operations.
+    pub operation: OnceLock<&'static CurrentOperation>,
 }

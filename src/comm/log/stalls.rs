@@ -6,6 +6,9 @@
 //!   NCCL opens many connections to a peer, and they stall together.
 //! - A further WARN follows if the greatest cause changes, and for each new stall. At least
 //!   `NCCL_SPARK_STALL_WARN_S` passes between two WARNs.
+//! - If the peer's process has waited as long for data that this process has not posted, one WARN
+//!   says so, unless this process stalls with the peer itself. So the log of a rank that has skipped
+//!   a collective names it too.
 //! - While the peer's process waits for data of this process, no WARN and no error blames the
 //!   peer's program for its lateness ([`StallCause::PeerWaits`]). A receiver that waits for data
 //!   asks its sender every few seconds, so the sender's process knows.
@@ -14,9 +17,10 @@
 //! thread, and each takes a lock.
 
 use crate::comm::threads::lock;
-use host::error::StallCause;
+use host::error::{StallCause, in_operation};
 use proto::flow::stall::Cause;
 use proto::time::Instant;
+use proto::wire::operation::Operation;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -44,6 +48,8 @@ struct PeerStalls {
     due: Instant,
     /// Cause that the last line about the present stall has named; `None` before the first line.
     logged: Option<Cause>,
+    /// True once a line has said that the peer waits for this process.
+    has_logged_wait: bool,
 }
 
 #[derive(Debug)]
@@ -51,6 +57,8 @@ struct Stalled {
     connection: u64,
     cause: Cause,
     why: StallCause,
+    /// NCCL's operation on this side.
+    operation: Option<Operation>,
     since: Instant,
 }
 
@@ -59,6 +67,7 @@ struct Awaited {
     connection: u64,
     cause: Cause,
     why: StallCause,
+    since: Instant,
     /// `None`: until the connection ends.
     until: Option<Instant>,
 }
@@ -79,8 +88,8 @@ impl PeerStalls {
     fn explained(&self, why: &StallCause) -> StallCause {
         match (why, self.awaited.iter().max_by_key(|one| one.cause)) {
             (
-                StallCause::NoReceive { idle }
-                | StallCause::NoSend { idle }
+                StallCause::NoReceive { idle, .. }
+                | StallCause::NoSend { idle, .. }
                 | StallCause::NotTested { idle },
                 Some(awaited),
             ) => StallCause::PeerWaits {
@@ -94,6 +103,25 @@ impl PeerStalls {
     fn forget_old_questions(&mut self, now: Instant) {
         self.awaited
             .retain(|one| one.until.is_none_or(|until| now < until));
+    }
+
+    /// Writes one line while the peer waits for data that this process has not posted.
+    fn log_wait(&mut self, window: Duration, now: Instant) {
+        let is_late = |one: &&Awaited| one.cause == Cause::NotPosted;
+        let Some(first) = self
+            .awaited
+            .iter()
+            .filter(is_late)
+            .min_by_key(|one| one.since)
+        else {
+            self.has_logged_wait = false;
+            return;
+        };
+        let waited = now.saturating_duration_since(first.since);
+        if waited >= window && self.stalled.is_empty() && !self.has_logged_wait {
+            self.has_logged_wait = true;
+            tracing::warn!("{} has waited for {waited:.0?}: {}", self.peer, first.why);
+        }
     }
 }
 
@@ -118,12 +146,14 @@ impl Stalls {
                     count => format!("{count} connections"),
                 };
                 tracing::warn!(
-                    "no progress with {} for {waited:.0?} on {connections}: {why}{}",
+                    "no progress with {} for {waited:.0?}{} on {connections}: {why}{}",
                     of.peer,
+                    in_operation(worst.operation),
                     losses()
                 );
             }
         }
+        peers.iter_mut().for_each(|of| of.log_wait(window, now));
     }
 }
 
@@ -141,7 +171,14 @@ impl ConnectionStall {
     }
 
     /// Records the cause of a stall that has lasted since `since`.
-    pub fn stalled(&mut self, cause: Cause, why: StallCause, since: Instant, now: Instant) {
+    pub fn stalled(
+        &mut self,
+        cause: Cause,
+        why: StallCause,
+        operation: Option<Operation>,
+        since: Instant,
+        now: Instant,
+    ) {
         self.is_stalled = true;
         self.with_peer(now, |of| {
             if of.stalled.is_empty() {
@@ -152,22 +189,31 @@ impl ConnectionStall {
                 connection: self.id,
                 cause,
                 why,
+                operation,
                 since,
             });
         });
     }
 
-    /// Records the peer's question: the peer waits for data of this connection, with this cause.
-    pub fn peer_waits(&mut self, cause: Cause, why: StallCause, now: Instant) {
-        self.awaits(cause, why, Some(now + ASKED_LATELY), now);
+    /// Records the peer's question: the peer waits for data of this connection since `since`, with
+    /// this cause.
+    pub fn peer_waits(&mut self, cause: Cause, why: StallCause, since: Instant, now: Instant) {
+        self.awaits(cause, why, since, Some(now + ASKED_LATELY), now);
     }
 
     /// Records that the peer waits for data of this connection, until the connection ends.
     pub fn peer_waits_until_the_end(&mut self, cause: Cause, why: StallCause, now: Instant) {
-        self.awaits(cause, why, None, now);
+        self.awaits(cause, why, now, None, now);
     }
 
-    fn awaits(&mut self, cause: Cause, why: StallCause, until: Option<Instant>, now: Instant) {
+    fn awaits(
+        &mut self,
+        cause: Cause,
+        why: StallCause,
+        since: Instant,
+        until: Option<Instant>,
+        now: Instant,
+    ) {
         self.is_awaited = true;
         self.with_peer(now, |of| {
             // A wait until the end outlasts later questions.
@@ -177,6 +223,7 @@ impl ConnectionStall {
                 connection: self.id,
                 cause,
                 why,
+                since,
                 until,
             });
         });
@@ -206,6 +253,7 @@ impl ConnectionStall {
                     awaited,
                     due: now,
                     logged: None,
+                    has_logged_wait: false,
                 });
                 peers.len() - 1
             });
@@ -251,6 +299,62 @@ mod tests {
             .collect()
     }
 
+    fn no_receive(idle: Duration) -> StallCause {
+        let (number, there) = (12, None);
+        StallCause::NoReceive {
+            idle,
+            number,
+            there,
+        }
+    }
+
+    fn no_send(idle: Duration) -> StallCause {
+        let (number, there) = (12, None);
+        StallCause::NoSend {
+            idle,
+            number,
+            there,
+        }
+    }
+
+    fn not_sent_here() -> StallCause {
+        let (here, there) = (None, None);
+        StallCause::NotSentHere {
+            number: 12_590,
+            here,
+            there,
+        }
+    }
+
+    #[test]
+    fn one_line_says_that_the_peer_has_waited_for_this_process() {
+        let stalls = Arc::new(Stalls::default());
+        let [mut asked, mut stalled] = ["a:1"; 2].map(|of| ConnectionStall::new(&stalls, of));
+        let has_logged = || {
+            let peers = lock(&stalls.peers);
+            peers.first().is_some_and(|of| of.has_logged_wait)
+        };
+        let since = clock::now();
+        let asks = |asked: &mut ConnectionStall, at: Duration| {
+            asked.peer_waits(Cause::NotPosted, not_sent_here(), since, since + at);
+            stalls.tick(WINDOW, since + at, String::new);
+        };
+        asks(&mut asked, WINDOW - SECOND);
+        assert!(!has_logged(), "too early");
+        asks(&mut asked, WINDOW);
+        assert!(has_logged());
+        stalls.tick(WINDOW, since + WINDOW + ASKED_LATELY, String::new);
+        assert!(
+            !has_logged(),
+            "the peer asks no more, so a later wait is another"
+        );
+        // The line about this process's own stall says the same.
+        let now = since + 2 * WINDOW;
+        stalled.stalled(Cause::NotPosted, no_send(SECOND), None, since, now);
+        asks(&mut asked, 2 * WINDOW);
+        assert!(!has_logged());
+    }
+
     #[test]
     fn the_greatest_cause_of_all_connections_is_logged_once() {
         let stalls = Arc::new(Stalls::default());
@@ -262,18 +366,18 @@ mod tests {
             silent: SECOND,
             unacknowledged: String::new(),
         };
-        members[0].stalled(Cause::NotPosted, why(), now, now);
+        members[0].stalled(Cause::NotPosted, why(), None, now, now);
         stalls.tick(WINDOW, now, String::new);
         assert_eq!(
             logged(&stalls),
             [(1, None)],
             "other connections may know more"
         );
-        members[1].stalled(Cause::NotGranted, why(), now, now + SECOND / 2);
+        members[1].stalled(Cause::NotGranted, why(), None, now, now + SECOND / 2);
         stalls.tick(WINDOW, now + SECOND, String::new);
         assert_eq!(logged(&stalls), [(2, Some(Cause::NotGranted))]);
         // A greater cause waits until the window has passed.
-        members[2].stalled(Cause::NoAnswer, why(), now, now + 2 * SECOND);
+        members[2].stalled(Cause::NoAnswer, why(), None, now, now + 2 * SECOND);
         stalls.tick(WINDOW, now + WINDOW, String::new);
         assert_eq!(logged(&stalls), [(3, Some(Cause::NotGranted))]);
         stalls.tick(WINDOW, now + WINDOW + SECOND, String::new);
@@ -287,7 +391,7 @@ mod tests {
         );
         // A new stall waits for the end of the window, and is logged again.
         let now = now + WINDOW + 2 * SECOND;
-        members[0].stalled(Cause::NoAnswer, why(), now, now);
+        members[0].stalled(Cause::NoAnswer, why(), None, now, now);
         stalls.tick(WINDOW, now + 2 * SECOND, String::new);
         assert_eq!(logged(&stalls), [(1, None)]);
         stalls.tick(WINDOW, now + WINDOW, String::new);
@@ -313,16 +417,13 @@ mod tests {
             why: Box::new(why),
             idle,
         };
-        asked.peer_waits(Cause::NotPosted, StallCause::NotSentHere, now);
+        asked.peer_waits(Cause::NotPosted, not_sent_here(), now, now);
         for why in [
-            StallCause::NoReceive { idle },
-            StallCause::NoSend { idle },
+            no_receive(idle),
+            no_send(idle),
             StallCause::NotTested { idle },
         ] {
-            assert_eq!(
-                late.explained(why.clone(), now),
-                waits(StallCause::NotSentHere)
-            );
+            assert_eq!(late.explained(why.clone(), now), waits(not_sent_here()));
             assert_eq!(other.explained(why.clone(), now), why, "another peer");
         }
         assert_eq!(
@@ -331,14 +432,14 @@ mod tests {
             "this host's own fault"
         );
         lost.peer_waits_until_the_end(Cause::NotArrived, StallCause::NotArrivedThere, now);
-        let explained = |now| late.explained(StallCause::NoSend { idle }, now);
+        let explained = |now| late.explained(no_send(idle), now);
         assert_eq!(
             explained(now),
             waits(StallCause::NotArrivedThere),
             "the greatest cause"
         );
-        asked.peer_waits(Cause::NotGranted, StallCause::NoGrantHere, now);
-        lost.peer_waits(Cause::NotArrived, StallCause::NotArrivedThere, now);
+        asked.peer_waits(Cause::NotGranted, StallCause::NoGrantHere, now, now);
+        lost.peer_waits(Cause::NotArrived, StallCause::NotArrivedThere, now, now);
         stalls.tick(WINDOW, now + 2 * WINDOW, String::new);
         assert_eq!(
             explained(now + 2 * WINDOW),
@@ -347,19 +448,19 @@ mod tests {
         drop(lost);
         assert_eq!(
             explained(now + 2 * WINDOW),
-            StallCause::NoSend { idle },
+            no_send(idle),
             "the question is old"
         );
-        asked.peer_waits(Cause::NotGranted, StallCause::NoGrantHere, now);
+        asked.peer_waits(Cause::NotGranted, StallCause::NoGrantHere, now, now);
         assert_eq!(
             explained(now + ASKED_LATELY - SECOND),
             waits(StallCause::NoGrantHere)
         );
-        assert_eq!(explained(now + ASKED_LATELY), StallCause::NoSend { idle });
+        assert_eq!(explained(now + ASKED_LATELY), no_send(idle));
         // A line's text is decided when the line is written.
         let mut late = late;
-        late.stalled(Cause::NotPosted, StallCause::NoSend { idle }, now, now);
-        asked.peer_waits(Cause::NotGranted, StallCause::NoGrantHere, now);
+        late.stalled(Cause::NotPosted, no_send(idle), None, now, now);
+        asked.peer_waits(Cause::NotGranted, StallCause::NoGrantHere, now, now);
         let worst = |peers: &[PeerStalls]| {
             peers
                 .iter()

@@ -5,6 +5,7 @@ use crate::comm::process::Process;
 use host::config::Config;
 use host::counters::nanos;
 use proto::flow::stall::{StallLimits, StallWatch};
+use proto::wire::operation::Operation;
 use std::time::Duration;
 
 /// Stall detection of one connection, used by `driver::stall`.
@@ -13,6 +14,8 @@ pub struct Stall {
     pub watch: StallWatch,
     /// Contributes this connection to the process's log lines about stalls.
     pub log: ConnectionStall,
+    /// NCCL's operation at the peer, from the peer's last question or answer.
+    pub peer_operation: Option<Operation>,
     /// Time of the next sample, on recovery's clock.
     pub next_sample: u64,
     /// True once this side has closed the connection.
@@ -37,6 +40,7 @@ impl Stall {
         Self {
             watch: StallWatch::new(limits),
             log,
+            peer_operation: None,
             next_sample: 0,
             is_closed: false,
         }

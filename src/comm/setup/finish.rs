@@ -35,7 +35,7 @@ use proto::flow::striping::Striping;
 use proto::time::Instant;
 use proto::wire::fields::Priority;
 use proto::wire::ids::{LaneId, RailId};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use verbs::Region;
 
 /// The result of the handshake between the two sides.
@@ -190,6 +190,7 @@ pub fn finish<P: Shareable + 'static>(
         registrations: Arc::clone(&process.registrations),
         stall_warn: process.config.data_path.stall_warn,
         waker: setup.service.clone(),
+        operation: OnceLock::new(),
     });
     let parts = PathParts {
         lanes,

@@ -16,6 +16,7 @@ use crate::comm::datapath::test_write::{LaneTest, TestResult};
 use crate::comm::descriptors::waits_for_descriptors;
 use crate::comm::endpoint::RecvComm;
 use crate::comm::log::once::Subject;
+use crate::comm::operation::CurrentOperation;
 use crate::comm::process::Process;
 use crate::comm::rail::backoff::Trial;
 use crate::comm::rail::{Rail, interfaces, neighbours};
@@ -35,7 +36,7 @@ use proto::wire::message::{
     Go, Hello, Message, NotYet, Offer, Offered, PairGo, PairOffer, PairReady, Ready, Streams,
 };
 use std::net::TcpListener;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use verbs::{CompletionBuffer, Region};
 
 /// Text added to the reason why a routed path does not work. On a Spark between the two ends, the
@@ -48,6 +49,7 @@ pub struct ListenComm {
     state: Mutex<Listening>,
     /// The connection that is being set up, if any.
     pending: Pending<AcceptProgress>,
+    operation: OnceLock<&'static CurrentOperation>,
 }
 
 struct Listening {
@@ -156,6 +158,7 @@ pub fn listen(setup: &Arc<Setup>) -> Result<(ListenComm, [u8; HANDLE_BYTES])> {
             setup: Arc::clone(setup),
             state,
             pending,
+            operation: OnceLock::new(),
         },
         handle.encode(),
     ))
@@ -200,6 +203,9 @@ impl ListenComm {
         match progress.step(&self.setup)? {
             ProgressStep::Done(comm) => {
                 *waiting_since = None;
+                if let Some(operation) = self.operation.get() {
+                    comm.belongs_to(operation);
+                }
                 Ok(Some(*comm))
             }
             ProgressStep::Waiting(AcceptProgress::Idle) => {
@@ -219,6 +225,11 @@ impl ListenComm {
                 Ok(None)
             }
         }
+    }
+
+    /// Names NCCL's operation on the communicator in messages about the listener's connections.
+    pub fn belongs_to(&self, operation: &'static CurrentOperation) {
+        self.operation.get_or_init(|| operation);
     }
 
     /// Gives up a connection that NCCL has abandoned at time `now`, as the service thread does.

@@ -3,6 +3,7 @@
 //! Reading a counter can block in the device's driver, so the service thread reads none. Counters
 //! that a driver lacks are left out.
 
+use crate::error::grouped;
 use crate::nic::{Meaning, watched_counters};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -130,18 +131,6 @@ pub fn losses_text(growth: &PortCounters) -> Option<String> {
     ];
     let texts: Vec<String> = directions.into_iter().filter_map(text).collect();
     (!texts.is_empty()).then(|| texts.join(", "))
-}
-
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.char_indices() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 #[cfg(test)]

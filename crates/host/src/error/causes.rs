@@ -10,6 +10,7 @@
     reason = "the text of each cause explains the cause and its fields"
 )]
 
+use proto::wire::operation::Operation;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -559,10 +560,18 @@ pub enum TimedOut {
 /// question. In [`StallCause::PeerWaits`], `why` is the cause of the peer's own stall.
 #[derive(Debug, Clone, PartialEq, Eq, Cause)]
 pub enum StallCause {
-    #[error("the peer's rank has posted no receive for {idle:.0?}: its GPU or its program is late")]
-    NoReceive { idle: Duration },
-    #[error("the peer's rank has posted no send for {idle:.0?}: its GPU or its program is late")]
-    NoSend { idle: Duration },
+    #[error("the peer's rank has posted no receive for {idle:.0?}: {}", late(*.number, *.there))]
+    NoReceive {
+        idle: Duration,
+        number: u64,
+        there: Option<Operation>,
+    },
+    #[error("the peer's rank has posted no send for {idle:.0?}: {}", late(*.number, *.there))]
+    NoSend {
+        idle: Duration,
+        number: u64,
+        there: Option<Operation>,
+    },
     #[error(
         "the peer's requests are done, and its program has not tested them for {idle:.0?}: it sleeps, or NCCL's proxy thread is stopped"
     )]
@@ -579,8 +588,15 @@ pub enum StallCause {
     NotArrivedHere,
     #[error("all data for the peer was acknowledged, and some has not arrived there")]
     NotArrivedThere,
-    #[error("this host's rank has posted no send")]
-    NotSentHere,
+    #[error(
+        "this host's rank has posted no send: it has not entered message {}, for which the peer waits{}{}",
+        grouped(*.number), in_operation(*.there), .here.map_or_else(String::new, |here| format!("; this rank is in {here}"))
+    )]
+    NotSentHere {
+        number: u64,
+        here: Option<Operation>,
+        there: Option<Operation>,
+    },
     #[error(
         "the peer waits for data of this host on another connection ({why}), and has made no progress here for {idle:.0?}"
     )]
@@ -600,6 +616,33 @@ pub enum StallCause {
         silent: Duration,
         unacknowledged: String,
     },
+}
+
+/// Describes a rank at the peer that has not entered message `number`, in operation `there`.
+fn late(number: u64, there: Option<Operation>) -> String {
+    let number = grouped(number);
+    let there = there.map_or_else(String::new, |there| format!(", and is in {there}"));
+    format!(
+        "it has not entered message {number}, which this rank has posted{there}; its GPU or its program is late"
+    )
+}
+
+/// As in " in AllGather (Ring, Simple)"; empty if NCCL has announced no operation.
+pub fn in_operation(operation: Option<Operation>) -> String {
+    operation.map_or_else(String::new, |operation| format!(" in {operation}"))
+}
+
+/// Returns the number with commas, as in "12,590".
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.char_indices() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 fn unacknowledged_on(rails: &str) -> String {

@@ -254,6 +254,11 @@ impl StallWatch {
         None
     }
 
+    /// Returns the progress of this side, as last sampled.
+    pub fn progress(&self) -> Option<Progress> {
+        self.progress
+    }
+
     /// Returns the state of this side, as last sampled, for a question or an answer. `None` before
     /// the first sample.
     pub fn report(&self, number: u32, now: u64) -> Option<StallReport> {
@@ -263,6 +268,7 @@ impl StallWatch {
             idle_ms,
             progress: self.progress?,
             rail_changes: self.rail_changes,
+            operation: None,
         })
     }
 

@@ -12,6 +12,7 @@ use super::cts::Epoch;
 use super::fields::{LaneEnd, RailAdvert};
 use super::fields::{mtu_bytes, read_gid};
 use super::ids::LaneId;
+use super::operation::Operation;
 use super::{PARTS, SLOTS};
 
 /// Size of a control frame in memory, in 64-bit words.
@@ -101,6 +102,8 @@ pub struct StallReport {
     /// include everything that has arrived: a rail is being stopped or reconnected, a message about
     /// a rail is not acknowledged, or completions are not processed.
     pub rail_changes: Option<u32>,
+    /// NCCL's operation on this side, if NCCL has announced one.
+    pub operation: Option<Operation>,
 }
 
 impl StallReport {
@@ -111,6 +114,7 @@ impl StallReport {
         w.u32(self.number)
             .u64(self.idle_ms)
             .u32(self.rail_changes.unwrap_or(Self::UNKNOWN));
+        Operation::write(self.operation, w);
         self.progress.write(w);
     }
 
@@ -122,8 +126,9 @@ impl StallReport {
         Ok(Self {
             number,
             idle_ms,
-            progress: Progress::read(r)?,
             rail_changes,
+            operation: Operation::read(r)?,
+            progress: Progress::read(r)?,
         })
     }
 }
@@ -634,6 +639,7 @@ mod tests {
                     untested: 256,
                 },
                 rail_changes: None,
+                operation: None,
             }),
             ControlMessage::StallReply(StallReport {
                 number: 2,
@@ -646,6 +652,7 @@ mod tests {
                     untested: 31,
                 },
                 rail_changes: Some(u32::MAX - 1),
+                operation: None,
             }),
         ]
     }

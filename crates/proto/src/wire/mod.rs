@@ -9,7 +9,7 @@
 //! - Messages: `cts` (clear-to-send entries, which grant receives), `immediate` (the 32 bits of
 //!   immediate data in a share's last write), `stream` (frames over TCP).
 //! - Running connections: `control` (control frames and messages), `mailbox` (memory of one end
-//!   that the other end writes by RDMA).
+//!   that the other end writes by RDMA), `operation` (NCCL's operation, for messages).
 //! - `ids`: the numbers that identify lanes, rails and slots.
 
 #![forbid(unsafe_code)]
@@ -23,6 +23,7 @@ pub mod ids;
 pub mod immediate;
 pub mod mailbox;
 pub mod message;
+pub mod operation;
 pub mod stream;
 
 /// Protocol version of this module. Two ends with different versions refuse each other.

@@ -12,6 +12,7 @@ use proto::flow::stall::{Cause, Verdict};
 use proto::time::Instant;
 use proto::wire::control::{Progress, StallReport};
 use proto::wire::ids::LaneId;
+use proto::wire::operation::Operation;
 use std::time::Duration;
 
 /// Nanoseconds between samples of the data path. A stall is thus noticed at most half a second
@@ -51,15 +52,27 @@ impl Driver {
         now: Instant,
     ) -> Result<(), NotBorrowed> {
         self.sample(true, at)?;
+        self.stall.peer_operation = question.operation;
         if let Some(verdict) = self.stall.watch.peer_asked(question, at) {
             let why = match verdict.cause {
-                Cause::NotPosted | Cause::NotTested => StallCause::NotSentHere,
+                Cause::NotPosted | Cause::NotTested => StallCause::NotSentHere {
+                    number: self.next_message(),
+                    here: self.operation(),
+                    there: question.operation,
+                },
                 _ => self.stall_cause(&verdict, at),
             };
-            self.stall.log.peer_waits(verdict.cause, why, now);
+            let idle = Duration::from_millis(question.idle_ms);
+            self.stall
+                .log
+                .peer_waits(verdict.cause, why, now - idle, now);
         }
         if let Some(answer) = self.stall.watch.report(question.number, at) {
-            self.recovery.reply_to_stall(answer);
+            let operation = self.operation();
+            self.recovery.reply_to_stall(StallReport {
+                operation,
+                ..answer
+            });
         }
         Ok(())
     }
@@ -70,6 +83,7 @@ impl Driver {
         at: u64,
     ) -> Result<(), NotBorrowed> {
         self.sample(true, at)?;
+        self.stall.peer_operation = answer.operation;
         self.stall.watch.answered(answer, at);
         Ok(())
     }
@@ -91,9 +105,27 @@ impl Driver {
         }
         let (progress, rail_changes) = sampled?;
         if let Some(question) = self.stall.watch.sample(progress, rail_changes, at) {
-            self.recovery.ask_about_stall(question);
+            let operation = self.operation();
+            self.recovery.ask_about_stall(StallReport {
+                operation,
+                ..question
+            });
         }
         Ok(())
+    }
+
+    /// Returns NCCL's operation on the communicator, if NCCL announces operations.
+    fn operation(&self) -> Option<Operation> {
+        self.context.operation.get()?.get()
+    }
+
+    /// Returns the number of the next message, from 1, that this side has not sent or received.
+    fn next_message(&self) -> u64 {
+        match self.stall.watch.progress() {
+            Some(Progress::Sender { begun, .. }) => begun + 1,
+            Some(Progress::Receiver { delivered, .. }) => delivered + 1,
+            None => 1,
+        }
     }
 
     fn progress(&mut self) -> Result<(Progress, Option<u32>), NotBorrowed> {
@@ -181,7 +213,10 @@ impl Driver {
             );
         }
         let since = now - waited;
-        self.stall.log.stalled(verdict.cause, why, since, now);
+        let operation = self.operation();
+        self.stall
+            .log
+            .stalled(verdict.cause, why, operation, since, now);
     }
 
     fn fail_with_lost_data(&mut self, now: Instant) {
@@ -230,8 +265,16 @@ impl Driver {
         };
         let idle = Duration::from_nanos(at.saturating_sub(*since));
         match (cause, self.role) {
-            (Cause::NotPosted, Role::Sender) => StallCause::NoReceive { idle },
-            (Cause::NotPosted, Role::Receiver) => StallCause::NoSend { idle },
+            (Cause::NotPosted, Role::Sender) => StallCause::NoReceive {
+                idle,
+                number: self.next_message(),
+                there: self.stall.peer_operation,
+            },
+            (Cause::NotPosted, Role::Receiver) => StallCause::NoSend {
+                idle,
+                number: self.next_message(),
+                there: self.stall.peer_operation,
+            },
             (Cause::NotTested, _) => StallCause::NotTested { idle },
             (Cause::HeldBack, _) => StallCause::HeldBack,
             (Cause::NotGranted, Role::Sender) => StallCause::NoGrantHere,

@@ -642,6 +642,7 @@ fn forbidden_control_messages_fail_the_connection() {
         idle_ms: 0,
         progress,
         rail_changes: None,
+        operation: None,
     };
     for (role, message, why) in [
         (
@@ -703,6 +704,7 @@ const WAITING: StallReport = StallReport {
     idle_ms: 0,
     progress: RECEIVES,
     rail_changes: None,
+    operation: None,
 };
 
 #[test]
@@ -714,6 +716,7 @@ fn a_question_about_a_stall_gets_its_answer() {
         idle_ms: 5,
         progress,
         rail_changes: Some(2),
+        operation: None,
     };
     end.recovery.ask_about_stall(report(7, SENDS));
     assert_eq!(

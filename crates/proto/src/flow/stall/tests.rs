@@ -138,6 +138,7 @@ fn report(number: u32, idle_ms: u64, progress: Progress) -> StallReport {
         idle_ms,
         progress,
         rail_changes: Some(0),
+        operation: None,
     }
 }
 
@@ -261,6 +262,7 @@ fn a_question_has_the_state_of_this_side() {
         idle_ms: 5_000,
         progress: own,
         rail_changes: Some(8),
+        operation: None,
     };
     assert_eq!(watch.sample(own, Some(8), 6 * SECOND), Some(question));
     assert_eq!(
