@@ -331,6 +331,19 @@ fn the_status_shows_ports_that_are_down_and_path_faults() {
             "{output:?}"
         );
     }
+    for (arguments, effect) in [
+        ("1:rocep1s0f0 del", "no address"),
+        ("0:rocep1s0f0 del", "no address"),
+        ("0:rocep1s0f0 add", "has addresses"),
+    ] {
+        let node = &arguments[..1];
+        let output = job.fabric(&format!("address {arguments}"));
+        assert_eq!(
+            output.out,
+            format!("fabric {name}: rocep1s0f0 of node {node}: {effect}\n"),
+            "{output:?}"
+        );
+    }
     let output = job.fabric("status");
     assert_eq!(output.status, Some(0), "{output:?}");
     let first = format!("fabric {name}: 2 nodes, files in {}\n", folder.display());
@@ -352,6 +365,10 @@ fn the_status_shows_ports_that_are_down_and_path_faults() {
         rail["now_mbps"].as_f64().unwrap() > 0.0 && rail["down"] == false,
         "{json}"
     );
+    let has_none = |node: usize| {
+        json["fabrics"][0]["nodes"][node]["rails"][0]["without_address"] == json!(true)
+    };
+    assert_eq!([has_none(0), has_none(1)], [false, true], "{json}");
     let faults = |node: usize| json["fabrics"][0]["nodes"][node]["rails"][0]["path_faults"].clone();
     assert_eq!(
         [faults(0), faults(1)],

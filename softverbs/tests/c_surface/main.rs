@@ -111,7 +111,16 @@ fn devices_and_ports_report_their_attributes() {
         "IBVERBS_1.11",
         _ibv_query_gid_table(context, entries.as_mut_ptr(), 4, 0, bytes)
     );
-    assert_eq!(table, port.gid_tbl_len as isize);
+    assert!(table == 2 && port.gid_tbl_len > 2);
+    let empty = 2;
+    let mut entry: ibv_gid_entry = zeroed();
+    assert_eq!(
+        call!(
+            "IBVERBS_1.11",
+            _ibv_query_gid_ex(context, 1, empty, &raw mut entry, 0, bytes)
+        ),
+        libc::ENODATA
+    );
     assert_eq!(
         (entries[1].gid_index, entries[1].gid_type),
         (1, IBV_GID_TYPE_ROCE_V2)
@@ -121,6 +130,12 @@ fn devices_and_ports_report_their_attributes() {
     // SAFETY: both members of the union are the same bytes.
     let (own, entry) = unsafe { (gid.raw, entries[1].gid.raw) };
     assert_eq!((own, &own[10..12]), (entry, &[0xff, 0xff][..]));
+    assert_eq!(
+        call!(ibv_query_gid(context, 1, empty as i32, &raw mut gid)),
+        0
+    );
+    // SAFETY: both members of the union are the same bytes.
+    assert_eq!(unsafe { gid.raw }, [0; 16]);
     assert_eq!(
         call!(ibv_query_gid(context, 1, port.gid_tbl_len, &raw mut gid)),
         -1
