@@ -77,9 +77,8 @@ impl Driver {
         // The port may have gone down during the test. Recovery ignored that event, because the
         // rail was not in use yet. So the port is queried again.
         managed.rail.device.ask_soon();
-        if managed.is_away() {
-            let why = managed.rail.device.absence_reason();
-            self.recovery.rail_down(lane, why, at);
+        if let Some(why) = managed.known_loss() {
+            self.recovery.rail_down(lane, &why, at);
         } else {
             let path_mtu_bytes = managed.last_paths[0].map_or(0, |choice| choice.mtu_bytes);
             managed.outages.recovered(path_mtu_bytes, now);
