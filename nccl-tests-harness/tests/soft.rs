@@ -331,19 +331,6 @@ fn the_status_shows_ports_that_are_down_and_path_faults() {
             "{output:?}"
         );
     }
-    for (arguments, effect) in [
-        ("1:rocep1s0f0 del", "no address"),
-        ("0:rocep1s0f0 del", "no address"),
-        ("0:rocep1s0f0 add", "has addresses"),
-    ] {
-        let node = &arguments[..1];
-        let output = job.fabric(&format!("address {arguments}"));
-        assert_eq!(
-            output.out,
-            format!("fabric {name}: rocep1s0f0 of node {node}: {effect}\n"),
-            "{output:?}"
-        );
-    }
     let output = job.fabric("status");
     assert_eq!(output.status, Some(0), "{output:?}");
     let first = format!("fabric {name}: 2 nodes, files in {}\n", folder.display());
@@ -365,16 +352,43 @@ fn the_status_shows_ports_that_are_down_and_path_faults() {
         rail["now_mbps"].as_f64().unwrap() > 0.0 && rail["down"] == false,
         "{json}"
     );
-    let has_none = |node: usize| {
-        json["fabrics"][0]["nodes"][node]["rails"][0]["without_address"] == json!(true)
-    };
-    assert_eq!([has_none(0), has_none(1)], [false, true], "{json}");
     let faults = |node: usize| json["fabrics"][0]["nodes"][node]["rails"][0]["path_faults"].clone();
     assert_eq!(
         [faults(0), faults(1)],
         [json!([]), json!(["switch-mtu", "spanning-tree:0.01"])],
         "{json}"
     );
+    job.signal(Signal::SIGKILL, true);
+    job.ended();
+}
+
+#[test]
+fn a_rails_addresses_leave_and_return() {
+    if !is_built() {
+        return;
+    }
+    let job = Endless::start("");
+    let folder = job.folder();
+    let name = folder.file_name().unwrap().to_str().unwrap();
+    for (arguments, effect) in [
+        ("1:rocep1s0f0 del", "no address"),
+        ("0:rocep1s0f0 del", "no address"),
+        ("0:rocep1s0f0 add", "has addresses"),
+    ] {
+        let node = &arguments[..1];
+        let output = job.fabric(&format!("address {arguments}"));
+        assert_eq!(
+            output.out,
+            format!("fabric {name}: rocep1s0f0 of node {node}: {effect}\n"),
+            "{output:?}"
+        );
+    }
+    let json: Value = serde_json::from_str(&job.fabric("status --json -").out).unwrap();
+    let has_none = [0, 1].map(|node: usize| {
+        let rail = &json["fabrics"][0]["nodes"][node]["rails"][0];
+        rail["without_address"] == true
+    });
+    assert_eq!(has_none, [false, true], "{json}");
     job.signal(Signal::SIGKILL, true);
     job.ended();
 }
