@@ -1,11 +1,11 @@
 //! The GID table of a port, whose addresses may leave and return while programs use them.
 //!
 //! Linux clears a NIC's entry as soon as the interface loses the address, under live queue pairs
-//! (`del_gid` in drivers/infiniband/core/cache.c, `mlx5_ib_del_gid` in hw/mlx5/main.c). From then on
-//! the entry reads as empty, and the packets of a queue pair that uses it get no answers. The entry
-//! stays taken while a queue pair holds it (`put_gid_entry` in cache.c), so a returning address gets
-//! another index. Here it always does. The contexts of the device get `IBV_EVENT_GID_CHANGE`
-//! (`Node::watch_ports`). `tests/paths.rs` shows this.
+//! (`del_gid` in drivers/infiniband/core/cache.c, `mlx5_ib_del_gid` in hw/mlx5/main.c). From then
+//! on the entry reads as empty, and the packets of a queue pair that uses it get no answers. The
+//! entry stays taken while a queue pair holds it (`put_gid_entry` in cache.c), so a returning
+//! address gets another index. Here it always does. The contexts of the device get
+//! `IBV_EVENT_GID_CHANGE` (`Node::watch_ports`). `tests/paths.rs` shows this.
 //!
 //! All addresses leave together, as when a network manager sets an interface up again. mlx5 then
 //! keeps the link-local entry of the hardware address, which no longer answers.

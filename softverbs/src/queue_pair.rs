@@ -266,11 +266,11 @@ impl QueuePair {
     /// change to error or reset succeeds without effect.
     ///
     /// # Errors
-    /// `EINVAL` if the state or a value does not allow the change, `ENODATA` if the own entry of the
-    /// GID table is empty (`rdma_get_gid_attr` in Linux's cache.c), `ENETUNREACH` if the port is
-    /// down or the peer's GID cannot be reached, `ETIMEDOUT` after a second if the peer's GID does
-    /// not answer, `EIO` if programs are cut off from the function, `ENOLINK` if its firmware has
-    /// failed.
+    /// `EINVAL` if the state or a value does not allow the change, `ENODATA` if the own entry of
+    /// the GID table is empty (`rdma_get_gid_attr` in Linux's cache.c), `ENETUNREACH` if the port
+    /// is down or the peer's GID cannot be reached, `ETIMEDOUT` after a second if the peer's GID
+    /// does not answer, `EIO` if programs are cut off from the function, `ENOLINK` if its firmware
+    /// has failed.
     pub fn change(&self, change: Change) -> Result<(), i32> {
         match (
             self.rail().presence().check_generation(self.generation),

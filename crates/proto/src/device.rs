@@ -38,13 +38,13 @@
 //!
 //! # Addresses
 //!
-//! When an interface loses an address, the kernel clears the NIC's entry of the GID table under live
-//! queue pairs (`del_gid` in Linux's drivers/infiniband/core/cache.c), and their packets get no
-//! answers. The address may return at another index, because a queue pair holds the old entry. So
-//! an answer about the port contains its addresses with their indices. A queue pair whose address
-//! has left its index is lost ([`Device::has_gid`]). The machine gets each table that was read, in
-//! order. So it compares a queue pair with no table older than the one from which the queue pair
-//! got its index.
+//! When an interface loses an address, the kernel clears the NIC's entry of the GID table under
+//! live queue pairs (`del_gid` in Linux's drivers/infiniband/core/cache.c), and their packets get
+//! no answers. The address may return at another index, because a queue pair holds the old entry.
+//! So an answer about the port contains its addresses with their indices. A queue pair whose
+//! address has left its index is lost ([`Device::has_gid`]). The machine gets each table that was
+//! read, in order. So it compares a queue pair with no table older than the one from which the
+//! queue pair got its index.
 //!
 //! # Return
 //!
