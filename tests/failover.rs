@@ -10,7 +10,7 @@ mod common;
 #[path = "failover/hangs.rs"]
 mod hangs;
 
-use bed::{Bed, RAILS, SLOT_BYTES, Stream, WINDOW, host, set};
+use bed::{Bed, RAILS, SLOT_BYTES, Stream, WINDOW, host, log, set};
 use common::comms::{Receiving, Sending};
 use common::{fill, turn, until, without_files};
 use host::config::Config;
@@ -36,6 +36,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tracing::Level;
 use verbs::{HostMemory, Region};
 
 #[test]
@@ -90,6 +91,90 @@ fn a_device_removed_during_start_up_costs_only_its_rail() {
         rails.iter().all(|count| [1, 2].contains(count)),
         "{rails:?}"
     );
+}
+
+/// Runs the stream until a rail has carried more data.
+fn run_until_it_carries(stream: &mut Stream, bed: &Bed, rail: usize) {
+    let before = bed.carried()[rail];
+    until(|| {
+        stream.run(bed, 20);
+        (bed.carried()[rail] > before).then_some(())
+    });
+}
+
+/// Numbers of the lines that report the loss of a rail's address, and of those that report another
+/// loss of the rail. A side may report that its peer has lost the rail.
+fn losses(lines: &[(Level, String)], rail: &str) -> (usize, usize) {
+    let lost = |line: &&(Level, String)| {
+        line.1.starts_with(&format!("rail {rail}:1 ")) && line.1.contains(" lost: ")
+    };
+    let names_address = |(_, line): &&(Level, String)| {
+        line.contains(" lost: address ") && line.contains(" of the GID table")
+    };
+    let is_peers = |(_, line): &&(Level, String)| line.contains(" lost: the peer reports");
+    let (named, others): (Vec<_>, Vec<_>) = lines.iter().filter(lost).partition(names_address);
+    (
+        named.len(),
+        others.iter().filter(|line| !is_peers(line)).count(),
+    )
+}
+
+/// As `ip address del` and `add`, and as `netplan apply`, which does it to all rails. The NIC would
+/// report the loss after 30 s.
+#[test]
+fn an_address_that_goes_costs_the_rail_until_it_returns_at_another_index() {
+    let bed = Bed::new(&[
+        ("NCCL_IB_TIMEOUT", "20"),
+        ("NCCL_SPARK_LOSS_TIMEOUT_S", "100"),
+    ]);
+    let mut stream = Stream::new(&bed);
+    run_until_it_carries(&mut stream, &bed, 0);
+    let index = |rail: usize| {
+        let rail = &bed.hosts[0].process().rails[rail];
+        let snapshot = rail.snapshot(&[]).unwrap();
+        rail.gid_index(&snapshot, &snapshot.addresses[0].gid)
+            .unwrap()
+    };
+    // In the last case the addresses may be back before a service thread looks.
+    for (rails, returns_soon) in [
+        (&[0][..], false),
+        (&[1], false),
+        (&[0, 1], false),
+        (&[0, 1], true),
+    ] {
+        let before: Vec<u16> = rails.iter().map(|rail| index(*rail)).collect();
+        log().take();
+        let change = |is_there| {
+            rails
+                .iter()
+                .for_each(|rail| set(RAILS[*rail], Action::Addresses(is_there)));
+        };
+        let begun = Instant::now();
+        change(false);
+        if returns_soon {
+            change(true);
+        }
+        let mut lines = Vec::new();
+        until(|| {
+            stream.step(&bed).unwrap();
+            lines.extend(log().take());
+            let is_lost = |rail: &usize| losses(&lines, RAILS[*rail]).0 > 0;
+            rails.iter().all(is_lost).then_some(())
+        });
+        assert!(begun.elapsed() < Duration::from_secs(20), "{lines:?}");
+        if let [rail] = rails {
+            run_until_it_carries(&mut stream, &bed, 1 - rail);
+        }
+        change(true);
+        rails
+            .iter()
+            .for_each(|rail| run_until_it_carries(&mut stream, &bed, *rail));
+        lines.extend(log().take());
+        for (rail, before) in rails.iter().zip(before) {
+            assert_eq!(losses(&lines, RAILS[*rail]).1, 0, "{lines:#?}");
+            assert_ne!(index(*rail), before);
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Storms: two processes with many connections, used as NCCL's proxy thread uses them, while
-//! functions, ports and whole NICs of one node or both go and return, again and again, during
-//! traffic and during the recovery from the event before. Every byte is checked, and each run must
-//! end.
+//! functions, ports, addresses and whole NICs of one node or both go and return, again and again,
+//! during traffic and during the recovery from the event before. Every byte is checked, and each
+//! run must end.
 //!
 //! The tests without an attribute play in virtual time. `SPARK_STORM_RUNS` sets the number of runs,
 //! and `SPARK_STORM_SEED` the first seed. With a seed alone, a test plays one run and shows the

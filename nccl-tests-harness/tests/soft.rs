@@ -363,6 +363,37 @@ fn the_status_shows_ports_that_are_down_and_path_faults() {
 }
 
 #[test]
+fn a_rails_addresses_leave_and_return() {
+    if !is_built() {
+        return;
+    }
+    let job = Endless::start("");
+    let folder = job.folder();
+    let name = folder.file_name().unwrap().to_str().unwrap();
+    for (arguments, effect) in [
+        ("1:rocep1s0f0 del", "no address"),
+        ("0:rocep1s0f0 del", "no address"),
+        ("0:rocep1s0f0 add", "has addresses"),
+    ] {
+        let node = &arguments[..1];
+        let output = job.fabric(&format!("address {arguments}"));
+        assert_eq!(
+            output.out,
+            format!("fabric {name}: rocep1s0f0 of node {node}: {effect}\n"),
+            "{output:?}"
+        );
+    }
+    let json: Value = serde_json::from_str(&job.fabric("status --json -").out).unwrap();
+    let has_none = [0, 1].map(|node: usize| {
+        let rail = &json["fabrics"][0]["nodes"][node]["rails"][0];
+        rail["without_address"] == true
+    });
+    assert_eq!(has_none, [false, true], "{json}");
+    job.signal(Signal::SIGKILL, true);
+    job.ended();
+}
+
+#[test]
 fn the_files_of_a_killed_job_stay_where_softverbs_dir_says_until_the_next_job() {
     if !is_built() {
         return;

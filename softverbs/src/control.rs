@@ -39,6 +39,9 @@ pub enum Action {
     Down,
     /// Bring the port up.
     Up,
+    /// Take the port's addresses away (false), or add them again at other indices of the GID table
+    /// (true).
+    Addresses(bool),
     /// Take the function off the bus: cut programs off, invalidate the keys, remove the device.
     Unplug,
     /// Let the firmware fail: the device stops answering, is removed as by [`Self::Unplug`], and
@@ -99,6 +102,8 @@ pub struct RailStatus {
     pub now_mbps: Option<f64>,
     /// True while its port is down.
     pub is_down: bool,
+    /// True while its port has no addresses.
+    pub is_without_address: bool,
     /// True while its function has failed, is being removed, or is off the bus.
     pub is_unplugged: bool,
     /// Number of incoming requests that the rail will still refuse.
@@ -345,6 +350,7 @@ fn set(rail_memory: &RailMemory, profile: &Profile, rail: usize, action: Action,
         Action::Unplug | Action::Plug | Action::Reset => {}
         Action::Down => rail_memory.set_port(false, now_ns),
         Action::Up => rail_memory.set_port(true, now_ns),
+        Action::Addresses(is_there) => rail_memory.set_addresses(is_there),
         Action::Refuse(count) => rail_memory.refusals.store(count, Ordering::Relaxed),
         Action::Unresolved(count) => rail_memory.unanswered.store(count, Ordering::Relaxed),
         Action::Path(fault, is_on) => rail_memory.set_path(rail_memory.path().with(fault, is_on)),
@@ -387,6 +393,7 @@ pub fn status(dir: &Path, fabric: &str) -> Result<Status, String> {
                 now_mbps
             },
             is_down,
+            is_without_address: !rail_memory.gid_table().has_addresses(),
             is_unplugged,
             refusals: rail_memory.refusals.load(Ordering::Relaxed),
             unanswered: rail_memory.unanswered.load(Ordering::Relaxed),

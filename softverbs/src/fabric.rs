@@ -19,7 +19,9 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use verbs_sys::{IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
+use verbs_sys::{
+    IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR,
+};
 
 /// A process's place in a fabric.
 pub struct Node {
@@ -63,7 +65,7 @@ pub struct Device {
     /// The device's GUID, in this machine's byte order.
     pub(crate) guid: u64,
     /// RoCE v2 addresses: first a link-local address, then an IPv4-mapped address if the port has a
-    /// cable.
+    /// cable. [`RailMemory::gid_table`] has their indices.
     pub gids: Vec<[u8; 16]>,
     /// The speed that the port reports, in Mb/s.
     pub(crate) speed_mbps: u32,
@@ -108,6 +110,8 @@ struct Events {
     /// Readable while `queue` may have events.
     bell: EventFd,
     was_down: AtomicBool,
+    /// The last GID table that was announced.
+    gid_table: AtomicU32,
     /// Number of removals of the function that were announced.
     losses: AtomicU32,
     /// Generation, plus one, of the last function whose firmware failure was announced (0: none).
@@ -242,7 +246,7 @@ impl Node {
     }
 
     /// Announces what has happened since the last call: functions that have failed or were removed,
-    /// and ports that went up or down.
+    /// ports that went up or down, and changes of their addresses.
     pub fn watch_ports(&self) {
         for (device, events) in self.events.iter().enumerate() {
             let presence = self.presence(device);
@@ -280,6 +284,16 @@ impl Node {
                     },
                 );
             }
+            let table = self.rail(device).gid_table().word();
+            if events.gid_table.swap(table, Ordering::Relaxed) != table {
+                self.announce(
+                    device,
+                    Event {
+                        kind: IBV_EVENT_GID_CHANGE,
+                        about: EventObject::Port,
+                    },
+                );
+            }
         }
     }
 
@@ -296,11 +310,25 @@ impl Node {
         let own = self.rail(device);
         let peer = self.rail_of(to);
         let is_found = own.is_neighbour(to.node, to.device, is_ipv4)
-            || !own.is_blocked(now_ns) && !peer.is_blocked(now_ns);
+            || !own.is_blocked(now_ns)
+                && !peer.is_blocked(now_ns)
+                && peer.gid_table().has_addresses();
         if is_found {
             own.add_neighbour(to.node, to.device, is_ipv4);
         }
         is_found
+    }
+
+    /// True if the packets of a rail's queue pair, including its acknowledgements, do not reach its
+    /// peer: they go to another function, or their source address has left the GID table.
+    pub(crate) fn is_misrouted(&self, qp: &QpMemory, rail: RailOf) -> bool {
+        let own_gid_index = qp.own_gid_index.load(Ordering::Relaxed) as usize;
+        qp.misrouted.load(Ordering::Relaxed) != 0
+            || self
+                .rail_of(rail)
+                .gid_table()
+                .address_at(own_gid_index)
+                .is_none()
     }
 
     pub(crate) fn rail_of(&self, rail: RailOf) -> &'static RailMemory {
@@ -468,13 +496,23 @@ impl Device {
     }
 }
 
+impl Device {
+    /// Returns the address at an index of the GID table of the device's port, whose memory is
+    /// `rail`; `None` for an empty entry.
+    pub(crate) fn gid_at(&self, rail: &RailMemory, index: usize) -> Option<[u8; 16]> {
+        let address = rail.gid_table().address_at(index)?;
+        self.gids.get(address).copied()
+    }
+}
+
 impl Events {
     fn new() -> nix::Result<Self> {
-        let (queue, was_down, losses, failures) = Default::default();
+        let (queue, was_down, gid_table, losses, failures) = Default::default();
         Ok(Self {
             queue,
             bell: EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?,
             was_down,
+            gid_table,
             losses,
             failures,
         })

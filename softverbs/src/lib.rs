@@ -22,13 +22,13 @@
 //!
 //! # Layers
 //!
-//! From the bottom, each using those before it: `counters`, `pacing`, `path`, `status`, `wiring`,
-//! `own_folder`, `settings`, `profile`, `os`; `work_request`, `folder`, `regions`; `hotplug`;
-//! `control`, `engine`; `fabric`; `threads`, `completion_queue`; `queue_pair`; `posting`, `serve`;
-//! `abi`. A lower layer calls a queue pair through a trait that the lower layer defines: an engine
-//! serves a `Serve`, a completion queue collects from a `SendQueue`. Three modules are out of
-//! order. The registration of memory is `unsafe`, so it is in `os`, although it uses `fabric`.
-//! `settings` and `own_folder` use `os`, which has the user's id.
+//! From the bottom, each using those before it: `counters`, `gid_table`, `pacing`, `path`,
+//! `status`, `wiring`, `own_folder`, `settings`, `profile`, `os`; `work_request`, `folder`,
+//! `regions`; `hotplug`; `control`, `engine`; `fabric`; `threads`, `completion_queue`;
+//! `queue_pair`; `posting`, `serve`; `abi`. A lower layer calls a queue pair through a trait that
+//! the lower layer defines: an engine serves a `Serve`, a completion queue collects from a
+//! `SendQueue`. Three modules are out of order. The registration of memory is `unsafe`, so it is in
+//! `os`, although it uses `fabric`. `settings` and `own_folder` use `os`, which has the user's id.
 //!
 //! # Rules for changes
 //!
@@ -70,6 +70,7 @@ pub mod counters;
 pub mod engine;
 pub mod fabric;
 mod folder;
+pub mod gid_table;
 pub mod hotplug;
 pub mod os;
 pub mod own_folder;

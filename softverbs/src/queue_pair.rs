@@ -9,6 +9,7 @@ use crate::completion_queue::{Completion, CompletionQueue, SendQueue};
 use crate::counters::Counter;
 use crate::engine;
 use crate::fabric::{Event, EventObject, Node, RailOf, lock};
+use crate::gid_table;
 use crate::hotplug::Phase;
 use crate::os::shm::{INLINE_BYTES, MAX_QPS, MAX_SGES, QpMemory, RailMemory, SEND_SLOTS};
 use crate::pacing::rnr_wait_ns;
@@ -265,10 +266,11 @@ impl QueuePair {
     /// change to error or reset succeeds without effect.
     ///
     /// # Errors
-    /// `EINVAL` if the state or a value does not allow the change, `ENETUNREACH` if the port is
-    /// down or the peer's GID cannot be reached, `ETIMEDOUT` after a second if the peer's GID does
-    /// not answer, `EIO` if programs are cut off from the function, `ENOLINK` if its firmware has
-    /// failed.
+    /// `EINVAL` if the state or a value does not allow the change, `ENODATA` if the own entry of
+    /// the GID table is empty (`rdma_get_gid_attr` in Linux's cache.c), `ENETUNREACH` if the port
+    /// is down or the peer's GID cannot be reached, `ETIMEDOUT` after a second if the peer's GID
+    /// does not answer, `EIO` if programs are cut off from the function, `ENOLINK` if its firmware
+    /// has failed.
     pub fn change(&self, change: Change) -> Result<(), i32> {
         match (
             self.rail().presence().check_generation(self.generation),
@@ -332,8 +334,11 @@ impl QueuePair {
             min_rnr_timer,
         } = path;
         let device = &self.node.devices()[self.device];
-        if mtu_bytes > device.mtu_bytes || usize::from(own_gid_index) >= device.gids.len() {
+        if mtu_bytes > device.mtu_bytes || usize::from(own_gid_index) >= gid_table::ENTRIES {
             return Err(libc::EINVAL);
+        }
+        if device.gid_at(self.rail(), own_gid_index.into()).is_none() {
+            return Err(libc::ENODATA);
         }
         if !self.node.port_up(self.device) {
             return Err(libc::ENETUNREACH);
@@ -355,6 +360,9 @@ impl QueuePair {
         local.rnr_wait_ns = rnr_wait_ns(min_rnr_timer);
         let is_misrouted = is_ipv4 && self.node.rail_of(rail).path().has(PathFault::CrossedArp);
         let memory = self.memory();
+        memory
+            .own_gid_index
+            .store(own_gid_index.into(), Ordering::Relaxed);
         memory
             .misrouted
             .store(u32::from(is_misrouted), Ordering::Relaxed);

@@ -94,7 +94,7 @@ impl QueuePair {
             && peer.remote.load(Ordering::Relaxed) == self.number()
             && peer.state.load(Ordering::Acquire) == State::ReadyToSend as u32
             && peer.send_psn.load(Ordering::Relaxed) == remote.receive_psn
-            && peer.misrouted.load(Ordering::Relaxed) == 0;
+            && !self.node.is_misrouted(peer, remote.rail);
         if !mine {
             return Served::Idle;
         }
@@ -180,10 +180,16 @@ impl QueuePair {
         }
     }
 
-    /// True if this end's packets, including its acknowledgements, go to another function than the
-    /// peer's.
+    /// [`Node::is_misrouted`](crate::fabric::Node::is_misrouted) for this end.
     fn is_misrouted(&self) -> bool {
-        self.memory().misrouted.load(Ordering::Relaxed) != 0
+        self.node.is_misrouted(self.memory(), self.own_rail())
+    }
+
+    fn own_rail(&self) -> RailOf {
+        RailOf {
+            node: self.node.node,
+            device: self.device,
+        }
     }
 
     /// True if the path loses the packets of a request, or the packets that answer a read.
@@ -248,13 +254,7 @@ impl QueuePair {
                 }
             }
         }
-        let shared = self.node.resources_between(
-            remote.rail,
-            RailOf {
-                node: self.node.node,
-                device: self.device,
-            },
-        );
+        let shared = self.node.resources_between(remote.rail, self.own_rail());
         let route = Route {
             queue_pair: &peer.pace,
             shared: &shared,
@@ -300,10 +300,7 @@ impl QueuePair {
         peer: &QpMemory,
         request: &Request,
     ) -> (u64, Option<u64>) {
-        let own = RailOf {
-            node: self.node.node,
-            device: self.device,
-        };
+        let own = self.own_rail();
         let is_read = request.is_read();
         let (from, to, sender) = if is_read {
             (own, remote.rail, self.memory())

@@ -101,6 +101,7 @@ fn the_status_shows_nodes_rates_and_faults() {
         (0, "roceP2p1s0f0", Action::Refuse(3)),
         (0, "rocep1s0f0", Action::Path(PathFault::Silent, true)),
         (0, "rocep1s0f0", Action::Unresolved(2)),
+        (0, "roceP2p1s0f0", Action::Addresses(false)),
     ] {
         control(&dir(), &name, Some(node), rail, action).unwrap();
     }
@@ -127,6 +128,7 @@ fn the_status_shows_nodes_rates_and_faults() {
             dead,
             RailStatus {
                 refusals: 3,
+                is_without_address: true,
                 ..unhurt("roceP2p1s0f0")
             }
         ]
@@ -156,6 +158,7 @@ fn unhurt(device: &str) -> RailStatus {
         full_mbps: Some(56_000.0),
         now_mbps: Some(56_000.0),
         is_down: false,
+        is_without_address: false,
         is_unplugged: false,
         refusals: 0,
         unanswered: 0,

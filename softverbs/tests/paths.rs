@@ -17,9 +17,9 @@ use softverbs::status;
 use softverbs::work_request::Operation;
 use std::sync::Arc;
 use std::time::Duration;
-use verbs_sys::{IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
+use verbs_sys::{IBV_EVENT_GID_CHANGE, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
 
-/// Index of a device's link-local GID.
+/// Index of a device's link-local GID while its addresses have not left.
 const LINK_LOCAL: usize = 0;
 /// Index of a device's IPv4 GID.
 const IPV4: usize = 1;
@@ -46,6 +46,16 @@ fn statuses(completions: &[Completion]) -> Vec<u32> {
 }
 
 fn resolve(end: &End, to: &End, gid: usize, mtu_bytes: u32) -> Result<(), i32> {
+    resolve_from(end, to, gid, gid as u8, mtu_bytes)
+}
+
+fn resolve_from(
+    end: &End,
+    to: &End,
+    gid: usize,
+    own_gid_index: u8,
+    mtu_bytes: u32,
+) -> Result<(), i32> {
     end.qp.change(Change::Reset).unwrap();
     end.qp.change(Change::Init { access: 7, port: 1 }).unwrap();
     end.qp.change(Change::ReadyToReceive(PathToPeer {
@@ -53,21 +63,33 @@ fn resolve(end: &End, to: &End, gid: usize, mtu_bytes: u32) -> Result<(), i32> {
         remote_qp: to.qp.number(),
         receive_psn: 5,
         remote_gid: to.node.devices()[to.device].gids[gid],
-        own_gid_index: gid as u8,
+        own_gid_index,
         min_rnr_timer: 1,
     }))
+}
+
+/// Makes a queue pair on each machine.
+fn unconnected(bed: &Bed) -> Pair {
+    Pair {
+        a: End::new(&bed.nodes[0], 0),
+        b: End::new(&bed.nodes[1], 0),
+    }
 }
 
 /// Makes a queue pair on each machine, and connects both with each other by their GIDs of index
 /// `gid`.
 fn connected(bed: &Bed, gid: usize, mtu_bytes: u32) -> Pair {
-    let pair = Pair {
-        a: End::new(&bed.nodes[0], 0),
-        b: End::new(&bed.nodes[1], 0),
-    };
+    let pair = unconnected(bed);
     for (this, that) in [(&pair.a, &pair.b), (&pair.b, &pair.a)] {
         resolve(this, that, gid, mtu_bytes).unwrap();
-        this.qp
+    }
+    get_ready_to_send(&pair);
+    pair
+}
+
+fn get_ready_to_send(pair: &Pair) {
+    for end in [&pair.a, &pair.b] {
+        end.qp
             .change(Change::ReadyToSend {
                 timeout: 8,
                 retry_count: 1,
@@ -76,7 +98,6 @@ fn connected(bed: &Bed, gid: usize, mtu_bytes: u32) -> Pair {
             })
             .unwrap();
     }
-    pair
 }
 
 /// Lets both engines work, and returns the statuses of the completions at `a` and at `b`.
@@ -177,6 +198,52 @@ fn an_address_answered_by_the_twin_leads_to_the_twin_while_the_queue_pair_is_con
         assert_eq!(statuses(&end.poll()), [status::RETRY_EXCEEDED]);
     }
     assert!(astray.b.bytes == before && reads.b.bytes == unread);
+}
+
+#[test]
+fn an_address_that_goes_takes_its_queue_pairs_along_and_returns_at_another_index() {
+    let bed = Bed::new();
+    let [there, back] = [IPV4, IPV4].map(|gid| connected(&bed, gid, 4096));
+    set(&bed, 1, Action::Addresses(false));
+    bed.nodes.iter().for_each(|node| node.watch_ports());
+    let events = [0, 1].map(|node: usize| bed.nodes[node].next_event(0).map(|event| event.kind));
+    assert_eq!(events, [None, Some(IBV_EVENT_GID_CHANGE)]);
+    let unread = back.a.bytes.clone();
+    there.a.write(8, None, &there.b);
+    back.b.write(8, None, &back.a);
+    bed.at(PATIENCE_NS);
+    assert_eq!([told(&there), told(&back)].concat(), [[], [], [], []]);
+    bed.at(PATIENCE_NS + 1);
+    let exceeded = vec![status::RETRY_EXCEEDED];
+    assert_eq!(told(&there), [exceeded.clone(), vec![]]);
+    assert_eq!(told(&back), [vec![], exceeded]);
+    assert!(back.a.bytes == unread, "a packet without a source arrives");
+    // The address returns. Its old index stays empty, and so does an old queue pair's source.
+    let late = unconnected(&bed);
+    assert_eq!(resolve(&late.b, &late.a, IPV4, 4096), Err(libc::ENODATA));
+    set(&bed, 1, Action::Addresses(true));
+    bed.nodes[1].watch_ports();
+    assert!(
+        bed.nodes[1]
+            .next_event(0)
+            .is_some_and(|event| event.kind == IBV_EVENT_GID_CHANGE)
+    );
+    assert_eq!(resolve(&late.b, &late.a, IPV4, 4096), Err(libc::ENODATA));
+    resolve_from(&late.b, &late.a, IPV4, 3, 4096).unwrap();
+    resolve(&late.a, &late.b, IPV4, 4096).unwrap();
+    get_ready_to_send(&late);
+    late.a.write(8, None, &late.b);
+    late.b.write(8, None, &late.a);
+    bed.at(PATIENCE_NS + 1_000_000);
+    let ends: Vec<_> = (0..3).map(|_| told(&late)).collect();
+    assert_eq!(
+        [0, 1].map(|end| ends.iter().map(|told| told[end].len()).sum::<usize>()),
+        [1, 1]
+    );
+    assert!(
+        ends.iter().flatten().flatten().all(|status| *status == 0),
+        "{ends:?}"
+    );
 }
 
 #[test]

@@ -139,11 +139,7 @@ impl Rail {
             return Err(Missing::LinkLayer(format!("{:?}", port.link_layer)).into());
         }
         let (mut found, mut unheld): (Vec<(Address, Held)>, _) = (Vec::new(), None);
-        let number = self.info.port;
-        for entry in self
-            .device
-            .query(move |context| context.gid_table(number))?
-        {
+        for entry in self.device.gid_table(self.info.port)? {
             if entry.kind != GidKind::RoceV2
                 || found.iter().any(|(known, _)| known.gid == entry.gid)
             {
@@ -218,10 +214,7 @@ impl Rail {
     /// # Errors
     /// [`Error::Network`] if the table no longer has the address, or the error of the query.
     pub fn gid_index(&self, snapshot: &RailSnapshot, gid: &[u8; 16]) -> Result<u16> {
-        let number = self.info.port;
-        let table = self
-            .device
-            .query(move |context| context.gid_table(number))?;
+        let table = self.device.gid_table(self.info.port)?;
         let known = snapshot.held(gid).map(|held| held.gid_index);
         present_index(&table, gid, known)
             .ok_or_else(|| Network::AddressGone { rail: self.name() }.into())

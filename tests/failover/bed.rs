@@ -1,6 +1,7 @@
 //! Connections whose rails can be pulled and plugged, and a stream of messages over them.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+use crate::common::captured_log::{CapturedLog, everywhere};
 use crate::common::comms::{Receiving, Sending};
 use crate::common::{self, fill, mix, until};
 use host::config::Config;
@@ -11,7 +12,7 @@ use proto::wire::handle::HANDLE_BYTES;
 use softverbs::control::{Action, control};
 use softverbs::profile::Profile;
 use std::path::Path;
-use std::sync::{Arc, MutexGuard, Once};
+use std::sync::{Arc, MutexGuard, Once, OnceLock};
 use std::time::{Duration, Instant};
 use verbs::HostMemory;
 
@@ -100,6 +101,7 @@ impl Drop for Bed {
             set(rail, Action::Refuse(0));
             set(rail, Action::Unresolved(0));
             set(rail, Action::Up);
+            set(rail, Action::Addresses(true));
         }
     }
 }
@@ -134,6 +136,12 @@ pub fn host(side: usize, settings: &[(&str, &str)]) -> Arc<Host> {
     bring_up(Config::from_variables(&variables).unwrap())
         .unwrap()
         .0
+}
+
+/// Returns the log lines of every thread.
+pub fn log() -> &'static CapturedLog {
+    static LOG: OnceLock<CapturedLog> = OnceLock::new();
+    LOG.get_or_init(everywhere)
 }
 
 pub fn set(rail: &str, action: Action) {

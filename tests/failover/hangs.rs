@@ -1,14 +1,13 @@
 //! A device whose firmware does not answer, while connections use it.
 
-use crate::bed::{Bed, RAILS, Stream, set};
-use crate::common::captured_log::{CapturedLog, everywhere};
+use crate::bed::{Bed, RAILS, Stream, log, set};
 use crate::common::comms::{Receiving, Sending};
 use crate::common::{self, until};
 use host::counters::layout::State;
 use nccl_net_spark::comm::{Host, RecvPart};
 use proto::device::Presence;
 use softverbs::control::{Action, callers};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 use verbs::HostMemory;
 
@@ -101,12 +100,6 @@ fn a_device_that_hangs_blocks_neither_nccls_thread_nor_other_connections() {
         is_served && longest < NO_WAIT
     };
     assert!((0..ATTEMPTS).any(|_| attempt()));
-}
-
-/// Returns the log lines of every thread.
-fn log() -> &'static CapturedLog {
-    static LOG: OnceLock<CapturedLog> = OnceLock::new();
-    LOG.get_or_init(everywhere)
 }
 
 fn has_line(parts: &[&str]) -> bool {

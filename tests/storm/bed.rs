@@ -195,6 +195,7 @@ impl Bed {
         let memory = &self.memory.rails[node][rail];
         match step {
             Step::Port(is_up) => memory.set_port(is_up, self.now_ns),
+            Step::Addresses(are_there) => memory.set_addresses(are_there),
             Step::To(phase) => {
                 memory.move_to(phase);
                 if phase == Phase::Gone && memory.presence().phase == Phase::Gone {
@@ -222,6 +223,7 @@ impl Bed {
                 self.change(node, rail, Step::Return);
             }
             self.change(node, rail, Step::Port(true));
+            self.change(node, rail, Step::Addresses(true));
         }
     }
 
@@ -419,6 +421,7 @@ impl Node {
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Port(bool),
+    Addresses(bool),
     To(Phase),
     Return,
 }
@@ -436,6 +439,7 @@ fn steps(change: &Change) -> Vec<(u64, usize, usize, Step)> {
     let step_ns = REMOVAL_STEP.as_nanos() as u64;
     let steps = match (what, is_return) {
         (What::Port, _) => vec![(0, Step::Port(is_return))],
+        (What::Address, _) => vec![(0, Step::Addresses(is_return))],
         (What::Function, true) => vec![(2 * step_ns, Step::Return)],
         (What::Function, false) => [Phase::Cut, Phase::Keyless, Phase::Gone]
             .into_iter()

@@ -1,5 +1,5 @@
-//! A storm: a sequence of events that depends only on a seed. Each event takes ports down, or
-//! functions off the bus, on one node or on both, and brings them back.
+//! A storm: a sequence of events that depends only on a seed. Each event takes ports down, takes
+//! functions off the bus, or takes addresses away, on one node or on both, and brings them back.
 
 use crate::sim::Dice;
 use std::fmt;
@@ -17,6 +17,8 @@ pub enum What {
     Port,
     /// The function leaves the bus, and returns as a new device.
     Function,
+    /// The port's addresses leave the GID table, and return at other indices.
+    Address,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -74,10 +76,10 @@ impl Event {
         };
         Self {
             after_ms: some_ms(dice),
-            what: if dice.one_in(3) {
-                What::Port
-            } else {
-                What::Function
+            what: match dice.below(6) {
+                0 | 1 => What::Port,
+                2 => What::Address,
+                _ => What::Function,
             },
             nodes: [1, 2, 3, 3][dice.below(4) as usize],
             rails,

@@ -188,17 +188,19 @@ impl Switches {
         let action = match (what, is_return) {
             (What::Port, false) => Action::Down,
             (What::Port, true) => Action::Up,
+            (What::Address, _) => Action::Addresses(*is_return),
             (What::Function, false) => Action::Unplug,
             (What::Function, true) => Action::Plug,
         };
         control(&self.dir, &self.name, Some(*node), RAILS[*rail], action).unwrap();
     }
 
-    /// Returns all functions, and takes all ports up.
+    /// Returns all functions and addresses, and takes all ports up.
     pub fn mend(&self) {
         for rail in RAILS {
             control(&self.dir, &self.name, None, rail, Action::Plug).unwrap();
             control(&self.dir, &self.name, None, rail, Action::Up).unwrap();
+            control(&self.dir, &self.name, None, rail, Action::Addresses(true)).unwrap();
         }
     }
 }

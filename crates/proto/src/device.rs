@@ -36,6 +36,16 @@
 //! An event of the port may be out of date when it is read, so it decides nothing by itself: a port
 //! query that was asked after the event settles it.
 //!
+//! # Addresses
+//!
+//! When an interface loses an address, the kernel clears the NIC's entry of the GID table under
+//! live queue pairs (`del_gid` in Linux's drivers/infiniband/core/cache.c), and their packets get
+//! no answers. The address may return at another index, because a queue pair holds the old entry.
+//! So an answer about the port contains its addresses with their indices. A queue pair whose
+//! address has left its index is lost ([`Device::has_gid`]). The machine gets each table that was
+//! read, in order. So it compares a queue pair with no table older than the one from which the
+//! queue pair got its index.
+//!
 //! # Return
 //!
 //! A device that returns is a new device with the same name and other keys. Each opening of the
@@ -133,6 +143,8 @@ struct Port {
     /// Changes that no [`Device::poll`] has returned yet, `came_up` before `went_down`.
     came_up: bool,
     went_down: bool,
+    /// The port's addresses by the last read of the GID table. `None` before the first read.
+    gids: Option<Vec<SourceGid>>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -147,6 +159,25 @@ struct Question {
     asked_at: Instant,
     generation: u32,
     removal_errors: u64,
+}
+
+/// A source address of queue pairs: a RoCE v2 entry of a port's GID table. The entry of the same
+/// address for RoCE v1 has another index, and does not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourceGid {
+    /// The address.
+    pub gid: [u8; 16],
+    /// Index in the GID table.
+    pub gid_index: u16,
+}
+
+/// State of a port, as the device answers it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortAnswer {
+    /// True if the port is active.
+    pub is_active: bool,
+    /// All addresses of the port.
+    pub gids: Vec<SourceGid>,
 }
 
 /// Presence of a device on the bus.
@@ -181,8 +212,10 @@ pub enum DeviceError {
 /// Asynchronous event of the device or its port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// `IBV_EVENT_PORT_ACTIVE` or `IBV_EVENT_GID_CHANGE`.
+    /// `IBV_EVENT_PORT_ACTIVE`.
     PortActive,
+    /// `IBV_EVENT_GID_CHANGE`.
+    GidChange,
     /// `IBV_EVENT_PORT_ERR`.
     PortError,
     /// `IBV_EVENT_DEVICE_FATAL`.
@@ -192,7 +225,7 @@ pub enum Event {
 /// Change of a rail's port, for the connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortChange {
-    /// The port came up, or its device is back in use.
+    /// The port came up or has a new address, or its device is back in use.
     Up,
     /// The port went down.
     Down,
@@ -207,7 +240,7 @@ pub enum Step<H> {
     WarnStuck(Duration),
     /// Tell the connections.
     Tell(PortChange),
-    /// Query the port, on a thread that then calls [`Device::answered`] and
+    /// Query the port and its GID table, on a thread that then calls [`Device::answered`] and
     /// [`Device::port_answered`].
     AskPort(H),
     /// Bring the device back into use, on a thread that then calls [`Device::end_return`].
@@ -359,6 +392,7 @@ impl<H: Clone> Device<H> {
     pub fn event(&mut self, event: Event) {
         match event {
             Event::PortActive => self.port.came_up = true,
+            Event::GidChange => self.ask_soon(),
             Event::PortError => self.port.events.port_error = true,
             Event::DeviceFatal => {
                 self.port.events.device_fatal = true;
@@ -418,12 +452,30 @@ impl<H: Clone> Device<H> {
         self.state = next;
     }
 
-    /// Reports the answer to [`Step::AskPort`]: true if the port is active, `None` if the device
-    /// refused the query.
-    pub fn port_answered(&mut self, is_active: Option<bool>) {
+    /// Reports the answer to [`Step::AskPort`]; `None` if the device refused the query.
+    pub fn port_answered(&mut self, answer: Option<PortAnswer>) {
+        let is_active = answer.as_ref().map(|answer| answer.is_active);
         if let Some(events) = self.port.asked.take() {
             self.port.went_down |= events.show_loss(is_active);
         }
+        if let Some(answer) = answer {
+            self.gids_read(answer.gids);
+        }
+    }
+
+    /// Reports the port's addresses, which the answer to any question contained.
+    pub fn gids_read(&mut self, gids: Vec<SourceGid>) {
+        if let Some(known) = &self.port.gids {
+            self.port.came_up |= gids.iter().any(|gid| !known.contains(gid));
+        }
+        self.port.gids = Some(gids);
+    }
+
+    /// Returns true unless the last read of the GID table shows that the port no longer has this
+    /// address at this index.
+    pub fn has_gid(&self, gid: &SourceGid) -> bool {
+        let known = self.port.gids.as_ref();
+        known.is_none_or(|known| known.contains(gid))
     }
 
     /// Lets the next [`Device::poll`] query the port.

@@ -3,9 +3,11 @@
 #[path = "bed/nic.rs"]
 mod nic;
 
-use nic::{Nic, Phase};
+use nic::{Nic, Phase, source};
 use proptest::prelude::*;
-use proto::device::{Device, DeviceError, PATIENCE, PortChange, Presence, Return, Returned, Step};
+use proto::device::{
+    Device, DeviceError, PATIENCE, PortAnswer, PortChange, Presence, Return, Returned, Step,
+};
 use proto::time::Instant;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -38,6 +40,8 @@ enum Happening {
     NewMemory,
     /// The port goes down or comes up.
     Port(bool),
+    /// The port loses its address, or gets it at another index.
+    Address(bool),
     /// The device answers the question under way, or an earlier answer reaches the program.
     Answer,
     /// The attempt to bring the device back continues. Registering memory fails if false.
@@ -62,6 +66,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => any::<bool>().prop_map(Refusal),
         2 => Just(NewMemory),
         2 => any::<bool>().prop_map(Port),
+        2 => any::<bool>().prop_map(Address),
         4 => Just(Answer),
         4 => any::<bool>().prop_map(ReturnGoesOn),
         6 => (0..4000u32, any::<bool>()).prop_map(|(later, is_fast)| Round(later, is_fast)),
@@ -82,6 +87,8 @@ struct World {
     registered: BTreeMap<u32, BTreeSet<u32>>,
     /// True while the connections count on the device, by what they were told.
     is_trusted: bool,
+    /// True while the connections were not told that the port got an address.
+    is_address_news: bool,
     /// Devices that were in use, so that peers know their keys.
     used: BTreeSet<u32>,
     /// The last device in use, with its number in the machine.
@@ -89,18 +96,21 @@ struct World {
 }
 
 /// The question under way.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Asked {
     handle: u32,
     /// The device's answer, which has not reached the program.
-    answer: Option<Result<(), DeviceError>>,
+    answer: Option<Result<PortAnswer, DeviceError>>,
 }
 
 impl World {
     fn new() -> Self {
+        let nic = Nic::new();
+        let mut machine = Device::new(0, Some(0));
+        machine.gids_read(nic.gids());
         Self {
-            machine: Device::new(0, Some(0)),
-            nic: Nic::new(),
+            machine,
+            nic,
             now: Instant::default(),
             refuses: false,
             asked: None,
@@ -108,6 +118,7 @@ impl World {
             memory: 0,
             registered: BTreeMap::from([(0, BTreeSet::new())]),
             is_trusted: true,
+            is_address_news: false,
             used: BTreeSet::from([0]),
             last_opened: (0, 0),
         }
@@ -145,6 +156,10 @@ impl World {
                 self.memory += 1;
             }
             Happening::Port(is_active) => self.nic.set_port(is_active),
+            Happening::Address(is_there) => {
+                self.is_address_news |= is_there && self.nic.gid_index.is_none();
+                self.nic.set_address(is_there);
+            }
             Happening::Answer => self.answer(),
             Happening::ReturnGoesOn(registers) => self.go_on_returning(registers),
             Happening::Round(milliseconds, is_fast) => {
@@ -170,25 +185,24 @@ impl World {
     }
 
     fn answer(&mut self) {
-        let Some(asked) = self.asked else {
+        let Some(asked) = &mut self.asked else {
             return;
         };
-        let Some(outcome) = asked.answer else {
+        let Some(answer) = asked.answer.take() else {
             let outcome = self.nic.outcome(asked.handle);
             if !self.nic.is_silent || outcome.is_err() {
-                let answer = Some(outcome);
-                self.asked = Some(Asked { answer, ..asked });
+                asked.answer = Some(outcome.map(|()| self.nic.port_answer()));
             }
             return;
         };
         self.asked = None;
-        let outcome = match outcome {
-            Ok(()) if self.refuses => Err(None),
-            outcome => outcome.map_err(Some),
+        let answer = match answer {
+            Ok(_) if self.refuses => Err(None),
+            answer => answer.map_err(Some),
         };
+        let outcome = answer.as_ref().map(|_| ()).map_err(|error| *error);
         self.machine.answered(outcome, self.nic.entry());
-        let answer = outcome.is_ok().then_some(self.nic.is_port_active);
-        self.machine.port_answered(answer);
+        self.machine.port_answered(answer.ok());
     }
 
     fn go_on_returning(&mut self, registers: bool) {
@@ -231,7 +245,9 @@ impl World {
             match step {
                 Step::WarnStuck(waited) => assert!(waited >= PATIENCE),
                 Step::Tell(PortChange::Removed) => self.is_trusted = false,
-                Step::Tell(PortChange::Up) => self.is_trusted = true,
+                Step::Tell(PortChange::Up) => {
+                    (self.is_trusted, self.is_address_news) = (true, false);
+                }
                 Step::Tell(PortChange::Down) => {}
                 Step::AskPort(handle) => {
                     assert!(self.asked.is_none(), "two questions at a time");
@@ -301,7 +317,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     /// No device counts as gone while it may access memory, none is used without the memory's
-    /// registrations, and each comes back into use.
+    /// registrations, and each comes back into use. The machine knows the port's address, and tells
+    /// of an address that came.
     #[test]
     fn a_device_is_used_while_it_is_there_and_never_else(
         happenings in prop::collection::vec(happening(), 0..80)
@@ -313,6 +330,8 @@ proptest! {
         world.settle();
         let opened = world.machine.opened().map(|(handle, _)| handle);
         prop_assert_eq!(opened.ok(), world.nic.present.map(|(generation, _)| generation));
-        prop_assert!(world.is_trusted);
+        prop_assert!(world.is_trusted && !world.is_address_news);
+        let indices = (0..100).filter(|index| world.machine.has_gid(&source(*index)));
+        prop_assert_eq!(indices.collect::<Vec<_>>(), Vec::from_iter(world.nic.gid_index));
     }
 }

@@ -23,7 +23,7 @@ fn strike(bed: &mut Bed) {
         bed.dice.below(2) as usize,
         bed.dice.below(RAILS as u64) as usize,
     );
-    let kind = bed.dice.below(10);
+    let kind = bed.dice.below(13);
     let nic = &mut bed.processes[process].rails[rail].nic;
     match kind {
         0 => nic.end(Phase::Failed),
@@ -34,7 +34,10 @@ fn strike(bed: &mut Bed) {
         6 => nic.set_port(false),
         7 => nic.set_port(true),
         8 => bed.break_tcp(),
-        _ => remove_all(bed, process),
+        9 => remove_all(bed, process),
+        10 => nic.set_address(false),
+        11 => nic.set_address(true),
+        _ => take_addresses(bed, process),
     }
 }
 
@@ -42,6 +45,13 @@ fn strike(bed: &mut Bed) {
 fn remove_all(bed: &mut Bed, process: usize) {
     for rail in &mut bed.processes[process].rails {
         rail.nic.end(Phase::CutOff);
+    }
+}
+
+/// Takes the addresses of both functions together.
+fn take_addresses(bed: &mut Bed, process: usize) {
+    for rail in &mut bed.processes[process].rails {
+        rail.nic.set_address(false);
     }
 }
 

@@ -5,7 +5,7 @@ use crate::fabric::parse_fabric_name;
 use crate::output;
 use crate::output::report::{self, JsonOption, Target};
 use anyhow::{Result, anyhow, bail};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 use serde_json::{Value, json};
 use softverbs::control::{self, Action, NodeStatus, RailStatus, Status};
@@ -38,6 +38,14 @@ enum What {
     Down(Rail),
     /// Brings a rail's port up again.
     Up(Rail),
+    /// Takes a rail's addresses away under its connections, as a network manager does, or adds them
+    /// again, at other indices of the GID table.
+    Address {
+        #[command(flatten)]
+        rail: Rail,
+        /// What to do with the addresses.
+        change: AddressChange,
+    },
     /// Takes a rail's function off the bus, as a hotplug handler does: programs lose the device,
     /// then its files disappear.
     Unplug(Rail),
@@ -91,6 +99,13 @@ enum What {
     },
 }
 
+/// A change of a rail's addresses, as a command of `ip address`.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum AddressChange {
+    Del,
+    Add,
+}
+
 /// The rail argument.
 #[derive(Debug, Args)]
 struct Rail {
@@ -122,6 +137,10 @@ impl Options {
             What::Status { json } => return status(&dir, name, json.target),
             What::Down(rail) => (rail, Action::Down, "port down".to_owned()),
             What::Up(rail) => (rail, Action::Up, "port up".to_owned()),
+            What::Address { rail, change } => match change {
+                AddressChange::Del => (rail, Action::Addresses(false), "no address".to_owned()),
+                AddressChange::Add => (rail, Action::Addresses(true), "has addresses".to_owned()),
+            },
             What::Unplug(rail) => (rail, Action::Unplug, "unplugged".to_owned()),
             What::Plug(rail) => (rail, Action::Plug, "plugged in".to_owned()),
             What::Reset(rail) => (rail, Action::Reset, "reset".to_owned()),
@@ -258,6 +277,9 @@ fn state(rail: &RailStatus) -> String {
         (_, Some(now)) => rate(now),
         (Some(full), None) => rate(full),
     }];
+    if rail.is_without_address {
+        parts.push("no address".to_owned());
+    }
     match rail.refusals {
         0 => {}
         1 => parts.push("refuses the next request".to_owned()),
@@ -288,6 +310,7 @@ fn as_json(status: &Status) -> Value {
             "full_mbps": rail.full_mbps,
             "now_mbps": rail.now_mbps,
             "down": rail.is_down,
+            "without_address": rail.is_without_address,
             "unplugged": rail.is_unplugged,
             "refuses_requests": rail.refusals,
             "unanswered_connections": rail.unanswered,
@@ -372,6 +395,7 @@ mod tests {
             full_mbps: Some(112_000.0),
             now_mbps: Some(112_000.0),
             is_down: false,
+            is_without_address: false,
             is_unplugged: false,
             refusals: 0,
             unanswered: 0,
@@ -392,13 +416,14 @@ mod tests {
             .with(PathFault::Silent, true)
             .with(PathFault::SwitchMtu, true);
         let dead = RailStatus {
+            is_without_address: true,
             unanswered: 2,
             path,
             ..healthy.clone()
         };
         assert_eq!(
             state(&dead),
-            "112.00 Gb/s, leaves 2 connections unanswered, path fault silent, path fault switch-mtu"
+            "112.00 Gb/s, no address, leaves 2 connections unanswered, path fault silent, path fault switch-mtu"
         );
         assert_eq!(
             state(&RailStatus {

@@ -2,6 +2,7 @@
 
 use super::guard;
 use super::handles::{self, DeviceHandle};
+use crate::gid_table;
 use crate::os::shm::{MAX_QPS, MAX_SGES, SEND_SLOTS};
 use std::ffi::{c_int, c_uint};
 use std::mem::{offset_of, size_of};
@@ -21,7 +22,8 @@ const DEFAULT_PKEY: u16 = 0xffff;
 /// Codes of a port's `phys_state` in the InfiniBand specification.
 const PHYS_LINK_UP: u8 = 5;
 const PHYS_DISABLED: u8 = 3;
-/// Code of RoCE v2 in `enum ibv_gid_type_sysfs` of libibverbs' private header.
+/// Codes of `enum ibv_gid_type_sysfs` of libibverbs' private header.
+const SYSFS_IB_ROCE_V1: c_int = 0;
 const SYSFS_ROCE_V2: c_int = 1;
 
 /// # Safety
@@ -146,18 +148,19 @@ pub unsafe extern "C" fn ibv_query_gid(
     guard::zero_or_minus_one(|| {
         // SAFETY: the caller's promise.
         let device = unsafe { handles::context(context) }?.device;
-        let entry = gid_entry(
-            device,
-            u32::from(port),
-            u32::try_from(index).map_err(|_| libc::EINVAL)?,
-        )?;
+        let index = u32::try_from(index).map_err(|_| libc::EINVAL)?;
+        let found = match gid_entry(device, u32::from(port), index) {
+            // As rdma-core's function of this name does with an empty entry.
+            Err(libc::ENODATA) => ibv_gid { raw: [0; 16] },
+            found => found?.gid,
+        };
         // SAFETY: writable, by the caller's promise.
-        unsafe { gid.write(entry.gid) };
+        unsafe { gid.write(found) };
         Ok(())
     })
 }
 
-/// Always reports RoCE v2. rdma-core keeps this function for its own tools.
+/// Reports RoCE v2 for every address. rdma-core keeps this function for its own tools.
 ///
 /// # Safety
 /// `context` must be open, and `kind` must be valid for writes.
@@ -171,9 +174,13 @@ pub unsafe extern "C" fn ibv_query_gid_type(
     guard::zero_or_minus_one(|| {
         // SAFETY: the caller's promise.
         let device = unsafe { handles::context(context) }?.device;
-        gid_entry(device, u32::from(port), index)?;
+        let found = match gid_entry(device, u32::from(port), index) {
+            // As rdma-core's function of this name does with an empty entry.
+            Err(libc::ENODATA) => SYSFS_IB_ROCE_V1,
+            found => found.map(|_| SYSFS_ROCE_V2)?,
+        };
         // SAFETY: writable, by the caller's promise.
-        unsafe { kind.write(SYSFS_ROCE_V2) };
+        unsafe { kind.write(found) };
         Ok(())
     })
 }
@@ -218,19 +225,21 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     let written = guard::caught(|| {
         // SAFETY: the caller's promise.
         let device = unsafe { handles::context(context) }?.device;
-        let gids = device.core().gids.len();
-        if flags != 0 || bytes < size_of::<ibv_gid_entry>() || most < gids {
+        let indices = 0..gid_table::ENTRIES as u32;
+        let found: Vec<_> = indices
+            .filter_map(|index| gid_entry(device, 1, index).ok())
+            .collect();
+        if flags != 0 || bytes < size_of::<ibv_gid_entry>() || most < found.len() {
             return Err(libc::EINVAL);
         }
-        for index in 0..gids {
-            let found = gid_entry(device, 1, u32::try_from(index).unwrap_or(u32::MAX))?;
+        for (place, entry) in found.iter().enumerate() {
             // SAFETY: within the `most` entries that the caller promises; they are `bytes` apart.
-            unsafe { entries.byte_add(index * bytes).write_unaligned(found) };
+            unsafe { entries.byte_add(place * bytes).write_unaligned(*entry) };
         }
-        Ok(gids)
+        Ok(found.len())
     });
     match written {
-        Ok(gids) => isize::try_from(gids).unwrap_or(isize::MAX),
+        Ok(count) => isize::try_from(count).unwrap_or(isize::MAX),
         Err(errno) => -(errno as isize),
     }
 }
@@ -281,7 +290,7 @@ fn port_attributes(device: &DeviceHandle, port: u8) -> Result<ibv_port_attr, i32
     found.phys_state = if up { PHYS_LINK_UP } else { PHYS_DISABLED };
     found.max_mtu = mtu(core.mtu_bytes);
     found.active_mtu = found.max_mtu;
-    found.gid_tbl_len = count(core.gids.len());
+    found.gid_tbl_len = count(gid_table::ENTRIES);
     found.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS;
     found.max_msg_sz = core.max_message_bytes;
     found.pkey_tbl_len = 1;
@@ -292,11 +301,18 @@ fn port_attributes(device: &DeviceHandle, port: u8) -> Result<ibv_port_attr, i32
     Ok(found)
 }
 
+/// Returns an entry of the GID table, or `ENODATA` for an empty one.
 fn gid_entry(device: &DeviceHandle, port: u32, index: u32) -> Result<ibv_gid_entry, i32> {
     only_port(port)?;
-    let gid = device.core().gids.get(index as usize).ok_or(libc::EINVAL)?;
+    if index as usize >= gid_table::ENTRIES {
+        return Err(libc::EINVAL);
+    }
+    let rail = device.node.rail(device.index);
+    let gid = device.core().gid_at(rail, index as usize);
     Ok(ibv_gid_entry {
-        gid: ibv_gid { raw: *gid },
+        gid: ibv_gid {
+            raw: gid.ok_or(libc::ENODATA)?,
+        },
         gid_index: index,
         port_num: port,
         gid_type: IBV_GID_TYPE_ROCE_V2,

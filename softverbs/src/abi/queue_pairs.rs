@@ -5,6 +5,7 @@ use super::handles::{self, EventCounter, QpHandle};
 use super::rounding::rounded_up;
 use super::transition::{self, Bounds};
 use crate::fabric::lock;
+use crate::gid_table;
 use crate::queue_pair::{Caps, Change, PathToPeer, QueuePair, State};
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
@@ -196,7 +197,7 @@ fn modified(
         given,
         mask,
         Bounds {
-            gids: device.gids.len(),
+            gids: gid_table::ENTRIES,
             mtu_bytes: device.mtu_bytes,
         },
     )?;

@@ -5,6 +5,7 @@
 //! mapped until the process ends.
 
 use crate::counters::Counter;
+use crate::gid_table::GidTable;
 use crate::os::process::{sleep_while, thread_id, wake};
 use crate::pacing::Resource;
 use crate::path::{PathFault, PathFaults};
@@ -30,7 +31,7 @@ pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
 const NEIGHBOUR_WORDS: usize = (MAX_NODES * MAX_RAILS).div_ceil(64);
 
 /// Version of the layout below. Raise it when the layout changes.
-pub(crate) const LAYOUT: u64 = 0x5356_000e;
+pub(crate) const LAYOUT: u64 = 0x5356_000f;
 
 /// Layout of the complete file.
 #[repr(C)]
@@ -89,6 +90,8 @@ pub struct RailMemory {
     pub unanswered: AtomicU32,
     /// A [`PathFaults`].
     path: AtomicU64,
+    /// A [`GidTable`].
+    gid_table: AtomicU32,
     /// Number of completions for which the completion queue will still count as full.
     pub overruns: AtomicU32,
     /// Number of receives whose completions will still be lost. The bytes of such a receive are
@@ -124,6 +127,17 @@ impl RailMemory {
     /// Replaces the rail's path faults.
     pub fn set_path(&self, faults: PathFaults) {
         self.path.store(faults.word(), Ordering::Release);
+    }
+
+    /// The port's GID table.
+    pub fn gid_table(&self) -> GidTable {
+        GidTable::from_word(self.gid_table.load(Ordering::Acquire))
+    }
+
+    /// Takes the port's addresses away, or adds them again at other indices.
+    pub fn set_addresses(&self, is_there: bool) {
+        let table = self.gid_table().with_addresses(is_there);
+        self.gid_table.store(table.word(), Ordering::Release);
     }
 
     /// Takes the port up or down. A port that comes up forgets its neighbours.
@@ -281,6 +295,8 @@ pub struct QpMemory {
     pub(crate) mtu_bytes: AtomicU32,
     /// Traffic class in the low bits, and the service level above it. They have no effect here.
     pub(crate) priority: AtomicU32,
+    /// Index of its own address in the GID table.
+    pub(crate) own_gid_index: AtomicU32,
     /// 1: its packets go to another function than its peer's ([`PathFault::CrossedArp`]).
     pub(crate) misrouted: AtomicU32,
     /// Time after which it sends an unacknowledged packet again; 0: the program set no time-out.

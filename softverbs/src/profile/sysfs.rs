@@ -1,6 +1,7 @@
 //! A folder tree like sysfs for a machine of a profile.
 
 use super::{MOST_MTU_BYTES, Profile};
+use crate::gid_table;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -42,16 +43,15 @@ impl Profile {
                 &infiniband.join("node_guid"),
                 &format!("5f5f:5f00:0000:{:04x}\n", index + 1),
             )?;
-            put(&infiniband.join("ports/1/gid_attrs/types/0"), "RoCE v2\n")?;
-            put(&infiniband.join("ports/1/gid_attrs/types/1"), "RoCE v2\n")?;
-            put(
-                &infiniband.join("ports/1/gid_attrs/ndevs/0"),
-                &format!("{}\n", rail.netdev),
-            )?;
-            put(
-                &infiniband.join("ports/1/gid_attrs/ndevs/1"),
-                &format!("{}\n", rail.netdev),
-            )?;
+            // In Linux, the file of an empty entry cannot be read.
+            let gids = infiniband.join("ports/1/gid_attrs");
+            for index in 0..gid_table::ENTRIES {
+                put(&gids.join(format!("types/{index}")), "RoCE v2\n")?;
+                put(
+                    &gids.join(format!("ndevs/{index}")),
+                    &format!("{}\n", rail.netdev),
+                )?;
+            }
             link_to(&infiniband.join("device"), &function)?;
             link_to(&net.join("device"), &function)?;
             link_to(&root.join("class/infiniband").join(&rail.name), &infiniband)?;

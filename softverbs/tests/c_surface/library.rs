@@ -99,6 +99,9 @@ macro_rules! type_of {
     (ibv_query_gid) => {
         verbs_sys::fn_ibv_query_gid
     };
+    (_ibv_query_gid_ex) => {
+        verbs_sys::fn__ibv_query_gid_ex
+    };
     (_ibv_query_gid_table) => {
         verbs_sys::fn__ibv_query_gid_table
     };

@@ -59,6 +59,8 @@ fn each_function_has_the_version_that_rdma_core_gives_it() {
     );
 }
 
+const GID_TABLE_ENTRIES: c_int = 16;
+
 #[test]
 fn devices_and_ports_report_their_attributes() {
     let mut count: c_int = 0;
@@ -86,7 +88,10 @@ fn devices_and_ports_report_their_attributes() {
         (port.state, port.link_layer, port.active_mtu),
         (IBV_PORT_ACTIVE, LINK_LAYER_ETHERNET, IBV_MTU_4096)
     );
-    assert_eq!(port.max_msg_sz, 1 << 30);
+    assert_eq!(
+        (port.max_msg_sz, port.gid_tbl_len),
+        (1 << 30, GID_TABLE_ENTRIES)
+    );
     assert_eq!(
         port.port_cap_flags2, 0x5555,
         "the exported function writes the old struct, and no more"
@@ -104,14 +109,28 @@ fn devices_and_ports_report_their_attributes() {
         0
     );
     assert!(speed >= 1000, "{speed}");
+    assert_eq!(call!(ibv_close_device(context)), 0);
+}
 
+#[test]
+fn the_gid_table_has_addresses_and_empty_entries() {
+    let context = open_device(0);
     let mut entries: [ibv_gid_entry; 4] = zeroed();
     let bytes = size_of::<ibv_gid_entry>();
     let table = call!(
         "IBVERBS_1.11",
         _ibv_query_gid_table(context, entries.as_mut_ptr(), 4, 0, bytes)
     );
-    assert_eq!(table, port.gid_tbl_len as isize);
+    assert!(table == 2);
+    let empty = 2;
+    let mut entry: ibv_gid_entry = zeroed();
+    assert_eq!(
+        call!(
+            "IBVERBS_1.11",
+            _ibv_query_gid_ex(context, 1, empty, &raw mut entry, 0, bytes)
+        ),
+        libc::ENODATA
+    );
     assert_eq!(
         (entries[1].gid_index, entries[1].gid_type),
         (1, IBV_GID_TYPE_ROCE_V2)
@@ -122,7 +141,13 @@ fn devices_and_ports_report_their_attributes() {
     let (own, entry) = unsafe { (gid.raw, entries[1].gid.raw) };
     assert_eq!((own, &own[10..12]), (entry, &[0xff, 0xff][..]));
     assert_eq!(
-        call!(ibv_query_gid(context, 1, port.gid_tbl_len, &raw mut gid)),
+        call!(ibv_query_gid(context, 1, empty as i32, &raw mut gid)),
+        0
+    );
+    // SAFETY: both members of the union are the same bytes.
+    assert_eq!(unsafe { gid.raw }, [0; 16]);
+    assert_eq!(
+        call!(ibv_query_gid(context, 1, GID_TABLE_ENTRIES, &raw mut gid)),
         -1
     );
     assert_eq!(call!(ibv_close_device(context)), 0);

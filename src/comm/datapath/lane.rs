@@ -11,6 +11,7 @@ use host::counters::layout::Word;
 #[cfg(doc)]
 use host::error::Error;
 use host::error::{Internal, Missing, Quick, Result, Violation};
+use proto::device::SourceGid;
 use proto::flow::pace::Moment;
 use proto::wire::cts::ENTRY_BYTES;
 use proto::wire::fields::{LaneEnd, Priority, QpEnd};
@@ -55,6 +56,7 @@ pub struct Lane {
     pub peer_mailbox_rkey: u32,
     generation: u32,
     path_mtu_bytes: u32,
+    source: Option<SourceGid>,
     /// Empty while the rail is lost.
     queues: Vec<LaneQueue>,
     inline_bytes: u32,
@@ -206,7 +208,7 @@ impl Lane {
         let (path_quality, mailbox_key, peer_mailbox_rkey) = Default::default();
         let (generation, path_mtu_bytes, queues, inline_bytes, cq, cq_number, turn, lost) =
             Default::default();
-        let (pending, backlog_bytes) = Default::default();
+        let (source, pending, backlog_bytes) = Default::default();
         let rail = Arc::clone(rail);
         Lane {
             rail,
@@ -216,6 +218,7 @@ impl Lane {
             peer_mailbox_rkey,
             generation,
             path_mtu_bytes,
+            source,
             queues,
             inline_bytes,
             cq,
@@ -254,6 +257,11 @@ impl Lane {
     /// Returns the path MTU of the queue pairs; 0 until they are connected.
     pub fn path_mtu_bytes(&self) -> u32 {
         self.path_mtu_bytes
+    }
+
+    /// Returns the source address of the queue pairs; `None` until they are connected.
+    pub fn source(&self) -> Option<SourceGid> {
+        self.source
     }
 
     /// Registers this connection's mailbox, the memory that the peer writes, on the rail's device.
@@ -322,6 +330,10 @@ impl Lane {
         } = route.priority;
         self.path_quality = self.rail.path_qualities.of(route.peer_gid);
         self.path_mtu_bytes = route.mtu_bytes;
+        self.source = Some(SourceGid {
+            gid: route.gid,
+            gid_index,
+        });
         for (index, (queue, end)) in self.queues.iter_mut().zip(route.ends).enumerate() {
             if role == Role::Receiver {
                 queue

@@ -35,9 +35,10 @@ use super::calls::DeviceCalls;
 use crate::clock;
 use crate::comm::threads::{self, lock};
 use host::error::{Error, Missing, Result};
-use host::port::PortState;
+use host::port::{GidEntry, GidKind, PortState};
 use proto::device::{
-    Absence, Device, DeviceError, Event, PATIENCE, PortChange, Presence, Return, Returned, Step,
+    Absence, Device, DeviceError, Event, PATIENCE, PortAnswer, PortChange, Presence, Return,
+    Returned, SourceGid, Step,
 };
 use proto::time::Instant;
 use std::os::unix::fs::MetadataExt;
@@ -181,10 +182,13 @@ impl RailDevice {
                     // The answer goes to the machine.
                     drop(self.ask_on_thread(
                         pd,
-                        move |context| context.port(port),
+                        move |context| Ok((context.port(port)?, context.gid_table(port)?)),
                         |machine, answer| {
-                            let port = answer.as_ref().ok();
-                            machine.port_answered(port.map(|port| port.state == PortState::Active));
+                            let answer = answer.as_ref().ok();
+                            machine.port_answered(answer.map(|(port, table)| PortAnswer {
+                                is_active: port.state == PortState::Active,
+                                gids: gids(table),
+                            }));
                         },
                     ));
                 }
@@ -244,6 +248,28 @@ impl RailDevice {
         self.presence()
     }
 
+    /// Reads the GID table of port `port`, as [`Self::query`] does, and reports it to the machine,
+    /// which compares queue pairs with the last table ([`Self::has_gid`]).
+    ///
+    /// # Errors
+    /// Those of [`Self::query`].
+    pub fn gid_table(self: &Arc<Self>, port: u8) -> Result<Vec<GidEntry>> {
+        self.query_and_report(
+            move |context| context.gid_table(port),
+            |machine, table| {
+                if let Ok(table) = table {
+                    machine.gids_read(gids(table));
+                }
+            },
+        )
+    }
+
+    /// Returns true unless the last read of the GID table shows that the port no longer has this
+    /// address at this index.
+    pub fn has_gid(&self, gid: &SourceGid) -> bool {
+        self.lock().has_gid(gid)
+    }
+
     /// Asks the device a question and waits for the answer.
     ///
     /// # Errors
@@ -251,6 +277,14 @@ impl RailDevice {
     pub fn query<T: Send + 'static>(
         self: &Arc<Self>,
         question: impl FnOnce(&Context) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.query_and_report(question, |_, _| {})
+    }
+
+    fn query_and_report<T: Send + 'static>(
+        self: &Arc<Self>,
+        question: impl FnOnce(&Context) -> Result<T> + Send + 'static,
+        report: impl FnOnce(&mut Device<Arc<Pd>>, &Result<T>) + Send + 'static,
     ) -> Result<T> {
         let mut machine = self.lock();
         let pd = loop {
@@ -269,7 +303,7 @@ impl RailDevice {
             (machine, _) = waited.unwrap_or_else(PoisonError::into_inner);
         };
         drop(machine);
-        let answer = self.ask_on_thread(pd, question, |_, _| {});
+        let answer = self.ask_on_thread(pd, question, report);
         match answer.recv_timeout(PATIENCE) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
@@ -335,7 +369,41 @@ fn device_error(error: &Error) -> Option<DeviceError> {
     }
 }
 
+/// Returns the entries of a GID table that queue pairs use as source addresses.
+fn gids(table: &[GidEntry]) -> Vec<SourceGid> {
+    let roce_v2 = table.iter().filter(|entry| entry.kind == GidKind::RoceV2);
+    roce_v2
+        .map(|entry| SourceGid {
+            gid: entry.gid,
+            gid_index: entry.index,
+        })
+        .collect()
+}
+
 /// Returns the inode of the entry itself, which is a symbolic link.
 fn inode(entry: &std::path::Path) -> Option<u64> {
     entry.symlink_metadata().ok().map(|found| found.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_the_index_of_its_roce_v2_entry() {
+        let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 100, 1];
+        let entry = |index, kind| GidEntry {
+            index,
+            gid: mapped,
+            kind,
+            ifindex: 2,
+        };
+        let table = [entry(2, GidKind::RoceV1), entry(5, GidKind::RoceV2)];
+        let expected = SourceGid {
+            gid: mapped,
+            gid_index: 5,
+        };
+        assert_eq!(gids(&table), [expected]);
+        assert_eq!(gids(&table[..1]), [], "only RoCE v1 is left");
+    }
 }

@@ -11,10 +11,11 @@ use crate::comm::recovery::fence::Fence;
 use host::counters::Outages;
 use host::error::Result;
 use proto::backoff::PathId;
-use proto::device::Presence;
+use proto::device::{Presence, SourceGid};
 use proto::flow::recovery::{FailedAttempts, PathChoice, State};
 use proto::wire::control::JoinAnswer;
 use proto::wire::fields::RailAdvert;
+use std::borrow::Cow;
 use std::net::Ipv6Addr;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Weak};
@@ -32,6 +33,8 @@ pub struct ManagedRail {
     /// Device generation (count of the device's openings) of the queue pairs that are in use, or
     /// were last in use. `None` until the rail is first used.
     pub generation: Option<u32>,
+    /// SourceGid address of the same queue pairs.
+    pub source: Option<SourceGid>,
     /// On a receiver: device generation whose memory keys our CTS entries carry. `None` if the
     /// device was away when the connection came up, and the rail has had no new queue pairs since.
     pub cts_generation: Option<u32>,
@@ -143,6 +146,7 @@ impl ManagedRail {
         let rail = Arc::clone(&lane.rail);
         let peer_rail = lane.peer_rail.clone();
         let generation = lane.is_open().then_some(lane.generation());
+        let source = lane.source();
         // The first CTS entries will carry the keys of the device that is present now.
         let cts_generation =
             generation.or_else(|| rail.device.opened().ok().map(|(_, generation)| generation));
@@ -153,6 +157,7 @@ impl ManagedRail {
             outages,
             queue_count,
             generation,
+            source,
             cts_generation,
             attempt: None,
             fence: None,
@@ -167,11 +172,16 @@ impl ManagedRail {
         }
     }
 
-    /// Returns true if the device is away, or was removed at some time since the rail's queue pairs
-    /// were created.
-    pub fn is_away(&self) -> bool {
-        self.generation
-            .is_some_and(|generation| self.rail.device.presence_of(generation) != Presence::Here)
+    /// Returns the reason why the rail's queue pairs cannot work, if this host knows one: their
+    /// device is away, or was removed since they were created, or the port lost their address.
+    pub fn known_loss(&self) -> Option<Cow<'static, str>> {
+        let device = &self.rail.device;
+        if device.presence_of(self.generation?) != Presence::Here {
+            return Some(device.absence_reason().into());
+        }
+        let SourceGid { gid, gid_index } = self.source.filter(|gid| !device.has_gid(gid))?;
+        let address = Ipv6Addr::from(gid).to_canonical();
+        Some(format!("address {address} left index {gid_index} of the GID table").into())
     }
 
     /// Returns the names of both rails, for messages.

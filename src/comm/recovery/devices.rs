@@ -95,7 +95,8 @@ impl Devices {
         tracing::debug!("{device}: {}", event.text());
         changes.extend(event.cq.map(DeviceChange::CompletionsLost));
         let kind = match event.kind {
-            AsyncEvent::PORT_ACTIVE | AsyncEvent::GID_CHANGE => Event::PortActive,
+            AsyncEvent::PORT_ACTIVE => Event::PortActive,
+            AsyncEvent::GID_CHANGE => Event::GidChange,
             AsyncEvent::PORT_ERROR => Event::PortError,
             AsyncEvent::DEVICE_FATAL => Event::DeviceFatal,
             _ => return,

@@ -494,11 +494,9 @@ impl Driver {
                 "lane {lane} of the connection with {} failed: {why}",
                 self.context.peer.name
             );
-            let managed = &self.rails[lane.index()];
-            let why = if managed.is_away() {
-                format!("{}: {why}", managed.rail.device.absence_reason())
-            } else {
-                why
+            let why = match self.rails[lane.index()].known_loss() {
+                Some(loss) => format!("{loss}: {why}"),
+                None => why,
             };
             self.recovery.rail_down(lane, &why, at);
         }
@@ -578,15 +576,13 @@ impl Driver {
         Ok(())
     }
 
-    /// Detects devices that were removed, and perhaps have returned, without an event.
+    /// Detects devices that were removed, and perhaps have returned, without an event. Detects
+    /// addresses that have left the GID table.
     fn poll_devices(&mut self, at: u64) {
-        for (lane, managed) in self
-            .lanes()
-            .zip(&self.rails)
-            .filter(|(_, managed)| managed.is_away())
-        {
-            self.recovery
-                .rail_down(lane, managed.rail.device.absence_reason(), at);
+        for (lane, managed) in self.lanes().zip(&self.rails) {
+            if let Some(why) = managed.known_loss() {
+                self.recovery.rail_down(lane, &why, at);
+            }
         }
     }
 
@@ -610,24 +606,24 @@ impl Driver {
             let Some(tested) = tested else {
                 return Ok(None);
             };
-            let generation = tested.generation();
+            let new = (tested.generation(), tested.source());
             path.regain(context, lane, tested)
-                .map(|is_used| is_used.then_some(generation))
+                .map(|is_used| is_used.then_some(new))
         });
         let managed = &mut self.rails[lane.index()];
-        let generation = match outcome {
+        let (generation, source) = match outcome {
             Err(NotBorrowed::Busy) => {
                 managed.attempt = new;
                 return Err(NotBorrowed::Busy);
             }
-            Ok(Ok(Some(generation))) => generation,
+            Ok(Ok(Some(new))) => new,
             Ok(Ok(None)) | Err(NotBorrowed::Broken) => return Ok(Err(Cause::ConnectionEnds)),
             Ok(Err(error)) => {
                 self.give_up(error);
                 return Ok(Err(Cause::ConnectionEnds));
             }
         };
-        managed.generation = Some(generation);
+        (managed.generation, managed.source) = (Some(generation), source);
         let [newest, _] = self.recovery.attempts(lane).last_paths();
         if let Some(choice) = newest {
             // On the accepting side, the peer's LIVE has shown that the path works.

@@ -19,6 +19,47 @@ fn a_refused_query_alone_loses_no_rail() {
 }
 
 #[test]
+fn a_change_of_addresses_is_looked_up_without_a_pause_and_an_event_tells_nothing() {
+    let gid = |gid_index| SourceGid {
+        gid: [7; 16],
+        gid_index,
+    };
+    let answer = |gids: &[SourceGid]| {
+        Some(PortAnswer {
+            is_active: true,
+            gids: gids.to_vec(),
+        })
+    };
+    let mut device = Device::new((), None);
+    let mut now = Instant::default();
+    let mut ask = |device: &mut Device<()>| {
+        now += Duration::from_millis(1);
+        device.poll(None, now)
+    };
+    assert_eq!(ask(&mut device), Some(Step::AskPort(())));
+    // The table changes after the device has read it, and before the answer arrives.
+    device.event(Event::GidChange);
+    device.answered(Ok(()), None);
+    device.port_answered(answer(&[gid(3)]));
+    assert!(device.has_gid(&gid(3)) && !device.has_gid(&gid(4)));
+    assert_eq!(ask(&mut device), Some(Step::AskPort(())));
+    device.answered(Ok(()), None);
+    device.port_answered(answer(&[]));
+    assert!(!device.has_gid(&gid(3)));
+    assert_eq!(
+        ask(&mut device),
+        None,
+        "a loss concerns queue pairs, not the port"
+    );
+    device.event(Event::GidChange);
+    assert_eq!(ask(&mut device), Some(Step::AskPort(())));
+    device.answered(Ok(()), None);
+    device.port_answered(answer(&[gid(4)]));
+    assert_eq!(ask(&mut device), Some(Step::Tell(PortChange::Up)));
+    assert!(device.has_gid(&gid(4)) && !device.has_gid(&gid(3)));
+}
+
+#[test]
 fn the_fatal_event_of_a_device_without_an_entry_proves_its_removal() {
     for (entry, presence) in [(None, Presence::Gone), (Some(7), Presence::CutOff)] {
         let mut device = Device::new((), entry);

@@ -7,7 +7,7 @@
 
 pub mod nic;
 
-use nic::{Nic, Phase};
+use nic::{Nic, Phase, source};
 use proto::backoff::{Connected, KnownPaths, PathId};
 use proto::device::{Device, PortChange, Presence, Return, Returned, Step};
 use proto::flow::recovery::{Action, Cause, Frame, Limits, Recovery, Role, State};
@@ -108,6 +108,8 @@ struct Qp {
     generation: u32,
     /// Number of the peer's queue pair, once connected.
     peer: Option<u32>,
+    /// Index of its address, once connected.
+    gid_index: Option<u16>,
 }
 
 /// Call into a device for an attempt, until `ends_at` at least.
@@ -168,6 +170,7 @@ impl Bed {
                         handle: 0,
                         generation: 0,
                         peer: Some(numbers[1 - side]),
+                        gid_index: Some(0),
                     });
                 }
             }
@@ -346,7 +349,8 @@ impl Bed {
                 .into_iter()
                 .all(|(side, qp)| {
                     let nic = self.nic(connection, side, lane);
-                    nic.is_port_active && nic.outcome(qp.handle).is_ok()
+                    let has_address = qp.gid_index.is_some() && qp.gid_index == nic.gid_index;
+                    nic.is_port_active && has_address && nic.outcome(qp.handle).is_ok()
                 })
         })
     }
@@ -383,16 +387,16 @@ impl Bed {
         self.send(connection, side);
     }
 
-    /// Reports a lane whose device is away, or whose wire is silent.
+    /// Reports a lane whose device is away, whose address is gone, or whose wire is silent.
     fn watch(&mut self, connection: usize, side: usize, lane: LaneId) {
         let is_dark = !self.carries(connection, side, lane);
         let (now, silence) = (self.now, self.silence);
-        let generation = self
-            .lane(connection, side, lane)
-            .used
-            .map(|qp| qp.generation);
+        let used = self.lane(connection, side, lane).used;
+        let has_now = self.nic(connection, side, lane).gid_index;
         let device = &self.rail(connection, side, lane).device;
-        let is_away = generation.is_some_and(|it| device.presence_of(it) != Presence::Here);
+        let is_away = used.is_some_and(|qp| device.presence_of(qp.generation) != Presence::Here);
+        let gid_index = used.and_then(|qp| qp.gid_index);
+        let is_gid_gone = gid_index.is_some_and(|index| !device.has_gid(&source(index)));
         let end = &mut self.connections[connection].ends[side];
         let known = &mut end.lanes[lane.index()];
         let is_up = matches!(end.recovery.state(lane), Some(State::Up { .. }));
@@ -401,6 +405,9 @@ impl Bed {
         }
         if is_away {
             end.recovery.rail_down(lane, "device away", now);
+        } else if is_gid_gone {
+            assert_ne!(gid_index, has_now, "lost although the address is there");
+            end.recovery.rail_down(lane, "address gone", now);
         } else if is_up && is_dark {
             let since = *known.dark_since.get_or_insert(now);
             if now - since >= silence {
@@ -545,11 +552,16 @@ impl Bed {
             self.connections[connection].ends[side].lanes[at].job = Some(job);
             return;
         }
-        if let Err(error) = outcome {
-            rail.device.call_failed(error, job.generation);
-            self.end_trial(connection, side, lane);
+        let gid_index = rail.nic.gid_index;
+        match outcome {
+            Ok(()) => rail.device.gids_read(rail.nic.gids()),
+            Err(error) => {
+                rail.device.call_failed(error, job.generation);
+                self.end_trial(connection, side, lane);
+            }
         }
         let outcome = outcome.map_err(|error| format!("{error:?}"));
+        let outcome = outcome.and_then(|()| gid_index.map(|_| ()).ok_or("no address".to_owned()));
         let number = self.next_qp;
         self.next_qp += 1;
         let test_ends = self.soon();
@@ -562,6 +574,7 @@ impl Bed {
                 handle,
                 generation,
                 peer,
+                gid_index: peer.and(gid_index),
             });
         };
         match job.kind {
@@ -584,7 +597,7 @@ impl Bed {
             JobKind::Connect(peer) => {
                 let outcome = outcome.and_then(|()| match &mut known.new {
                     Some(new) => {
-                        new.peer = Some(peer);
+                        (new.peer, new.gid_index) = (Some(peer), gid_index);
                         known.test = Some(test_ends);
                         Ok(())
                     }
@@ -748,7 +761,7 @@ impl ProcessRail {
                 let entry = nic.entry();
                 self.device.answered(outcome.map_err(Some), entry);
                 self.device
-                    .port_answered(outcome.is_ok().then_some(nic.is_port_active));
+                    .port_answered(outcome.is_ok().then(|| nic.port_answer()));
             }
         }
         if let Some((ends_at, how)) = self.returning

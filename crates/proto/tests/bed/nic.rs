@@ -1,7 +1,7 @@
 //! A model of a NIC and of Linux, as a process sees them: one device name, under which devices come
 //! and go.
 
-use proto::device::{DeviceError, Event};
+use proto::device::{DeviceError, Event, PortAnswer, SourceGid};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
@@ -22,6 +22,9 @@ pub struct Nic {
     /// True while the firmware answers no command. Data still flows.
     pub is_silent: bool,
     pub is_port_active: bool,
+    /// Index of the port's address in the GID table.
+    pub gid_index: Option<u16>,
+    next_gid_index: u16,
     /// Events that the program has not read, each with the generation of its device.
     events: Vec<(u32, Event)>,
 }
@@ -33,6 +36,8 @@ impl Nic {
             next_generation: 1,
             is_silent: false,
             is_port_active: true,
+            gid_index: Some(0),
+            next_gid_index: 1,
             events: Vec::new(),
         }
     }
@@ -92,6 +97,28 @@ impl Nic {
             .extend(self.present.map(|(generation, _)| (generation, event)));
     }
 
+    /// The interface loses its address, or gets it at another index of the GID table.
+    pub fn set_address(&mut self, is_there: bool) {
+        if self.gid_index.is_some() == is_there {
+            return;
+        }
+        self.gid_index = is_there.then_some(self.next_gid_index);
+        self.next_gid_index += u16::from(is_there);
+        let changed = |(generation, _)| (generation, Event::GidChange);
+        self.events.extend(self.present.map(changed));
+    }
+
+    pub fn gids(&self) -> Vec<SourceGid> {
+        self.gid_index.map(source).into_iter().collect()
+    }
+
+    pub fn port_answer(&self) -> PortAnswer {
+        PortAnswer {
+            is_active: self.is_port_active,
+            gids: self.gids(),
+        }
+    }
+
     /// Takes the oldest event, if the program reads events of that device (`source`).
     pub fn take_event(&mut self, source: Option<u32>) -> Option<Event> {
         while !self.events.is_empty() {
@@ -106,6 +133,7 @@ impl Nic {
     /// Moves towards a device that works.
     pub fn mend(&mut self) {
         self.is_silent = false;
+        self.set_address(true);
         match self.present {
             Some((_, Phase::Works)) if self.is_port_active => {}
             Some((_, Phase::Works)) => self.set_port(true),
@@ -113,5 +141,13 @@ impl Nic {
             Some((_, Phase::CutOff)) => self.leave(),
             None => self.appear(),
         }
+    }
+}
+
+/// The port's only address, at an index of the GID table.
+pub fn source(gid_index: u16) -> SourceGid {
+    SourceGid {
+        gid: [7; 16],
+        gid_index,
     }
 }

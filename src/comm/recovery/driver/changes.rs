@@ -74,9 +74,8 @@ impl Driver {
         // The port may have gone down during the test. Recovery ignored that event, because the
         // rail was not in use yet. So the port is queried again.
         managed.rail.device.ask_soon();
-        if managed.is_away() {
-            let why = managed.rail.device.absence_reason();
-            self.recovery.rail_down(lane, why, at);
+        if let Some(why) = managed.known_loss() {
+            self.recovery.rail_down(lane, &why, at);
         } else {
             let [newest, _] = self.recovery.attempts(lane).last_paths();
             let path_mtu_bytes = newest.map_or(0, |choice| choice.mtu_bytes);
