@@ -32,7 +32,7 @@ facts! {
     /// `product` and `gpus` have only the known words of the product names (`names::PRODUCTS`).
     Hardware {
         product: Vec<Name>, gpus: Vec<Vec<Name>>, cuda: Vec<Cuda>, container: Option<Name>, processors: u32,
-        deepest_idle_us: Option<u64>, memlock_bytes: Option<u64>, pinned_bytes: u64, cma_total_kib: Option<u64>, cma_free_kib: Option<u64>,
+        deepest_idle_us: Option<u64>, memlock_bytes: Option<u64>, pinned_bytes: u64, cpu_latency_requests: u32, cma_total_kib: Option<u64>, cma_free_kib: Option<u64>,
         modules: Vec<Name>, has_hotplug_marker: bool,
     }
     Cuda { integrated: Option<bool>, gpu_direct_rdma: Option<bool>, dma_buf: Option<bool> }

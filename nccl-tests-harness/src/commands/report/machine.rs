@@ -121,7 +121,7 @@ fn hardware(place: &Place, facts: &Facts) -> Json {
         "cuda": cuda.collect::<Vec<_>>(),
         "container": machine.container, "processors": machine.cpus.allowed.len(),
         "deepest_idle_us": machine.cpus.deepest_idle().map(|state| state.latency_us), "memlock_bytes": machine.memlock_bytes,
-        "pinned_bytes": machine.pinned_bytes,
+        "pinned_bytes": machine.pinned_bytes, "cpu_latency_requests": machine.cpu_latency_requests,
         "cma_total_kib": machine.cma_kib.map(|(total, _)| total),
         "cma_free_kib": machine.cma_kib.map(|(_, free)| free),
         "modules": machine.modules, "has_hotplug_marker": machine.has_hotplug_marker,

@@ -28,6 +28,8 @@ struct JobJson<'a> {
     interval_s: Option<f64>,
     /// Memory pinned for devices. Null if unknown.
     pinned_bytes: Option<u64>,
+    /// True while the process holds a request for a CPU wake-up latency. Null if unknown.
+    holds_cpu_latency: Option<bool>,
     not_counted_lanes: u64,
     passed_over_lanes: usize,
     #[serde(flatten)]
@@ -98,6 +100,7 @@ fn job_json<'a>(job: &'a Job, rows: &[Row]) -> JobJson<'a> {
         command: &job.seen.command,
         interval_s: job.elapsed_ns.map(|ns| ns as f64 / 1e9),
         pinned_bytes: job.seen.pinned_bytes,
+        holds_cpu_latency: job.seen.holds_cpu_latency,
         not_counted_lanes: job.seen.counters.not_counted,
         passed_over_lanes: job.seen.counters.passed_over,
         row: rows[0].clone(),

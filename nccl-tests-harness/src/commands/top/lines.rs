@@ -100,6 +100,11 @@ pub fn remarks(snapshot: &Snapshot) -> Vec<String> {
                 pinned / 1_000_000
             ));
         }
+        if job.seen.holds_cpu_latency == Some(true) {
+            remarks.push(format!(
+                "process {pid}: keeps processors out of deep sleep (/dev/cpu_dma_latency)"
+            ));
+        }
         if lanes > 0 {
             remarks.push(format!(
                 "process {pid}: {lanes} lanes have no record: its counters file is full"

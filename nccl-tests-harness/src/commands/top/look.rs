@@ -49,6 +49,8 @@ pub struct Job {
     pub counters: Counters,
     /// Memory that the process has pinned for devices.
     pub pinned_bytes: Option<u64>,
+    /// True while the process holds a request for a CPU wake-up latency.
+    pub holds_cpu_latency: Option<bool>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -146,6 +148,7 @@ impl Reader {
                 at_ns,
                 counters,
                 pinned_bytes,
+                holds_cpu_latency: process::holds_cpu_latency(pid),
             });
         }
         self.ranks = ranks;

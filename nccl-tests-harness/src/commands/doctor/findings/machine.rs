@@ -25,7 +25,7 @@ kinds! {
     PEERMEM_LOADED = Note "peermem-loaded": "nvidia-peermem is loaded, and nothing uses it", "`sudo modprobe -r nvidia-peermem`; it does no harm";
     ONE_PROCESSOR = Slow "one-processor": "the process may run only on one processor", "`mpirun --bind-to none`";
     SLOW_PROCESSORS = Slow "slow-processors": "the process may run only on slow processors", "`taskset -c` with the fast processors";
-    DEEP_IDLE = Note "deep-idle": "processors may sleep so deeply that waking takes longer than a small all-reduce", "[settings.md](settings.md#cpu-wake-up-latency)";
+    DEEP_IDLE = Note "deep-idle": "processors sleep so deeply that waking takes longer than a small all-reduce", "[settings.md](settings.md#cpu-wake-up-latency)";
 }
 
 pub(super) fn judge(facts: &Facts, job_facts: &JobFacts, found: &mut Vec<Finding>) {
@@ -401,8 +401,11 @@ fn idle(cpus: &Cpus, found: &mut Vec<Finding>) {
         .deepest_idle()
         .filter(|state| state.latency_us >= LONG_IDLE_US)
     {
+        let entries = deepest.entries.map_or_else(String::new, |entries| {
+            format!(" ({entries} times since the boot)")
+        });
         let text = format!(
-            "processors may enter idle state {}; leaving it takes {} us, longer than a small all-reduce, unless the job's user \
+            "processors enter idle state {}{entries}; leaving it takes {} us, longer than a small all-reduce, unless the job's user \
              may write to /dev/cpu_dma_latency: on a GB10 the plugin then keeps processors out of it",
             deepest.name, deepest.latency_us
         );
@@ -517,6 +520,21 @@ pub mod faults {
                 bed.write(&format!("sys/devices/system/cpu/cpu0/cpuidle/state1/{file}"), text);
             }
         }) => Note "deep-idle" ["C3", "900 us"] "NCCL_SPARK_CPU_LATENCY_US";
+        "the idle states of a GB10, of which LPI-2 is never entered": with(one(), |bed| {
+            let states = [("WFI", 1, 900), ("LPI-1", 42, 100), ("LPI-2", 231, 0), ("LPI-3", 433, 20)];
+            for (cpu, (at, (name, latency, usage))) in [0, 9].into_iter().flat_map(|cpu| states.into_iter().enumerate().map(move |state| (cpu, state))) {
+                for (file, text) in [("name", name.to_owned()), ("latency", latency.to_string()), ("disable", "0".to_owned()), ("usage", usage.to_string())] {
+                    bed.write(&format!("sys/devices/system/cpu/cpu{cpu}/cpuidle/state{at}/{file}"), &format!("{text}\n"));
+                }
+            }
+        }) => Note "deep-idle" ["LPI-3 (40 times since the boot)", "433 us"] "NCCL_SPARK_CPU_LATENCY_US";
+        "a GB10 that enters only LPI-2": with(one(), |bed| {
+            for (at, (latency, usage)) in [(1, 900), (42, 0), (231, 7), (433, 0)].into_iter().enumerate() {
+                for (file, text) in [("name", format!("LPI-{at}")), ("latency", latency.to_string()), ("usage", usage.to_string())] {
+                    bed.write(&format!("sys/devices/system/cpu/cpu0/cpuidle/state{at}/{file}"), &format!("{text}\n"));
+                }
+            }
+        }) => Note "deep-idle" ["LPI-2 (7 times since the boot)", "231 us"] "NCCL_SPARK_CPU_LATENCY_US";
         "a NIC without an RDMA device, driver loaded": with(one(), |bed| {
             bed.write("sys/bus/pci/devices/0003:01:00.0/vendor", "0x15b3\n");
             bed.write("sys/bus/pci/devices/0003:01:00.0/class", "0x020000\n");

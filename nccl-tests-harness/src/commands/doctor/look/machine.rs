@@ -5,6 +5,7 @@ use crate::commands::doctor::place::Place;
 use crate::proc_stat;
 use host::nic::{CORE_MODULE, RDMA_MODULE};
 use host::rails::CudaDevice;
+use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -28,6 +29,9 @@ pub struct Machine {
     pub service: Option<String>,
     /// Memory that all processes have pinned now for devices.
     pub pinned_bytes: u64,
+    /// Number of processes that ask the kernel for a CPU wake-up latency now, as far as this user
+    /// may see their open files.
+    pub cpu_latency_requests: usize,
     pub device_files: Vec<DeviceFile>,
     pub has_dev_infiniband: bool,
     pub modules: Vec<String>,
@@ -52,15 +56,16 @@ pub struct Cpus {
     /// The number and the capacity (`cpu_capacity` in sysfs) of each processor. Empty if the kernel
     /// does not report capacities.
     pub capacities: Vec<(u32, u64)>,
-    /// The idle states of the first allowed processor.
+    /// The idle states, as the first allowed processor has them.
     pub idle: Vec<IdleState>,
 }
 
 impl Cpus {
+    /// Returns the deepest idle state that the allowed processors enter.
     pub fn deepest_idle(&self) -> Option<&IdleState> {
         self.idle
             .iter()
-            .filter(|state| state.is_enabled)
+            .filter(|state| state.is_enabled && state.entries != Some(0))
             .max_by_key(|state| state.latency_us)
     }
 }
@@ -70,6 +75,9 @@ pub struct IdleState {
     pub name: String,
     pub latency_us: u64,
     pub is_enabled: bool,
+    /// How often the allowed processors have entered the state since the boot, if the kernel counts
+    /// it.
+    pub entries: Option<u64>,
 }
 
 pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSeen>) -> Machine {
@@ -109,6 +117,7 @@ pub(super) fn machine(place: &Place, pid: Option<u32>, not_seen: &mut Vec<NotSee
             .is_some_and(|limits| limits.hard == "unlimited"),
         service: service(place, &process),
         pinned_bytes: pinned_bytes(place),
+        cpu_latency_requests: cpu_latency_requests(place),
         device_files: device_files(place),
         has_dev_infiniband: place.has("/dev/infiniband"),
         modules: modules
@@ -229,15 +238,30 @@ fn service(place: &Place, process: &str) -> Option<String> {
 
 /// Adds up the memory that processes have pinned. The kernel counts each registration of a page.
 fn pinned_bytes(place: &Place) -> u64 {
-    let processes = place
-        .names("/proc")
-        .into_iter()
-        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
-    processes
+    processes(place)
         .filter_map(|process| {
             proc_stat::pinned_bytes(&place.text(format!("/proc/{process}/status"))?)
         })
         .sum()
+}
+
+fn processes(place: &Place) -> impl Iterator<Item = String> {
+    place
+        .names("/proc")
+        .into_iter()
+        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+fn cpu_latency_requests(place: &Place) -> usize {
+    let is_request = |process: &str, file: &str| {
+        let link = place.path(format!("/proc/{process}/fd/{file}"));
+        fs::read_link(link).is_ok_and(|target| target == Path::new("/dev/cpu_dma_latency"))
+    };
+    let has_request = |process: &String| {
+        let files = place.names(format!("/proc/{process}/fd"));
+        files.iter().any(|file| is_request(process, file))
+    };
+    processes(place).filter(has_request).count()
 }
 
 /// Opens the uverbs file of each RDMA device. If a file is missing or cannot be opened, its entry
@@ -311,13 +335,14 @@ fn cpus(place: &Place, process: &str) -> Cpus {
     };
     let mut capacities: Vec<_> = numbers.filter_map(capacity).collect();
     capacities.sort_unstable();
-    let states = format!(
-        "{folder}/cpu{}/cpuidle",
-        allowed.first().copied().unwrap_or(0)
-    );
+    let states_of = |cpu: u32| format!("{folder}/cpu{cpu}/cpuidle");
+    let states = states_of(allowed.first().copied().unwrap_or(0));
     let idle = place.names(&states).into_iter().filter_map(|state| {
         let file = |name: &str| format!("{states}/{state}/{name}");
+        let entries = |cpu: &u32| place.number(format!("{}/{state}/usage", states_of(*cpu)));
+        let counted: Vec<u64> = allowed.iter().filter_map(entries).collect();
         Some(IdleState {
+            entries: (!counted.is_empty()).then(|| counted.iter().sum()),
             name: place.text(file("name"))?,
             latency_us: place.number(file("latency"))?,
             is_enabled: place
@@ -325,10 +350,11 @@ fn cpus(place: &Place, process: &str) -> Cpus {
                 .is_none_or(|disabled| disabled == 0),
         })
     });
+    let idle = idle.collect();
     Cpus {
         allowed,
         capacities,
-        idle: idle.collect(),
+        idle,
     }
 }
 

@@ -83,6 +83,13 @@ pub fn pinned_bytes(pid: u32) -> Option<u64> {
     proc_stat::pinned_bytes(&fs::read_to_string(file(pid, "status")).ok()?)
 }
 
+/// Returns true if the process holds a request for a CPU wake-up latency. Returns `None` if this
+/// user may not see its open files.
+pub fn holds_cpu_latency(pid: u32) -> Option<bool> {
+    let is_request = |target: &Path| target == Path::new("/dev/cpu_dma_latency");
+    links(pid, is_request).ok().map(|links| !links.is_empty())
+}
+
 /// Returns the process's number in its own PID namespace, such as that of a container.
 pub fn own_number(pid: u32) -> Option<u64> {
     innermost(&fs::read_to_string(file(pid, "status")).ok()?)

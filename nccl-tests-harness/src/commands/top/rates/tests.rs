@@ -39,6 +39,7 @@ fn reading_at(at_ns: u64, records: Vec<Record>) -> Reading {
         at_ns,
         counters,
         pinned_bytes: None,
+        holds_cpu_latency: None,
     };
     Reading {
         jobs: vec![job],

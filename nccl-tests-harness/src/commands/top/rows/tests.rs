@@ -41,6 +41,7 @@ pub fn job(pid: u32, flows: Vec<Flow>) -> Job {
         at_ns: 0,
         counters,
         pinned_bytes: None,
+        holds_cpu_latency: None,
     };
     Job {
         seen,
