@@ -2,13 +2,13 @@
 
 use super::cures::{each, list, singular_or_plural};
 use crate::commands::doctor::finding::{Finding, kinds};
-use crate::commands::doctor::look::silence::{Outcome, RailSilence, Silence};
 use crate::commands::doctor::look::Function;
+use crate::commands::doctor::look::silence::{Outcome, RailSilence, Silence};
 use crate::unique::unique;
 use host::config::ENOUGH_RETRIES;
 
 kinds! {
-    LATE_REPORT = Fragile "late-report": "a NIC needs more than 2 s to report a peer that does not answer (`--silence`)", "[failover.md](failover.md#how-late-a-silent-peer-is-reported)";
+    LATE_REPORT = Fragile "late-report": "a NIC needs more than 2 s to report a peer that does not answer (`--silence`)", "[failover.md](failover.md#silent-peers)";
 }
 
 /// A NIC that needs longer than this stalls jobs for too long.
@@ -41,8 +41,7 @@ fn cured(
     functions: &[Function],
 ) -> Finding {
     if silence.specified_s > ENOUGH_S {
-        return finding
-            .cured_by("unset NCCL_IB_TIMEOUT NCCL_IB_RETRY_CNT    # then measure again");
+        return finding.cured_by("unset NCCL_IB_TIMEOUT NCCL_IB_RETRY_CNT    # then measure again");
     }
     let finding = if silence.retry_count > ENOUGH_RETRIES {
         finding.cured_by(format!(

@@ -115,9 +115,7 @@ impl fmt::Display for Obstacle {
             Self::NotDeliveredInTime => {
                 f.write_str("a write to its own address was not acknowledged before time was up")
             }
-            Self::Acknowledged => {
-                f.write_str("a write to a destroyed queue pair was acknowledged")
-            }
+            Self::Acknowledged => f.write_str("a write to a destroyed queue pair was acknowledged"),
             Self::OtherFailure(status) => write!(
                 f,
                 "a write to a destroyed queue pair failed, but not for its silence: {status}"
@@ -194,12 +192,14 @@ fn measure_all(
     survey: &Survey,
     until: Instant,
 ) -> Result<Vec<RailSilence>, String> {
-    let ports =
-        OpenPorts::new(&config.rails.verbs_library).map_err(|error| error.to_string())?;
+    let ports = OpenPorts::new(&config.rails.verbs_library).map_err(|error| error.to_string())?;
     Ok(std::thread::scope(|scope| {
         let start = |rail| {
             let ports = &ports;
-            (rail, scope.spawn(move || measure(ports, rail, config, until)))
+            (
+                rail,
+                scope.spawn(move || measure(ports, rail, config, until)),
+            )
         };
         let probes: Vec<_> = survey.rails.iter().map(start).collect();
         let ended = probes.into_iter().map(|(rail, probe)| {

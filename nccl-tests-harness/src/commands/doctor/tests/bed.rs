@@ -10,8 +10,8 @@ use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 use std::sync::Mutex;
+use std::time::Duration;
 
 pub struct Bed {
     root: tempfile::TempDir,
