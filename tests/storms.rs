@@ -3,11 +3,11 @@
 //! traffic and during the recovery from the event before. Every byte is checked, and each run must
 //! end.
 //!
-//! The tests without an attribute play in virtual time. In a quarter of their runs the NICs need four
-//! seconds to report a silent peer, not half a second. `SPARK_STORM_RUNS` sets the number of runs,
-//! and `SPARK_STORM_SEED` the first seed. With a seed alone, a test plays one run and shows the
-//! plugin's log; a failed run prints that command. tests/long/storms.sh runs the ignored tests: the
-//! same storms with two processes in real time, and storms around real NCCL.
+//! The tests without an attribute play in virtual time. In a quarter of their runs the NICs need
+//! four seconds to report a silent peer, not half a second. `SPARK_STORM_RUNS` sets the number of
+//! runs, and `SPARK_STORM_SEED` the first seed. With a seed alone, a test plays one run and shows
+//! the plugin's log; a failed run prints that command. tests/long/storms.sh runs the ignored tests:
+//! the same storms with two processes in real time, and storms around real NCCL.
 
 #![allow(unsafe_code)]
 

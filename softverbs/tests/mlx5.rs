@@ -54,8 +54,8 @@ fn seven_retries_have_an_end() {
     assert_eq!(statuses(&pair.poll().0), [status::RETRY_EXCEEDED]);
 }
 
-/// With adaptive retransmission, the NIC's profile and not the program decides when a silent peer is
-/// reported.
+/// With adaptive retransmission, the NIC's profile and not the program decides when a silent peer
+/// is reported.
 #[test]
 fn a_destroyed_peer_is_reported_after_the_time_of_the_rails_profile() {
     const SECOND: u64 = 1_000_000_000;

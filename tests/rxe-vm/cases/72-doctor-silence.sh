@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# nccl-spark doctor --silence on the kernel's soft-RoCE, which keeps to the specification: both rails
-# of node A report a destroyed queue pair, not before the specified time, apart from the kernel's
-# ticks. With settings that make the report late, that is a finding.
+# nccl-spark doctor --silence on the kernel's soft-RoCE, which keeps to the specification: both
+# rails of node A report a destroyed queue pair, not before the specified time, apart from the
+# kernel's ticks. With settings that make the report late, that is a finding.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 

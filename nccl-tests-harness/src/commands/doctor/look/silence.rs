@@ -5,8 +5,8 @@
 //! nothing answers the next write. The retransmission timer is the sender's, so the result does not
 //! depend on where the peer is, and no other host is needed.
 //!
-//! For a copied machine, `answers/silence` has a line for each rail: its name, and the seconds; with
-//! `>` before them if the NIC had reported nothing then.
+//! For a copied machine, `answers/silence` has a line for each rail: its name, and the seconds. A
+//! `>` before them means that the NIC had reported nothing then.
 
 use crate::commands::doctor::finding::NotSeen;
 use crate::commands::doctor::hosts::rail;
