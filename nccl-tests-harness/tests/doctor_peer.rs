@@ -1,6 +1,6 @@
 //! `nccl-spark doctor` with another host: two processes on two nodes of a software fabric, with
 //! rates so low that any machine reaches them. A script in place of ssh starts the program on
-//! another node.
+//! another node. Also the times that `--silence` measures on such a fabric.
 
 mod common;
 
@@ -412,6 +412,78 @@ fn a_switch_that_drops_large_packets_is_found_despite_large_path_mtus() {
         .collect();
     assert_eq!(mtus, [Some(1024), Some(4096)], "{json}");
     assert!(matches!(output.status, Some(1 | 3)), "{output:?}");
+}
+
+/// The first rail has a profile of adaptive retransmission, the second the specification's time. On
+/// the third, no packet arrives.
+const SLOW_TO_REPORT: &str = "link A pci=0000:01:00 gts=32 width=4 payload=0
+link B pci=0002:01:00 gts=32 width=4 payload=0
+cable p0 payload=0
+cable p1 payload=0
+rail rocep1s0f0 netdev=enp1s0f0np0 port=p0 link=A cable=p0 function=0 line=0 qp=0 latency=0 silence=2500
+rail roceP2p1s0f0 netdev=enP2p1s0f0np0 port=p0 link=B cable=p0 function=0 line=0 qp=0 latency=0
+rail rocep1s0f1 netdev=enp1s0f1np1 port=p1 link=A cable=p1 function=1 line=0 qp=0 latency=0 path=silent
+";
+
+#[test]
+fn the_time_to_report_a_silent_peer_is_measured_for_each_rail() {
+    if !is_built() {
+        return;
+    }
+    let mut profile = tempfile::NamedTempFile::new().unwrap();
+    profile.write_all(SLOW_TO_REPORT.as_bytes()).unwrap();
+    let fabric = TestFabric::new(profile.path().to_str().unwrap(), 1);
+    let command = |arguments: &[&str]| -> ProgramOutput {
+        let all = [&["doctor", "--silence"], arguments].concat();
+        fabric.program(0, &all).output().unwrap().into()
+    };
+    let json = json(&command(&["--json", "-"]));
+    let silence = &json["silence"];
+    assert_eq!(
+        (&silence["timeout"], &silence["retry_count"]),
+        (&14.into(), &6.into())
+    );
+    let rail = |name: &str| {
+        let rails = silence["rails"].as_array().unwrap().iter();
+        let mut found = rails.filter(|rail| rail["rail"] == format!("{name}:1"));
+        found.next().unwrap_or_else(|| panic!("{name}: {json}"))
+    };
+    // A busy machine may see a report later, but no NIC reports too soon.
+    let slow_s = rail("rocep1s0f0")["reported_s"].as_f64().unwrap();
+    let usual_s = rail("roceP2p1s0f0")["reported_s"].as_f64().unwrap();
+    let specified_s = silence["specified_s"].as_f64().unwrap();
+    assert!(slow_s >= 2.5 && usual_s >= specified_s, "{json}");
+    let dead = rail("rocep1s0f1")["failed"].as_str().unwrap();
+    assert!(dead.contains("its own address failed: no ack"), "{dead}");
+    let found = text_of(&json, "late-report");
+    assert!(found.contains("rocep1s0f0:1"), "{found}");
+    let text = command(&[]).out;
+    let lines = [
+        "Time to report a silent peer",
+        "  rocep1s0f0:1: after ",
+        "  rocep1s0f1:1: not measured: ",
+    ];
+    for line in lines {
+        assert!(text.contains(line), "{text}");
+    }
+}
+
+#[test]
+fn silence_is_measured_beside_the_pairs_of_two_hosts() {
+    if !is_built() {
+        return;
+    }
+    let fabric = TestFabric::new("unpaced", 2);
+    let partner = fabric.partner();
+    let arguments = ["doctor", "--silence", "--json", "-", "--peer"];
+    let mut command = fabric.program(0, &[&arguments[..], &[&partner.address]].concat());
+    let token = ("SPARK_DOCTOR_TOKEN", &partner.token);
+    let output: ProgramOutput = command.env(token.0, token.1).output().unwrap().into();
+    let json = json(&output);
+    assert_eq!(paths(&json).len(), 3, "{json}");
+    let rails = json["silence"]["rails"].as_array().unwrap();
+    let is_measured = |rail: &Value| rail["reported_s"].is_f64();
+    assert!(rails.len() == 2 && rails.iter().all(is_measured), "{json}");
 }
 
 #[test]

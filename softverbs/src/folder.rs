@@ -188,6 +188,9 @@ fn set_up(memory: &FabricMemory, profile: &Profile) {
                 .down
                 .store(u32::from(!profile.is_cabled(node, rail)), Ordering::Relaxed);
             place.set_path(spec.path);
+            place
+                .silence_ns
+                .store(spec.silence_ms * 1_000_000, Ordering::Relaxed);
             place.line.tx.set_rate(spec.line_mbps);
             place.line.rx.set_rate(spec.line_mbps);
         }

@@ -12,8 +12,9 @@
 //!
 //! `payload`, `line` and `qp` are in Mb/s (0: no limit), `latency` is in ns. A rail may also have
 //! `speed=`, the speed that its port reports if it differs from the rate; `mtu=`, its port's path
-//! MTU in bytes, 4096 by default; and `path=`, faults of its path ([`PathFault`]), separated by
-//! commas.
+//! MTU in bytes, 4096 by default; `silence=`, the ms after which its queue pairs report a peer that
+//! does not answer, whatever time-out and retry count the program has set, as with a profile of
+//! adaptive retransmission; and `path=`, faults of its path ([`PathFault`]), separated by commas.
 //!
 //! Without `wire` lines, each rail reaches the rail of the same name on every other machine. A
 //! `wire` is a cable between ports of two nodes: the rails of one end reach the rails of the other.
@@ -120,6 +121,9 @@ pub struct RailSpec {
     pub latency_ns: u64,
     /// The port's path MTU, in bytes: 256, 512, 1024, 2048 or 4096.
     pub mtu_bytes: u32,
+    /// Time after which its queue pairs report a silent peer, in milliseconds; 0: the program's
+    /// time-out and retry count decide.
+    pub silence_ms: u64,
     /// Faults that its path has when the fabric starts.
     pub path: PathFaults,
 }
@@ -322,7 +326,7 @@ impl Profile {
     fn rail(&mut self, name: String, fields: &Fields) -> Result<(), String> {
         fields.only(&[
             "netdev", "port", "link", "cable", "function", "line", "qp", "latency", "speed", "mtu",
-            "path",
+            "silence", "path",
         ])?;
         let line_mbps = fields.number("line")?;
         let says = if line_mbps > 0.0 {
@@ -354,6 +358,11 @@ impl Profile {
                 fields.path_mtu()?
             } else {
                 MOST_MTU_BYTES
+            },
+            silence_ms: if fields.has("silence") {
+                fields.number("silence")? as u64
+            } else {
+                0
             },
             path: if fields.has("path") {
                 fields.path_faults()?
@@ -511,6 +520,11 @@ impl Profile {
             } else {
                 format!(" mtu={}", r.mtu_bytes)
             };
+            let silence = if r.silence_ms == 0 {
+                String::new()
+            } else {
+                format!(" silence={}", r.silence_ms)
+            };
             let faults: Vec<String> = r.path.iter().map(|fault| fault.to_string()).collect();
             let path = if faults.is_empty() {
                 String::new()
@@ -520,7 +534,7 @@ impl Profile {
             let _ = writeln!(
                 text,
                 "rail {} netdev={} port={} link={link} cable={cable} function={} line={} qp={} latency={} \
-                 speed={}{mtu}{path}",
+                 speed={}{mtu}{silence}{path}",
                 r.name,
                 r.netdev,
                 r.phys_port,
@@ -653,6 +667,17 @@ mod tests {
         assert_eq!(
             (profile.rails[0].mtu_bytes, profile.rails[1].mtu_bytes),
             (1024, 4096)
+        );
+        assert_eq!(Profile::parse("test", &profile.to_text()).unwrap(), profile);
+    }
+
+    #[test]
+    fn a_profile_of_adaptive_retransmission_is_read_and_written_again() {
+        let text = format!("{WIRES}rail r {PORT} silence=4000\nrail s {PORT}");
+        let profile = Profile::parse("test", &text).unwrap();
+        assert_eq!(
+            (profile.rails[0].silence_ms, profile.rails[1].silence_ms),
+            (4000, 0)
         );
         assert_eq!(Profile::parse("test", &profile.to_text()).unwrap(), profile);
     }

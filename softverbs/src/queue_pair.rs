@@ -302,7 +302,10 @@ impl QueuePair {
                     send_psn,
                 },
             ) => {
-                local.retry_ns = patience_ns(timeout, retry_count);
+                local.retry_ns = match self.rail().silence_ns.load(Ordering::Relaxed) {
+                    0 => patience_ns(timeout, retry_count),
+                    by_profile => by_profile,
+                };
                 memory
                     .ack_timeout_ns
                     .store(patience_ns(timeout, 0), Ordering::Relaxed);

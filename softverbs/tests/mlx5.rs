@@ -54,6 +54,30 @@ fn seven_retries_have_an_end() {
     assert_eq!(statuses(&pair.poll().0), [status::RETRY_EXCEEDED]);
 }
 
+/// With adaptive retransmission, the NIC's profile and not the program decides when a silent peer
+/// is reported.
+#[test]
+fn a_destroyed_peer_is_reported_after_the_time_of_the_rails_profile() {
+    const SECOND: u64 = 1_000_000_000;
+    let bed = Bed::wired(
+        "rail x2 netdev=e2 port=p0 link=A cable=c function=2 line=0 qp=0 latency=0 silence=4000",
+    );
+    for (device, silence_ns) in [(0, 2 * (4096 << 8)), (2, 4 * SECOND)] {
+        let pair = bed.pair(device, 7);
+        pair.a.write(8, None, &pair.b);
+        bed.at(bed.now_ns() + 100_000);
+        assert_eq!(statuses(&pair.poll().0), [0], "rail x{device}");
+        pair.b.qp.destroy();
+        let posted_ns = bed.now_ns();
+        pair.a.write(8, None, &pair.b);
+        bed.at(posted_ns + silence_ns - 1);
+        assert_eq!(pair.a.poll(), [], "rail x{device}");
+        bed.at(posted_ns + silence_ns + 1);
+        let reported = statuses(&pair.a.poll());
+        assert_eq!(reported, [status::RETRY_EXCEEDED], "rail x{device}");
+    }
+}
+
 #[test]
 fn own_memory_that_a_key_does_not_allow_is_a_protection_error() {
     for operation in [Operation::Write, Operation::Send, Operation::Read] {

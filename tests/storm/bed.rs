@@ -227,6 +227,16 @@ impl Bed {
         }
     }
 
+    /// Sets the time after which the NICs report a silent peer to queue pairs that connect from now
+    /// on. `None`: the settings decide, which makes it half a second.
+    fn set_silence(&self, silence: Option<Duration>) {
+        let silence_ns = silence.map_or(0, |time| time.as_nanos() as u64);
+        for (node, rail) in places() {
+            let memory = &self.memory.rails[node][rail];
+            memory.silence_ns.store(silence_ns, Ordering::Relaxed);
+        }
+    }
+
     /// Puts all functions on the bus, and lets both processes open them.
     fn reopen(&mut self) {
         self.mend();
@@ -482,7 +492,16 @@ pub struct Run<'b> {
 }
 
 impl<'b> Run<'b> {
-    pub fn new(bed: &'b mut Bed, storm: Storm, channels: &[Terms], mut dice: Dice) -> Self {
+    /// Connects the channels. `silence` is the time in which the NICs report a silent peer, if not
+    /// that of the settings.
+    pub fn new(
+        bed: &'b mut Bed,
+        storm: Storm,
+        silence: Option<Duration>,
+        channels: &[Terms],
+        mut dice: Dice,
+    ) -> Self {
+        bed.set_silence(silence);
         bed.pass(1000 * MS);
         bed.reopen();
         let (mut links, mut both): (Vec<Link>, [Vec<_>; 2]) = Default::default();

@@ -28,7 +28,7 @@ use file::SettingsFile;
 pub use names::NameFilter;
 use proto::tuner::table::Table;
 use proto::tuner::{self, Mode, TunerConfig};
-pub use qp::QpConfig;
+pub use qp::{ENOUGH_RETRIES, QpConfig};
 use std::path::PathBuf;
 use std::time::Duration;
 use value::{

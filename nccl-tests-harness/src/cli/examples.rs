@@ -99,6 +99,7 @@ Examples:
   nccl-spark doctor --pid 4711                # a running job
   docker exec CONTAINER nccl-spark doctor     # as the container sees it
   nccl-spark doctor --peer spark-2            # with another host, measured
+  nccl-spark doctor --silence                 # when is a dead peer noticed?
   nccl-spark doctor --hosts spark-1,spark-2,spark-3,spark-4
 
 Exit status: 0 works, 1 works but slow or fragile, 2 the command line is wrong,

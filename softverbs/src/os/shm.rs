@@ -31,7 +31,7 @@ pub(crate) const DOORBELL_WORDS: usize = MAX_QPS / 64;
 const NEIGHBOUR_WORDS: usize = (MAX_NODES * MAX_RAILS).div_ceil(64);
 
 /// Version of the layout below. Raise it when the layout changes.
-pub(crate) const LAYOUT: u64 = 0x5356_000f;
+pub(crate) const LAYOUT: u64 = 0x5356_0010;
 
 /// Layout of the complete file.
 #[repr(C)]
@@ -92,6 +92,8 @@ pub struct RailMemory {
     path: AtomicU64,
     /// A [`GidTable`].
     gid_table: AtomicU32,
+    /// Time after which a queue pair reports a silent peer; 0: its time-out and retry count decide.
+    pub silence_ns: AtomicU64,
     /// Number of completions for which the completion queue will still count as full.
     pub overruns: AtomicU32,
     /// Number of receives whose completions will still be lost. The bytes of such a receive are

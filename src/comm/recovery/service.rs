@@ -40,8 +40,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
-/// Longest time that a closed connection waits for its peer to close. A few retransmissions take
-/// less time.
+/// Longest time that a closed connection waits for its peer to close. Meanwhile the NIC
+/// acknowledges the peer's retransmissions. Some come after seconds (docs/mlx5.md). BYE confirms
+/// the sends that remain unacknowledged.
 const LINGER: Duration = Duration::from_secs(10);
 /// Longest time that BYE waits for the arrivals of rails that are being stopped. That usually takes
 /// microseconds, unless the device hangs.

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// A longer [`QpConfig::silence_limit`] causes a warning, as docs/guide/failover.md promises.
 const PROMISED: Duration = Duration::from_secs(1);
 /// With fewer retransmissions than this, a few lost packets make a rail count as lost.
-const ENOUGH_RETRIES: u8 = 3;
+pub const ENOUGH_RETRIES: u8 = 3;
 
 /// Settings of queue pairs.
 #[derive(Debug, Clone, Copy, Default)]
@@ -22,9 +22,9 @@ pub struct QpConfig {
 impl QpConfig {
     /// Returns the total time that a QP waits for acknowledgements: one time-out, plus one more
     /// time-out for each retransmission (InfiniBand specification 9.7.6.1.3, "local ACK timeout").
-    /// A device may take up to four times as long. ConnectX with adaptive retransmission takes
-    /// about the time-out multiplied by the number of retransmissions (NVIDIA, "Adaptive
-    /// Retransmission").
+    /// A device may take up to four times as long. With adaptive retransmission, a ConnectX may
+    /// take any time: its profile decides (docs/mlx5.md). `nccl-spark doctor --silence` measures
+    /// the time.
     pub fn silence_limit(&self) -> Duration {
         let timeout_ns = 4096_u64 << self.timeout.min(31);
         Duration::from_nanos(timeout_ns * (u64::from(self.retry_count) + 1))
@@ -44,7 +44,7 @@ impl QpConfig {
         if silence > PROMISED {
             warnings.push(format!(
                 "NCCL_IB_TIMEOUT={timeout} and NCCL_IB_RETRY_CNT={retries}: a rail that falls silent counts as lost after {silence:.1?} \
-                 or more; unset, they make that half a second"
+                 or more; unset, they make that half a second by the InfiniBand specification"
             ));
         }
         warnings

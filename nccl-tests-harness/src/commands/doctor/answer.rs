@@ -4,6 +4,7 @@ use super::finding::{Fact, Finding, NotSeen, Verdict};
 use super::findings::variables::{self, Judged};
 use super::findings::{self, JobFacts};
 use super::hosts::PeerResult;
+use super::look::silence::{self, Silence};
 use super::look::variables::{Variable, known_variables, of_process, with_files};
 use super::look::{self, Facts, Job, Libraries, Process};
 use super::place::Place;
@@ -15,6 +16,7 @@ use host::rails::{CudaDevice, RailAddress, gbps, host_pointers_reason};
 use serde::Serialize;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 #[derive(Debug, Clone, Default)]
 pub struct Request {
@@ -22,6 +24,8 @@ pub struct Request {
     pub pid: Option<u32>,
     pub python: Option<PathBuf>,
     pub program: Option<PathBuf>,
+    /// Time limit for the measurement of a silent peer, if that is wanted.
+    pub silence_limit: Option<Duration>,
     pub own_program: PathBuf,
     pub variables: Vec<(String, String)>,
 }
@@ -36,6 +40,9 @@ pub struct Answer {
     pub not_seen: Vec<NotSeen>,
     pub facts: Vec<Fact>,
     pub picture: Vec<String>,
+    /// Each rail's time to report a silent peer, with `--silence`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub silence: Option<Silence>,
     /// Results for both hosts, with `--peer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<PeerResult>,
@@ -172,6 +179,13 @@ fn examine(
     answer
         .findings
         .extend(findings::machine(&facts, &job_facts));
+    answer.silence = request.silence_limit.and_then(|limit| {
+        let not_seen = &mut answer.not_seen;
+        silence::silence(place, variables.known, &facts.survey, limit, not_seen)
+    });
+    if let Some(silence) = &answer.silence {
+        answer.findings.extend(findings::silence(silence, &facts));
+    }
     let value = |name: &str| variables.value(name);
     let python = request.python.or_else(|| python_in_path(inside, &value));
     if request.pid.is_none() && request.program.is_none() && python.is_none() {

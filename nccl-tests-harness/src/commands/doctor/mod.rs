@@ -46,6 +46,7 @@ pub fn kinds() -> impl Iterator<Item = &'static Kind> {
         findings::functions::KINDS,
         findings::qos::KINDS,
         findings::counters::KINDS,
+        findings::silence::KINDS,
         findings::libraries::KINDS,
         findings::variables::variable::KINDS,
         findings::variables::KINDS,
@@ -72,7 +73,8 @@ impl Options {
     /// A mistake on the command line, a failure to examine another host, or output that cannot be
     /// written.
     pub fn run(self, program: &Path, variables: Vec<(String, String)>) -> Result<Ended> {
-        let end = Instant::now() + self.limit();
+        let limit = self.limit();
+        let end = Instant::now() + limit;
         let value = |name: &str| {
             variables
                 .iter()
@@ -97,6 +99,7 @@ impl Options {
             pid: self.pid,
             python: self.python,
             program: self.program,
+            silence_limit: self.silence.then_some(limit),
             own_program: program.to_owned(),
             variables,
         };

@@ -36,6 +36,9 @@ pub struct Options {
     /// The value is a host that ssh reaches, or the address that a partner there has printed.
     #[arg(long, value_name = "HOST|ADDRESS:PORT")]
     peer: Option<String>,
+    /// Measures how long the NIC of each rail needs to report a peer that no longer answers.
+    #[arg(long, conflicts_with_all = ["env", "pid", "partner", "hosts"])]
+    pub(super) silence: bool,
     /// Waits for a doctor on another host (--peer), and takes part in what it measures.
     #[arg(long, conflicts_with = "json")]
     pub(super) partner: bool,

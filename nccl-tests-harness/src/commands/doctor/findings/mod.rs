@@ -7,6 +7,7 @@ pub mod libraries;
 pub mod machine;
 pub mod qos;
 pub mod rails;
+pub mod silence;
 pub mod sockets;
 pub mod variables;
 
@@ -14,6 +15,7 @@ pub use cures::JobFacts;
 pub use rails::{MTU_FOR_GOOD, arp_cure};
 
 use crate::commands::doctor::finding::{Finding, Kind};
+use crate::commands::doctor::look::silence::Silence;
 use crate::commands::doctor::look::{Facts, Libraries};
 use variables::variable::PLUGIN_KEPT_OUT;
 
@@ -57,6 +59,13 @@ pub fn machine(facts: &Facts, job_facts: &JobFacts) -> Vec<Finding> {
     functions::judge(facts, &mut found);
     qos::judge(facts, &mut found);
     counters::judge(facts, &mut found);
+    found
+}
+
+/// Judges the measured times to report a silent peer.
+pub fn silence(measured: &Silence, facts: &Facts) -> Vec<Finding> {
+    let mut found = Vec::new();
+    silence::judge(measured, &mut found);
     found
 }
 

@@ -18,6 +18,7 @@ mod process;
 mod profiles;
 mod python;
 mod qos;
+pub mod silence;
 pub mod variables;
 
 pub use elf::Library;

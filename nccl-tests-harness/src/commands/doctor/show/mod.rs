@@ -5,6 +5,7 @@ pub(super) mod picture;
 use super::answer::Answer;
 use super::finding::{Finding, Severity, Verdict};
 use super::hosts::PeerResult;
+use super::look::silence::Silence;
 use crate::output::{self, Verbosity, numbers, plain};
 use anyhow::Result;
 use host::rails::wrapped;
@@ -26,6 +27,9 @@ fn text(answer: &Answer, is_env_alone: bool, is_verbose: bool, columns: usize) -
     let line = |indent: &str, text: &str| wrapped(columns, indent, &plain(text));
     for finding in &answer.findings {
         page += &format!("\n{}", of_finding(finding, "", &line));
+    }
+    if let Some(silence) = &answer.silence {
+        page += &of_silence(silence, &line);
     }
     if let Some(peer) = &answer.peer {
         page += &of_peer(peer, &line);
@@ -87,6 +91,19 @@ fn unshown(answer: &Answer, line: &dyn Fn(&str, &str) -> String) -> String {
     let remark =
         format!("# -v lists what was read ({read}) and what could not be seen ({not_seen}).");
     format!("\n{}", line("# ", &remark))
+}
+
+fn of_silence(silence: &Silence, line: &dyn Fn(&str, &str) -> String) -> String {
+    let head = format!(
+        "Time to report a silent peer, measured within each NIC (by the specification {:.1} s, with NCCL_IB_TIMEOUT={} \
+         and NCCL_IB_RETRY_CNT={}):",
+        silence.specified_s, silence.timeout, silence.retry_count
+    );
+    let rails = silence
+        .rails
+        .iter()
+        .map(|rail| line("      ", &format!("  {}: {}", rail.rail, rail.outcome)));
+    format!("\n{}", line("  ", &head)) + &rails.collect::<String>()
 }
 
 fn of_peer(peer: &PeerResult, line: &dyn Fn(&str, &str) -> String) -> String {

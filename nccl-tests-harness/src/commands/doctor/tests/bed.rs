@@ -11,6 +11,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
+use std::time::Duration;
 
 pub struct Bed {
     root: tempfile::TempDir,
@@ -165,6 +166,13 @@ impl Bed {
 
     /// Makes a Spark with cables in the ports that `cables` names ("p0", "p1"). Each rail has its
     /// own subnet.
+    /// Lets the doctor measure the rails of a cable, with these results.
+    pub fn measure_silence(&mut self, [first_s, second_s]: [&str; 2]) {
+        self.request.silence_limit = Some(Duration::from_secs(1));
+        let text = format!("rocep1s0f0:1 {first_s}\nroceP2p1s0f0:1 {second_s}\n");
+        self.write("answers/silence", &text);
+    }
+
     pub fn spark(cables: &[&str]) -> Self {
         let bed = Self::plain();
         for (at, function) in FUNCTIONS.iter().enumerate() {

@@ -72,6 +72,14 @@ const NOT_RUN: &[(&str, &str)] = &[
         "nmcli con delete",
         "needs NetworkManager; by hand, docs/evidence/doctor.md",
     ),
+    (
+        "doctor --silence",
+        "measures, and changes nothing; needs a rail",
+    ),
+    (
+        "then measure again",
+        "needs the NIC: the measurement of a copy does not change",
+    ),
     ("apt install", "installs packages"),
     ("pip install", "installs packages"),
     ("nccl-spark uninstall", "tests of install"),

@@ -51,6 +51,7 @@ pub fn all() -> impl Iterator<Item = &'static Fault> {
         findings::rails::faults::FAULTS,
         findings::sockets::faults::FAULTS,
         findings::counters::faults::FAULTS,
+        findings::silence::faults::FAULTS,
         findings::functions::faults::FAULTS,
         findings::qos::faults::FAULTS,
         findings::libraries::faults::FAULTS,
@@ -221,6 +222,7 @@ const TOGETHER: &[(&str, &[&str])] = &[
     ("shared-subnet", &["subnet-clash", "arp"]),
     ("arp", &["shared-subnet", "subnet-clash"]),
     ("no-rdma-device", &["hotplug"]),
+    ("late-report", &["slow-failover"]),
 ];
 
 #[test]
