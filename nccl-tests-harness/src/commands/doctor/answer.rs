@@ -184,7 +184,7 @@ fn examine(
         silence::silence(place, variables.known, &facts.survey, limit, not_seen)
     });
     if let Some(silence) = &answer.silence {
-        answer.findings.extend(findings::silence(silence, &facts));
+        answer.findings.extend(findings::silence(silence));
     }
     let value = |name: &str| variables.value(name);
     let python = request.python.or_else(|| python_in_path(inside, &value));

@@ -63,7 +63,7 @@ pub fn machine(facts: &Facts, job_facts: &JobFacts) -> Vec<Finding> {
 }
 
 /// Judges the measured times to report a silent peer.
-pub fn silence(measured: &Silence, facts: &Facts) -> Vec<Finding> {
+pub fn silence(measured: &Silence) -> Vec<Finding> {
     let mut found = Vec::new();
     silence::judge(measured, &mut found);
     found
