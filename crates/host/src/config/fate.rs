@@ -53,7 +53,8 @@ mod tests {
         assert!(fate("NCCL_BUFFSIZE").is_none());
     }
 
-    /// All `NCCL_IB_` names in the sources of NCCL 2.27.3, 2.28.9, 2.29.7, 2.30.3 and 2.30.7.
+    /// All `NCCL_IB_` names in the sources of NCCL 2.27.3, 2.28.9, 2.29.7, 2.30.3 and 2.30.7,
+    /// and those in the library of 2.32.3.
     #[test]
     fn every_variable_of_nccls_ib_transport_has_a_fate() {
         let names = "ADAPTIVE_ROUTING ADDR_FAMILY ADDR_RANGE AR_THRESHOLD DATA_DIRECT DEVICE_PCI_ORDER DISABLE ECE_ENABLE FIFO_TC \
@@ -65,8 +66,9 @@ mod tests {
                      RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT \
                      RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX RESILIENCY_PORT_RECOVERY_START_DELAY RETRY_CNT RETURN_ASYNC_EVENTS \
                      ROCE_VERSION_NUM ROUTABLE_FLID_GID_INDEX SL SPLIT_DATA_ON_QPS SUBNET_AWARE_ROUTING SUBNET_PREFIX_LEN TC TIMEOUT \
-                     USE_INLINE WARN_RAIL_LOCAL";
-        assert_eq!(names.split_whitespace().count(), 46);
+                     USE_INLINE WARN_RAIL_LOCAL EVENT_BASED_LB EVENT_BASED_LB_REMOTE PKEY_VALUE RAIL_POLICY SORT_MERGE_NICS \
+                     VR_RAILS_PER_SOCKET VR_SOCKET_COUNT WQE_LATENCY_REPORT WQE_LATENCY_THRESHOLD_NS";
+        assert_eq!(names.split_whitespace().count(), 55);
         for name in names.split_whitespace() {
             assert!(fate(&format!("NCCL_IB_{name}")).is_some(), "NCCL_IB_{name}");
         }

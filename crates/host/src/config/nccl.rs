@@ -1,6 +1,6 @@
 //! Variables of NCCL's own transports that this plugin does not read, each with the reason.
 //! `nccl-spark doctor`, the documents and the log show the reasons. The sources of NCCL 2.27.3 to
-//! 2.30.7 read these variables with `NCCL_PARAM` and `ncclGetEnv`, in NCCL's own transports and
+//! 2.32.3 read these variables with `NCCL_PARAM` and `ncclGetEnv`, in NCCL's own transports and
 //! where NCCL chooses networks and GPUs. Variables that the plugin reads are only in the table of
 //! settings.
 
@@ -18,7 +18,7 @@ macro_rules! ignored {
 ignored! {
     ["NCCL_IB_DISABLE"] =>
         "it turns off NCCL's own IB transport alone; NCCL_NET=Socket makes NCCL use sockets";
-    ["NCCL_IB_MERGE_NICS", "NCCL_IB_MERGE_VFS"] =>
+    ["NCCL_IB_MERGE_NICS", "NCCL_IB_MERGE_VFS", "NCCL_IB_SORT_MERGE_NICS"] =>
         "the plugin merges the rails itself, and shows NCCL one device";
     ["NCCL_NET_MERGE_LEVEL", "NCCL_NET_MERGE_POLICY", "NCCL_NET_FORCE_MERGE"] =>
         "NCCL sees one device, so there is nothing to merge";
@@ -34,7 +34,7 @@ ignored! {
         "only RoCE v2 is used: value 2, which is also NCCL's default";
     ["NCCL_IB_ROUTABLE_FLID_GID_INDEX"] =>
         "it is for InfiniBand, and rails are Ethernet";
-    ["NCCL_IB_PKEY"] =>
+    ["NCCL_IB_PKEY", "NCCL_IB_PKEY_VALUE"] =>
         "queue pairs use entry 0 of the partition table, the only one that RoCE has by default";
     ["NCCL_IB_SPLIT_DATA_ON_QPS"] =>
         "a message is split in proportion to the rails' rates";
@@ -58,6 +58,15 @@ ignored! {
         "a port's speed is always read";
     ["NCCL_IB_WARN_RAIL_LOCAL"] =>
         "rails are paired by subnet, and a WARN says which are left out";
+    [
+        "NCCL_IB_RAIL_POLICY",
+        "NCCL_IB_VR_RAILS_PER_SOCKET",
+        "NCCL_IB_VR_SOCKET_COUNT",
+    ] => "rails are paired by subnet and cable";
+    ["NCCL_IB_EVENT_BASED_LB", "NCCL_IB_EVENT_BASED_LB_REMOTE"] =>
+        "shares follow the rails' measured rates";
+    ["NCCL_IB_WQE_LATENCY_REPORT", "NCCL_IB_WQE_LATENCY_THRESHOLD_NS"] =>
+        "nccl-spark top shows the rails' latencies, and a WARN names the rail of a stall";
     ["NCCL_IB_RETURN_ASYNC_EVENTS"] =>
         "events of ports and devices are always read";
     ["NCCL_IB_MQP_RETRY_ALL", "NCCL_IB_MQP_RETRY_CNT", "NCCL_IB_MQP_RETRY_SLEEP_MSEC"] =>
