@@ -14,6 +14,8 @@ at the same path on every node.
 """
 
 import argparse
+import faulthandler
+import gc
 import json
 import os
 import shlex
@@ -36,6 +38,8 @@ SIZES = {
 }
 MODES = ("back-to-back", "paused")
 RESULT = "decode-result "
+# Pairs of calls that are queued at a time.
+BATCH = 6
 
 
 def main():
@@ -94,7 +98,7 @@ def run(arm, options):
     if options.master:
         variables["MASTER_ADDR"], _, variables["MASTER_PORT"] = options.master.rpartition(":")
     own = [sys.executable, os.path.abspath(__file__), "--arm", arm, "--calls", str(options.calls)]
-    own += ["--pause-ms", str(options.pause_ms)] + ["--local-hosts"] * options.local_hosts
+    own += ["--limit", str(options.limit), "--pause-ms", str(options.pause_ms)] + ["--local-hosts"] * options.local_hosts
     command = shlex.split(options.launch) + ["env"] + [f"{name}={value}" for name, value in variables.items()] + own
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=options.limit)
@@ -115,6 +119,8 @@ def work(options):
             raise SystemExit(f"{name} is not set: start the ranks with torchrun or mpirun")
         os.environ[name] = value
     rank = int(os.environ["RANK"])
+    # Shows where a rank hangs, before the parent gives up.
+    faulthandler.dump_traceback_later(max(1, options.limit - 10), exit=True)
     if options.local_hosts:
         os.environ.update(NCCL_HOSTID=f"host-{rank}", SOFTVERBS_NODE=str(rank))
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
@@ -123,6 +129,15 @@ def work(options):
 
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
+    say(rank, RESULT + json.dumps(measure(torch, dist, options)))
+    # NCCL waits in the next call until all graphs with its kernels are gone.
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure(torch, dist, options):
+    """Returns the differences of each collective, size and mode."""
     results = {}
     for operation, sizes in SIZES.items():
         for size in sizes:
@@ -130,9 +145,7 @@ def work(options):
             for mode in MODES:
                 pause_ms = options.pause_ms if mode == "paused" else 0
                 results[f"{operation} {size} {mode}"] = differences(torch, graphs, pause_ms, options.calls)
-    say(rank, RESULT + json.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
+    return results
 
 
 def capture(torch, dist, operation, size, has_collective):
@@ -174,21 +187,24 @@ def differences(torch, graphs, pause_ms, calls):
     """Returns how much longer the first graph takes than the second, in microseconds, for each pair of calls."""
     cache = torch.empty(128 << 20, device="cuda", dtype=torch.uint8)
     cycles = int(pause_ms * 1e-3 * sleep_rate(torch)) if pause_ms else 0
-    events = []
-    for _ in range(calls + 5):
-        for graph, _ in graphs:
-            cache.zero_()
-            if cycles:
-                torch.cuda._sleep(cycles)
-            begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begun.record()
-            graph.replay()
-            ended.record()
-            events.append((begun, ended))
-    torch.cuda.synchronize()
-    times = [begun.elapsed_time(ended) * 1e3 for begun, ended in events]
-    # The first pairs warm up.
-    return [longer - shorter for longer, shorter in zip(times[::2], times[1::2])][5:]
+    found = []
+    while len(found) < calls:
+        events = []
+        for _ in range(BATCH):
+            for graph, _ in graphs:
+                cache.zero_()
+                if cycles:
+                    torch.cuda._sleep(cycles)
+                begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begun.record()
+                graph.replay()
+                ended.record()
+                events.append((begun, ended))
+        torch.cuda.synchronize()
+        times = [begun.elapsed_time(ended) * 1e3 for begun, ended in events]
+        # The ranks start the first pair of a batch at different times.
+        found += [longer - shorter for longer, shorter in zip(times[::2], times[1::2])][1:]
+    return found[:calls]
 
 
 def sleep_rate(torch):

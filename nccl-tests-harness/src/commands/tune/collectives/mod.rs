@@ -33,6 +33,7 @@ use crate::output::watch::Watch;
 use anyhow::{Context, Result, ensure};
 use measure::{Facts, Runner, Times};
 use options::Plan;
+use proto::tuner::shipped::{self, Evidence};
 use proto::tuner::table::{Choice, Collective, Row, Table};
 use std::fmt;
 use std::io::Write;
@@ -135,6 +136,13 @@ fn introduce(plan: &Plan, max_runs: u64, out: &mut impl Write) -> Result<()> {
     )?;
     for note in &plan.notes {
         writeln!(out, "# {note}")?;
+    }
+    for (row, evidence) in shipped::rows_with_evidence() {
+        let mark = match evidence {
+            Evidence::Pair => "",
+            Evidence::Twin => " (no figures of a Spark)",
+        };
+        writeln!(out, "# the plugin ships: {row}{mark}")?;
     }
     Ok(out.flush()?)
 }
