@@ -1,10 +1,11 @@
 //! NCCL's network contexts (`ctx`): one for each communicator, with its traffic class and its
 //! present operation.
 //!
-//! A context is a pointer to an entry of a static table and is never freed: a communicator made by a
-//! split shares its parent's context, and NCCL finalizes that context once for each of the two. The
-//! first entries belong to no communicator alone: they serve those that come after the table is
-//! full, one entry for each traffic class. Their messages may name another communicator's operation.
+//! A context is a pointer to an entry of a static table and is never freed: a communicator made by
+//! a split shares its parent's context, and NCCL finalizes that context once for each of the two.
+//! The first entries belong to no communicator alone: they serve those that come after the table is
+//! full, one entry for each traffic class. Their messages may name another communicator's
+//! operation.
 
 use crate::comm::CurrentOperation;
 use host::error::{Argument, Result, Usage};

@@ -7,8 +7,8 @@
 //! - A further WARN follows if the greatest cause changes, and for each new stall. At least
 //!   `NCCL_SPARK_STALL_WARN_S` passes between two WARNs.
 //! - If the peer's process has waited as long for data that this process has not posted, one WARN
-//!   says so, unless this process stalls with the peer itself. So the log of a rank that has skipped
-//!   a collective names it too.
+//!   says so, unless this process stalls with the peer itself. So the log of a rank that has
+//!   skipped a collective names it too.
 //! - While the peer's process waits for data of this process, no WARN and no error blames the
 //!   peer's program for its lateness ([`StallCause::PeerWaits`]). A receiver that waits for data
 //!   asks its sender every few seconds, so the sender's process knows.

@@ -30,8 +30,8 @@
 //! as a lost rail (`Recovery::mark_missing_at_start`, `Lane::without_queues`), with a log line that
 //! gives the reason. So that such pairs can be formed, HELLO and OFFER also name rails that cannot
 //! be used now, with the addresses that these rails had before (`Rail::last_snapshot`), or with a
-//! placeholder for a port that had no link or address when the plugin was loaded (`Rail::announce`).
-//! Such rails are paired after the usable ones.
+//! placeholder for a port that had no link or address when the plugin was loaded
+//! (`Rail::announce`). Such rails are paired after the usable ones.
 //!
 //! If no pair carries data at GO, `finish` keeps the connection until a pair carries data or
 //! `NCCL_SPARK_CONNECT_TIMEOUT_S` has passed. The accepting side refuses the connection only if

@@ -28,8 +28,8 @@ pub struct Survey {
     pub rails: Vec<Rail>,
     /// Other ports, each with the reason why it is not a rail.
     pub refused: Vec<Refused>,
-    /// Ports of `refused` that only lack a link or an address, as the rails that they will be. Their
-    /// address is a placeholder. They do not count in `speed_mbps`.
+    /// Ports of `refused` that only lack a link or an address, as the rails that they will be.
+    /// Their address is a placeholder. They do not count in `speed_mbps`.
     pub late: Vec<Rail>,
     /// PCIe links that `rails` and `late` use.
     pub links: Vec<PcieLink>,

@@ -287,8 +287,8 @@ impl Recovery {
         }
     }
 
-    /// Returns the frame with FAILED, until the peer has confirmed it. The caller writes it over the
-    /// rails before it stops them: afterwards only TCP carries frames.
+    /// Returns the frame with FAILED, until the peer has confirmed it. The caller writes it over
+    /// the rails before it stops them: afterwards only TCP carries frames.
     pub fn last_words(&mut self) -> Option<ControlFrame> {
         self.link.frame_ahead(self.failed_message?)
     }

@@ -16,9 +16,9 @@
 //!
 //! - All_reduce with LL: at 30 to 60 KiB no number of channels was better than NCCL's choice, so
 //!   the rows begin at 64 KiB: at 60 KiB two channels were as fast as NCCL's choice, and four were
-//!   slower. At 80 KiB, four channels took 21 % less time in eager calls and 10 % less after pauses;
-//!   two channels took 18 % less and 2 % more. On the twin, two channels are up to 10 % faster than
-//!   four at 64 to 96 KiB, and 11 to 14 % at 128 KiB, which the sweep lacks.
+//!   slower. At 80 KiB, four channels took 21 % less time in eager calls and 10 % less after
+//!   pauses; two channels took 18 % less and 2 % more. On the twin, two channels are up to 10 %
+//!   faster than four at 64 to 96 KiB, and 11 to 14 % at 128 KiB, which the sweep lacks.
 //! - All_gather with Simple, 758 KiB to 2 MiB: 13 to 39 % less time, with up to eight channels. On
 //!   the twin, four are 15 to 27 % faster than eight.
 //!
@@ -42,9 +42,9 @@ pub enum Evidence {
 
 /// Collective, sizes in KiB, protocol and channels, and the evidence. Sizes are those of the whole
 /// buffer, as NCCL counts them. A row is for sizes above the first figure, up to the second. Each
-/// figure is the geometric mean of two neighbouring measured sizes, except the 63 KiB of all_reduce.
-/// The measured sizes are powers of two, of all_reduce also 60 and 80 KiB, and above 2 MiB also
-/// 24 KiB times powers of two.
+/// figure is the geometric mean of two neighbouring measured sizes, except the 63 KiB of
+/// all_reduce. The measured sizes are powers of two, of all_reduce also 60 and 80 KiB, and above 2
+/// MiB also 24 KiB times powers of two.
 const MEASURED: &[(Collective, [u64; 2], Protocol, u32, Evidence)] = {
     use Collective::{AllGather, AllReduce, ReduceScatter};
     use Evidence::{Pair, Twin};
