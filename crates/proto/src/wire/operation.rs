@@ -39,7 +39,7 @@ const ALGORITHMS: [&str; 7] = [
 ];
 const PROTOCOLS: [&str; 3] = ["LL", "LL128", "Simple"];
 
-/// An operation. Each field is NCCL's number, or [`Operation::UNKNOWN`].
+/// An operation. Each field is NCCL's number, or 255 if it is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Operation {
     function: u8,
