@@ -251,6 +251,21 @@ fn a_port_without_a_link_when_the_plugin_starts_joins_running_connections() {
             stream.run(&bed, 20);
             (bed.carried()[1] > 0).then_some(())
         });
+        // From then on both rails carry alike.
+        let before = bed.carried();
+        stream.run(&bed, 300);
+        let carried: Vec<u64> = bed
+            .carried()
+            .iter()
+            .zip(before)
+            .map(|(now, before)| now - before)
+            .collect();
+        assert!(
+            carried
+                .iter()
+                .all(|bytes| 3 * bytes >= carried.iter().sum()),
+            "{carried:?}"
+        );
     }
 }
 
