@@ -421,33 +421,57 @@ fn open(survey: &Survey, ports: &OpenPorts, config: &RailConfig) -> Result<Vec<A
         return Err(Missing::Rails(all.join("; ")).into());
     }
     let mut rails = Vec::with_capacity(survey.rails.len() + survey.late.len());
-    let all = survey.rails.iter().chain(&survey.late);
-    for (at, (id, found)) in RailId::all(MAX_OFFERED_RAILS).zip(all).enumerate() {
-        let Some(context) = ports.context(&found.device, found.port) else {
-            return Err(Internal::PortGone {
-                device: found.device.clone(),
-                port: found.port,
+    let mut ids = RailId::all(MAX_OFFERED_RAILS);
+    for (found, id) in survey.rails.iter().zip(&mut ids) {
+        rails.push(Arc::new(open_rail(survey, ports, config, found, id)?));
+    }
+    let mut id = ids.next();
+    for found in &survey.late {
+        let Some(free) = id else { break };
+        // A late rail has one address, its placeholder.
+        let announced = open_rail(survey, ports, config, found, free).and_then(|rail| {
+            let mut gids = found.addresses.iter().map(|address| address.gid);
+            gids.try_for_each(|gid| rail.announce(gid))?;
+            Ok(rail)
+        });
+        match announced {
+            Ok(rail) => {
+                rails.push(Arc::new(rail));
+                id = ids.next();
             }
-            .into());
-        };
-        let info = RailInfo {
-            device: found.device.clone(),
-            port: found.port,
-            netdev: found.netdev.clone(),
-            phys_port: found.phys_port.clone(),
-            attachment: survey.attachment(found),
-            speed_mbps: survey.share_of_link_mbps(found),
-        };
-        let rail = comm::Rail::new(id, info, Pd::new(context)?, config)?;
-        if at >= survey.rails.len() {
-            // A late rail has one address, its placeholder.
-            for address in &found.addresses {
-                rail.announce(address.gid)?;
-            }
+            Err(error) => tracing::info!(
+                "{}:{} will not become a rail without a restart: {error}",
+                found.device,
+                found.port
+            ),
         }
-        rails.push(Arc::new(rail));
     }
     Ok(rails)
+}
+
+fn open_rail(
+    survey: &Survey,
+    ports: &OpenPorts,
+    config: &RailConfig,
+    found: &host::rails::Rail,
+    id: RailId,
+) -> Result<comm::Rail> {
+    let Some(context) = ports.context(&found.device, found.port) else {
+        return Err(Internal::PortGone {
+            device: found.device.clone(),
+            port: found.port,
+        }
+        .into());
+    };
+    let info = RailInfo {
+        device: found.device.clone(),
+        port: found.port,
+        netdev: found.netdev.clone(),
+        phys_port: found.phys_port.clone(),
+        attachment: survey.attachment(found),
+        speed_mbps: survey.share_of_link_mbps(found),
+    };
+    comm::Rail::new(id, info, Pd::new(context)?, config)
 }
 
 impl DeviceProperties {

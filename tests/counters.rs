@@ -425,7 +425,7 @@ fn without_a_free_descriptor_a_connection_keeps_its_own_counters() {
         peer_rail: "b:1".to_owned(),
         bits_per_s: 1,
         path_mtu_bytes: 4096,
-        carries: true,
+        state: State::Carries,
     };
     let connection = log.capture(|| {
         common::without_files(|| counting.connection(Direction::Send, "b", &[lane(), lane()]))

@@ -148,7 +148,7 @@ fn a_rail_that_a_connection_lacked_from_the_start_is_one_warning_when_others_los
     let now = clock::now();
     log.capture(|| {
         let mut all = members(&outages, 3);
-        all[0].begins_without(lane(0), now);
+        all[0].begins_without(lane(0), false, now);
         assert_eq!(warnings(&log), [""; 0], "set-up has logged the reason");
         all[1..]
             .iter_mut()
@@ -182,7 +182,7 @@ fn a_connection_that_never_recovers_is_logged_and_hides_no_other_outage() {
         let some = "rail a:1 to spark-2:470 recovered for 4 of 5 connections (peer rail x:1); 1 still retrying";
         assert_eq!(warnings(&log), [some]);
         // Set-up has logged why a connection begins without the rail.
-        members(&outages, 1)[0].begins_without(lane(0), at(1500));
+        members(&outages, 1)[0].begins_without(lane(0), false, at(1500));
         assert_eq!(warnings(&log), [""; 0]);
         all[1..].iter_mut().for_each(|one| one.lost(lane(0), "local port down", "retrying", at(2000)));
         assert_eq!(warnings(&log).len(), 1, "a new outage");

@@ -246,6 +246,11 @@ fn a_port_without_a_link_when_the_plugin_starts_joins_running_connections() {
         let mut stream = Stream::new(&bed);
         stream.run(&bed, 50);
         assert_eq!(bed.carried()[1], 0);
+        for host in &bed.hosts {
+            let records = common::records(host);
+            assert!(records.iter().all(|it| it.state == State::Carries));
+            assert!(records.iter().all(|it| it.rail != format!("{down}:1")));
+        }
         set(down, Action::Up);
         until(|| {
             stream.run(&bed, 20);
@@ -266,7 +271,32 @@ fn a_port_without_a_link_when_the_plugin_starts_joins_running_connections() {
                 .all(|bytes| 3 * bytes >= carried.iter().sum()),
             "{carried:?}"
         );
+        let records = common::records(&bed.hosts[0]);
+        assert!(records.iter().all(|it| it.counts.losses == 0));
     }
+}
+
+#[test]
+fn a_port_that_never_had_a_link_is_no_reason_to_wait_for_a_first_rail() {
+    let _whole = Bed::new(&[]);
+    let near = host(0, &[("NCCL_IB_HCA", RAILS[0])]);
+    set(RAILS[0], Action::Down);
+    let far = host(1, &[]);
+    let (listener, mut handle) = far.listen().unwrap();
+    let begin = Instant::now();
+    let errors = [
+        until(|| {
+            listener.accept().err().or_else(|| {
+                _ = near.connect(&mut handle, None);
+                None
+            })
+        }),
+        until(|| near.connect(&mut handle, None).err()),
+    ];
+    for error in errors {
+        assert!(error.to_string().contains("no rail in common"), "{error}");
+    }
+    assert!(begin.elapsed() < near.process().config.setup.connect_timeout);
 }
 
 #[test]

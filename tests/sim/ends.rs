@@ -71,6 +71,7 @@ pub fn missing(not_yet: u8, lanes: usize) -> Vec<Missing> {
         .filter(|lane| not_yet >> lane.index() & 1 == 1)
         .map(|lane| Missing {
             lane,
+            is_late: false,
             path: PathChoice {
                 peer_gid: [0; 16],
                 mtu_bytes: 4096,

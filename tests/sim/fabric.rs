@@ -20,6 +20,7 @@ use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, Purpose, Rail, Registration};
 use nccl_net_spark::plugin::bring_up;
+use proto::flow::paths::Paths;
 use proto::flow::striping::Striping;
 use proto::time::Instant;
 use proto::wire::fields::Priority;
@@ -564,7 +565,7 @@ impl Fabric {
     /// Returns the striping of the sender and of the receiver over these lanes.
     fn striping(&self, hosts: [usize; 2], lanes: &[Lane]) -> [Striping; 2] {
         let paths = ends::paths(lanes);
-        hosts.map(|host| negotiate::striping(self.hosts[host].process(), &paths))
+        hosts.map(|host| negotiate::striping(self.hosts[host].process(), &Paths::new(&paths)))
     }
 }
 

@@ -27,6 +27,7 @@ use nccl_net_spark::comm::recovery::driver::{Driver, Terms as DriverTerms};
 use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, HostMemory, Purpose, RecvPart, Registration};
 use nccl_net_spark::plugin::bring_up;
+use proto::flow::paths::Paths;
 use proto::time::Instant;
 use proto::wire::control::ControlFrame;
 use proto::wire::fields::Priority;
@@ -272,7 +273,7 @@ impl Bed {
             region: Arc::clone(&mailboxes[side]),
             peer_addr: mailboxes[1 - side].addr(),
             chunk_bytes: 1 << 30,
-            striping: negotiate::striping(nodes[side].host.process(), &paths),
+            striping: negotiate::striping(nodes[side].host.process(), &Paths::new(&paths)),
         };
         let [send_lanes, recv_lanes] = lanes;
         let send = SendEnd {

@@ -180,6 +180,7 @@ impl Stalled {
 mod tests {
     use super::*;
     use host::counters::CountedLane;
+    use host::counters::layout::State;
 
     #[test]
     fn the_clock_is_read_rarely_and_a_stall_is_reported_once() {
@@ -206,7 +207,7 @@ mod tests {
             peer_rail,
             bits_per_s: 0,
             path_mtu_bytes: 0,
-            carries: true,
+            state: State::Carries,
         };
         let counted = counting.connection(host::counters::layout::Direction::Send, "b", &[lane]);
         let record = counted.record(0);

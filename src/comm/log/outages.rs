@@ -75,6 +75,8 @@ pub struct ConnectionOutages {
     loss_timeout: Duration,
     is_without_one: bool,
     held_back: Vec<Loss>,
+    /// Lanes of rails that have never had a link and an address.
+    late: Vec<LaneId>,
 }
 
 /// A loss that is not recorded yet, because the peer's process may have ended.
@@ -189,6 +191,7 @@ impl ConnectionOutages {
             loss_timeout,
             is_without_one: false,
             held_back: Vec::new(),
+            late: Vec::new(),
         }
     }
 
@@ -241,7 +244,7 @@ impl ConnectionOutages {
             }
         };
         let left = self.in_use(&open);
-        let of = self.paths.len();
+        let of = self.paths.len() - self.late.len();
         drop(open);
         let (
             RailPair {
@@ -265,7 +268,11 @@ impl ConnectionOutages {
     }
 
     /// Records that the connection started without a rail. Set-up has already logged the reason.
-    pub fn begins_without(&mut self, lane: LaneId, now: Instant) {
+    /// A late rail counts as one of the connection's rails only after it has come.
+    pub fn begins_without(&mut self, lane: LaneId, is_late: bool, now: Instant) {
+        if is_late {
+            self.late.push(lane);
+        }
         let Some(path) = self.paths.get(lane.index()) else {
             return;
         };
@@ -286,6 +293,7 @@ impl ConnectionOutages {
     /// Records that the connection has recovered a lost rail.
     pub fn recovered(&mut self, lane: LaneId, now: Instant) {
         self.held_back.retain(|loss| loss.lane != lane);
+        self.late.retain(|late| *late != lane);
         let Some(path) = self.paths.get(lane.index()) else {
             return;
         };
@@ -314,7 +322,7 @@ impl ConnectionOutages {
         }
         let outage = open.swap_remove(at);
         let in_use = self.in_use(&open);
-        let of = self.paths.len();
+        let of = self.paths.len() - self.late.len();
         drop(open);
         let peer = &outage.peer;
         let seconds = outage.seconds();

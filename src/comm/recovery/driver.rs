@@ -143,9 +143,14 @@ impl Driver {
         let mut recovery = Recovery::new(role, limits, rails.len());
         let now = clock::now();
         recovery.mark_missing_at_start(missing);
-        for Missing { lane, .. } in missing {
-            outages.begins_without(*lane, now);
-            rails[lane.index()].outages.lost(now);
+        for Missing { lane, is_late, .. } in missing {
+            outages.begins_without(*lane, *is_late, now);
+            let counted = &mut rails[lane.index()].outages;
+            if *is_late {
+                counted.is_late();
+            } else {
+                counted.lost(now);
+            }
         }
         let tcp = tcp::ConnectionTcpOutages::new(&process.tcp_outages, &context.peer.name);
         let stall = Stall::new(&process, &context.peer.name);

@@ -77,6 +77,7 @@ struct OfferedPair {
     ends: [End; 2],
     peer_rail: String,
     queue_count: u8,
+    is_late: bool,
     choice: PathChoice,
     made: LaneProgress,
 }
@@ -491,7 +492,7 @@ impl OfferedPair {
             mtu_bytes: pair.mtu_bytes,
         };
         let made = match &pair.queue_pairs {
-            Offered::Later(_) => match &known.problem {
+            Offered::Later(_) | Offered::Late(_) => match &known.problem {
                 Some(why) => LaneProgress::NotReady(NotYet::temporary(why.clone())),
                 None => LaneProgress::PeerNotReady,
             },
@@ -520,6 +521,7 @@ impl OfferedPair {
             ends: [known.rail.end(), theirs],
             peer_rail: pair.acceptor_name.clone(),
             queue_count: pair.queue_pairs.count(),
+            is_late: matches!(pair.queue_pairs, Offered::Late(_)),
             choice,
             made,
         }
@@ -532,6 +534,7 @@ impl OfferedPair {
             ends,
             peer_rail,
             queue_count,
+            is_late,
             choice,
             made,
         } = self;
@@ -558,6 +561,7 @@ impl OfferedPair {
             ends,
             peer_rail,
             queue_count,
+            is_late,
             choice,
             lane,
         })

@@ -24,12 +24,12 @@ use crate::comm::recovery::attempt::ManagedRail;
 use crate::comm::recovery::driver::{Driver, Terms};
 use crate::comm::recovery::redial::RedialHandle;
 use crate::comm::recovery::tcp::Redialling;
-use host::counters::layout::Direction;
+use host::counters::layout::{Direction, State};
 use host::counters::{CountedConnection, CountedLane};
 #[cfg(doc)]
 use host::error::Error;
 use host::error::{PeerGone, Result};
-use proto::flow::paths::End;
+use proto::flow::paths::{End, Paths};
 use proto::flow::recovery::{Missing, PathChoice};
 use proto::flow::striping::Striping;
 use proto::time::Instant;
@@ -73,6 +73,9 @@ pub struct AgreedPair {
     pub queue_count: u8,
     /// The peer's address and the path MTU used in the handshake.
     pub choice: PathChoice,
+    /// True for a rail that may never have a link and an address
+    /// ([`Pair::is_late`](proto::flow::pairing::Pair::is_late)).
+    pub is_late: bool,
     /// The connected queue pairs, with both sides' keys, or the reason why they do not work yet.
     pub lane: std::result::Result<Lane, String>,
 }
@@ -176,11 +179,12 @@ pub fn finish<P: Shareable + 'static>(
     let process = Arc::clone(&setup.process);
     let left_out = AgreedPair::not_yet(&pairs, left_out);
     let paths: Vec<[End; 2]> = pairs.iter().map(|pair| pair.ends).collect();
+    let late: Vec<bool> = pairs.iter().map(|pair| pair.is_late).collect();
     let routed: Vec<bool> = pairs
         .iter()
         .map(|pair| negotiate::is_routed(&pair.rail, pair.choice.peer_gid))
         .collect();
-    let mut striping = negotiate::striping(&process, &paths);
+    let mut striping = negotiate::striping(&process, &Paths::with_late(&paths, &late));
     let counted = counted(&process, role, &peer, &pairs);
     let missing = AgreedPair::missing(&pairs, &mut striping);
     let (lanes, rails) = AgreedPair::into_lanes(pairs, &counted);
@@ -238,8 +242,12 @@ impl AgreedPair {
         let missing = |(lane, pair): (LaneId, &Self)| {
             let why = pair.lane.as_ref().err()?.clone();
             striping.lose(lane);
-            let path = pair.choice;
-            Some(Missing { lane, path, why })
+            Some(Missing {
+                lane,
+                path: pair.choice,
+                why,
+                is_late: pair.is_late,
+            })
         };
         LaneId::all(pairs.len())
             .zip(pairs)
@@ -268,7 +276,12 @@ fn counted(process: &Process, role: Role, peer: &str, pairs: &[AgreedPair]) -> C
         peer_rail: pair.peer_rail.clone(),
         bits_per_s: u64::from(pair.rail.info.speed_mbps) * 1_000_000,
         path_mtu_bytes: pair.lane.as_ref().map_or(0, Lane::path_mtu_bytes),
-        carries: pair.lane.is_ok(),
+        state: match pair.lane {
+            Ok(_) => State::Carries,
+            // Readers do not see a lane that may never work.
+            Err(_) if pair.is_late => State::Free,
+            Err(_) => State::Lost,
+        },
     };
     let direction = match role {
         Role::Sender => Direction::Send,

@@ -411,7 +411,7 @@ impl HelloAnswer {
             let largest = process.backoff.largest_mtu(path).unwrap_or(pair.mtu_bytes);
             pair.mtu_bytes = pair.mtu_bytes.min(largest);
         }
-        if pairs.is_empty() {
+        if pairs.iter().all(|pair| pair.is_late) {
             streams::allow(process, &rails, hello)?;
             return Gathering::new(process)
                 .map(|(gathering, streams)| Self::Streams(gathering, streams));
@@ -431,9 +431,10 @@ impl OfferMade {
             .iter()
             .map(|pair| rails.ends(pair.acceptor, &hello.rails, pair.connector))
             .collect();
+        let late: Vec<bool> = pairs.iter().map(|pair| pair.is_late).collect();
         let queue_pairs = negotiate::queue_pairs(
             negotiate::qps_wanted(&process.config.setup).max(hello.qps_per_rail),
-            &Paths::new(&ends),
+            &Paths::with_late(&ends, &late),
         );
         let chunk_bytes = rails.chunk_bytes().min(hello.chunk_bytes);
         let paired: Vec<usize> = pairs.iter().map(|pair| pair.acceptor).collect();
@@ -449,7 +450,8 @@ impl OfferMade {
                 queue_count,
             )?);
         }
-        if opened.iter().all(OpenedPair::cannot_work) {
+        let mut in_time = opened.iter().filter(|pair| !pair.pair.is_late);
+        if in_time.all(OpenedPair::cannot_work) {
             let why = |pair: &OpenedPair| {
                 Some((pair.ends[0].rail, pair.opened.as_ref().err()?.why.clone()))
             };
@@ -595,6 +597,7 @@ impl OpenedPair {
             mtu_bytes: self.pair.mtu_bytes,
             queue_pairs: match &self.opened {
                 Ok(lane) => Offered::Now(lane.ends()),
+                Err(_) if self.pair.is_late => Offered::Late(self.queue_count),
                 Err(_) => Offered::Later(self.queue_count),
             },
         }
@@ -770,7 +773,8 @@ impl Probing {
             ..
         } = self;
         let Mailboxes { region, peer_addr } = mailboxes;
-        let is_hopeless = probed.iter().all(ProbedPair::cannot_work);
+        let mut in_time = probed.iter().filter(|pair| !pair.pair.is_late);
+        let is_hopeless = in_time.all(ProbedPair::cannot_work);
         let pairs = probed
             .into_iter()
             .map(ProbedPair::agree)
@@ -835,6 +839,7 @@ impl ProbedPair {
             ends: self.ends,
             peer_rail: self.peer_rail,
             queue_count: self.queue_count,
+            is_late: self.pair.is_late,
             choice: path_choice(&self.pair),
             lane,
         })

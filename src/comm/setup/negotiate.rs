@@ -272,8 +272,8 @@ fn qps_for(mbps: f64) -> u8 {
 }
 
 /// Creates the striping for one direction of a new connection.
-pub fn striping(process: &Process, paths: &[[End; 2]]) -> Striping {
-    Striping::new(&Paths::new(paths), process.config.data_path.min_share_bytes)
+pub fn striping(process: &Process, paths: &Paths) -> Striping {
+    Striping::new(paths, process.config.data_path.min_share_bytes)
 }
 
 /// Logs the rails of a new connection, once for all connections with the peer on the same rails.

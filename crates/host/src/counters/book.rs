@@ -52,8 +52,8 @@ pub struct CountedLane {
     pub bits_per_s: u64,
     /// Path MTU of the lane's queue pairs; 0 if the lane has none yet.
     pub path_mtu_bytes: u32,
-    /// True if the lane works from the start.
-    pub carries: bool,
+    /// State at the start. Readers do not see a lane in [`State::Free`] until it works.
+    pub state: State,
 }
 
 /// The counters of one lane. Each counter has one writer. The owner of [`Outages`] writes losses,
@@ -75,7 +75,17 @@ struct Reservation {
 /// Counters of one lane's losses and recoveries. The owner of this value is their only writer.
 pub struct Outages {
     record: Record,
-    lost_since: Option<Instant>,
+    away: Away,
+}
+
+/// Reason why a lane does not work.
+enum Away {
+    /// It works.
+    No,
+    /// It has not worked yet.
+    Late,
+    /// It is lost since this time.
+    Since(Instant),
 }
 
 /// The records of a connection's lanes, until the connection ends.
@@ -235,12 +245,7 @@ fn describe(
     place[Word::State as usize..]
         .iter()
         .for_each(|word| word.store(0, Ordering::Relaxed));
-    let state = if lane.carries {
-        State::Carries
-    } else {
-        State::Lost
-    };
-    set(Word::State, state as u64);
+    set(Word::State, lane.state as u64);
     set(Word::Direction, direction as u64);
     set(Word::Connection, connection);
     set(Word::BitsPerS, lane.bits_per_s);
@@ -330,7 +335,10 @@ impl Record {
         if let Some(reservation) = self.place.attached() {
             reservation.is_closed.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            self.store_state(State::Closed);
+            // No reader has seen a lane that never worked, and none needs to.
+            if self.read(Word::State) != State::Free as u64 {
+                self.store_state(State::Closed);
+            }
         }
     }
 
@@ -353,8 +361,13 @@ impl Outages {
     pub fn of(record: &Record) -> Self {
         Self {
             record: record.clone(),
-            lost_since: None,
+            away: Away::No,
         }
+    }
+
+    /// Records that the lane has not worked yet, which is no loss.
+    pub fn is_late(&mut self) {
+        self.away = Away::Late;
     }
 
     /// Returns [`Word::Writes`] of the lane.
@@ -365,8 +378,8 @@ impl Outages {
     /// Records that the lane is lost, or that it does not work from the start. If the lane already
     /// counts as lost, nothing changes.
     pub fn lost(&mut self, now: Instant) {
-        if self.lost_since.is_none() {
-            self.lost_since = Some(now);
+        if let Away::No = self.away {
+            self.away = Away::Since(now);
             self.record.add(Word::Losses, 1);
             self.record.set_state(State::Lost);
         }
@@ -384,15 +397,19 @@ impl Outages {
     }
 
     /// Records that the lane works again, with queue pairs of this path MTU. If the lane does not
-    /// count as lost, nothing changes.
+    /// count as lost or late, nothing changes.
     pub fn recovered(&mut self, path_mtu_bytes: u32, now: Instant) {
-        if let Some(since) = self.lost_since.take() {
-            self.record.set(Word::PathMtu, u64::from(path_mtu_bytes));
-            self.record.add(Word::Recoveries, 1);
-            self.record
-                .add(Word::LostNs, nanos(now.saturating_duration_since(since)));
-            self.record.set_state(State::Carries);
+        match std::mem::replace(&mut self.away, Away::No) {
+            Away::No => return,
+            Away::Late => {}
+            Away::Since(since) => {
+                self.record.add(Word::Recoveries, 1);
+                self.record
+                    .add(Word::LostNs, nanos(now.saturating_duration_since(since)));
+            }
         }
+        self.record.set(Word::PathMtu, u64::from(path_mtu_bytes));
+        self.record.set_state(State::Carries);
     }
 }
 
@@ -459,7 +476,7 @@ mod tests {
             peer_rail,
             bits_per_s: 7,
             path_mtu_bytes: 4096,
-            carries: true,
+            state: State::Carries,
         }
     }
 
@@ -500,7 +517,7 @@ mod tests {
             &[
                 lane("b:1"),
                 CountedLane {
-                    carries: false,
+                    state: State::Lost,
                     ..lane("c:1")
                 },
             ],
@@ -572,10 +589,41 @@ mod tests {
     }
 
     #[test]
+    fn a_lane_that_is_late_is_not_shown_and_not_lost_until_it_has_worked() {
+        let counting = Counting::new(true);
+        let late = || CountedLane {
+            state: State::Free,
+            path_mtu_bytes: 0,
+            ..lane("a:1")
+        };
+        let connection = counting.connection(Direction::Send, "b", &[lane("b:1"), late(), late()]);
+        let [_, comes, never] = [0, 1, 2].map(|lane| connection.record(lane));
+        let mut outages = Outages::of(&comes);
+        outages.is_late();
+        outages.lost(Instant::from_nanos(1));
+        assert_eq!(read(&counting).records.len(), 1);
+        outages.recovered(4096, Instant::from_nanos(3));
+        let shown = &read(&counting).records[1];
+        assert_eq!(
+            (shown.state, shown.path_mtu_bytes, shown.counts.losses),
+            (State::Carries, 4096, 0)
+        );
+        outages.lost(Instant::from_nanos(4));
+        assert_eq!(read(&counting).records[1].counts.losses, 1);
+        connection.end();
+        assert_eq!(
+            read(&counting).records.len(),
+            2,
+            "the third has never worked"
+        );
+        assert_eq!(never.read(Word::Losses), 0);
+    }
+
+    #[test]
     fn a_lane_missing_from_the_start_is_lost_once_and_recovers_once() {
         let counting = Counting::new(false);
         let without = CountedLane {
-            carries: false,
+            state: State::Lost,
             path_mtu_bytes: 0,
             ..lane("a:1")
         };

@@ -144,11 +144,12 @@ impl<'a> Port<'a> {
         }
     }
 
-    /// Returns true if the port only lacks a link or an address. A virtual function never counts:
+    /// Returns true if the port has a valid MTU, and only lacks a link or an address. A virtual function never counts:
     /// a host may have many that nobody will use.
     pub(super) fn may_become_rail(&self) -> bool {
         let is_virtual = self.pci.as_ref().is_some_and(|pci| pci.is_virtual);
-        self.is_admitted && !is_virtual && self.obstacle.as_ref().is_some_and(can_pass)
+        let has_mtu = self.facts.info.active_mtu_bytes > 0;
+        self.is_admitted && has_mtu && !is_virtual && self.obstacle.as_ref().is_some_and(can_pass)
     }
 
     /// Returns the port as the rail that it will be, at the speed of the other rails.

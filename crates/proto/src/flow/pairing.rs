@@ -43,6 +43,10 @@ pub struct Pair {
     pub speed_mbps: u32,
     /// True if both rails can be used now. Otherwise the pair is kept for their return.
     pub is_usable: bool,
+    /// True if one of the rails has had no link or no address since its host loaded the plugin. It
+    /// may never have one. So this pair is no reason to wait, to leave a route unused, or to expect
+    /// less of the other pairs.
+    pub is_late: bool,
     /// True if the rails share no subnet, and the pair uses a route of the accepting side.
     pub is_routed: bool,
 }
@@ -67,6 +71,7 @@ impl Pair {
         let mtu_bytes = c.mtu_bytes.min(a.mtu_bytes);
         let speed_mbps = c.speed_mbps.min(a.speed_mbps);
         let is_usable = c.is_usable && a.is_usable;
+        let is_late = [c, a].iter().any(|rail| has_placeholder(rail));
         // A pair for later may have a placeholder, which is link-local, in place of an address.
         let is_link_local = [connector_gid, acceptor_gid].iter().any(is_link_local);
         let is_routed = !is_link_local && same_subnet(c, a).is_none();
@@ -78,6 +83,7 @@ impl Pair {
             mtu_bytes,
             speed_mbps,
             is_usable,
+            is_late,
             is_routed,
         }
     }
@@ -108,7 +114,8 @@ pub fn existing_routes(
     acceptor: &[RailAdvert],
     exists: impl Fn(&Route) -> bool,
 ) -> Vec<Route> {
-    let pairs = pair(connector, acceptor, &[]);
+    let mut pairs = pair(connector, acceptor, &[]);
+    pairs.retain(|pair| !pair.is_late);
     let without_pair = |rails: &[RailAdvert], of: fn(&Pair) -> usize| -> Vec<(usize, Address)> {
         let alone = rails
             .iter()
@@ -483,6 +490,12 @@ fn for_later(c: &RailAdvert, a: &RailAdvert) -> Option<Gids> {
     let is_for_later = !(c.is_usable && a.is_usable);
     let first = |rail: &RailAdvert| rail.addresses.first().map(|address| address.gid);
     Some((first(c)?, first(a)?)).filter(|_| is_for_later)
+}
+
+/// Returns true if the rail's only address is a placeholder: link-local, with an unknown subnet.
+fn has_placeholder(rail: &RailAdvert) -> bool {
+    let is_one = |address: &Address| address.is_link_local() && address.prefix.is_none();
+    !rail.is_usable && rail.addresses.iter().all(is_one)
 }
 
 fn is_link_local(gid: &[u8; 16]) -> bool {

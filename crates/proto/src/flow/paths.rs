@@ -20,6 +20,8 @@ pub struct Paths {
     capacity: Vec<f64>,
     /// For each path, the bit set of its passages: bit `n` is the passage of `capacity[n]`.
     passes: [u64; MAX_RAILS],
+    /// Numbers of the paths that may never work ([`Pair::is_late`](super::pairing::Pair::is_late)).
+    late: Vec<usize>,
 }
 
 /// End of a path on one side.
@@ -81,17 +83,38 @@ impl Paths {
         paths
     }
 
+    /// Builds the paths of which those that are true in `late` may never work. The expected rates of
+    /// the others do not allow for them.
+    pub fn with_late(pairs: &[[End; 2]], late: &[bool]) -> Self {
+        let numbers = 0..pairs.len().min(MAX_RAILS);
+        Self {
+            late: numbers.filter(|path| late[*path]).collect(),
+            ..Self::new(pairs)
+        }
+    }
+
     /// Returns the number of paths.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Returns the rate of each path while all paths are busy, in Mb/s. The rates are max-min fair:
-    /// all grow together, and a path's rate stops growing when one of its passages is full.
+    /// Returns the rate of each path while all paths are busy, in Mb/s. A late path is busy only in
+    /// the computation of its own rate.
     pub fn even_rates(&self) -> [f64; MAX_RAILS] {
+        let in_time = (0..self.count).filter(|path| !self.late.contains(path));
+        let mut rates = self.rates_of(in_time.collect());
+        if !self.late.is_empty() {
+            let all = self.rates_of((0..self.count).collect());
+            self.late.iter().for_each(|path| rates[*path] = all[*path]);
+        }
+        rates
+    }
+
+    /// Returns the rates of the paths in `growing` while only these are busy. The rates are max-min
+    /// fair: all grow together, and a path's rate stops growing when one of its passages is full.
+    fn rates_of(&self, mut growing: Vec<usize>) -> [f64; MAX_RAILS] {
         let mut rates = [0.0; MAX_RAILS];
         let mut left = self.capacity.clone();
-        let mut growing: Vec<usize> = (0..self.count).collect();
         while !growing.is_empty() {
             let on = |passage: usize| {
                 growing
@@ -280,6 +303,14 @@ mod tests {
             is_cable_full(&[[one, first], [elsewhere, second]], 1),
             "both cables lead to the peer's only one"
         );
+    }
+
+    #[test]
+    fn a_late_path_takes_nothing_from_the_expected_rates_of_the_others() {
+        let ends = spark(&TWO_CABLES).into_iter().map(|end| [end, end]);
+        let late = [false, false, true, true];
+        let paths = Paths::with_late(&ends.collect::<Vec<_>>(), &late);
+        assert_eq!(rounded(&paths), [100_000, 100_000, 56_000, 56_000]);
     }
 
     #[test]

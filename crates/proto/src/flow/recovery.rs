@@ -164,7 +164,10 @@ impl Recovery {
     /// Marks rails of a new connection as lost. The handshake counts as their first attempt. They
     /// need no fence, because nothing was posted on them.
     pub fn mark_missing_at_start(&mut self, missing: &[Missing]) {
-        for Missing { lane, path, why } in missing {
+        for Missing {
+            lane, path, why, ..
+        } in missing
+        {
             let rail = &mut self.rails[lane.index()];
             (rail.setbacks, rail.was_up) = (1, false);
             rail.attempts.fail_in_handshake(*path, why);

@@ -152,6 +152,11 @@ pub(super) fn read_qps(r: &mut Reader<'_>) -> Result<Vec<QpEnd>, Malformed> {
     }
 }
 
+/// Reads the number of queue pairs that a pair of rails will have.
+pub(super) fn read_qp_count(r: &mut Reader<'_>) -> Result<u8, Malformed> {
+    ranged("queue pairs", u64::from(r.u8()?), 1, MAX_QPS as u64).map(|count| count as u8)
+}
+
 /// Reads a port's address. Unspecified, multicast and broadcast addresses are refused.
 pub(super) fn read_gid(r: &mut Reader<'_>) -> Result<[u8; 16], Malformed> {
     let gid: [u8; 16] = r.array()?;

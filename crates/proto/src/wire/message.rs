@@ -25,7 +25,7 @@ use super::codec::{Malformed, Reader, Writer};
 use super::control::ControlFrame;
 use super::fields::{
     Attachment, MAX_QPS, NAME_BYTES, Priority, QpEnd, RailAdvert, chunk_bytes, mtu_bytes, ranged,
-    read_gid, read_qps, write_qp,
+    read_gid, read_qp_count, read_qps, write_qp,
 };
 use super::handle::TOKEN_BYTES;
 use super::ids::RailId;
@@ -216,6 +216,9 @@ pub enum Offered {
     /// the path between them is known to be dead, or the accepting side could not create queue
     /// pairs.
     Later(u8),
+    /// To be connected as `Later`, if one of the rails gets its first link or address
+    /// ([`Pair::is_late`](crate::flow::pairing::Pair::is_late)).
+    Late(u8),
 }
 
 impl Offered {
@@ -224,7 +227,7 @@ impl Offered {
         match self {
             // At most `MAX_QPS` (16): `read_qps` checks the count.
             Self::Now(qps) => qps.len() as u8,
-            Self::Later(count) => *count,
+            Self::Later(count) | Self::Late(count) => *count,
         }
     }
 }
@@ -482,6 +485,7 @@ impl Offer {
             match &pair.queue_pairs {
                 Offered::Now(qps) => w.u8(1).list(qps, write_qp),
                 Offered::Later(count) => w.u8(0).u8(*count),
+                Offered::Late(count) => w.u8(2).u8(*count),
             };
         });
     }
@@ -501,12 +505,8 @@ impl Offer {
                     mtu_bytes: mtu_bytes(r)?,
                     queue_pairs: match r.u8()? {
                         1 => Offered::Now(read_qps(r)?),
-                        0 => Offered::Later(ranged(
-                            "queue pairs",
-                            u64::from(r.u8()?),
-                            1,
-                            MAX_QPS as u64,
-                        )? as u8),
+                        0 => Offered::Later(read_qp_count(r)?),
+                        2 => Offered::Late(read_qp_count(r)?),
                         value => {
                             return Err(Malformed::Value {
                                 what: "pair state",

@@ -5,7 +5,7 @@ use crate::comm::datapath::fault::broken_protocol;
 use crate::comm::datapath::path::Faults;
 use crate::comm::datapath::shared::NotBorrowed;
 use crate::comm::log::once::Subject;
-use host::error::{Error, Internal, Network, PeerGone, TimedOut};
+use host::error::{Error, Internal, Network, PeerGone, TimedOut, Usage};
 use proto::flow::recovery::Failure;
 use proto::wire::ids::LaneId;
 use std::time::Duration;
@@ -94,6 +94,8 @@ impl Driver {
         let is_found_by_both = matches!(
             error,
             Error::Network(Network::NoRailLeft { .. } | Network::NoFirstRail { .. })
+                // Its goodbye tells the peer, and which messages have arrived.
+                | Error::Usage(Usage::ClosedEarly)
                 | Error::Internal(
                     Internal::NotArrivedThere { .. } | Internal::NotArrivedHere { .. }
                 )

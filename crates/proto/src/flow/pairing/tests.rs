@@ -165,7 +165,18 @@ fn a_rail_without_a_link_or_an_address_is_paired_by_its_cable_for_later() {
         let usable = pairs.iter().map(|p| p.is_usable);
         assert_eq!(usable.collect::<Vec<_>>(), [true, false, false, false]);
         assert!(pairs.iter().all(|pair| !pair.is_routed), "{pairs:?}");
+        let is_late = pairs.iter().map(|p| p.is_late);
+        assert_eq!(is_late.collect::<Vec<_>>(), [false, true, true, true]);
+        // The cables that have addresses are without a pair, so their routes are needed.
+        for rail in &mut theirs[..2] {
+            rail.addresses = self::rail("", "", 0, 1, &["10.9.0.9/24"]).addresses;
+        }
+        assert_eq!(existing_routes(&ours[..2], &theirs, |_| true).len(), 4);
     }
+    // A rail that has lost its link has its address, and is not late.
+    let [ours, mut theirs] = [spark(1), spark(2)];
+    theirs.iter_mut().for_each(|rail| rail.is_usable = false);
+    assert!(pair(&ours, &theirs, &[]).iter().all(|pair| !pair.is_late));
     // In a ring, the peer's second cable leads to another host.
     let [ours, mut theirs] = [spark(1), spark(2)];
     theirs[2] = rail("f1", "p1", 1, 100_000, &["10.0.0.1/24"]);

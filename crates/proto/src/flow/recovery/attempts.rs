@@ -51,6 +51,9 @@ pub struct Missing {
     pub path: PathChoice,
     /// The reason why the path does not work.
     pub why: String,
+    /// True for a rail that has never had a link and an address
+    /// ([`Pair::is_late`](crate::flow::pairing::Pair::is_late)).
+    pub is_late: bool,
 }
 
 impl Attempts {

@@ -19,6 +19,7 @@ const LIMITS: Limits = Limits {
 /// A rail that the handshake could not bring up.
 fn missing(lane: LaneId) -> Missing {
     Missing {
+        is_late: false,
         lane,
         path: PathChoice {
             peer_gid: [2; 16],

@@ -104,7 +104,7 @@ fn offer() -> Offer {
     Offer {
         name: "spark-2:77".into(),
         chunk_bytes: 1 << 30,
-        pairs: [Offered::Now(two_qps()), Offered::Later(2)]
+        pairs: [Offered::Now(two_qps()), Offered::Later(2), Offered::Late(1)]
             .map(pair)
             .to_vec(),
     }
