@@ -20,8 +20,8 @@ pub struct Paths {
     capacity: Vec<f64>,
     /// For each path, the bit set of its passages: bit `n` is the passage of `capacity[n]`.
     passes: [u64; MAX_RAILS],
-    /// Numbers of the paths that may never work ([`Pair::is_late`](super::pairing::Pair::is_late)).
-    late: Vec<usize>,
+    /// Bit set of the paths that may never work ([`Pair::is_late`](super::pairing::Pair::is_late)).
+    late: u8,
 }
 
 /// End of a path on one side.
@@ -86,11 +86,16 @@ impl Paths {
     /// Builds the paths of which those that are true in `late` may never work. The expected rates of
     /// the others do not allow for them.
     pub fn with_late(pairs: &[[End; 2]], late: &[bool]) -> Self {
-        let numbers = 0..pairs.len().min(MAX_RAILS);
+        let numbers = (0..MAX_RAILS).zip(late).filter(|(_, is_late)| **is_late);
         Self {
-            late: numbers.filter(|path| late[*path]).collect(),
+            late: numbers.fold(0, |late, (path, _)| late | 1 << path),
             ..Self::new(pairs)
         }
+    }
+
+    /// Returns the bit set of the late paths.
+    pub fn late(&self) -> u8 {
+        self.late
     }
 
     /// Returns the number of paths.
@@ -101,13 +106,18 @@ impl Paths {
     /// Returns the rate of each path while all paths are busy, in Mb/s. A late path is busy only in
     /// the computation of its own rate.
     pub fn even_rates(&self) -> [f64; MAX_RAILS] {
-        let in_time = (0..self.count).filter(|path| !self.late.contains(path));
-        let mut rates = self.rates_of(in_time.collect());
-        if !self.late.is_empty() {
-            let all = self.rates_of((0..self.count).collect());
-            self.late.iter().for_each(|path| rates[*path] = all[*path]);
+        let mut rates = self.rates_with_late();
+        if self.late != 0 {
+            let in_time = (0..self.count).filter(|path| self.late >> path & 1 == 0);
+            let alone = self.rates_of(in_time.clone().collect());
+            in_time.for_each(|path| rates[path] = alone[path]);
         }
         rates
+    }
+
+    /// Returns the rate of each path while all paths are busy, also the late ones.
+    pub fn rates_with_late(&self) -> [f64; MAX_RAILS] {
+        self.rates_of((0..self.count).collect())
     }
 
     /// Returns the rates of the paths in `growing` while only these are busy. The rates are max-min

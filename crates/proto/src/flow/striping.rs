@@ -178,6 +178,17 @@ pub struct Striping {
     trials: Trials,
     /// Expected rate of each lane, in bytes per microsecond.
     expected_rates: [f64; MAX_RAILS],
+    /// Present until the first late lane works.
+    late: Option<LateLanes>,
+}
+
+/// Lanes that may never work, and what changes when one of them does.
+#[derive(Debug, Clone)]
+struct LateLanes {
+    /// Bit set.
+    lanes: u8,
+    /// The expected rates from then on.
+    expected_rates: [f64; MAX_RAILS],
 }
 
 impl Striping {
@@ -186,9 +197,12 @@ impl Striping {
     /// faster. The connections then mostly use one rail for small messages, which costs less work
     /// than several rails.
     pub fn new(paths: &Paths, min_share_bytes: u64) -> Self {
-        let expected_rates = paths
-            .even_rates()
-            .map(|mbps| (mbps / 8.0).max(f64::MIN_POSITIVE));
+        let expected = |mbps: f64| (mbps / 8.0).max(f64::MIN_POSITIVE);
+        let expected_rates = paths.even_rates().map(expected);
+        let late = LateLanes {
+            lanes: paths.late(),
+            expected_rates: paths.rates_with_late().map(expected),
+        };
         let count = paths.count().clamp(1, MAX_RAILS);
         let mut striping = Self {
             paces: [Pace::default(); MAX_RAILS],
@@ -208,6 +222,7 @@ impl Striping {
                 rate: 0.0,
             },
             expected_rates,
+            late: Some(late).filter(|late| late.lanes != 0),
         };
         striping.refresh(&NoOthers);
         striping
@@ -230,6 +245,9 @@ impl Striping {
     /// Restores a lost lane, without a measured speed.
     pub fn regain(&mut self, lane: LaneId) {
         self.lost &= !lane.bit();
+        if let Some(late) = self.late.take_if(|late| late.lanes & lane.bit() != 0) {
+            self.expected_rates = late.expected_rates;
+        }
         self.refresh(&NoOthers);
     }
 
