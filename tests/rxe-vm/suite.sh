@@ -7,7 +7,7 @@
 #   suite.sh --list
 #
 # Logs are left in CARGO_TARGET_DIR/rxe-vm. Status 0 only when every case passed. BED_TIMEOUT_S:
-# limit of the whole run (default 2100).
+# limit of the whole run (default 2700).
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -37,7 +37,7 @@ main() {
   for name in nccl-spark libnccl_net_spark.so; do
     [[ -e $target/release/$name ]] || die "$target/release/$name is missing: run without --no-build once"
   done
-  "$here/boot.sh" --timeout "${BED_TIMEOUT_S:-2100}" --memory 4G --share "$checkout" --share "$target" --results "$logs" \
+  "$here/boot.sh" --timeout "${BED_TIMEOUT_S:-2700}" --memory 4G --share "$checkout" --share "$target" --results "$logs" \
     --env BED_CHECKOUT="$checkout" --env BED_TARGET="$target" --env BED_TESTS="$logs/tests.list" \
     "$here/guest.sh" "${cases[@]}"
 }

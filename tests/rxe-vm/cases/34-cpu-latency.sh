@@ -31,7 +31,7 @@ job() {
     "$BED_TARGET/release/nccl-spark" sendrecv -r 2 --plugin "$BED_TARGET/release/libnccl_net_spark.so" \
     --rank-env 0:NCCL_IB_HCA=a0,a1 --rank-env 0:NCCL_SOCKET_IFNAME=ea0 \
     --rank-env 1:NCCL_IB_HCA=b0,b1 --rank-env 1:NCCL_SOCKET_IFNAME=eb0 \
-    -b 1M -e 1M -n 40 -w 1 -c 1 "${slow_wire[@]}" >"$output" 2>&1 &
+    -b 1M -e 1M -n 20 -w 1 -c 1 "${slow_wire[@]}" >"$output" 2>&1 &
   job=$!
 }
 
@@ -55,6 +55,7 @@ holds() {
 }
 
 # Runs the command that follows as a container's root.
+# shellcheck disable=SC2016 # the inner shell expands them
 readonly in_container=(unshare --mount bash -c '
   set -e
   mkdir /run/container

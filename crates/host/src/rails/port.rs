@@ -144,8 +144,8 @@ impl<'a> Port<'a> {
         }
     }
 
-    /// Returns true if the port has a valid MTU, and only lacks a link or an address. A virtual function never counts:
-    /// a host may have many that nobody will use.
+    /// Returns true if the port has a valid MTU, and only lacks a link or an address. A virtual
+    /// function never counts: a host may have many that nobody will use.
     pub(super) fn may_become_rail(&self) -> bool {
         let is_virtual = self.pci.as_ref().is_some_and(|pci| pci.is_virtual);
         let has_mtu = self.facts.info.active_mtu_bytes > 0;

@@ -83,8 +83,8 @@ impl Paths {
         paths
     }
 
-    /// Builds the paths of which those that are true in `late` may never work. The expected rates of
-    /// the others do not allow for them.
+    /// Builds the paths of a connection. Those that are true in `late` may never work, and the
+    /// expected rates of the others do not allow for them.
     pub fn with_late(pairs: &[[End; 2]], late: &[bool]) -> Self {
         let numbers = (0..MAX_RAILS).zip(late).filter(|(_, is_late)| **is_late);
         Self {
