@@ -10,26 +10,23 @@
 use crate::comm::CurrentOperation;
 use host::error::{Argument, Result, Usage};
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-/// Classes 0 to 255, and the two words below.
+/// Classes 0 to 255, no class, and numbers that are out of range.
 const CLASSES: usize = 258;
-/// NCCL chose no class.
-const NONE_CHOSEN: u16 = 256;
-/// The class was out of range.
-const NOT_A_CLASS: u16 = 257;
 /// Communicators with an entry of their own. A process with 1024 communicators has started over and
 /// over.
 const OWN: usize = 1024;
 
 struct Context {
-    class: AtomicU16,
+    /// As NCCL passed it: [`class_of`] converts it.
+    class: AtomicI32,
     operation: CurrentOperation,
 }
 
 static CONTEXTS: [Context; CLASSES + OWN] = [const {
     Context {
-        class: AtomicU16::new(0),
+        class: AtomicI32::new(0),
         operation: CurrentOperation::new(),
     }
 }; CLASSES + OWN];
@@ -38,18 +35,18 @@ static CONTEXTS: [Context; CLASSES + OWN] = [const {
 /// number means that none was chosen.
 pub(super) fn context_for(traffic_class: c_int) -> *mut c_void {
     static USED: AtomicUsize = AtomicUsize::new(0);
-    let class = match u8::try_from(traffic_class) {
-        Ok(class) => u16::from(class),
-        Err(_) if traffic_class < 0 => NONE_CHOSEN,
-        Err(_) => NOT_A_CLASS,
+    let shared = match class_of(traffic_class) {
+        Ok(Some(class)) => usize::from(class),
+        Ok(None) => CLASSES - 2,
+        Err(_) => CLASSES - 1,
     };
     let own = USED.fetch_add(1, Ordering::Relaxed);
     let context = CONTEXTS
         .get(CLASSES..)
         .and_then(|all| all.get(own))
-        .unwrap_or(&CONTEXTS[usize::from(class)]);
+        .unwrap_or(&CONTEXTS[shared]);
     // Relaxed: NCCL passes the context on to its other threads by means of its own.
-    context.class.store(class, Ordering::Relaxed);
+    context.class.store(traffic_class, Ordering::Relaxed);
     std::ptr::from_ref(context).cast_mut().cast()
 }
 
@@ -63,7 +60,7 @@ pub(super) fn class(raw: *const c_void) -> Result<Option<u8>> {
     let Some(context) = context(raw)? else {
         return Ok(None);
     };
-    decoded(context.class.load(Ordering::Relaxed))
+    class_of(context.class.load(Ordering::Relaxed))
 }
 
 /// Returns a context's present operation; `None` for a NULL context.
@@ -82,14 +79,6 @@ pub(super) fn class_of(traffic_class: c_int) -> Result<Option<u8>> {
     match u8::try_from(traffic_class) {
         Ok(class) => Ok(Some(class)),
         Err(_) if traffic_class < 0 => Ok(None),
-        Err(_) => Err(Usage::TrafficClass.into()),
-    }
-}
-
-fn decoded(class: u16) -> Result<Option<u8>> {
-    match u8::try_from(class) {
-        Ok(class) => Ok(Some(class)),
-        Err(_) if class == NONE_CHOSEN => Ok(None),
         Err(_) => Err(Usage::TrafficClass.into()),
     }
 }

@@ -18,6 +18,7 @@ use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::parts::PathParts;
 use nccl_net_spark::comm::datapath::recv::RecvPath;
 use nccl_net_spark::comm::datapath::send::SendPath;
+use nccl_net_spark::comm::datapath::shared::Shareable;
 use nccl_net_spark::comm::datapath::try_cell::TryCell;
 use nccl_net_spark::comm::process::Process;
 use nccl_net_spark::comm::rail::RailSnapshot;
@@ -82,17 +83,14 @@ struct Link {
     frames: [VecDeque<(u64, ControlFrame)>; 2],
 }
 
-pub struct SendEnd {
-    path: Arc<TryCell<SendPath>>,
+pub struct End<P> {
+    path: Arc<TryCell<P>>,
     context: Arc<PathContext>,
     process: Arc<Process>,
 }
 
-pub struct RecvEnd {
-    path: Arc<TryCell<RecvPath>>,
-    context: Arc<PathContext>,
-    process: Arc<Process>,
-}
+pub type SendEnd = End<SendPath>;
+pub type RecvEnd = End<RecvPath>;
 
 impl Sending for SendEnd {
     fn register(&self, memory: HostMemory) -> Result<Arc<Registration>> {
@@ -288,8 +286,12 @@ impl Bed {
         };
         let [send_rails, recv_rails] = rails;
         let drivers = [
-            send.driver(ends::mailboxes_of(0, &mailboxes), send_rails),
-            recv.driver(ends::mailboxes_of(1, &mailboxes), recv_rails),
+            send.driver(Role::Sender, ends::mailboxes_of(0, &mailboxes), send_rails),
+            recv.driver(
+                Role::Receiver,
+                ends::mailboxes_of(1, &mailboxes),
+                recv_rails,
+            ),
         ];
         let link = Link {
             drivers,
@@ -300,33 +302,13 @@ impl Bed {
     }
 }
 
-impl SendEnd {
-    fn driver(&self, mailboxes: Mailboxes, rails: Vec<ManagedRail>) -> Driver {
-        let process = Arc::clone(&self.process);
-        let context = Arc::clone(&self.context);
-        let terms = driver_terms(Role::Sender);
+impl<P: Shareable + 'static> End<P> {
+    fn driver(&self, role: Role, mailboxes: Mailboxes, rails: Vec<ManagedRail>) -> Driver {
         Driver::new(
-            process,
-            context,
+            Arc::clone(&self.process),
+            Arc::clone(&self.context),
             self.path.clone(),
-            terms,
-            mailboxes,
-            rails,
-            &[],
-        )
-    }
-}
-
-impl RecvEnd {
-    fn driver(&self, mailboxes: Mailboxes, rails: Vec<ManagedRail>) -> Driver {
-        let process = Arc::clone(&self.process);
-        let context = Arc::clone(&self.context);
-        let terms = driver_terms(Role::Receiver);
-        Driver::new(
-            process,
-            context,
-            self.path.clone(),
-            terms,
+            driver_terms(role),
             mailboxes,
             rails,
             &[],

@@ -147,7 +147,7 @@ impl Driver {
             outages.begins_without(*lane, *is_late, now);
             let counted = &mut rails[lane.index()].outages;
             if *is_late {
-                counted.is_late();
+                counted.begins_late();
             } else {
                 counted.lost(now);
             }

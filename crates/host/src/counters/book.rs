@@ -366,7 +366,7 @@ impl Outages {
     }
 
     /// Records that the lane has not worked yet, which is no loss.
-    pub fn is_late(&mut self) {
+    pub fn begins_late(&mut self) {
         self.away = Away::Late;
     }
 
@@ -599,7 +599,7 @@ mod tests {
         let connection = counting.connection(Direction::Send, "b", &[lane("b:1"), late(), late()]);
         let [_, comes, never] = [0, 1, 2].map(|lane| connection.record(lane));
         let mut outages = Outages::of(&comes);
-        outages.is_late();
+        outages.begins_late();
         outages.lost(Instant::from_nanos(1));
         assert_eq!(read(&counting).records.len(), 1);
         outages.recovered(4096, Instant::from_nanos(3));
