@@ -141,7 +141,9 @@ fn check_message(message: &Message) {
                 check_mtu(pair.mtu_bytes);
                 match &pair.queue_pairs {
                     Offered::Now(qps) => check_queue_pairs(qps),
-                    Offered::Later(count) => assert!((1..=MAX_LIST as u8).contains(count)),
+                    Offered::Later(count) | Offered::Late(count) => {
+                        assert!((1..=MAX_LIST as u8).contains(count));
+                    }
                 }
                 let near = End {
                     rail: rail(usize::from(pair.connector_rail % 4)),
@@ -346,7 +348,11 @@ fn messages() -> Vec<(&'static str, Message)> {
     let offer = Offer {
         name: "spark-2:77".into(),
         chunk_bytes: 1 << 30,
-        pairs: vec![pair(0, Offered::Now(qps)), pair(1, Offered::Later(4))],
+        pairs: vec![
+            pair(0, Offered::Now(qps)),
+            pair(1, Offered::Later(4)),
+            pair(2, Offered::Late(1)),
+        ],
     };
     let ready = Ready {
         mailbox_addr: 0x7f00_0000_1000,

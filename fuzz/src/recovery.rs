@@ -158,6 +158,7 @@ impl Caller {
                 mtu_bytes: 1024,
             },
             why: "no way".to_owned(),
+            is_late: lane.index() == 1,
         };
         let at_start: Vec<_> = missing.iter().map(at_start).collect();
         caller.recovery.mark_missing_at_start(&at_start);
