@@ -22,6 +22,7 @@ use nccl_net_spark::comm::datapath::lane::Role;
 use nccl_net_spark::comm::datapath::mailbox::Mailboxes;
 use nccl_net_spark::comm::datapath::peer::Peer;
 use nccl_net_spark::comm::datapath::shared::{NotBorrowed, PathGuard, SharedPath};
+use nccl_net_spark::comm::rail::registration::Keys;
 use nccl_net_spark::comm::recovery::driver::{Driver, Terms};
 use nccl_net_spark::comm::recovery::redial::RedialHandle;
 use nccl_net_spark::comm::recovery::tcp::Redialling;
@@ -246,6 +247,8 @@ fn a_port_without_a_link_when_the_plugin_starts_joins_running_connections() {
         let mut stream = Stream::new(&bed);
         stream.run(&bed, 50);
         assert_eq!(bed.carried()[1], 0);
+        let late = bed.hosts[0].process().rails[1].id;
+        assert_eq!(stream.out.keys(late), Some(Keys::default()), "no memory");
         for host in &bed.hosts {
             let records = common::records(host);
             assert!(records.iter().all(|it| it.state == State::Carries));
@@ -267,6 +270,7 @@ fn a_port_without_a_link_when_the_plugin_starts_joins_running_connections() {
         });
         let records = common::records(&bed.hosts[0]);
         assert!(records.iter().all(|it| it.counts.losses == 0));
+        assert_ne!(stream.out.keys(late), Some(Keys::default()));
     }
 }
 

@@ -1,13 +1,14 @@
 //! Storms: two processes with many connections, used as NCCL's proxy thread uses them, while
 //! functions, ports, addresses and whole NICs of one node or both go and return, again and again,
 //! during traffic and during the recovery from the event before. Every byte is checked, and each
-//! run must end.
+//! run must end with all rails in use.
 //!
 //! The tests without an attribute play in virtual time. In a quarter of their runs the NICs need
-//! four seconds to report a silent peer, not half a second. `SPARK_STORM_RUNS` sets the number of
-//! runs, and `SPARK_STORM_SEED` the first seed. With a seed alone, a test plays one run and shows
-//! the plugin's log; a failed run prints that command. tests/long/storms.sh runs the ignored tests:
-//! the same storms with two processes in real time, and storms around real NCCL.
+//! four seconds to report a silent peer, not half a second. In a third, some rails get their first
+//! link during the run. `SPARK_STORM_RUNS` sets the number of runs, and `SPARK_STORM_SEED` the first
+//! seed. With a seed alone, a test plays one run and shows the plugin's log; a failed run prints
+//! that command. tests/long/storms.sh runs the ignored tests: the same storms with two processes in
+//! real time, and storms around real NCCL.
 
 #![allow(unsafe_code)]
 
@@ -54,6 +55,25 @@ fn whole_nics_may_leave_and_return_twice() {
             "whole_nics_may_leave_and_return_twice",
             seed,
             storm,
+            &channels,
+            dice,
+        );
+    }
+    println!("{messages} messages");
+}
+
+/// The first link of a rail disturbs no message, also where both ends get it.
+#[test]
+fn late_rails_join_without_a_loss() {
+    let mut messages = 0;
+    for seed in seeds(36).filter(|seed| late(*seed) != [0; 2]) {
+        let mut dice = Dice::new(seed);
+        let channels = draw_channels(&mut dice, &[16, 128, 1024], 3);
+        let calm = Storm(Vec::new());
+        messages += play(
+            "late_rails_join_without_a_loss",
+            seed,
+            calm,
             &channels,
             dice,
         );
@@ -121,6 +141,20 @@ fn silence(seed: u64) -> Option<Duration> {
     (seed % 4 == 3).then_some(Duration::from_secs(4))
 }
 
+/// Returns the late rails of a run. A third of the runs has some, on one node or on both, and at
+/// least one rail that is there from the start.
+fn late(seed: u64) -> bed::LateRails {
+    let rails = 1 + (seed / 3 % u64::from(ALL_RAILS - 1)) as u8;
+    let nodes = 1 + seed % 7 % 3;
+    [1, 2].map(|node| {
+        if seed % 3 == 1 && nodes & node != 0 {
+            rails
+        } else {
+            0
+        }
+    })
+}
+
 /// Plays one run of a test in virtual time, and returns its number of messages.
 fn play(test: &str, seed: u64, storm: Storm, channels: &[Terms], dice: Dice) -> u64 {
     // A process has one fabric in virtual time, so the tests take turns.
@@ -129,7 +163,7 @@ fn play(test: &str, seed: u64, storm: Storm, channels: &[Terms], dice: Dice) -> 
     let bed = bed.get_or_insert_with(bed::Bed::new);
     let text = storm.to_string();
     let played = catch_unwind(AssertUnwindSafe(|| {
-        bed::Run::new(bed, storm, silence(seed), channels, dice).play()
+        bed::Run::new(bed, storm, (silence(seed), late(seed)), channels, dice).play()
     }));
     let why = match played {
         Ok(Ok(count)) => return count,

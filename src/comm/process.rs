@@ -202,6 +202,14 @@ impl Process {
         self.rails.iter().filter(is_back).cloned().collect()
     }
 
+    /// Registers all memory with the device of a late rail, which has now become usable. Does
+    /// nothing for other rails.
+    pub fn use_late(&self, rail: &Rail, now: Instant) {
+        if let Some(how) = rail.device.begin_first_use(now) {
+            self.bring_back(rail, how, now);
+        }
+    }
+
     /// Reopens the removed device of a rail if the device has returned, or resumes a silent device
     /// that answers again. Registers all memory with the device, and forgets the findings about the
     /// rail's paths. Returns true if the device is back.
@@ -209,17 +217,23 @@ impl Process {
         let back = rail
             .device
             .bring_back(how, || self.registrations.renew(&self.rails));
-        match &back {
-            Ok(true) => {
-                tracing::info!("rail {}: its device is back", rail.name());
+        let name = rail.name();
+        match (&back, how) {
+            (Ok(true), Return::FirstUse) => {
+                tracing::info!("rail {name} has a link and an address now");
+            }
+            (Ok(true), _) => {
+                tracing::info!("rail {name}: its device is back");
                 self.returned.returned(rail.id.index(), now);
                 self.backoff.forget(rail);
             }
-            Ok(false) => {}
-            Err(error) => tracing::debug!(
-                "rail {}: its device has returned but cannot be used: {error}",
-                rail.name()
-            ),
+            (Ok(false), _) => {}
+            (Err(error), Return::FirstUse) => {
+                tracing::warn!("rail {name} cannot be used, trying again: {error}");
+            }
+            (Err(error), _) => {
+                tracing::debug!("rail {name}: its device has returned but cannot be used: {error}");
+            }
         }
         back == Ok(true)
     }

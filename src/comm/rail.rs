@@ -261,11 +261,12 @@ impl Rail {
     }
 
     /// Makes connections pair a rail that is not usable yet: `gid` takes the place of its address
-    /// until it has one.
+    /// until it has one. Its device gets no memory before its first use.
     ///
     /// # Errors
     /// The error of a query.
     pub fn announce(&self, gid: [u8; 16]) -> Result<()> {
+        self.device.keep_idle();
         let (gid_index, interface) = Default::default();
         let snapshot = RailSnapshot {
             port: self.port()?,

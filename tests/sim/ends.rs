@@ -14,10 +14,11 @@ use proto::wire::ids::LaneId;
 use std::sync::Arc;
 use verbs::Region;
 
-/// Registers the mailbox of each side for its lanes, and gives each lane the key of its peer.
+/// Registers the mailbox of each side for its lanes that have queue pairs, and gives each lane the
+/// key of its peer.
 pub fn exchange_mailbox_keys(lanes: &mut [Vec<Lane>; 2], mailboxes: &[Arc<Region>; 2]) {
     for (lanes, mailbox) in lanes.iter_mut().zip(mailboxes) {
-        for lane in lanes {
+        for lane in lanes.iter_mut().filter(|lane| !lane.ends().is_empty()) {
             lane.register_mailbox(mailbox).unwrap();
         }
     }
@@ -64,14 +65,14 @@ pub fn managed_rails(lanes: &[Lane], queue_count: usize) -> Vec<ManagedRail> {
     lanes.iter().map(managed).collect()
 }
 
-/// Returns the rails that begin as lost, those with a bit in `not_yet`. Their path is unlike any
-/// that an attempt will choose.
-pub fn missing(not_yet: u8, lanes: usize) -> Vec<Missing> {
+/// Returns the rails that begin as lost or late, those with a bit in `not_yet`. Their path is unlike
+/// any that an attempt will choose.
+pub fn missing(not_yet: u8, lanes: usize, is_late: bool) -> Vec<Missing> {
     LaneId::all(lanes)
         .filter(|lane| not_yet >> lane.index() & 1 == 1)
         .map(|lane| Missing {
             lane,
-            is_late: false,
+            is_late,
             path: PathChoice {
                 peer_gid: [0; 16],
                 mtu_bytes: 4096,

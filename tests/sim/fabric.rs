@@ -521,7 +521,7 @@ impl Fabric {
         for (striping, lanes) in striping.iter_mut().zip(&mut lanes) {
             leave_out(start.not_yet, striping, lanes);
         }
-        let missing = ends::missing(start.not_yet, lanes[0].len());
+        let missing = ends::missing(start.not_yet, lanes[0].len(), false);
         let rails = [0, 1].map(|side: usize| ends::managed_rails(&lanes[side], queue_count));
         let [send_lanes, recv_lanes] = lanes;
         let [send_striping, recv_striping] = striping;

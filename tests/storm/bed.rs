@@ -5,10 +5,12 @@
 use super::caller::{Channel, Terms};
 use super::events::{Change, RAILS, Storm, What, places};
 use crate::common::comms::{Receiving, Sending};
-use crate::common::{fabric_folder, fabric_library, fabric_name};
+use crate::common::{fabric_folder, fabric_library, fabric_name, records};
 use crate::sim::waker::Mark;
 use crate::sim::{Dice, ends, threads};
 use host::config::Config;
+use host::counters::layout::{Direction, State};
+use host::counters::{CountedConnection, CountedLane};
 use host::error::{Quick, Result};
 use host::interfaces;
 use nccl_net_spark::clock;
@@ -21,7 +23,7 @@ use nccl_net_spark::comm::datapath::send::SendPath;
 use nccl_net_spark::comm::datapath::shared::Shareable;
 use nccl_net_spark::comm::datapath::try_cell::TryCell;
 use nccl_net_spark::comm::process::Process;
-use nccl_net_spark::comm::rail::RailSnapshot;
+use nccl_net_spark::comm::rail::{Rail, RailSnapshot};
 use nccl_net_spark::comm::recovery::attempt::ManagedRail;
 use nccl_net_spark::comm::recovery::devices::{DeviceChange, Devices};
 use nccl_net_spark::comm::recovery::driver::{Driver, Terms as DriverTerms};
@@ -29,6 +31,7 @@ use nccl_net_spark::comm::setup::negotiate;
 use nccl_net_spark::comm::{Host, HostMemory, Purpose, RecvPart, Registration};
 use nccl_net_spark::plugin::bring_up;
 use proto::flow::paths::Paths;
+use proto::flow::recovery::Missing;
 use proto::time::Instant;
 use proto::wire::control::ControlFrame;
 use proto::wire::fields::Priority;
@@ -53,6 +56,8 @@ const LONGEST_STEP_NS: u64 = 5 * MS;
 const PATIENCE_NS: u64 = 120_000 * MS;
 /// Factor on the rates of a Spark, so that a storm of seconds moves few bytes.
 const SCALE: f64 = 0.0005;
+/// Placeholder for the address of a late rail.
+const PLACEHOLDER: [u8; 16] = [0xff; 16];
 
 pub struct Bed {
     memory: &'static FabricMemory,
@@ -62,7 +67,11 @@ pub struct Bed {
     _prepared: Prepared,
     begun: Instant,
     now_ns: u64,
+    late: LateRails,
 }
+
+/// Set of the late rails of each node.
+pub type LateRails = [u8; 2];
 
 /// One process.
 struct Node {
@@ -81,6 +90,8 @@ struct Link {
     from: usize,
     /// Control frames on their way to each end over TCP, with the time of their arrival.
     frames: [VecDeque<(u64, ControlFrame)>; 2],
+    /// Counters of both ends. They exist as long as this.
+    _counted: [CountedConnection; 2],
 }
 
 pub struct End<P> {
@@ -171,6 +182,7 @@ impl Bed {
             _prepared: prepared,
             begun,
             now_ns: 0,
+            late: [0; 2],
         }
     }
 
@@ -245,6 +257,10 @@ impl Bed {
                 .rails
                 .iter()
                 .for_each(|rail| _ = rail.device.query_presence(rail.info.port));
+            // Only after a failed run a late rail was never used.
+            for rail in &process.rails {
+                process.use_late(rail, self.now());
+            }
             while process.rails.iter().any(|rail| rail.device.pd().is_err()) {
                 self.pass(1000 * MS);
                 process.look_for_returned(self.now());
@@ -257,21 +273,53 @@ impl Bed {
         }
     }
 
-    /// Connects one node to the other, over all rails.
+    /// Takes the link of rails as if they had none when the processes opened them.
+    fn set_late(&mut self, late: LateRails) {
+        self.late = late;
+        for (node, rail) in places().filter(|(node, rail)| late[*node] >> rail & 1 == 1) {
+            self.change(node, rail, Step::Port(false));
+            let mut rails = self.nodes[node].host.process().rails.iter();
+            let rail = rails.find(|it| it.info.device == RAILS[rail]).unwrap();
+            rail.announce(PLACEHOLDER).unwrap();
+        }
+    }
+
+    /// Returns the set of the lanes whose rail is late on one of the nodes.
+    fn late_lanes(&self) -> u8 {
+        let is_late = |(_, rail): &(usize, &Arc<Rail>)| {
+            let number = RAILS.iter().position(|name| rail.info.device == *name);
+            (self.late[0] | self.late[1]) >> number.unwrap() & 1 == 1
+        };
+        let rails = self.nodes[0].host.process().rails.iter().enumerate();
+        rails.filter(is_late).map(|(lane, _)| 1 << lane).sum()
+    }
+
+    /// Connects one node to the other, over all rails that have a link on both.
     fn connect(&self, from: usize) -> (Link, SendEnd, RecvEnd) {
         let nodes = [&self.nodes[from], &self.nodes[1 - from]];
         let mailboxes = [0, 1].map(|_| Region::new(MAILBOX_BYTES).unwrap());
-        let mut lanes = lanes(nodes);
+        let late = self.late_lanes();
+        let mut lanes = lanes(nodes, late);
         ends::exchange_mailbox_keys(&mut lanes, &mailboxes);
         let paths = ends::paths(&lanes[0]);
-        let queue_count = lanes[0][0].queue_count();
-        let rails = [0, 1].map(|side: usize| ends::managed_rails(&lanes[side], queue_count));
-        let parts = |side: usize, lanes| PathParts {
-            lanes,
-            region: Arc::clone(&mailboxes[side]),
-            peer_addr: mailboxes[1 - side].addr(),
-            chunk_bytes: 1 << 30,
-            striping: negotiate::striping(nodes[side].host.process(), &Paths::new(&paths)),
+        let counted = [0, 1].map(|side: usize| {
+            let directions = [Direction::Send, Direction::Receive];
+            count(nodes[side], directions[side], &mut lanes[side])
+        });
+        let rails = [0, 1].map(|side: usize| ends::managed_rails(&lanes[side], 1));
+        let missing = ends::missing(late, RAILS.len(), true);
+        let is_late = [0, 1, 2, 3].map(|rail| late >> rail & 1 == 1);
+        let paths = Paths::with_late(&paths, &is_late);
+        let parts = |side: usize, lanes| {
+            let mut striping = negotiate::striping(nodes[side].host.process(), &paths);
+            missing.iter().for_each(|late| striping.lose(late.lane));
+            PathParts {
+                lanes,
+                region: Arc::clone(&mailboxes[side]),
+                peer_addr: mailboxes[1 - side].addr(),
+                chunk_bytes: 1 << 30,
+                striping,
+            }
         };
         let [send_lanes, recv_lanes] = lanes;
         let send = SendEnd {
@@ -286,24 +334,37 @@ impl Bed {
         };
         let [send_rails, recv_rails] = rails;
         let drivers = [
-            send.driver(Role::Sender, ends::mailboxes_of(0, &mailboxes), send_rails),
+            send.driver(
+                Role::Sender,
+                ends::mailboxes_of(0, &mailboxes),
+                send_rails,
+                &missing,
+            ),
             recv.driver(
                 Role::Receiver,
                 ends::mailboxes_of(1, &mailboxes),
                 recv_rails,
+                &missing,
             ),
         ];
         let link = Link {
             drivers,
             from,
             frames: Default::default(),
+            _counted: counted,
         };
         (link, send, recv)
     }
 }
 
 impl<P: Shareable + 'static> End<P> {
-    fn driver(&self, role: Role, mailboxes: Mailboxes, rails: Vec<ManagedRail>) -> Driver {
+    fn driver(
+        &self,
+        role: Role,
+        mailboxes: Mailboxes,
+        rails: Vec<ManagedRail>,
+        missing: &[Missing],
+    ) -> Driver {
         Driver::new(
             Arc::clone(&self.process),
             Arc::clone(&self.context),
@@ -311,7 +372,7 @@ impl<P: Shareable + 'static> End<P> {
             driver_terms(role),
             mailboxes,
             rails,
-            &[],
+            missing,
         )
     }
 }
@@ -324,12 +385,41 @@ fn driver_terms(role: Role) -> DriverTerms {
     }
 }
 
-fn lanes(nodes: [&Node; 2]) -> [Vec<Lane>; 2] {
+/// Gives the lanes counters. Readers do not see a late lane before it works.
+fn count(node: &Node, direction: Direction, lanes: &mut [Lane]) -> CountedConnection {
+    let counted = |lane: &Lane| CountedLane {
+        rail: lane.rail.name(),
+        peer_rail: lane.peer_rail.clone(),
+        bits_per_s: 1,
+        path_mtu_bytes: lane.path_mtu_bytes(),
+        state: if lane.is_open() {
+            State::Carries
+        } else {
+            State::Free
+        },
+    };
+    let all: Vec<_> = lanes.iter().map(counted).collect();
+    let counting = &node.host.process().counting;
+    let counted = counting.connection(direction, "peer", &all);
+    for (number, lane) in lanes.iter_mut().enumerate() {
+        lane.record = counted.record(number);
+    }
+    counted
+}
+
+fn lanes(nodes: [&Node; 2], late: u8) -> [Vec<Lane>; 2] {
     let mut lanes: [Vec<Lane>; 2] = Default::default();
     for rail in 0..RAILS.len() {
-        let mut pair = [(0, Role::Sender), (1, Role::Receiver)].map(|(side, role): (usize, _)| {
-            Lane::open(&nodes[side].host.process().rails[rail], role, 1).unwrap()
-        });
+        let rails = nodes.map(|node| &node.host.process().rails[rail]);
+        if late >> rail & 1 == 1 {
+            for side in [0, 1] {
+                let lane = Lane::without_queues(rails[side], rails[1 - side].name());
+                lanes[side].push(lane);
+            }
+            continue;
+        }
+        let mut pair = [(0, Role::Sender), (1, Role::Receiver)]
+            .map(|(side, role): (usize, _)| Lane::open(rails[side], role, 1).unwrap());
         let ends = [pair[0].ends(), pair[1].ends()];
         let gids = nodes.map(|node| node.snapshots[rail].addresses[0].gid);
         for (side, role) in [(1, Role::Receiver), (0, Role::Sender)] {
@@ -343,7 +433,7 @@ fn lanes(nodes: [&Node; 2]) -> [Vec<Lane>; 2] {
             };
             let process = nodes[side].host.process();
             pair[side].connect(role, process.config.qp, &route).unwrap();
-            pair[side].peer_rail = nodes[1 - side].host.process().rails[rail].name();
+            pair[side].peer_rail = rails[1 - side].name();
         }
         let [sender, receiver] = pair;
         lanes[0].push(sender);
@@ -476,17 +566,18 @@ pub struct Run<'b> {
 
 impl<'b> Run<'b> {
     /// Connects the channels. `silence` is the time in which the NICs report a silent peer, if not
-    /// that of the settings.
+    /// that of the settings. The rails of `late` get their first link during the run.
     pub fn new(
         bed: &'b mut Bed,
         storm: Storm,
-        silence: Option<Duration>,
+        (silence, late): (Option<Duration>, LateRails),
         channels: &[Terms],
         mut dice: Dice,
     ) -> Self {
         bed.set_silence(silence);
         bed.pass(1000 * MS);
         bed.reopen();
+        bed.set_late(late);
         let (mut links, mut both): (Vec<Link>, [Vec<_>; 2]) = Default::default();
         for terms in channels {
             let (there, send_0, recv_1) = bed.connect(0);
@@ -499,6 +590,10 @@ impl<'b> Run<'b> {
         let start_ns = bed.now_ns + (20 + dice.below(200)) * MS;
         let mut steps: Vec<_> = storm.changes().iter().flat_map(steps).collect();
         steps.iter_mut().for_each(|(at_ns, ..)| *at_ns += start_ns);
+        for (node, rail) in places().filter(|(node, rail)| late[*node] >> rail & 1 == 1) {
+            let up_ns = start_ns + dice.below(10_000) * MS;
+            steps.push((up_ns, node, rail, Step::Port(true)));
+        }
         steps.sort_by_key(|(at_ns, ..)| *at_ns);
         let rounds_ns = [bed.now_ns; 2];
         let resume_ns = [vec![None; channels.len()], vec![None; channels.len()]];
@@ -526,6 +621,7 @@ impl<'b> Run<'b> {
             .steps
             .back()
             .map_or(self.bed.now_ns, |(at_ns, ..)| *at_ns);
+        let mut limit_ns = last_ns + PATIENCE_NS;
         let mut is_ending = false;
         let mut quiet = 0;
         loop {
@@ -534,6 +630,10 @@ impl<'b> Run<'b> {
                 .map_err(|error| format!("{error}\n{}", self.state()))?;
             self.take_steps();
             self.serve();
+            // Without events, messages go on for a while after the last late rail has joined.
+            if self.storm.0.is_empty() && !self.is_whole() {
+                last_ns = self.bed.now_ns;
+            }
             if self.steps.is_empty()
                 && !is_ending
                 && self.bed.now_ns > last_ns + self.dice.below(2000) * MS
@@ -542,12 +642,12 @@ impl<'b> Run<'b> {
                 self.changed_ns = self.bed.now_ns;
                 self.end();
                 is_ending = true;
-                last_ns = self.bed.now_ns;
+                limit_ns = self.bed.now_ns + PATIENCE_NS;
             }
-            if is_ending && self.channels.iter().flatten().all(Channel::is_done) {
+            if is_ending && self.is_done() {
                 break;
             }
-            if is_ending && self.bed.now_ns > last_ns + PATIENCE_NS {
+            if self.bed.now_ns > limit_ns {
                 return Err(format!("it hangs\n{}", self.state()));
             }
             // While nothing moves, time passes in larger and larger steps, up to those of a busy
@@ -562,7 +662,33 @@ impl<'b> Run<'b> {
             let ns = self.dice.below(longest_ns);
             self.bed.pass(ns);
         }
+        if self.storm.0.is_empty() {
+            self.check_losses()?;
+        }
         Ok(self.channels.iter().flatten().map(Channel::consumed).sum())
+    }
+
+    /// Checks that no rail was lost, as is right without events.
+    fn check_losses(&self) -> std::result::Result<(), String> {
+        let records = self.bed.nodes.iter().flat_map(|node| records(&node.host));
+        let lost: Vec<String> = records
+            .filter(|lane| lane.state != State::Closed && lane.counts.losses > 0)
+            .map(|lane| format!("{} to {}: {:?}", lane.rail, lane.peer_rail, lane.counts))
+            .collect();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        Err(format!("lost without a reason: {}", lost.join("\n")))
+    }
+
+    /// Returns true if all messages have arrived and all rails are in use.
+    fn is_done(&self) -> bool {
+        self.channels.iter().flatten().all(Channel::is_done) && self.is_whole()
+    }
+
+    fn is_whole(&self) -> bool {
+        let mut drivers = self.links.iter().flat_map(|link| &link.drivers);
+        drivers.all(Driver::is_whole)
     }
 
     /// Returns true if no change is near.

@@ -53,6 +53,13 @@
 //! to a removed device, even if the new device is present. The caller opens the device and
 //! registers all memory in use with it; only then is the device [`Presence::Here`] for new queue
 //! pairs.
+//!
+//! # Devices without memory
+//!
+//! The device of a late rail is opened when the process starts, but the rail may never get a link.
+//! So the device gets no memory until its first use ([`Device::begin_first_use`]). A device that
+//! refused memory is treated in the same way until the next attempt: if it still took part in
+//! registrations, each of them would fail.
 
 use crate::time::Instant;
 use std::time::Duration;
@@ -91,8 +98,11 @@ enum State<H> {
     Here(Opening<H>),
     /// A question had no answer for [`PATIENCE`]. The device may still access memory.
     Stuck(Opening<H>),
-    /// The device answers again, but lacks registrations made in the meantime.
+    /// The device lacks registrations, which it gets now or soon: it answers again, or is about to
+    /// be used for the first time.
     Resuming(Opening<H>),
+    /// The device lacks registrations: it was never used, or has refused some.
+    Idle(Opening<H>),
     /// The firmware has failed, and the kernel answers in its place.
     Failed(Opening<H>),
     /// The kernel has cut programs off.
@@ -198,6 +208,8 @@ pub enum Absence {
     Silent,
     /// The device was removed, was cut off, or has failed.
     Removed,
+    /// The device is there, without memory.
+    Idle,
 }
 
 /// Kernel error that concerns the whole device.
@@ -253,8 +265,10 @@ pub enum Return {
     /// Open the device that now has this name, if there is one, call [`Device::reopened`], and
     /// register all memory.
     Reopen,
-    /// Register all memory with the device, which answers again.
+    /// Register all memory with the device, which answers again or has refused it before.
     Resume,
+    /// Register all memory with the device, which has had none.
+    FirstUse,
 }
 
 /// Result of an attempt to bring the device back into use.
@@ -289,6 +303,13 @@ impl<H: Clone> Device<H> {
         }
     }
 
+    /// Keeps a device that was just opened without memory until [`Device::begin_first_use`].
+    pub fn keep_idle(&mut self) {
+        if let State::Here(it) = &self.state {
+            self.state = State::Idle(it.clone());
+        }
+    }
+
     /// Returns the handle and the device generation for new queue pairs.
     ///
     /// # Errors
@@ -304,6 +325,7 @@ impl<H: Clone> Device<H> {
     pub fn absence(&self) -> Absence {
         match &self.state {
             State::Stuck(_) | State::Resuming(_) => Absence::Silent,
+            State::Idle(_) => Absence::Idle,
             _ => Absence::Removed,
         }
     }
@@ -315,7 +337,11 @@ impl<H: Clone> Device<H> {
             State::Here(it) | State::Resuming(it) | State::Returning(it) => {
                 Some((it.handle.clone(), it.generation))
             }
-            State::Stuck(_) | State::Failed(_) | State::CutOff(_) | State::Gone(_) => None,
+            State::Idle(_)
+            | State::Stuck(_)
+            | State::Failed(_)
+            | State::CutOff(_)
+            | State::Gone(_) => None,
         }
     }
 
@@ -327,7 +353,7 @@ impl<H: Clone> Device<H> {
     /// Returns the presence according to the last answer.
     pub fn presence(&self) -> Presence {
         match &self.state {
-            State::Here(_) | State::Resuming(_) => Presence::Here,
+            State::Here(_) | State::Resuming(_) | State::Idle(_) => Presence::Here,
             State::Stuck(_) | State::Failed(_) | State::CutOff(_) => Presence::CutOff,
             State::Gone(_) | State::Returning(_) => Presence::Gone,
         }
@@ -365,11 +391,16 @@ impl<H: Clone> Device<H> {
             return;
         }
         let next = match (&self.state, error) {
-            (State::Here(it) | State::Stuck(it) | State::Resuming(it), DeviceError::Failed) => {
-                State::Failed(it.clone())
-            }
             (
-                State::Here(it) | State::Stuck(it) | State::Resuming(it) | State::Failed(it),
+                State::Here(it) | State::Stuck(it) | State::Resuming(it) | State::Idle(it),
+                DeviceError::Failed,
+            ) => State::Failed(it.clone()),
+            (
+                State::Here(it)
+                | State::Stuck(it)
+                | State::Resuming(it)
+                | State::Idle(it)
+                | State::Failed(it),
                 DeviceError::CutOff,
             ) => State::CutOff(it.clone()),
             // No peer knows the device's keys yet, so nothing can access memory through it.
@@ -487,7 +518,7 @@ impl<H: Clone> Device<H> {
     /// time without an answer if the device has become stuck now.
     pub fn check_patience(&mut self, now: Instant) -> Option<Duration> {
         let waited = now.saturating_duration_since(self.asked_at()?);
-        let (State::Here(it) | State::Resuming(it)) = &self.state else {
+        let (State::Here(it) | State::Resuming(it) | State::Idle(it)) = &self.state else {
             return None;
         };
         if waited < PATIENCE {
@@ -533,13 +564,14 @@ impl<H: Clone> Device<H> {
         self.begin_return(now).map(Step::Return)
     }
 
-    /// Begins to bring the device back into use, if that is due: it was removed or answers again,
-    /// no other attempt is under way, and the pause after the last one is over. The caller then
-    /// calls [`Device::end_return`].
+    /// Begins to bring the device back into use, if that is due: it was removed, answers again, or
+    /// has refused memory; no other attempt is under way; and the pause after the last one is over.
+    /// The caller then calls [`Device::end_return`].
     pub fn begin_return(&mut self, now: Instant) -> Option<Return> {
         let how = match &self.state {
             State::Gone(_) => Return::Reopen,
             State::Resuming(_) => Return::Resume,
+            State::Idle(_) if self.search.failures > 0 => Return::Resume,
             _ => return None,
         };
         // A device that answers again is used without a pause, unless the last attempt failed.
@@ -552,9 +584,27 @@ impl<H: Clone> Device<H> {
         if self.search.attempt != Attempt::None || needs_pause && is_early {
             return None;
         }
+        self.begin_attempt(now);
+        Some(how)
+    }
+
+    /// Begins to use a device that has had no memory yet ([`Device::keep_idle`]). `None` for other
+    /// devices. The caller then calls [`Device::end_return`].
+    pub fn begin_first_use(&mut self, now: Instant) -> Option<Return> {
+        let is_unused = matches!(self.state, State::Idle(_)) && self.search.failures == 0;
+        if !is_unused || self.search.attempt != Attempt::None {
+            return None;
+        }
+        self.begin_attempt(now);
+        Some(Return::FirstUse)
+    }
+
+    fn begin_attempt(&mut self, now: Instant) {
         self.search.last = Some(now);
         self.search.attempt = Attempt::UnderWay;
-        Some(how)
+        if let State::Idle(it) = &self.state {
+            self.state = State::Resuming(it.clone());
+        }
     }
 
     /// Reports that the device of this name was opened again.
@@ -571,11 +621,9 @@ impl<H: Clone> Device<H> {
     /// Reports the result of an attempt that [`Device::begin_return`] began. Returns true if the
     /// device is back in use.
     pub fn end_return(&mut self, returned: Returned) -> bool {
-        if std::mem::take(&mut self.search.attempt) != Attempt::UnderWay {
-            return false;
-        }
+        let is_stale = std::mem::take(&mut self.search.attempt) != Attempt::UnderWay;
         match (&self.state, returned) {
-            (State::Returning(it) | State::Resuming(it), Returned::Registered) => {
+            (State::Returning(it) | State::Resuming(it), Returned::Registered) if !is_stale => {
                 self.search.failures = 0;
                 self.port.came_up = true;
                 self.state = State::Here(it.clone());
@@ -585,7 +633,10 @@ impl<H: Clone> Device<H> {
                 self.search.failures += 1;
                 self.state = State::Gone(it.generation);
             }
-            (State::Resuming(_), Returned::NotRegistered) => self.search.failures += 1,
+            (State::Resuming(it), Returned::NotRegistered) => {
+                self.search.failures += 1;
+                self.state = State::Idle(it.clone());
+            }
             _ => {}
         }
         false
@@ -595,7 +646,7 @@ impl<H: Clone> Device<H> {
     /// immediately if the entry changed or the device has failed or was cut off.
     fn is_question_due(&self, entry: Option<u64>, now: Instant) -> bool {
         let is_as_before = match &self.state {
-            State::Here(it) | State::Resuming(it) => it.entry == entry,
+            State::Here(it) | State::Resuming(it) | State::Idle(it) => it.entry == entry,
             State::Stuck(_) => true,
             State::Gone(_) | State::Returning(_) => return false,
             State::Failed(_) | State::CutOff(_) => false,
@@ -612,6 +663,7 @@ impl<H: Clone> Device<H> {
             State::Here(it)
             | State::Stuck(it)
             | State::Resuming(it)
+            | State::Idle(it)
             | State::Failed(it)
             | State::CutOff(it) => Some(it),
             State::Gone(_) | State::Returning(_) => None,
@@ -624,6 +676,7 @@ impl<H: Clone> Device<H> {
             State::Here(it)
             | State::Stuck(it)
             | State::Resuming(it)
+            | State::Idle(it)
             | State::Failed(it)
             | State::CutOff(it)
             | State::Returning(it) => it.generation,

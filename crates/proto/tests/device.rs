@@ -44,6 +44,8 @@ enum Happening {
     Address(bool),
     /// The device answers the question under way, or an earlier answer reaches the program.
     Answer,
+    /// A connection finds the port usable, and uses the device if it was never used.
+    Use,
     /// The attempt to bring the device back continues. Registering memory fails if false.
     ReturnGoesOn(bool),
     /// The service thread's round, after this time in milliseconds. True if answers arrive during
@@ -68,6 +70,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         2 => any::<bool>().prop_map(Port),
         2 => any::<bool>().prop_map(Address),
         4 => Just(Answer),
+        1 => Just(Use),
         4 => any::<bool>().prop_map(ReturnGoesOn),
         6 => (0..4000u32, any::<bool>()).prop_map(|(later, is_fast)| Round(later, is_fast)),
     ]
@@ -104,10 +107,14 @@ struct Asked {
 }
 
 impl World {
-    fn new() -> Self {
+    /// The device of a late rail is not used before the first [`Happening::Use`].
+    fn new(is_late: bool) -> Self {
         let nic = Nic::new();
         let mut machine = Device::new(0, Some(0));
         machine.gids_read(nic.gids());
+        if is_late {
+            machine.keep_idle();
+        }
         Self {
             machine,
             nic,
@@ -117,9 +124,13 @@ impl World {
             returning: None,
             memory: 0,
             registered: BTreeMap::from([(0, BTreeSet::new())]),
-            is_trusted: true,
+            is_trusted: !is_late,
             is_address_news: false,
-            used: BTreeSet::from([0]),
+            used: if is_late {
+                BTreeSet::new()
+            } else {
+                BTreeSet::from([0])
+            },
             last_opened: (0, 0),
         }
     }
@@ -161,6 +172,11 @@ impl World {
                 self.nic.set_address(is_there);
             }
             Happening::Answer => self.answer(),
+            Happening::Use => {
+                if let Some(how) = self.machine.begin_first_use(self.now) {
+                    self.begin_returning(how);
+                }
+            }
             Happening::ReturnGoesOn(registers) => self.go_on_returning(registers),
             Happening::Round(milliseconds, is_fast) => {
                 self.round(MILLISECOND * milliseconds, is_fast);
@@ -205,6 +221,11 @@ impl World {
         self.machine.port_answered(answer.ok());
     }
 
+    fn begin_returning(&mut self, how: Return) {
+        assert!(self.returning.is_none(), "two returns at a time");
+        self.returning = Some((how, self.memory));
+    }
+
     fn go_on_returning(&mut self, registers: bool) {
         match self.returning {
             None => {}
@@ -227,7 +248,11 @@ impl World {
                 }
                 self.end_return(Returned::Registered);
             }
-            Some(_) => self.end_return(Returned::NotRegistered),
+            Some(_) => {
+                self.end_return(Returned::NotRegistered);
+                let refuses = self.machine.for_memory();
+                assert_eq!(refuses, None, "it would fail each registration");
+            }
         }
     }
 
@@ -260,10 +285,7 @@ impl World {
                         self.answer();
                     }
                 }
-                Step::Return(how) => {
-                    assert!(self.returning.is_none(), "two returns at a time");
-                    self.returning = Some((how, self.memory));
-                }
+                Step::Return(how) => self.begin_returning(how),
             }
         }
         let is_there = self.machine.presence() == Presence::Here;
@@ -304,6 +326,7 @@ impl World {
             self.nic.mend();
             self.check();
             self.happen(Happening::EventIsRead);
+            self.happen(Happening::Use);
             self.happen(Happening::Round(500, false));
             self.happen(Happening::Answer);
             self.happen(Happening::Answer);
@@ -321,9 +344,10 @@ proptest! {
     /// of an address that came.
     #[test]
     fn a_device_is_used_while_it_is_there_and_never_else(
+        is_late: bool,
         happenings in prop::collection::vec(happening(), 0..80)
     ) {
-        let mut world = World::new();
+        let mut world = World::new(is_late);
         for happening in happenings {
             world.happen(happening);
         }

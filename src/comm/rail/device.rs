@@ -97,6 +97,7 @@ impl RailDevice {
         match self.lock().absence() {
             Absence::Silent => "its device does not answer",
             Absence::Removed => "its device was removed",
+            Absence::Idle => "memory is not registered with its device",
         }
     }
 
@@ -104,6 +105,7 @@ impl RailDevice {
         let missing = match absence {
             Absence::Silent => Missing::Silent,
             Absence::Removed => Missing::Removed,
+            Absence::Idle => Missing::Idle,
         };
         missing(self.name.clone()).into()
     }
@@ -207,12 +209,23 @@ impl RailDevice {
         self.lock().begin_return(now)
     }
 
+    /// Keeps the device, which was just opened, without memory until [`Self::begin_first_use`].
+    pub fn keep_idle(&self) {
+        self.lock().keep_idle();
+    }
+
+    /// Begins to use a device that has had no memory yet. The caller then calls
+    /// [`Self::bring_back`].
+    pub fn begin_first_use(&self, now: Instant) -> Option<Return> {
+        self.lock().begin_first_use(now)
+    }
+
     /// Opens a new device of the same name if this one was removed. Then registers memory with the
     /// device, by `register`. Returns true if the device is back in use.
     pub fn bring_back(&self, how: Return, register: impl FnOnce() -> Result<()>) -> Result<bool> {
         let opened = match how {
             Return::Reopen => self.reopen(),
-            Return::Resume => Ok(self.lock().for_memory().map(|(pd, _)| pd)),
+            Return::Resume | Return::FirstUse => Ok(self.lock().for_memory().map(|(pd, _)| pd)),
         };
         let found = opened.as_ref().map(Option::is_some).map_err(Error::clone);
         let (returned, outcome) = match found {

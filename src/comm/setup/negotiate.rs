@@ -11,7 +11,6 @@ use host::config::SetupConfig;
 use host::error::{Error, Network, PeerGone, Result, TimedOut, Usage, Violation};
 use host::interfaces;
 use proto::backoff::PathId;
-use proto::device::Presence;
 use proto::flow::pairing::{self, Route};
 use proto::flow::paths::{End, Paths, is_cable_full};
 use proto::flow::striping::Striping;
@@ -137,7 +136,10 @@ impl LocalRails {
         let mut unknown = Vec::new();
         for rail in process.rails.iter().take(MAX_OFFERED_RAILS) {
             let (snapshot, problem) = match rail.snapshot(&interfaces) {
-                Ok(snapshot) => (snapshot, None),
+                Ok(snapshot) => {
+                    process.use_late(rail, clock::now());
+                    (snapshot, None)
+                }
                 Err(error) => match rail.last_snapshot() {
                     Some(last) => (last, Some(error.to_string())),
                     None => {
@@ -346,9 +348,9 @@ pub fn report_left_out(
 }
 
 /// Describes why a pair of rails does not work yet, after a call has failed with `error`.
-/// If the rail's device is away, the reason is temporary.
+/// If the rail's device is not in use, the reason is temporary.
 pub fn not_yet(rail: &Rail, error: &Error) -> NotYet {
-    let is_away = rail.device.presence() != Presence::Here;
+    let is_away = rail.device.opened().is_err();
     NotYet {
         why: error.to_string(),
         is_temporary: is_away || error.is_temporary(),

@@ -80,6 +80,8 @@ pub enum Missing {
     Silent(String),
     #[error("device {0} was removed")]
     Removed(String),
+    #[error("memory is not registered with device {0} yet")]
+    Idle(String),
     #[error("port state is {0}")]
     PortState(String),
     #[error("link layer is {0}, not Ethernet")]

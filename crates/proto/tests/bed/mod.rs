@@ -769,7 +769,7 @@ impl ProcessRail {
         {
             self.returning = None;
             let found = match (how, nic.present) {
-                (Return::Resume, _) => true,
+                (Return::Resume | Return::FirstUse, _) => true,
                 (Return::Reopen, Some((generation, Phase::Works))) => {
                     self.device.reopened(generation, nic.entry());
                     true

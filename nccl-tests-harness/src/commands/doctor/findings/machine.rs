@@ -228,9 +228,7 @@ fn memlock(facts: &Facts, found: &mut Vec<Finding>) {
     else {
         return;
     };
-    // The plugin registers memory for late rails too.
-    let rails = facts.survey.rails.len() + facts.survey.late.len();
-    let rails = rails.max(1) as u64;
+    let rails = facts.survey.rails.len().max(1) as u64;
     let [usual, most] = CHANNELS.map(|channels| (locked_bytes(rails, channels), channels));
     let megabytes = |bytes: u64| bytes / 1_000_000;
     let needs = format!(
