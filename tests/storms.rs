@@ -5,10 +5,10 @@
 //!
 //! The tests without an attribute play in virtual time. In a quarter of their runs the NICs need
 //! four seconds to report a silent peer, not half a second. In a third, some rails get their first
-//! link during the run. `SPARK_STORM_RUNS` sets the number of runs, and `SPARK_STORM_SEED` the first
-//! seed. With a seed alone, a test plays one run and shows the plugin's log; a failed run prints
-//! that command. tests/long/storms.sh runs the ignored tests: the same storms with two processes in
-//! real time, and storms around real NCCL.
+//! link during the run. `SPARK_STORM_RUNS` sets the number of runs, and `SPARK_STORM_SEED` the
+//! first seed. With a seed alone, a test plays one run and shows the plugin's log; a failed run
+//! prints that command. tests/long/storms.sh runs the ignored tests: the same storms with two
+//! processes in real time, and storms around real NCCL.
 
 #![allow(unsafe_code)]
 

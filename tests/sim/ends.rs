@@ -65,8 +65,8 @@ pub fn managed_rails(lanes: &[Lane], queue_count: usize) -> Vec<ManagedRail> {
     lanes.iter().map(managed).collect()
 }
 
-/// Returns the rails that begin as lost or late, those with a bit in `not_yet`. Their path is unlike
-/// any that an attempt will choose.
+/// Returns the rails that begin as lost, or late if `is_late` is true: those with a bit in
+/// `not_yet`. Their path is unlike any that an attempt will choose.
 pub fn missing(not_yet: u8, lanes: usize, is_late: bool) -> Vec<Missing> {
     LaneId::all(lanes)
         .filter(|lane| not_yet >> lane.index() & 1 == 1)
