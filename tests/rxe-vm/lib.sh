@@ -117,22 +117,41 @@ sent_packets() {
   echo $(($(rail_packets "$1" "$2") - marked_packets[$1$2]))
 }
 
-# check_carried SIDE I [BYTES]: checks that rail I carried at least BYTES from SIDE since `mark`.
-# The default is 64 KiB. A new connection does not know its rails' rates, so it divides its first
-# large message evenly, and each rail carries at least 64 KiB. Later amounts are not checked: where
-# the emulated machine's processors are the limit and not the wires, no rail needs to carry its
-# part. The tests of crates/proto/src/flow/striping.rs check the division of messages, by their own
-# clock.
+# check_carried I...: checks that these rails carried at least 64 KiB from each side since `mark`. A
+# new connection does not know its rails' rates, so it divides its first large message evenly, and
+# each rail carries at least 64 KiB. Later amounts are not checked: where the emulated machine's
+# processors are the limit and not the wires, no rail needs to carry its part. The tests of
+# crates/proto/src/flow/striping.rs check the division of messages, by their own clock.
 check_carried() {
-  local bytes least=${3:-65536}
-  bytes=$(sent_bytes "$1" "$2")
-  echo "rail $1$2 sent $bytes bytes, $(sent_packets "$1" "$2") RDMA packets"
-  ((bytes >= least)) || fail "rail $1$2 carried $bytes bytes: less than $least"
+  local side i
+  for i in "$@"; do
+    for side in a b; do check_sent "$side" "$i" 65536; done
+  done
 }
 
-# check_unused SIDE I: checks that rail I sent no RDMA packet since `mark`.
+# check_sent SIDE I BYTES: checks that rail I sent at least BYTES from SIDE since `mark`.
+check_sent() {
+  local bytes
+  bytes=$(sent_bytes "$1" "$2")
+  echo "rail $1$2 sent $bytes bytes, $(sent_packets "$1" "$2") RDMA packets"
+  ((bytes >= $3)) || fail "rail $1$2 carried $bytes bytes: less than $3"
+}
+
+# check_unused I...: checks that these rails sent no RDMA packet since `mark`.
 check_unused() {
-  local packets
-  packets=$(sent_packets "$1" "$2")
-  [[ $packets == 0 ]] || fail "rail $1$2 sent $packets RDMA packets; expected none"
+  local side i packets
+  for i in "$@"; do
+    for side in a b; do
+      packets=$(sent_packets "$side" "$i")
+      [[ $packets == 0 ]] || fail "rail $side$i sent $packets RDMA packets; expected none"
+    done
+  done
+}
+
+# check_next_job: checks that all four rails carry another job.
+check_next_job() {
+  mark 4
+  spark after all-gather a0,a1,a2,a3 b0,b1,b2,b3 -b 4M -e 4M -n 5 -w 1 -c 1
+  check_table 1
+  check_carried 0 1 2 3
 }

@@ -40,11 +40,9 @@ for rail in 0 1 2 3; do
   ping "$rail" 50 4096
   for other in 0 1 2 3; do
     if [[ $other == "$rail" ]]; then
-      check_carried a "$other" $((50 * 4096))
-      check_carried b "$other" $((50 * 4096))
+      for side in a b; do check_sent "$side" "$other" $((50 * 4096)); done
     else
-      check_unused a "$other"
-      check_unused b "$other"
+      check_unused "$other"
     fi
   done
 done

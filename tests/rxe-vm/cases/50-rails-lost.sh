@@ -31,9 +31,4 @@ check_lost 0 1 2 3
 check_back 0 1 2 3
 
 # All four rails carry the next job.
-mark 4
-spark after all-gather a0,a1,a2,a3 b0,b1,b2,b3 -b 4M -e 4M -n 5 -w 1 -c 1
-check_table 1
-for i in 0 1 2 3; do
-  check_carried a "$i"
-done
+check_next_job
