@@ -62,9 +62,10 @@ pub(super) unsafe extern "C" fn init_context(
 }
 
 fn start(log: Option<DebugLogger>, comm_id: Option<u64>, optional: OptionalMark) -> Result<()> {
-    logger::install(log);
+    let version = nccl_version::code_of(log);
+    logger::install(log, version);
     let marks_optional = optional == OptionalMark::IfAsked;
-    let started = plugin::init(comm_id, marks_optional, || nccl_version::version_of(log));
+    let started = plugin::init(comm_id, marks_optional, version.map(nccl_version::text));
     logger::set_trace(plugin::wants_trace());
     started
 }

@@ -2,6 +2,7 @@
 //! standard error and other events are dropped. In a forked child, the plugin refuses all calls,
 //! and only the first refusal is written, to standard error (`warn_once_after_fork`).
 
+use crate::comm::log::ATTENTION;
 use host::error::Error;
 use nccl_abi::DebugLogger;
 use std::ffi::{c_int, c_ulong};
@@ -17,9 +18,10 @@ use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 
 /// Sends all later events to NCCL's logger. If a process has loaded several copies of NCCL, all
-/// events go to the logger installed last.
-pub(super) fn install(logger: Option<DebugLogger>) {
+/// events go to the logger installed last. `version` is that NCCL's `NCCL_VERSION_CODE`, if known.
+pub(super) fn install(logger: Option<DebugLogger>, version: Option<c_int>) {
     if let Some(logger) = logger {
+        HAS_ATTENTION.store(has_attention(version), Ordering::Relaxed);
         LOGGER.store(logger as *mut (), Ordering::Release);
     }
     subscribe();
@@ -65,10 +67,17 @@ pub(super) fn warn_once_after_fork(name: &str, error: &Error) {
 
 /// NCCL's [`DebugLogger`]; NULL before the first `init`.
 static LOGGER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+/// True if NCCL has the level ATTN.
+static HAS_ATTENTION: AtomicBool = AtomicBool::new(false);
 static INSTALL: Once = Once::new();
 static TRACE: AtomicBool = AtomicBool::new(false);
 
 const PREFIX: &str = "NET/Spark: ";
+
+/// First version of NCCL with the level ATTN, 6. NCCL 2.32.3 shows it after `NCCL_DEBUG=ATTN`, INFO
+/// and TRACE, but not after WARN, and `ncclGetLastError` does not return it (seen with its library).
+/// Older versions show a level above TRACE never.
+const WITH_ATTENTION: c_int = 23_200;
 
 struct ToNccl;
 
@@ -140,7 +149,8 @@ fn deliver(metadata: &Metadata<'_>, text: &str) {
     }
     // SAFETY: every non-NULL value stored in `LOGGER` was made from a function of this type.
     let logger = unsafe { mem::transmute::<*mut (), DebugLogger>(logger) };
-    let (level, subsystems) = nccl_level(*metadata.level());
+    let is_attention = metadata.target() == ATTENTION && HAS_ATTENTION.load(Ordering::Relaxed);
+    let (level, subsystems) = nccl_level(*metadata.level(), is_attention);
     let file = terminated(metadata.file().unwrap_or("nccl-net-spark"));
     let line = metadata
         .line()
@@ -161,14 +171,20 @@ fn deliver(metadata: &Metadata<'_>, text: &str) {
     }
 }
 
+/// Returns true if the NCCL of this `NCCL_VERSION_CODE` has the level ATTN.
+fn has_attention(version: Option<c_int>) -> bool {
+    version.is_some_and(|version| version >= WITH_ATTENTION)
+}
+
 /// Returns NCCL's level (`ncclDebugLogLevel`) and subsystems (`ncclDebugLogSubSys`) for an event.
 /// Warnings belong to every subsystem. By default NCCL shows the subsystem INIT but not NET
 /// (`ncclDebugInit`), so other events belong to both. If they belonged to NET alone, a user would
 /// have to set `NCCL_DEBUG_SUBSYS` in addition to `NCCL_DEBUG`.
-fn nccl_level(level: Level) -> (c_int, c_ulong) {
+fn nccl_level(level: Level, is_attention: bool) -> (c_int, c_ulong) {
     const INIT: c_ulong = 0x1;
     const NET: c_ulong = 0x10;
     match level {
+        _ if is_attention => (6, c_ulong::MAX),
         Level::ERROR | Level::WARN => (2, c_ulong::MAX),
         Level::INFO => (3, INIT | NET),
         _ => (5, INIT | NET),
@@ -203,11 +219,18 @@ mod tests {
 
     #[test]
     fn levels_match_nccls() {
-        assert_eq!(nccl_level(Level::ERROR).0, 2);
-        assert_eq!(nccl_level(Level::WARN), (2, c_ulong::MAX));
-        assert_eq!(nccl_level(Level::INFO), (3, 0x11));
-        assert_eq!(nccl_level(Level::DEBUG), (5, 0x11));
-        assert_eq!(nccl_level(Level::TRACE), (5, 0x11));
+        assert_eq!(nccl_level(Level::ERROR, false).0, 2);
+        assert_eq!(nccl_level(Level::WARN, false), (2, c_ulong::MAX));
+        assert_eq!(nccl_level(Level::WARN, true), (6, c_ulong::MAX));
+        assert_eq!(nccl_level(Level::INFO, false), (3, 0x11));
+        assert_eq!(nccl_level(Level::DEBUG, false), (5, 0x11));
+        assert_eq!(nccl_level(Level::TRACE, false), (5, 0x11));
+    }
+
+    #[test]
+    fn a_lost_rail_is_no_warning_where_nccl_has_a_level_for_it() {
+        assert!(has_attention(Some(23_203)) && !has_attention(Some(23_102)));
+        assert!(!has_attention(None), "not NCCL's logger");
     }
 
     #[test]

@@ -5,10 +5,10 @@ use nccl_abi::DebugLogger;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem;
 
-/// Returns the version of the NCCL to which `logger` belongs, such as `2.28.9`. Returns `None` if
-/// the logger is not NCCL's (as in a test), or if NCCL is linked into a program that does not
-/// export NCCL's symbols.
-pub(super) fn version_of(logger: Option<DebugLogger>) -> Option<String> {
+/// Returns the version of the NCCL to which `logger` belongs, as `NCCL_VERSION_CODE`: 22809 is
+/// 2.28.9 (since 2.9). Returns `None` if the logger is not NCCL's (as in a test), or if NCCL is
+/// linked into a program that does not export NCCL's symbols.
+pub(super) fn code_of(logger: Option<DebugLogger>) -> Option<c_int> {
     let code = logger? as *const c_void;
     // SAFETY: all zero is a valid `Dl_info`, whose members are pointers.
     let mut info: libc::Dl_info = unsafe { mem::zeroed() };
@@ -34,17 +34,12 @@ pub(super) fn version_of(logger: Option<DebugLogger>) -> Option<String> {
     let mut number: c_int = 0;
     // SAFETY: the pointer is to a live int, which the call writes.
     let status = unsafe { get_version(&raw mut number) };
-    (status == 0).then(|| version_text(number))
+    (status == 0).then_some(number)
 }
 
-/// Formats `NCCL_VERSION_CODE`, which is major * 10000 + minor * 100 + patch since 2.9.
-fn version_text(number: c_int) -> String {
-    format!(
-        "{}.{}.{}",
-        number / 10_000,
-        number / 100 % 100,
-        number % 100
-    )
+/// Formats a version, such as `2.28.9`.
+pub(super) fn text(code: c_int) -> String {
+    format!("{}.{}.{}", code / 10_000, code / 100 % 100, code % 100)
 }
 
 #[cfg(test)]
@@ -54,9 +49,9 @@ mod tests {
     #[test]
     fn a_version_number_is_printed_as_text() {
         assert_eq!(
-            (version_text(22809), version_text(23207)),
+            (text(22809), text(23207)),
             ("2.28.9".to_owned(), "2.32.7".to_owned())
         );
-        assert_eq!(version_of(None), None);
+        assert_eq!(code_of(None), None);
     }
 }

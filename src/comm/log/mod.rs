@@ -1,5 +1,9 @@
 //! One log line for an event that affects many connections.
 
+/// Target of the lines about a rail that was lost or is back. Newer NCCLs have a level for such lines
+/// ([`crate::abi::logger`]).
+pub const ATTENTION: &str = "attention";
+
 pub mod losses;
 pub mod once;
 pub mod outages;

@@ -16,6 +16,7 @@
 //!
 //! Each call takes a lock. The callers are set-up and the service thread, never the data path.
 
+use super::ATTENTION;
 use crate::comm::threads::lock;
 use proto::time::Instant;
 use proto::wire::ids::LaneId;
@@ -264,7 +265,10 @@ impl ConnectionOutages {
             1 => format!("1 of {of} rails remains"),
             _ => format!("{left} of {of} rails remain"),
         };
-        tracing::warn!("rail {rail} to {peer} lost: {why} (peer rail {peer_rail}); {left}; {next}");
+        tracing::warn!(
+            target: ATTENTION,
+            "rail {rail} to {peer} lost: {why} (peer rail {peer_rail}); {left}; {next}"
+        );
     }
 
     /// Records that the connection started without a rail. Set-up has already logged the reason.
@@ -327,6 +331,7 @@ impl ConnectionOutages {
         let peer = &outage.peer;
         let seconds = outage.seconds();
         tracing::warn!(
+            target: ATTENTION,
             "rail {rail} to {peer} recovered after {seconds:.1} s (peer rail {peer_rail}); {in_use} of {of} rails in use"
         );
     }
@@ -358,6 +363,7 @@ impl ConnectionOutages {
                 seconds,
             ) = (&outage.path, &outage.peer, outage.seconds());
             tracing::warn!(
+                target: ATTENTION,
                 "rail {rail} to {peer} recovered after {seconds:.1} s (peer rail {peer_rail}); the connections still without it are closed"
             );
         }

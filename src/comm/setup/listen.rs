@@ -450,8 +450,7 @@ impl OfferMade {
                 queue_count,
             )?);
         }
-        let mut in_time = opened.iter().filter(|pair| !pair.pair.is_late);
-        if in_time.all(OpenedPair::cannot_work) {
+        if opened.iter().all(OpenedPair::cannot_work) {
             let why = |pair: &OpenedPair| {
                 Some((pair.ends[0].rail, pair.opened.as_ref().err()?.why.clone()))
             };
@@ -578,11 +577,11 @@ impl OpenedPair {
     }
 
     /// Returns true if this side has no queue pairs for the pair, and a later attempt would fail
-    /// too.
+    /// too, or waits for a first link.
     fn cannot_work(&self) -> bool {
         self.opened
             .as_ref()
-            .is_err_and(|not_yet| !not_yet.is_temporary)
+            .is_err_and(|not_yet| self.pair.is_late || !not_yet.is_temporary)
     }
 
     fn offer(&self, rails: &LocalRails) -> PairOffer {
@@ -773,8 +772,7 @@ impl Probing {
             ..
         } = self;
         let Mailboxes { region, peer_addr } = mailboxes;
-        let mut in_time = probed.iter().filter(|pair| !pair.pair.is_late);
-        let is_hopeless = in_time.all(ProbedPair::cannot_work);
+        let is_hopeless = probed.iter().all(ProbedPair::cannot_work);
         let pairs = probed
             .into_iter()
             .map(ProbedPair::agree)
@@ -819,9 +817,10 @@ impl Probing {
 }
 
 impl ProbedPair {
-    /// Returns true if the pair does not work, and a later attempt would fail too.
+    /// Returns true if the pair does not work, and a later attempt would fail too, or waits for a
+    /// first link.
     fn cannot_work(&self) -> bool {
-        matches!(&self.state, Probed::NotYet(not_yet) if !not_yet.is_temporary)
+        matches!(&self.state, Probed::NotYet(not_yet) if self.pair.is_late || !not_yet.is_temporary)
     }
 
     /// Returns the pair with its result.
