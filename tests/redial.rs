@@ -156,13 +156,6 @@ impl Scene {
     }
 }
 
-impl Drop for Scene {
-    fn drop(&mut self) {
-        self.bed.send.close();
-        self.bed.recv.close();
-    }
-}
-
 #[test]
 fn tcp_that_was_closed_is_back_before_all_rails_are_lost() {
     let mut scene = Scene::new(&[("NCCL_SPARK_LOSS_TIMEOUT_S", "100")]);

@@ -11,7 +11,9 @@ use nccl_net_spark::plugin::bring_up;
 use proto::wire::handle::HANDLE_BYTES;
 use softverbs::control::{Action, control};
 use softverbs::profile::Profile;
+use std::ops::Deref;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, Once, OnceLock};
 use std::time::{Duration, Instant};
 use verbs::HostMemory;
@@ -23,8 +25,8 @@ pub const SLOT_BYTES: usize = 1 << 20;
 
 pub struct Bed {
     pub hosts: [Arc<Host>; 2],
-    pub send: SendComm,
-    pub recv: RecvComm,
+    pub send: Open<SendComm>,
+    pub recv: Open<RecvComm>,
     _listen: ListenComm,
     /// Lock that a test holds while it uses the rails. A test that closes this connection before it
     /// has finished takes the lock out first.
@@ -79,12 +81,10 @@ impl Bed {
             }
             (send.is_some() && recv.is_some()).then_some(())
         });
-        let send = send.unwrap();
-        let recv = recv.unwrap();
         Self {
             hosts,
-            send,
-            recv,
+            send: Open::new(send.unwrap(), SendComm::close),
+            recv: Open::new(recv.unwrap(), RecvComm::close),
             _listen: listener,
             turn: None,
         }
@@ -103,6 +103,49 @@ impl Drop for Bed {
             set(rail, Action::Up);
             set(rail, Action::Addresses(true));
         }
+    }
+}
+
+/// One end of a connection. It is closed at the end of its test at the latest: else the service
+/// thread would keep it, and log its losses in later tests.
+pub struct Open<C> {
+    comm: C,
+    close: fn(&C),
+    is_closed: AtomicBool,
+}
+
+impl<C> Open<C> {
+    fn new(comm: C, close: fn(&C)) -> Self {
+        Self {
+            comm,
+            close,
+            is_closed: AtomicBool::new(false),
+        }
+    }
+
+    pub fn close(&self) {
+        if !self.is_closed.swap(true, Ordering::Relaxed) {
+            (self.close)(&self.comm);
+        }
+    }
+
+    /// Drops the end without closing it.
+    pub fn leave_open(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+    }
+}
+
+impl<C> Deref for Open<C> {
+    type Target = C;
+
+    fn deref(&self) -> &C {
+        &self.comm
+    }
+}
+
+impl<C> Drop for Open<C> {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
