@@ -11,7 +11,14 @@ pub struct LogText {
 }
 
 /// A line of NCCL's log has one of these texts after host, process, thread and device (debug.cc).
-const LEVELS: [&str; 4] = [" NCCL INFO", " NCCL WARN", " NCCL TRACE", " NCCL CALL"];
+/// ATTN came with NCCL 2.32.
+const LEVELS: [&str; 5] = [
+    " NCCL INFO",
+    " NCCL WARN",
+    " NCCL ATTN",
+    " NCCL TRACE",
+    " NCCL CALL",
+];
 
 impl LogText {
     /// Splits a line into the text before NCCL's log, and the log, if there is any.
@@ -114,6 +121,7 @@ mod tests {
         for line in [
             "vm:12:34 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Spark/0",
             "[2026-11-21 03:45:10] vm:12:34 [0] net.cc:120 NCCL WARN NET/Spark : rail lost",
+            "[2026-11-29 08:53:35] vm:12:34 [0] outages.rs:3 NCCL ATTN NET/Spark: rail lost",
             "vm:12:34 NCCL CALL ncclAllReduce",
             "vm:12:34 [0] 12.500000 init:3 NCCL TRACE hello",
         ] {
