@@ -12,6 +12,7 @@ use nccl_net_spark::comm::datapath::lane::Role;
 use nccl_net_spark::comm::datapath::path::Faults;
 use nccl_net_spark::comm::datapath::shared::SharedPath;
 use nccl_net_spark::comm::datapath::stopping::{LostQueues, Stopped};
+use nccl_net_spark::comm::rail::registration::Keys;
 use nccl_net_spark::comm::{Purpose, RecvPart};
 use proto::device::{Event, PortChange, Presence};
 use proto::wire::control::{ControlFrame, ControlMessage};
@@ -570,7 +571,6 @@ fn warnings_after_a_close(answers_after: Option<u64>) -> Vec<String> {
             }
         };
         talks_alone(&mut stage, answers_after.unwrap_or(4000));
-        let is_warning = |(level, _): &(tracing::Level, String)| *level == tracing::Level::WARN;
         let early: Vec<_> = log.take().into_iter().filter(is_warning).collect();
         assert!(early.is_empty(), "before the peer's answer: {early:?}");
         if answers_after.is_some() {
@@ -602,4 +602,57 @@ fn lost_rails_are_no_news_while_the_peer_may_have_ended() {
         matches!(&of_sender[..], [first, last] if first.contains("1 of 2 rails remains") && last.contains("no rail remains")),
         "the peer lives: {warnings:#?}"
     );
+}
+
+/// One buffer was unmapped after its registration, so the device of the late rail refuses it.
+#[test]
+fn the_device_of_a_late_rail_holds_all_memory_or_none() {
+    const BYTES: usize = 4096;
+    let mut stage = Stage::new(0, 2);
+    let process = stage.fabric().hosts[0].process().clone();
+    let rail = process.rails[1].clone();
+    rail.announce([0xff; 16]).unwrap();
+    let kept = vec![1_u8; BYTES];
+    // SAFETY: a new mapping, which nothing else uses.
+    let unmapped = unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(std::ptr::null_mut(), BYTES, protection, flags, -1, 0)
+    };
+    assert_ne!(unmapped, libc::MAP_FAILED);
+    let [held, refused] = [kept.as_ptr() as usize, unmapped as usize].map(|addr| {
+        // SAFETY: the bytes are mapped. Nothing reads or writes them over this registration.
+        let memory = unsafe { HostMemory::from_caller(addr, BYTES) };
+        process.register(memory, Purpose::Send).unwrap()
+    });
+    let has_memory = || held.keys(rail.id) != Some(Keys::default());
+    assert!(!has_memory(), "the rail may never be used");
+    // SAFETY: the mapping from above.
+    assert_eq!(unsafe { libc::munmap(unmapped, BYTES) }, 0);
+
+    let log = CapturedLog::default();
+    let interfaces = host::interfaces::all().unwrap();
+    let wanted = rail.snapshot(&interfaces).unwrap_err();
+    assert!(wanted.to_string().contains("is not registered"), "{wanted}");
+    for _ in 0..3 {
+        stage.fabric().pass(10_000_000_000);
+        let now = stage.fabric().now();
+        let back = log.capture(|| process.look_for_returned(now));
+        assert!(back.is_empty() && !has_memory());
+    }
+    let warnings: Vec<_> = log.take().into_iter().filter(is_warning).collect();
+    assert!(
+        matches!(&warnings[..], [(_, line)] if line.contains("x1:1 has a link") && line.contains("4096 bytes")),
+        "{warnings:?}"
+    );
+
+    drop(refused);
+    stage.fabric().pass(10_000_000_000);
+    let now = stage.fabric().now();
+    assert_eq!(process.look_for_returned(now).len(), 1);
+    assert!(has_memory() && rail.snapshot(&interfaces).is_ok());
+}
+
+fn is_warning((level, _): &(tracing::Level, String)) -> bool {
+    *level == tracing::Level::WARN
 }

@@ -74,9 +74,9 @@ static TRACE: AtomicBool = AtomicBool::new(false);
 
 const PREFIX: &str = "NET/Spark: ";
 
-/// First version of NCCL with the level ATTN, 6. NCCL 2.32.3 shows it after `NCCL_DEBUG=ATTN`, INFO
-/// and TRACE, but not after WARN, and `ncclGetLastError` does not return it (seen with its library).
-/// Older versions show a level above TRACE never.
+/// First version of NCCL with the level ATTN, 6. NCCL 2.32.3 shows it after `NCCL_DEBUG=ATTN`,
+/// INFO and TRACE, but not after WARN, and `ncclGetLastError` does not return it (seen with its
+/// library). Older versions never show a level above TRACE.
 const WITH_ATTENTION: c_int = 23_200;
 
 struct ToNccl;

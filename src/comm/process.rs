@@ -175,7 +175,7 @@ impl Process {
         pairing::existing_routes(connector, acceptor, exists)
     }
 
-    /// Registers memory on every rail, for all connections.
+    /// Registers memory on every rail whose device is in use, for all connections.
     pub fn register(&self, memory: HostMemory, purpose: Purpose) -> Result<Arc<Registration>> {
         self.registrations.register(&self.rails, memory, purpose)
     }
@@ -202,37 +202,33 @@ impl Process {
         self.rails.iter().filter(is_back).cloned().collect()
     }
 
-    /// Registers all memory with the device of a late rail, which has now become usable. Does
-    /// nothing for other rails.
-    pub fn use_late(&self, rail: &Rail, now: Instant) {
-        if let Some(how) = rail.device.begin_first_use(now) {
-            self.bring_back(rail, how, now);
-        }
-    }
-
-    /// Reopens the removed device of a rail if the device has returned, or resumes a silent device
-    /// that answers again. Registers all memory with the device, and forgets the findings about the
-    /// rail's paths. Returns true if the device is back.
+    /// Reopens the removed device of a rail if the device has returned, resumes a silent device
+    /// that answers again, or begins to use the device of a late rail. Registers all memory with
+    /// the device, and forgets the findings about the rail's paths. Returns true if the device is
+    /// in use.
     pub fn bring_back(&self, rail: &Rail, how: Return, now: Instant) -> bool {
         let back = rail
             .device
-            .bring_back(how, || self.registrations.renew(&self.rails));
+            .bring_back(how, || self.registrations.renew(rail));
         let name = rail.name();
-        match (&back, how) {
-            (Ok(true), Return::FirstUse) => {
-                tracing::info!("rail {name} has a link and an address now");
-            }
-            (Ok(true), _) => {
-                tracing::info!("rail {name}: its device is back");
-                self.returned.returned(rail.id.index(), now);
+        match &back {
+            Ok(true) => {
                 self.backoff.forget(rail);
+                if how == Return::FirstUse {
+                    tracing::info!("rail {name} has a link and an address now");
+                } else {
+                    tracing::info!("rail {name}: its device is back");
+                    self.returned.returned(rail.id.index(), now);
+                }
             }
-            (Ok(false), _) => {}
-            (Err(error), Return::FirstUse) => {
-                tracing::warn!("rail {name} cannot be used, trying again: {error}");
+            Ok(false) => {}
+            Err(error) if how == Return::FirstUse => {
+                // Other rails may need what this one holds of the limit of locked memory.
+                self.registrations.forget(rail);
+                rail.warn_once_of_refusal(error);
             }
-            (Err(error), _) => {
-                tracing::debug!("rail {name}: its device has returned but cannot be used: {error}");
+            Err(error) => {
+                tracing::debug!("rail {name}: its device has returned but cannot be used: {error}")
             }
         }
         back == Ok(true)

@@ -12,9 +12,7 @@ use self::device::RailDevice;
 use self::path_quality::PathQualities;
 use crate::comm::threads::lock;
 use host::config::{RailConfig, RelaxedOrdering};
-#[cfg(doc)]
-use host::error::Error;
-use host::error::{Missing, Network, Result};
+use host::error::{Error, Missing, Network, Result};
 use host::interfaces::{GidOwner, Interface, TableEntry, gid_owner, routes};
 use host::port::{GidEntry, GidKind, LinkLayer, PortInfo, PortState};
 use proto::flow::pairing;
@@ -65,6 +63,8 @@ pub struct Rail {
     needed_local_write: AtomicBool,
     /// True once a WARN was logged because `NCCL_IB_GID_INDEX` selects no address of this rail.
     was_warned_of_index: AtomicBool,
+    /// True once a WARN was logged because the rail's device, never used before, refused memory.
+    was_warned_of_refusal: AtomicBool,
     backlog_bytes: AtomicU64,
     busy_bytes: AtomicU64,
 }
@@ -89,7 +89,7 @@ impl Rail {
         let device = Arc::new(RailDevice::new(pd, entry));
         let (path_qualities, last_snapshot, needed_local_write, was_warned_of_index) =
             Default::default();
-        let (backlog_bytes, busy_bytes) = Default::default();
+        let (was_warned_of_refusal, backlog_bytes, busy_bytes) = Default::default();
         Ok(Self {
             id,
             info,
@@ -101,6 +101,7 @@ impl Rail {
             last_snapshot,
             needed_local_write,
             was_warned_of_index,
+            was_warned_of_refusal,
             backlog_bytes,
             busy_bytes,
         })
@@ -126,7 +127,8 @@ impl Rail {
 
     /// Queries the rail's present state and addresses. Reads the GID indices each time, because
     /// they change with the interface's addresses. Leaves out a link-local GID if its interface is
-    /// visible and does not have the address.
+    /// visible and does not have the address. The device of a late rail that could be used now gets
+    /// its memory soon.
     ///
     /// # Errors
     /// [`Error::Missing`] with the reason why the rail cannot be used now, or the error of a query.
@@ -165,6 +167,7 @@ impl Rail {
             self.keep_chosen(index, &mut found);
         }
         if !found.is_empty() {
+            self.device.use_soon()?;
             found.sort_by_key(|(address, held)| (preference_rank(&address.gid), held.gid_index));
             let (addresses, held) = found.into_iter().unzip();
             let snapshot = RailSnapshot {
@@ -278,6 +281,18 @@ impl Rail {
         };
         *lock(&self.last_snapshot) = Some(snapshot);
         Ok(())
+    }
+
+    /// Logs one WARN that the device of a late rail has refused memory.
+    pub fn warn_once_of_refusal(&self, error: &Error) {
+        let name = self.name();
+        if self.was_warned_of_refusal.swap(true, Ordering::Relaxed) {
+            tracing::debug!("rail {name} still cannot be used: {error}");
+        } else {
+            tracing::warn!(
+                "rail {name} has a link and an address now, and cannot be used until its device takes the memory: {error}"
+            );
+        }
     }
 
     /// Returns the latest snapshot in which the rail was usable, or the one of

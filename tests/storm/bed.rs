@@ -259,7 +259,7 @@ impl Bed {
                 .for_each(|rail| _ = rail.device.query_presence(rail.info.port));
             // Only after a failed run a late rail was never used.
             for rail in &process.rails {
-                process.use_late(rail, self.now());
+                _ = rail.device.use_soon();
             }
             while process.rails.iter().any(|rail| rail.device.pd().is_err()) {
                 self.pass(1000 * MS);

@@ -57,8 +57,9 @@
 //! # Devices without memory
 //!
 //! The device of a late rail is opened when the process starts, but the rail may never get a link.
-//! So the device gets no memory until its first use ([`Device::begin_first_use`]). A device that
-//! refused memory is treated in the same way until the next attempt: if it still took part in
+//! So the device stays idle, without memory, until a connection finds the rail usable
+//! ([`Device::use_soon`]). The caller then registers all memory, as for a device that returns. A
+//! device that refused memory is idle until the next attempt: if it still took part in
 //! registrations, each of them would fail.
 
 use crate::time::Instant;
@@ -89,6 +90,8 @@ pub struct Device<H> {
     port_asked_at: Option<Instant>,
     search: Search,
     port: Port,
+    /// False for the device of a late rail until it has been in use.
+    was_used: bool,
 }
 
 /// State of the device. Every variant except `Gone` keeps the handle: the device stays open until
@@ -98,11 +101,14 @@ enum State<H> {
     Here(Opening<H>),
     /// A question had no answer for [`PATIENCE`]. The device may still access memory.
     Stuck(Opening<H>),
-    /// The device lacks registrations, which it gets now or soon: it answers again, or is about to
-    /// be used for the first time.
+    /// The device answers again, but lacks registrations made in the meantime.
     Resuming(Opening<H>),
-    /// The device lacks registrations: it was never used, or has refused some.
-    Idle(Opening<H>),
+    /// The device lacks registrations: it was never used, or has refused some. It gets them if it
+    /// is wanted.
+    Idle {
+        it: Opening<H>,
+        is_wanted: bool,
+    },
     /// The firmware has failed, and the kernel answers in its place.
     Failed(Opening<H>),
     /// The kernel has cut programs off.
@@ -267,7 +273,7 @@ pub enum Return {
     Reopen,
     /// Register all memory with the device, which answers again or has refused it before.
     Resume,
-    /// Register all memory with the device, which has had none.
+    /// Register all memory with the device, which was never used.
     FirstUse,
 }
 
@@ -300,14 +306,37 @@ impl<H: Clone> Device<H> {
                 was_there: true,
                 ..Port::default()
             },
+            was_used: true,
         }
     }
 
-    /// Keeps a device that was just opened without memory until [`Device::begin_first_use`].
+    /// Keeps a device that was just opened without memory until [`Device::use_soon`].
     pub fn keep_idle(&mut self) {
         if let State::Here(it) = &self.state {
-            self.state = State::Idle(it.clone());
+            self.state = State::idle(it.clone());
+            self.was_used = false;
         }
+    }
+
+    /// Lets the next [`Device::poll`] bring an idle device into use. Returns false for other
+    /// devices.
+    pub fn use_soon(&mut self) -> bool {
+        let State::Idle { is_wanted, .. } = &mut self.state else {
+            return false;
+        };
+        *is_wanted = true;
+        true
+    }
+
+    /// Returns false for the device of a late rail until it has been in use.
+    pub fn was_used(&self) -> bool {
+        self.was_used
+    }
+
+    /// Reports that memory could not be registered with a device that is not in use. An attempt
+    /// under way does not bring it into use, because it may not know this memory.
+    pub fn memory_missed(&mut self) {
+        self.search.interrupt();
     }
 
     /// Returns the handle and the device generation for new queue pairs.
@@ -325,7 +354,7 @@ impl<H: Clone> Device<H> {
     pub fn absence(&self) -> Absence {
         match &self.state {
             State::Stuck(_) | State::Resuming(_) => Absence::Silent,
-            State::Idle(_) => Absence::Idle,
+            State::Idle { .. } => Absence::Idle,
             _ => Absence::Removed,
         }
     }
@@ -337,11 +366,11 @@ impl<H: Clone> Device<H> {
             State::Here(it) | State::Resuming(it) | State::Returning(it) => {
                 Some((it.handle.clone(), it.generation))
             }
-            State::Idle(_)
-            | State::Stuck(_)
-            | State::Failed(_)
-            | State::CutOff(_)
-            | State::Gone(_) => None,
+            State::Idle { it, is_wanted } => {
+                let has_attempt = *is_wanted && self.search.attempt == Attempt::UnderWay;
+                has_attempt.then(|| (it.handle.clone(), it.generation))
+            }
+            State::Stuck(_) | State::Failed(_) | State::CutOff(_) | State::Gone(_) => None,
         }
     }
 
@@ -353,7 +382,7 @@ impl<H: Clone> Device<H> {
     /// Returns the presence according to the last answer.
     pub fn presence(&self) -> Presence {
         match &self.state {
-            State::Here(_) | State::Resuming(_) | State::Idle(_) => Presence::Here,
+            State::Here(_) | State::Resuming(_) | State::Idle { .. } => Presence::Here,
             State::Stuck(_) | State::Failed(_) | State::CutOff(_) => Presence::CutOff,
             State::Gone(_) | State::Returning(_) => Presence::Gone,
         }
@@ -392,14 +421,14 @@ impl<H: Clone> Device<H> {
         }
         let next = match (&self.state, error) {
             (
-                State::Here(it) | State::Stuck(it) | State::Resuming(it) | State::Idle(it),
+                State::Here(it) | State::Stuck(it) | State::Resuming(it) | State::Idle { it, .. },
                 DeviceError::Failed,
             ) => State::Failed(it.clone()),
             (
                 State::Here(it)
                 | State::Stuck(it)
                 | State::Resuming(it)
-                | State::Idle(it)
+                | State::Idle { it, .. }
                 | State::Failed(it),
                 DeviceError::CutOff,
             ) => State::CutOff(it.clone()),
@@ -476,7 +505,11 @@ impl<H: Clone> Device<H> {
                     && it.generation == question.generation
                     && self.removal_errors == question.removal_errors =>
             {
-                State::Resuming(it.clone())
+                if self.was_used {
+                    State::Resuming(it.clone())
+                } else {
+                    State::idle(it.clone())
+                }
             }
             _ => return,
         };
@@ -515,10 +548,10 @@ impl<H: Clone> Device<H> {
     }
 
     /// Marks the device as stuck if its question has had no answer for [`PATIENCE`]. Returns the
-    /// time without an answer if the device has become stuck now.
+    /// time without an answer if the device has become stuck now and was used before.
     pub fn check_patience(&mut self, now: Instant) -> Option<Duration> {
         let waited = now.saturating_duration_since(self.asked_at()?);
-        let (State::Here(it) | State::Resuming(it) | State::Idle(it)) = &self.state else {
+        let (State::Here(it) | State::Resuming(it) | State::Idle { it, .. }) = &self.state else {
             return None;
         };
         if waited < PATIENCE {
@@ -526,7 +559,7 @@ impl<H: Clone> Device<H> {
         }
         self.search.interrupt();
         self.state = State::Stuck(it.clone());
-        Some(waited)
+        self.was_used.then_some(waited)
     }
 
     /// Returns the next step, if any. `entry` is the present inode of the device's entry in sysfs.
@@ -564,14 +597,19 @@ impl<H: Clone> Device<H> {
         self.begin_return(now).map(Step::Return)
     }
 
-    /// Begins to bring the device back into use, if that is due: it was removed, answers again, or
-    /// has refused memory; no other attempt is under way; and the pause after the last one is over.
+    /// Begins to bring the device into use, if that is due: it was removed, answers again, or is
+    /// idle and wanted; no other attempt is under way; and the pause after the last one is over.
     /// The caller then calls [`Device::end_return`].
     pub fn begin_return(&mut self, now: Instant) -> Option<Return> {
         let how = match &self.state {
             State::Gone(_) => Return::Reopen,
             State::Resuming(_) => Return::Resume,
-            State::Idle(_) if self.search.failures > 0 => Return::Resume,
+            State::Idle {
+                is_wanted: true, ..
+            } if self.was_used => Return::Resume,
+            State::Idle {
+                is_wanted: true, ..
+            } => Return::FirstUse,
             _ => return None,
         };
         // A device that answers again is used without a pause, unless the last attempt failed.
@@ -584,37 +622,24 @@ impl<H: Clone> Device<H> {
         if self.search.attempt != Attempt::None || needs_pause && is_early {
             return None;
         }
-        self.begin_attempt(now);
-        Some(how)
-    }
-
-    /// Begins to use a device that has had no memory yet ([`Device::keep_idle`]). `None` for other
-    /// devices. The caller then calls [`Device::end_return`].
-    pub fn begin_first_use(&mut self, now: Instant) -> Option<Return> {
-        let is_unused = matches!(self.state, State::Idle(_)) && self.search.failures == 0;
-        if !is_unused || self.search.attempt != Attempt::None {
-            return None;
-        }
-        self.begin_attempt(now);
-        Some(Return::FirstUse)
-    }
-
-    fn begin_attempt(&mut self, now: Instant) {
         self.search.last = Some(now);
         self.search.attempt = Attempt::UnderWay;
-        if let State::Idle(it) = &self.state {
-            self.state = State::Resuming(it.clone());
-        }
+        Some(how)
     }
 
     /// Reports that the device of this name was opened again.
     pub fn reopened(&mut self, handle: H, entry: Option<u64>) {
         if let State::Gone(last) = self.state {
-            self.state = State::Returning(Opening {
+            let it = Opening {
                 handle,
                 generation: last + 1,
                 entry,
-            });
+            };
+            self.state = if self.was_used {
+                State::Returning(it)
+            } else {
+                State::idle(it)
+            };
         }
     }
 
@@ -623,19 +648,38 @@ impl<H: Clone> Device<H> {
     pub fn end_return(&mut self, returned: Returned) -> bool {
         let is_stale = std::mem::take(&mut self.search.attempt) != Attempt::UnderWay;
         match (&self.state, returned) {
-            (State::Returning(it) | State::Resuming(it), Returned::Registered) if !is_stale => {
+            (
+                State::Returning(it)
+                | State::Resuming(it)
+                | State::Idle {
+                    it,
+                    is_wanted: true,
+                },
+                Returned::Registered,
+            ) if !is_stale => {
                 self.search.failures = 0;
                 self.port.came_up = true;
+                self.was_used = true;
                 self.state = State::Here(it.clone());
                 return true;
             }
-            (State::Returning(it), Returned::NotRegistered) => {
+            (State::Returning(it), Returned::Registered | Returned::NotRegistered) => {
                 self.search.failures += 1;
                 self.state = State::Gone(it.generation);
             }
-            (State::Resuming(it), Returned::NotRegistered) => {
+            (
+                State::Resuming(it)
+                | State::Idle {
+                    it,
+                    is_wanted: true,
+                },
+                Returned::NotRegistered,
+            ) => {
                 self.search.failures += 1;
-                self.state = State::Idle(it.clone());
+                self.state = State::Idle {
+                    it: it.clone(),
+                    is_wanted: true,
+                };
             }
             _ => {}
         }
@@ -646,7 +690,7 @@ impl<H: Clone> Device<H> {
     /// immediately if the entry changed or the device has failed or was cut off.
     fn is_question_due(&self, entry: Option<u64>, now: Instant) -> bool {
         let is_as_before = match &self.state {
-            State::Here(it) | State::Resuming(it) | State::Idle(it) => it.entry == entry,
+            State::Here(it) | State::Resuming(it) | State::Idle { it, .. } => it.entry == entry,
             State::Stuck(_) => true,
             State::Gone(_) | State::Returning(_) => return false,
             State::Failed(_) | State::CutOff(_) => false,
@@ -663,7 +707,7 @@ impl<H: Clone> Device<H> {
             State::Here(it)
             | State::Stuck(it)
             | State::Resuming(it)
-            | State::Idle(it)
+            | State::Idle { it, .. }
             | State::Failed(it)
             | State::CutOff(it) => Some(it),
             State::Gone(_) | State::Returning(_) => None,
@@ -676,11 +720,19 @@ impl<H: Clone> Device<H> {
             State::Here(it)
             | State::Stuck(it)
             | State::Resuming(it)
-            | State::Idle(it)
+            | State::Idle { it, .. }
             | State::Failed(it)
             | State::CutOff(it)
             | State::Returning(it) => it.generation,
         }
+    }
+}
+
+impl<H> State<H> {
+    /// Returns the state of a device that is not wanted yet.
+    fn idle(it: Opening<H>) -> Self {
+        let is_wanted = false;
+        Self::Idle { it, is_wanted }
     }
 }
 

@@ -36,15 +36,15 @@ enum Happening {
     StrayError(DeviceError, bool),
     /// The device refuses questions from now on, or no longer.
     Refusal(bool),
-    /// The application registers more memory.
-    NewMemory,
+    /// The application registers more memory. True if a device that is not in use refuses it.
+    NewMemory(bool),
     /// The port goes down or comes up.
     Port(bool),
     /// The port loses its address, or gets it at another index.
     Address(bool),
     /// The device answers the question under way, or an earlier answer reaches the program.
     Answer,
-    /// A connection finds the port usable, and uses the device if it was never used.
+    /// A connection finds the port usable, and wants the device if it is idle.
     Use,
     /// The attempt to bring the device back continues. Registering memory fails if false.
     ReturnGoesOn(bool),
@@ -66,7 +66,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (prop_oneof![Just(DeviceError::CutOff), Just(DeviceError::Failed)], any::<bool>())
             .prop_map(|(error, is_old)| StrayError(error, is_old)),
         1 => any::<bool>().prop_map(Refusal),
-        2 => Just(NewMemory),
+        2 => any::<bool>().prop_map(NewMemory),
         2 => any::<bool>().prop_map(Port),
         2 => any::<bool>().prop_map(Address),
         4 => Just(Answer),
@@ -92,6 +92,8 @@ struct World {
     is_trusted: bool,
     /// True while the connections were not told that the port got an address.
     is_address_news: bool,
+    /// True once a connection wanted the device, or found it in use.
+    is_wanted: bool,
     /// Devices that were in use, so that peers know their keys.
     used: BTreeSet<u32>,
     /// The last device in use, with its number in the machine.
@@ -125,6 +127,7 @@ impl World {
             memory: 0,
             registered: BTreeMap::from([(0, BTreeSet::new())]),
             is_trusted: !is_late,
+            is_wanted: !is_late,
             is_address_news: false,
             used: if is_late {
                 BTreeSet::new()
@@ -157,12 +160,18 @@ impl World {
             }
             Happening::StrayError(error, is_old) => self.stray_error(error, is_old),
             Happening::Refusal(refuses) => self.refuses = refuses,
-            Happening::NewMemory => {
-                if let Some((handle, _)) = self.machine.for_memory() {
-                    self.registered
-                        .entry(handle)
-                        .or_default()
-                        .insert(self.memory);
+            Happening::NewMemory(is_refused) => {
+                match self.machine.for_memory() {
+                    Some(_) if is_refused && self.machine.opened().is_err() => {
+                        self.machine.memory_missed();
+                    }
+                    Some((handle, _)) => {
+                        self.registered
+                            .entry(handle)
+                            .or_default()
+                            .insert(self.memory);
+                    }
+                    None => {}
                 }
                 self.memory += 1;
             }
@@ -172,11 +181,7 @@ impl World {
                 self.nic.set_address(is_there);
             }
             Happening::Answer => self.answer(),
-            Happening::Use => {
-                if let Some(how) = self.machine.begin_first_use(self.now) {
-                    self.begin_returning(how);
-                }
-            }
+            Happening::Use => self.is_wanted |= self.machine.use_soon(),
             Happening::ReturnGoesOn(registers) => self.go_on_returning(registers),
             Happening::Round(milliseconds, is_fast) => {
                 self.round(MILLISECOND * milliseconds, is_fast);
@@ -221,11 +226,6 @@ impl World {
         self.machine.port_answered(answer.ok());
     }
 
-    fn begin_returning(&mut self, how: Return) {
-        assert!(self.returning.is_none(), "two returns at a time");
-        self.returning = Some((how, self.memory));
-    }
-
     fn go_on_returning(&mut self, registers: bool) {
         match self.returning {
             None => {}
@@ -235,7 +235,7 @@ impl World {
                         self.machine.reopened(generation, self.nic.entry());
                         self.returning = Some((Return::Reopen, self.memory));
                         if self.machine.for_memory().is_none() {
-                            self.end_return(Returned::NotRegistered);
+                            self.end_return(Returned::NotFound);
                         }
                     }
                     _ => self.end_return(Returned::NotFound),
@@ -285,7 +285,10 @@ impl World {
                         self.answer();
                     }
                 }
-                Step::Return(how) => self.begin_returning(how),
+                Step::Return(how) => {
+                    assert!(self.returning.is_none(), "two returns at a time");
+                    self.returning = Some((how, self.memory));
+                }
             }
         }
         let is_there = self.machine.presence() == Presence::Here;
@@ -295,6 +298,8 @@ impl World {
     }
 
     fn check(&mut self) {
+        let has_memory = self.registered.values().any(|memory| !memory.is_empty());
+        assert!(self.is_wanted || !has_memory, "{:?}", self.machine);
         for handle in &self.used {
             if self.nic.may_access_memory(*handle) {
                 assert!(

@@ -151,6 +151,7 @@ impl Used {
         }
         let is_reason = [
             " NCCL WARN ",
+            " NCCL ATTN ",
             "NET/Plugin: Could not",
             "NET/Plugin: Failed",
             "error while loading shared",
@@ -160,6 +161,7 @@ impl Used {
             let text = line[at..]
                 .trim()
                 .trim_start_matches("NCCL WARN ")
+                .trim_start_matches("NCCL ATTN ")
                 .to_owned();
             if !self.complaints.contains(&text) {
                 // If the list is full, this line replaces the last one: the last line of a log is

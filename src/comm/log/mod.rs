@@ -1,7 +1,7 @@
 //! One log line for an event that affects many connections.
 
-/// Target of the lines about a rail that was lost or is back. Newer NCCLs have a level for such lines
-/// ([`crate::abi::logger`]).
+/// Target of the lines about a rail that is back, or was lost while others remain. Newer NCCLs have
+/// a level for such lines ([`crate::abi::logger`]).
 pub const ATTENTION: &str = "attention";
 
 pub mod losses;

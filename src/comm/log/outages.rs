@@ -111,6 +111,7 @@ impl RailOutages {
                 let all = recovered.len() + without.len();
                 let left = without.len();
                 tracing::warn!(
+                    target: ATTENTION,
                     "rail {rail} to {peer} recovered for {back} of {all} connections (peer rail {peer_rail}); {left} still retrying"
                 );
             }
@@ -257,6 +258,7 @@ impl ConnectionOutages {
             tracing::debug!("rail {rail} to {peer} lost by one more connection: {why}");
             return;
         }
+        let is_last = left == 0;
         let left = match left {
             0 => format!(
                 "no rail remains, connections fail in {} s",
@@ -265,10 +267,13 @@ impl ConnectionOutages {
             1 => format!("1 of {of} rails remains"),
             _ => format!("{left} of {of} rails remain"),
         };
-        tracing::warn!(
-            target: ATTENTION,
-            "rail {rail} to {peer} lost: {why} (peer rail {peer_rail}); {left}; {next}"
-        );
+        let text =
+            format!("rail {rail} to {peer} lost: {why} (peer rail {peer_rail}); {left}; {next}");
+        if is_last {
+            tracing::warn!("{text}");
+        } else {
+            tracing::warn!(target: ATTENTION, "{text}");
+        }
     }
 
     /// Records that the connection started without a rail. Set-up has already logged the reason.

@@ -86,7 +86,8 @@ impl RailDevice {
     /// Returns the protection domain and the device generation.
     ///
     /// # Errors
-    /// [`Error::Missing`] while the device is not in use: it was removed, has failed, or is silent.
+    /// [`Error::Missing`] while the device is not in use: it was removed, has failed, is silent, or
+    /// is idle.
     pub fn opened(&self) -> Result<(Arc<Pd>, u32)> {
         let opened = self.lock().opened();
         opened.map_err(|absence| self.missing(absence))
@@ -209,25 +210,41 @@ impl RailDevice {
         self.lock().begin_return(now)
     }
 
-    /// Keeps the device, which was just opened, without memory until [`Self::begin_first_use`].
+    /// Keeps the device, which was just opened, without memory until [`Self::use_soon`].
     pub fn keep_idle(&self) {
         self.lock().keep_idle();
     }
 
-    /// Begins to use a device that has had no memory yet. The caller then calls
-    /// [`Self::bring_back`].
-    pub fn begin_first_use(&self, now: Instant) -> Option<Return> {
-        self.lock().begin_first_use(now)
+    /// Lets the service thread bring an idle device into use, in its next round.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] if the device is idle.
+    pub fn use_soon(&self) -> Result<()> {
+        if self.lock().use_soon() {
+            return Err(self.missing(Absence::Idle));
+        }
+        Ok(())
+    }
+
+    /// Returns false for the device of a late rail until it has been in use.
+    pub fn was_used(&self) -> bool {
+        self.lock().was_used()
+    }
+
+    /// Records that memory could not be registered with this device, which is not in use.
+    pub fn memory_missed(&self) {
+        self.lock().memory_missed();
     }
 
     /// Opens a new device of the same name if this one was removed. Then registers memory with the
-    /// device, by `register`. Returns true if the device is back in use.
+    /// device, by `register`, unless it stays idle. Returns true if the device is back in use.
     pub fn bring_back(&self, how: Return, register: impl FnOnce() -> Result<()>) -> Result<bool> {
         let opened = match how {
             Return::Reopen => self.reopen(),
             Return::Resume | Return::FirstUse => Ok(self.lock().for_memory().map(|(pd, _)| pd)),
         };
-        let found = opened.as_ref().map(Option::is_some).map_err(Error::clone);
+        let takes_memory = |found: &Option<_>| found.is_some() && self.for_memory().is_some();
+        let found = opened.as_ref().map(takes_memory).map_err(Error::clone);
         let (returned, outcome) = match found {
             Ok(true) => match register() {
                 Ok(()) => (Returned::Registered, Ok(())),

@@ -1,4 +1,5 @@
-//! Memory registered on every rail, shared between the connections that use it.
+//! Memory registered on every rail whose device is in use, shared between the connections that use
+//! it.
 //!
 //! NCCL registers the same buffers once for each connection. Registering is slow and pins memory,
 //! so the plugin registers each buffer once and counts its users. Memory for sends has one
@@ -200,40 +201,54 @@ impl Registration {
     fn complete(&self, rails: &[Arc<Rail>]) -> Result<()> {
         let mut regions = self.regions();
         for (rail, place) in rails.iter().zip(regions.iter_mut()) {
-            let Some((pd, generation)) = rail.device.for_memory() else {
-                continue;
-            };
-            if place
-                .as_ref()
-                .is_some_and(|regions| regions.generation == generation)
-            {
-                continue;
-            }
-            let _call = rail.device.calls.begin_slow("regMr");
-            let register = || match self.purpose {
-                Purpose::Send => register_to_send(rail, &pd, self.memory),
-                Purpose::Receive => register_to_receive(rail, &pd, self.memory),
-            };
-            let (first, relaxed) = match register() {
-                Err(error) if rail.device.record_error(&error, generation) => {
-                    if rail.device.query_presence(rail.info.port) != Presence::Here {
-                        // The rail is not used until its device returns, so it needs no key yet.
-                        continue;
-                    }
-                    // The device is present, and no later step registers the memory: try again.
-                    register()?
+            match self.register_with(rail, place) {
+                // The device gets its memory with its next attempt to come into use.
+                Err(error) if rail.device.opened().is_err() => {
+                    tracing::debug!("rail {}: {error}", rail.name());
+                    rail.device.memory_missed();
                 }
                 made => made?,
-            };
-            *place = Some(Regions {
-                generation,
-                first,
-                relaxed,
-                calls: Arc::clone(&rail.device.calls),
-                ending: None,
-            });
+            }
         }
         self.store_keys(&regions);
+        Ok(())
+    }
+
+    /// Registers the memory with a rail's device, if the device is present and does not have it
+    /// yet.
+    fn register_with(&self, rail: &Rail, place: &mut Option<Regions>) -> Result<()> {
+        let Some((pd, generation)) = rail.device.for_memory() else {
+            return Ok(());
+        };
+        if place
+            .as_ref()
+            .is_some_and(|regions| regions.generation == generation)
+        {
+            return Ok(());
+        }
+        let _call = rail.device.calls.begin_slow("regMr");
+        let register = || match self.purpose {
+            Purpose::Send => register_to_send(rail, &pd, self.memory),
+            Purpose::Receive => register_to_receive(rail, &pd, self.memory),
+        };
+        let (first, relaxed) = match register() {
+            Err(error) if rail.device.record_error(&error, generation) => {
+                if rail.device.query_presence(rail.info.port) != Presence::Here {
+                    // The rail is not used until its device returns, so it needs no key yet.
+                    return Ok(());
+                }
+                // The device is present, and no later step registers the memory: try again.
+                register()?
+            }
+            made => made?,
+        };
+        *place = Some(Regions {
+            generation,
+            first,
+            relaxed,
+            calls: Arc::clone(&rail.device.calls),
+            ending: None,
+        });
         Ok(())
     }
 
@@ -320,10 +335,10 @@ struct CacheEntry {
 }
 
 impl Registrations {
-    /// Registers memory on all `rails`, or returns an existing registration of exactly the same
-    /// bytes. Memory for sends may share a registration for receives. The registration of a larger
-    /// range is not shared. If it were, it would outlive its owner's deregistration, and would keep
-    /// old pages if the range is mapped again.
+    /// Registers memory on those of `rails` whose devices are in use, or returns an existing
+    /// registration of exactly the same bytes. Memory for sends may share a registration for
+    /// receives. The registration of a larger range is not shared. If it were, it would outlive its
+    /// owner's deregistration, and would keep old pages if the range is mapped again.
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty or impossible range; [`Error::Os`] if a device refuses.
@@ -346,8 +361,31 @@ impl Registrations {
         Ok(registration)
     }
 
-    /// Registers all memory in use with the devices that have returned.
-    pub fn renew(&self, rails: &[Arc<Rail>]) -> Result<()> {
+    /// Registers all memory in use with the device of `rail`, which comes into use.
+    ///
+    /// # Errors
+    /// The error of the first registration that the device refuses.
+    pub fn renew(&self, rail: &Rail) -> Result<()> {
+        self.each_place(rail, |registration, place| {
+            registration.register_with(rail, place)
+        })
+    }
+
+    /// Deregisters all memory from the device of `rail`, which no queue pair has ever used.
+    pub fn forget(&self, rail: &Rail) {
+        // Nothing fails here.
+        let _ = self.each_place(rail, |_, place| {
+            *place = None;
+            Ok(())
+        });
+    }
+
+    /// Changes each registration's place for a rail.
+    fn each_place(
+        &self,
+        rail: &Rail,
+        mut change: impl FnMut(&Registration, &mut Option<Regions>) -> Result<()>,
+    ) -> Result<()> {
         let known: Vec<_> = self
             .lock()
             .iter()
@@ -355,9 +393,14 @@ impl Registrations {
             .collect();
         for (held, renewal) in known {
             let _renewal = lock(&renewal);
-            if let Some(registration) = held.upgrade() {
-                registration.complete(rails)?;
+            let Some(registration) = held.upgrade() else {
+                continue;
+            };
+            let mut regions = registration.regions();
+            if let Some(place) = regions.get_mut(rail.id.index()) {
+                change(&registration, place)?;
             }
+            registration.store_keys(&regions);
         }
         Ok(())
     }

@@ -136,10 +136,7 @@ impl LocalRails {
         let mut unknown = Vec::new();
         for rail in process.rails.iter().take(MAX_OFFERED_RAILS) {
             let (snapshot, problem) = match rail.snapshot(&interfaces) {
-                Ok(snapshot) => {
-                    process.use_late(rail, clock::now());
-                    (snapshot, None)
-                }
+                Ok(snapshot) => (snapshot, None),
                 Err(error) => match rail.last_snapshot() {
                     Some(last) => (last, Some(error.to_string())),
                     None => {

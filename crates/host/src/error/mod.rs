@@ -128,7 +128,15 @@ impl Error {
             libc::ENODEV,
         ];
         let is_path = matches!(self, Self::Os { errno, .. } if path.contains(errno));
-        is_path || matches!(self, Self::Network(_)) || self.is_removal() || self.is_failed_device()
+        let is_away = matches!(
+            self,
+            Self::Missing(Missing::Silent(_) | Missing::Removed(_) | Missing::Idle(_))
+        );
+        is_path
+            || is_away
+            || matches!(self, Self::Network(_))
+            || self.is_removal()
+            || self.is_failed_device()
     }
 
     /// Returns true if the process or the host has no file descriptor left. The call may succeed

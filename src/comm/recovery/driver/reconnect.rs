@@ -11,7 +11,6 @@
 //! thread hangs in a device, no other step starts on that device.
 
 use super::Driver;
-use crate::clock;
 use crate::comm::datapath::lane::{Lane, Role, Route};
 use crate::comm::datapath::shared::NotBorrowed;
 use crate::comm::datapath::test_write::{LaneTest, TestResult};
@@ -441,7 +440,6 @@ impl Job {
     }
 
     fn open(&self) -> Result<Lane> {
-        self.process.use_late(&self.rail, clock::now());
         let mut new = Lane::open(&self.rail, self.role, self.queue_count)?;
         new.peer_rail.clone_from(&self.peer_rail);
         new.register_mailbox(&self.region)?;
