@@ -79,7 +79,7 @@ events_of() {
 seed_of() {
   local output
   output=$(mktemp)
-  ! SPARK_SIM_RUNS=6000 SPARK_STORM_RUNS=200 timeout 300 cargo test --quiet --test "$1" >"$output" 2>&1 || { rm "$output"; return 1; }
+  ! SPARK_SIM_RUNS=6000 SPARK_STORM_RUNS=200 timeout 600 cargo test --quiet --test "$1" >"$output" 2>&1 || { rm "$output"; return 1; }
   grep -oE '(SIM|STORM)_SEED=[0-9]+' "$output" | tail -n 1 || { cat "$output" >&2; die "no seed in the output of $1"; }
   rm "$output"
 }
