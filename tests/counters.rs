@@ -209,8 +209,8 @@ fn records_of_closed_connections_are_marked_closed() {
             .collect::<Vec<_>>()
     };
     assert_eq!(states(&path), [State::Carries; 2]);
-    again.send.leave_open();
-    again.recv.leave_open();
+    again.send.skip_close();
+    again.recv.skip_close();
     drop(again);
     assert_eq!(states(&path), [State::Closed; 2]);
 }

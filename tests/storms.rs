@@ -1,7 +1,7 @@
 //! Storms: two processes with many connections, used as NCCL's proxy thread uses them, while
 //! functions, ports, addresses and whole NICs of one node or both go and return, again and again,
-//! during traffic and during the recovery from the event before. Every byte is checked, and each
-//! run must end with all rails in use.
+//! during traffic and during the recovery from the event before. All bytes are checked; runs in
+//! virtual time end with all rails in use.
 //!
 //! The tests without an attribute play in virtual time. In a quarter of their runs the NICs need
 //! four seconds to report a silent peer, not half a second. In a third, some rails get their first

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_rail_is_no_warning_where_nccl_has_a_level_for_it() {
+    fn only_a_newer_nccl_has_the_level_attn() {
         assert!(has_attention(Some(23_203)) && !has_attention(Some(23_102)));
         assert!(!has_attention(None), "not NCCL's logger");
     }

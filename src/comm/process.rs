@@ -215,7 +215,7 @@ impl Process {
             Ok(true) => {
                 self.backoff.forget(rail);
                 if how == Return::FirstUse {
-                    tracing::info!("rail {name} has a link and an address now");
+                    tracing::info!("rail {name} is ready: its memory is registered");
                 } else {
                     tracing::info!("rail {name}: its device is back");
                     self.returned.returned(rail.id.index(), now);
@@ -224,7 +224,7 @@ impl Process {
             Ok(false) => {}
             Err(error) if how == Return::FirstUse => {
                 // Other rails may need what this one holds of the limit of locked memory.
-                self.registrations.forget(rail);
+                self.registrations.deregister(rail);
                 rail.warn_once_of_refusal(error);
             }
             Err(error) => {

@@ -127,8 +127,8 @@ impl Rail {
 
     /// Queries the rail's present state and addresses. Reads the GID indices each time, because
     /// they change with the interface's addresses. Leaves out a link-local GID if its interface is
-    /// visible and does not have the address. The device of a late rail that could be used now gets
-    /// its memory soon.
+    /// visible and does not have the address. If a late rail lacks only its memory, requests it,
+    /// and returns an error.
     ///
     /// # Errors
     /// [`Error::Missing`] with the reason why the rail cannot be used now, or the error of a query.
@@ -167,7 +167,7 @@ impl Rail {
             self.keep_chosen(index, &mut found);
         }
         if !found.is_empty() {
-            self.device.use_soon()?;
+            self.device.require_memory()?;
             found.sort_by_key(|(address, held)| (preference_rank(&address.gid), held.gid_index));
             let (addresses, held) = found.into_iter().unzip();
             let snapshot = RailSnapshot {
@@ -290,7 +290,7 @@ impl Rail {
             tracing::debug!("rail {name} still cannot be used: {error}");
         } else {
             tracing::warn!(
-                "rail {name} has a link and an address now, and cannot be used until its device takes the memory: {error}"
+                "rail {name} has a link and an address, but its device refused memory, retrying: {error}"
             );
         }
     }

@@ -129,8 +129,8 @@ impl<C> Open<C> {
         }
     }
 
-    /// Drops the end without closing it.
-    pub fn leave_open(&self) {
+    /// Makes the drop skip the close.
+    pub fn skip_close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
     }
 }

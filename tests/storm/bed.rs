@@ -257,9 +257,9 @@ impl Bed {
                 .rails
                 .iter()
                 .for_each(|rail| _ = rail.device.query_presence(rail.info.port));
-            // Only after a failed run a late rail was never used.
+            // Still idle only if the previous run failed.
             for rail in &process.rails {
-                _ = rail.device.use_soon();
+                _ = rail.device.require_memory();
             }
             while process.rails.iter().any(|rail| rail.device.pd().is_err()) {
                 self.pass(1000 * MS);

@@ -59,8 +59,8 @@
 //! The device of a late rail is opened when the process starts, but the rail may never get a link.
 //! So the device stays idle, without memory, until a connection finds the rail usable
 //! ([`Device::use_soon`]). The caller then registers all memory, as for a device that returns. A
-//! device that refused memory is idle until the next attempt: if it still took part in
-//! registrations, each of them would fail.
+//! device that answered again and then refused memory becomes idle too. Otherwise each later
+//! registration would fail.
 
 use crate::time::Instant;
 use std::time::Duration;
@@ -142,8 +142,8 @@ enum Attempt {
     #[default]
     None,
     UnderWay,
-    /// Under way, and the device has fallen silent or failed since the attempt began. It may lack
-    /// memory that was registered meanwhile.
+    /// Under way, but the device has since fallen silent, failed or refused memory. It may lack
+    /// newer registrations.
     Stale,
 }
 
@@ -280,7 +280,7 @@ pub enum Return {
 /// Result of an attempt to bring the device back into use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Returned {
-    /// There is no device of this name, or it could not be opened.
+    /// There is no device of this name, it could not be opened, or it stays idle.
     NotFound,
     /// Memory could not be registered.
     NotRegistered,
@@ -328,14 +328,9 @@ impl<H: Clone> Device<H> {
         true
     }
 
-    /// Returns false for the device of a late rail until it has been in use.
-    pub fn was_used(&self) -> bool {
-        self.was_used
-    }
-
     /// Reports that memory could not be registered with a device that is not in use. An attempt
     /// under way does not bring it into use, because it may not know this memory.
-    pub fn memory_missed(&mut self) {
+    pub fn registration_failed(&mut self) {
         self.search.interrupt();
     }
 
@@ -359,8 +354,8 @@ impl<H: Clone> Device<H> {
         }
     }
 
-    /// Returns the same as [`Device::opened`], but also for a device that has returned or answers
-    /// again and is not in use yet. Memory is registered with such a device before its use.
+    /// Like [`Device::opened`], also for a device that has returned, answers again, or is idle with
+    /// an attempt under way. Memory is registered with such a device before its use.
     pub fn for_memory(&self) -> Option<(H, u32)> {
         match &self.state {
             State::Here(it) | State::Resuming(it) | State::Returning(it) => {

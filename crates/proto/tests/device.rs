@@ -163,7 +163,7 @@ impl World {
             Happening::NewMemory(is_refused) => {
                 match self.machine.for_memory() {
                     Some(_) if is_refused && self.machine.opened().is_err() => {
-                        self.machine.memory_missed();
+                        self.machine.registration_failed();
                     }
                     Some((handle, _)) => {
                         self.registered

@@ -111,8 +111,8 @@ impl RailDevice {
         missing(self.name.clone()).into()
     }
 
-    /// Returns the same as [`RailDevice::opened`], but also for a device that has returned or
-    /// answers again and is not in use yet. Memory is registered with such a device before its use.
+    /// Like [`RailDevice::opened`], also for a device that has returned, answers again, or is idle
+    /// with an attempt under way. Memory is registered with such a device before its use.
     pub fn for_memory(&self) -> Option<(Arc<Pd>, u32)> {
         self.lock().for_memory()
     }
@@ -210,30 +210,25 @@ impl RailDevice {
         self.lock().begin_return(now)
     }
 
-    /// Keeps the device, which was just opened, without memory until [`Self::use_soon`].
+    /// Keeps the device, which was just opened, without memory until [`Self::require_memory`].
     pub fn keep_idle(&self) {
         self.lock().keep_idle();
     }
 
-    /// Lets the service thread bring an idle device into use, in its next round.
+    /// Lets the service thread register all memory with an idle device, in its next round.
     ///
     /// # Errors
     /// [`Error::Missing`] if the device is idle.
-    pub fn use_soon(&self) -> Result<()> {
+    pub fn require_memory(&self) -> Result<()> {
         if self.lock().use_soon() {
             return Err(self.missing(Absence::Idle));
         }
         Ok(())
     }
 
-    /// Returns false for the device of a late rail until it has been in use.
-    pub fn was_used(&self) -> bool {
-        self.lock().was_used()
-    }
-
     /// Records that memory could not be registered with this device, which is not in use.
-    pub fn memory_missed(&self) {
-        self.lock().memory_missed();
+    pub fn registration_failed(&self) {
+        self.lock().registration_failed();
     }
 
     /// Opens a new device of the same name if this one was removed. Then registers memory with the

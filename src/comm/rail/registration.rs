@@ -205,7 +205,7 @@ impl Registration {
                 // The device gets its memory with its next attempt to come into use.
                 Err(error) if rail.device.opened().is_err() => {
                     tracing::debug!("rail {}: {error}", rail.name());
-                    rail.device.memory_missed();
+                    rail.device.registration_failed();
                 }
                 made => made?,
             }
@@ -372,7 +372,7 @@ impl Registrations {
     }
 
     /// Deregisters all memory from the device of `rail`, which no queue pair has ever used.
-    pub fn forget(&self, rail: &Rail) {
+    pub fn deregister(&self, rail: &Rail) {
         // Nothing fails here.
         let _ = self.each_place(rail, |_, place| {
             *place = None;

@@ -36,7 +36,7 @@ pub struct ManagedRail {
     /// SourceGid address of the same queue pairs.
     pub source: Option<SourceGid>,
     /// On a receiver: device generation whose memory keys our CTS entries carry. `None` if the
-    /// device was not in use at some time since the rail got queue pairs.
+    /// device was not in use at the start, or at some time since the last new queue pairs.
     pub cts_generation: Option<u32>,
     /// State of the current attempt. On the accepting side, the data path takes the new queue pairs
     /// once they are connected ([`crate::comm::datapath::status::Status::keep`]).

@@ -277,7 +277,7 @@ impl Driver {
                 }
                 PortChange::Down => self.recovery.rail_down(lane, "local port down", at),
                 PortChange::Removed => {
-                    // Receives granted while the device is away lack keys for it.
+                    // Receives granted during the absence carry old keys or none.
                     self.rails[lane.index()].cts_generation = None;
                     self.recovery
                         .rail_down(lane, rail.device.absence_reason(), at)

@@ -576,8 +576,8 @@ impl OpenedPair {
         })
     }
 
-    /// Returns true if this side has no queue pairs for the pair, and a later attempt would fail
-    /// too, or waits for a first link.
+    /// Returns true if this side has no queue pairs for the pair, and the pair is late or failed
+    /// permanently.
     fn cannot_work(&self) -> bool {
         self.opened
             .as_ref()
@@ -817,8 +817,7 @@ impl Probing {
 }
 
 impl ProbedPair {
-    /// Returns true if the pair does not work, and a later attempt would fail too, or waits for a
-    /// first link.
+    /// Returns true if the pair does not work, and is late or failed permanently.
     fn cannot_work(&self) -> bool {
         matches!(&self.state, Probed::NotYet(not_yet) if self.pair.is_late || !not_yet.is_temporary)
     }

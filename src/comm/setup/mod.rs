@@ -35,8 +35,8 @@
 //!
 //! If no pair carries data at GO, `finish` keeps the connection until a pair carries data or
 //! `NCCL_SPARK_CONNECT_TIMEOUT_S` has passed. The accepting side refuses the connection only if
-//! every pair failed for a permanent reason (`NotYet::is_temporary`, `Error::is_temporary`) or is
-//! late (`Pair::is_late`).
+//! every pair failed, and each is late (`Pair::is_late`) or failed permanently
+//! (`NotYet::is_temporary`, `Error::is_temporary`).
 //!
 //! An unauthenticated connection may send one message within ten seconds. No number in it
 //! determines the size of an allocation ([`unauthenticated`](crate::comm::unauthenticated)).
