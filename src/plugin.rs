@@ -67,7 +67,7 @@ static COMMUNICATORS: Mutex<Communicators<ThreadId>> = Mutex::new(Communicators:
 /// Starts the network on the first call. After a first success it never fails: a later failure
 /// would make NCCL disable the network on one rank only. `comm_id` is the communicator's id, which
 /// NCCL passes since interface v11. `marks_optional` is true if the interface version can mark a
-/// receive as optional, as NCCL does for LL and LL128. `nccl_version` is NCCL's version, if known.
+/// receive as optional, as NCCL does for LL and LL128. `nccl_version` returns NCCL's version.
 ///
 /// # Errors
 /// [`Setting`](host::error::Error::Setting) for an invalid setting; [`Missing`] without a verbs
@@ -75,9 +75,9 @@ static COMMUNICATORS: Mutex<Communicators<ThreadId>> = Mutex::new(Communicators:
 pub fn init(
     comm_id: Option<u64>,
     marks_optional: bool,
-    nccl_version: Option<String>,
+    nccl_version: impl FnOnce() -> Option<String>,
 ) -> Result<()> {
-    PLUGIN.get_or_try_init(|| Plugin::start(marks_optional, nccl_version))?;
+    PLUGIN.get_or_try_init(|| Plugin::start(marks_optional, nccl_version()))?;
     INITS.fetch_add(1, Ordering::Relaxed);
     if let Some(id) = comm_id {
         communicators(|all| all.announce(thread::current().id(), id));

@@ -62,10 +62,11 @@ pub(super) unsafe extern "C" fn init_context(
 }
 
 fn start(log: Option<DebugLogger>, comm_id: Option<u64>, optional: OptionalMark) -> Result<()> {
-    let version = nccl_version::code_of(log);
-    logger::install(log, version);
+    logger::install(log);
     let marks_optional = optional == OptionalMark::IfAsked;
-    let started = plugin::init(comm_id, marks_optional, version.map(nccl_version::text));
+    let started = plugin::init(comm_id, marks_optional, || {
+        nccl_version::code_of(log).map(nccl_version::text)
+    });
     logger::set_trace(plugin::wants_trace());
     started
 }

@@ -2,6 +2,7 @@
 //! standard error and other events are dropped. In a forked child, the plugin refuses all calls,
 //! and only the first refusal is written, to standard error (`warn_once_after_fork`).
 
+use super::nccl_version;
 use crate::comm::log::ATTENTION;
 use host::error::Error;
 use nccl_abi::DebugLogger;
@@ -18,11 +19,14 @@ use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 
 /// Sends all later events to NCCL's logger. If a process has loaded several copies of NCCL, all
-/// events go to the logger installed last. `version` is that NCCL's `NCCL_VERSION_CODE`, if known.
-pub(super) fn install(logger: Option<DebugLogger>, version: Option<c_int>) {
+/// events go to the logger installed last.
+pub(super) fn install(logger: Option<DebugLogger>) {
     if let Some(logger) = logger {
-        HAS_ATTENTION.store(has_attention(version), Ordering::Relaxed);
-        LOGGER.store(logger as *mut (), Ordering::Release);
+        let last = LOGGER.swap(logger as *mut (), Ordering::AcqRel);
+        // NCCL calls `init` for each communicator, with the same logger.
+        if last != logger as *mut () {
+            look_for_attention(logger);
+        }
     }
     subscribe();
 }
@@ -32,12 +36,15 @@ pub(super) fn install(logger: Option<DebugLogger>, version: Option<c_int>) {
 pub(super) fn install_unless_given(logger: Option<DebugLogger>) {
     if let Some(logger) = logger {
         // Fails only if a logger is already installed; that logger stays in use.
-        let _ = LOGGER.compare_exchange(
+        let installed = LOGGER.compare_exchange(
             ptr::null_mut(),
             logger as *mut (),
             Ordering::Release,
             Ordering::Relaxed,
         );
+        if installed.is_ok() {
+            look_for_attention(logger);
+        }
     }
     subscribe();
 }
@@ -47,6 +54,12 @@ fn subscribe() {
         // Fails only if a program that uses this crate as a library has its own subscriber.
         let _ = tracing::subscriber::set_global_default(ToNccl);
     });
+}
+
+/// Notes whether the NCCL of this logger has the level ATTN. Until then, its lines are warnings.
+fn look_for_attention(logger: DebugLogger) {
+    let version = nccl_version::code_of(Some(logger));
+    HAS_ATTENTION.store(has_attention(version), Ordering::Relaxed);
 }
 
 /// Enables or disables events of level DEBUG and TRACE. NCCL shows them under `NCCL_DEBUG=TRACE`.

@@ -73,6 +73,11 @@ pub struct Bed {
 /// Set of the late rails of each node.
 pub type LateRails = [u8; 2];
 
+/// Each late rail, as the numbers of its node and of the rail.
+fn late_places(late: LateRails) -> impl Iterator<Item = (usize, usize)> {
+    places().filter(move |(node, rail)| late[*node] >> rail & 1 == 1)
+}
+
 /// One process.
 struct Node {
     host: Arc<Host>,
@@ -276,7 +281,7 @@ impl Bed {
     /// Takes the link of rails as if they had none when the processes opened them.
     fn set_late(&mut self, late: LateRails) {
         self.late = late;
-        for (node, rail) in places().filter(|(node, rail)| late[*node] >> rail & 1 == 1) {
+        for (node, rail) in late_places(late) {
             self.change(node, rail, Step::Port(false));
             let mut rails = self.nodes[node].host.process().rails.iter();
             let rail = rails.find(|it| it.info.device == RAILS[rail]).unwrap();
@@ -590,7 +595,7 @@ impl<'b> Run<'b> {
         let start_ns = bed.now_ns + (20 + dice.below(200)) * MS;
         let mut steps: Vec<_> = storm.changes().iter().flat_map(steps).collect();
         steps.iter_mut().for_each(|(at_ns, ..)| *at_ns += start_ns);
-        for (node, rail) in places().filter(|(node, rail)| late[*node] >> rail & 1 == 1) {
+        for (node, rail) in late_places(late) {
             let up_ns = start_ns + dice.below(10_000) * MS;
             steps.push((up_ns, node, rail, Step::Port(true)));
         }
