@@ -235,7 +235,7 @@ settings! {
     setup.family = "NCCL_SOCKET_FAMILY", "", socket_family, "AF_INET or AF_INET6.",
         "Address family for connection set-up.";
     trace = "NCCL_DEBUG", "", is_trace, "NCCL's own values.",
-        "NCCL's log level; TRACE also shows this plugin's details. From NCCL 2.32 on, WARN shows a lost rail only if none remains; INFO shows all.";
+        "NCCL's log level; TRACE also shows this plugin's details.";
     rails.sysfs = "NCCL_SPARK_SYSFS", "/sys", path, "A directory.",
         "Where sysfs is mounted.";
     setup.connect_timeout = "NCCL_SPARK_CONNECT_TIMEOUT_S", "120", seconds::<1, 3600>, "1 to 3600 seconds.",
